@@ -1,0 +1,130 @@
+# make run, make test: set up what is missing, then do it. `make help` lists the rest.
+#
+# Set-up runs in steps, each with a stamp file, so that nothing is done twice:
+#   .venv/.made    the environment and the build tools           (again when constraints.txt changes)
+#   .venv/.built   the package, compiled and installed           (again when a source file changes)
+#   .venv/.tested  what the tests import, torch among it         (again when the list of them changes)
+# Compiling happens in build/cmake with the build tools of .venv, so that only changed files are compiled again.
+
+PYTHON ?= python3
+ifeq ($(origin CXX),default)
+CXX := c++
+endif
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet -c constraints.txt
+# Asked of the shell when a recipe runs: make's own $(wildcard) remembers what it saw before the wheel was there.
+WHEEL := $$(echo build/wheel/rootdk-*.whl)
+
+# Folders are listed too: their time changes when a file goes.
+SOURCES := $(shell find src kernel bindings -not -path '*/__pycache__*' 2>/dev/null) CMakeLists.txt pyproject.toml
+PYTEST := $(PY) -m pytest --doctest-modules --pyargs rootdk tests
+
+# Asked only when something is to be compiled.
+define check_compiler
+@printf 'static_assert(__cplusplus >= 201703L, "");\n' | $(CXX) -std=c++17 -x c++ -fsyntax-only - >/dev/null 2>&1 || \
+{ echo "rootdk: a C++17 compiler is needed and '$(CXX)' is none: install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set CXX." >&2; exit 1; }
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-all bench bench-all lint format sanitize clean
+.DELETE_ON_ERROR:
+.SECONDARY: # keep the object files of a sanitizer build
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+run: $(VENV)/.built ## set up, then the first look: what the scale does to attention
+	$(VENV)/bin/rootdk
+
+test: $(VENV)/.tested ## set up, then every test but the slow ones
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.tested ## set up, then every test
+	$(PYTEST) $(ARGS)
+
+bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes benchmarks/latest.json
+	$(VENV)/bin/rootdk bench --output benchmarks/latest.json $(ARGS)
+
+bench-all: $(VENV)/.benched-all ## the same with jax and openvino too
+	$(VENV)/bin/rootdk bench --output benchmarks/latest.json $(ARGS)
+
+lint: $(VENV)/.linted ## ruff (rules and format) and mypy --strict on src/
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(VENV)/.linted ## let ruff rewrite the files
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+# The kernel knows no Python, so the sanitizers need none either: they build it alone, with the programs that attack it.
+KERNEL_CC := $(filter-out kernel/target_%.cc,$(wildcard kernel/*.cc))
+MACHINE := $(shell uname -m)
+KERNEL_TARGETS := plain $(if $(filter x86_64,$(MACHINE)),avx2 avx512) $(if $(filter aarch64 arm64,$(MACHINE)),neon)
+FLAGS_avx2 := -mavx2 -mfma -mf16c
+FLAGS_avx512 := -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c -mprefer-vector-width=512
+SANITIZE_CXX := -std=c++17 -O1 -g -fno-omit-frame-pointer -Ikernel -pthread
+SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZE_tsan := -fsanitize=thread
+
+sanitize: ## fuzz the kernel under ASan + UBSan, race the pool under TSan
+	$(check_compiler)
+	$(MAKE) --no-print-directory build/asan/kernel_fuzz build/tsan/pool_race
+	build/asan/kernel_fuzz
+	TSAN_OPTIONS=halt_on_error=1 build/tsan/pool_race
+
+define sanitizer_rules
+build/$(1)/target_%.o: kernel/target_%.cc $$(wildcard kernel/*.h)
+	@mkdir -p $$(@D)
+	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) $$(FLAGS_$$*) -c $$< -o $$@
+build/$(1)/%.o: kernel/%.cc $$(wildcard kernel/*.h)
+	@mkdir -p $$(@D)
+	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) -c $$< -o $$@
+build/$(1)/%: tests/%.cc $$(KERNEL_CC:kernel/%.cc=build/$(1)/%.o) $$(KERNEL_TARGETS:%=build/$(1)/target_%.o)
+	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) $$^ -o $$@
+endef
+$(eval $(call sanitizer_rules,asan))
+$(eval $(call sanitizer_rules,tsan))
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	{ echo "rootdk: Python 3.10 or newer is needed and '$(PYTHON)' is none: set PYTHON to one." >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+# --force-reinstall: the version number stays the same while sources change, and pip goes by the number.
+$(VENV)/.built: $(SOURCES) $(VENV)/.made
+	$(check_compiler)
+	rm -rf build/wheel
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet -c constraints.txt --no-deps \
+	  --no-build-isolation --config-settings=build-dir=build/cmake --wheel-dir build/wheel .
+	$(INSTALL) --no-deps --force-reinstall "$(WHEEL)"
+	$(INSTALL) "$(WHEEL)"
+	@touch $@
+
+# Order-only on .built: a changed source is reinstalled without asking pip about the tools again.
+$(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/.built
+	$(INSTALL) "$(WHEEL)[test]"
+	@touch $@
+
+$(VENV)/.benched: pyproject.toml constraints.txt | $(VENV)/.built
+	$(INSTALL) "$(WHEEL)[bench]"
+	@touch $@
+
+$(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
+	$(INSTALL) "$(WHEEL)[bench-all]"
+	@touch $@
+
+# Checking needs no compiler: only the tools and what src/ imports.
+$(VENV)/.linted: pyproject.toml constraints.txt | $(VENV)/.made
+	$(INSTALL) ruff mypy numpy scipy click rich
+	@touch $@

@@ -1,0 +1,123 @@
+// Which instruction set runs, and how the work is handed to the threads.
+#include "attention.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "pool.h"
+
+namespace rootdk {
+
+#if defined(__x86_64__)
+namespace avx512 {
+extern const kernel_target target;
+}
+namespace avx2 {
+extern const kernel_target target;
+}
+#elif defined(__aarch64__)
+namespace neon {
+extern const kernel_target target;
+}
+#endif
+namespace plain {
+extern const kernel_target target;
+}
+
+std::vector<const kernel_target*> available_targets() {
+  std::vector<const kernel_target*> found;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl"))
+    found.push_back(&avx512::target);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2::target);
+#elif defined(__aarch64__)
+  found.push_back(&neon::target);
+#endif
+  found.push_back(&plain::target);
+  return found;
+}
+
+static std::atomic<const kernel_target*>& chosen_target() {
+  static std::atomic<const kernel_target*> chosen{available_targets().front()};
+  return chosen;
+}
+
+const kernel_target& current_target() { return *chosen_target().load(std::memory_order_relaxed); }
+
+bool set_current_target(const std::string& name) {
+  for (const kernel_target* target : available_targets())
+    if (name == target->name) {
+      chosen_target().store(target, std::memory_order_relaxed);
+      return true;
+    }
+  return false;
+}
+
+namespace {
+
+// Kept by each thread between calls, so that a small call does not pay for fresh pages; a very large one gives its
+// memory back.
+class thread_scratch {
+ public:
+  void* get(int64_t bytes) {
+    if (bytes > size_) {
+      buffer_.reset();
+      size_ = 0;
+      buffer_.reset(::operator new(size_t(bytes), std::align_val_t(64)));
+      size_ = bytes;
+    }
+    return buffer_.get();
+  }
+  void shrink() {
+    if (size_ > keep_bytes) buffer_.reset(), size_ = 0;
+  }
+
+ private:
+  static constexpr int64_t keep_bytes = int64_t(16) << 20;
+  struct release {
+    void operator()(void* p) const { ::operator delete(p, std::align_val_t(64)); }
+  };
+  std::unique_ptr<void, release> buffer_;
+  int64_t size_ = 0;
+};
+
+thread_local thread_scratch scratch;
+
+// Below this many multiply-adds, waking a second thread costs more than it brings.
+constexpr double serial_work = 400e3;
+
+int threads_for(const attention_problem& problem) {
+  const double work = double(problem.rows()) * double(problem.n_key) * double(problem.d_k + problem.d_v);
+  return work < serial_work ? 1 : num_threads();
+}
+
+}  // namespace
+
+void attention_forward(const attention_problem& problem) {
+  const kernel_target& target = current_target();
+  if (problem.rows() == 0) return;
+  const int64_t bytes = target.forward_scratch_bytes(problem);
+  parallel_for(target.forward_items(problem), threads_for(problem), [&](int64_t item) {
+    target.forward_item(problem, item, scratch.get(bytes));
+    scratch.shrink();
+  });
+}
+
+void attention_backward(const attention_problem& problem) {
+  const kernel_target& target = current_target();
+  const int64_t bytes = target.backward_scratch_bytes(problem);
+  thread_scratch shared;  // partial sums of the query's gradient, where several items add to the same rows
+  void* shared_buffer = shared.get(target.backward_shared_bytes(problem));
+  parallel_for(target.backward_items(problem), threads_for(problem), [&](int64_t item) {
+    target.backward_item(problem, item, scratch.get(bytes), shared_buffer);
+    scratch.shrink();
+  });
+  parallel_for(target.backward_merge_items(problem), threads_for(problem),
+               [&](int64_t item) { target.backward_merge_item(problem, item, shared_buffer); });
+}
+
+}  // namespace rootdk

@@ -1,0 +1,107 @@
+// The problem that the kernel solves, as plain facts: pointers, sizes, strides, numbers. No default is known here, no
+// framework, no Python. Everything below is a definition of *what*; kernel/README.md tells *how*.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace rootdk {
+
+enum class element : int { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3 };
+
+inline int64_t element_bytes(element type) {
+  return type == element::float64 ? 8 : type == element::float32 ? 4 : 2;
+}
+
+// (batch, head, row, d) with a contiguous last axis. Strides are in elements. The batch axis is a list of offsets
+// because several leading axes of any strides must be walked without a copy.
+struct rows_view {
+  char* data = nullptr;
+  const int64_t* batch_offset = nullptr;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+};
+
+// (batch, head, query, key), every stride free; zero where the array was broadcast.
+struct pairs_view {
+  const char* data = nullptr;  // null: absent
+  const int64_t* batch_offset = nullptr;
+  int64_t head_stride = 0;
+  int64_t query_stride = 0;
+  int64_t key_stride = 0;
+};
+
+// The numbers of a Reading, in the order of its buffer: (reading_fields, batch, heads, n_query).
+enum reading_field {
+  reading_log_sum_exp,
+  reading_max,
+  reading_min,
+  reading_mean,
+  reading_variance,
+  reading_entropy,
+  reading_p_squared,
+  reading_p_cubed,
+  reading_sink_mass,
+  reading_fields
+};
+
+struct attention_problem {
+  element type = element::float32;
+  int64_t batch = 0, heads = 0, kv_heads = 0, n_query = 0, n_key = 0, d_k = 0, d_v = 0;
+  rows_view query, key, value, out;
+
+  double scale = 1.0;
+  const double* row_scale = nullptr;  // (batch, n_query), or null
+  double softcap = 0.0;               // 0: none
+  int64_t left = -1, right = -1;      // -1: no limit
+  const int64_t* query_offset = nullptr;
+  const int64_t* key_length = nullptr;  // (batch,), or null
+  pairs_view mask;                      // one byte per pair, 0 hides
+  pairs_view bias;
+  element bias_type = element::float32;
+  const double* sinks = nullptr;  // (heads,), or null
+  double dropout = 0.0;
+  uint64_t seed = 0;
+
+  // In the type that is computed with (float, double for float64), each C-contiguous; null where not wanted.
+  void* row_state = nullptr;  // (2, batch, heads, n_query): the row's maximum in log2 units, and its sum
+  void* reading = nullptr;    // (reading_fields, batch, heads, n_query)
+  int64_t* keys = nullptr;    // (batch, heads, n_query)
+
+  // Backward only. `out` and `row_state` are then inputs.
+  rows_view d_out, d_query, d_key, d_value;
+
+  int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
+  int64_t rows() const { return batch * heads * n_query; }
+  bool hides_pairs() const {
+    return left >= 0 || right >= 0 || key_length != nullptr || mask.data != nullptr || bias.data != nullptr;
+  }
+};
+
+void attention_forward(const attention_problem& problem);
+void attention_backward(const attention_problem& problem);
+
+// One instruction set, compiled from the same source as the others.
+struct kernel_target {
+  const char* name;
+  int panel_lanes_f32;  // query rows side by side in one panel
+  int key_block;        // keys handled between two looks at the running maximum
+  // How many independent items the work falls into; a fact of the problem, never of the number of threads, so that
+  // the result is bitwise the same on any machine load.
+  int64_t (*forward_items)(const attention_problem&);
+  int64_t (*forward_scratch_bytes)(const attention_problem&);
+  void (*forward_item)(const attention_problem&, int64_t item, void* scratch);
+  int64_t (*backward_items)(const attention_problem&);
+  int64_t (*backward_shared_bytes)(const attention_problem&);
+  int64_t (*backward_scratch_bytes)(const attention_problem&);
+  void (*backward_item)(const attention_problem&, int64_t item, void* scratch, void* shared);
+  int64_t (*backward_merge_items)(const attention_problem&);
+  void (*backward_merge_item)(const attention_problem&, int64_t item, void* shared);
+};
+
+std::vector<const kernel_target*> available_targets();  // those this CPU can run, best first
+const kernel_target& current_target();
+bool set_current_target(const std::string& name);
+
+}  // namespace rootdk

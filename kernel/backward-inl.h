@@ -1,0 +1,336 @@
+// The backward pass: five products instead of the forward's two, and still nothing of size n x n.
+//
+// An item of work owns a chunk of the keys of one key head and walks over all query rows that see it. So the gradients of
+// keys and values are summed in one place; the query's gradient is summed per chunk and merged afterwards in a fixed
+// order. How many chunks there are follows from the problem alone.
+//
+//   P  = 2^(S - max) / sum          the forward's weights, from the row's saved maximum and sum
+//   dP = dO V'                      (times the dropout factor)
+//   dS = P * (dP - <dO, O>)         (times the softcap's slope)
+//   dV = P' dO     dK = dS' Q     dQ = dS K
+
+namespace rootdk::ROOTDK_TARGET {
+
+// One head must not leave the other cores idle; more chunks than this cost more memory than they bring speed.
+constexpr int64_t wanted_items = 8;
+
+inline int64_t backward_chunks(const attention_problem& problem) {
+  const int64_t heads = problem.batch * problem.kv_heads;
+  const int64_t most = ceil_div(problem.n_key, 2 * key_block);
+  return heads == 0 || most == 0 ? 1 : at_least(1, at_most(ceil_div(wanted_items, heads), most));
+}
+
+inline int64_t chunk_keys(const attention_problem& problem) {
+  return ceil_div(ceil_div(problem.n_key, backward_chunks(problem)), key_block) * key_block;
+}
+
+inline int64_t backward_items_of(const attention_problem& problem) {
+  return problem.batch * problem.kv_heads * backward_chunks(problem);
+}
+
+template <typename real>
+ROOTDK_INLINE int64_t padded(int64_t length) {
+  return ceil_div(length, simd<real>::width) * simd<real>::width;
+}
+
+// One panel's rows in the four shapes that the products want, and its numbers per lane.
+template <typename real>
+struct backward_panel {
+  static constexpr int lanes = panel_lanes<real>;
+  panel<real> place;
+  alignas(64) real maximum[lanes], inverse_sum[lanes], delta[lanes], query_factor[lanes];
+  real *q_packed, *d_out_packed;  // [d][lane]
+  real *q_rows, *d_out_rows;      // [lane][padded d]; the query's already times the scale
+  real* d_query;                  // [d][lane]
+};
+
+template <typename stored>
+struct backward_scratch {
+  typedef compute<stored> real;
+  static constexpr int64_t panels = item_rows<real> / panel_lanes<real>;
+  real *d_key, *d_value;  // sums of the chunk, [key][padded d]
+  real *scores, *gradient, *slope, *factors, *key_copy, *value_copy, *out_packed;
+  uint8_t* hidden;
+  backward_panel<real>* rows;
+  int64_t bytes;
+
+  backward_scratch(const attention_problem& problem, void* buffer) {
+    constexpr bool converted = !std::is_same<stored, real>::value;
+    constexpr int64_t lanes = panel_lanes<real>;
+    carver carve{static_cast<char*>(buffer)};
+    const int64_t keys = at_most(chunk_keys(problem), problem.n_key);
+    d_key = carve.take<real>(keys * padded<real>(problem.d_k));
+    d_value = carve.take<real>(keys * padded<real>(problem.d_v));
+    scores = carve.take<real>(key_block * lanes);
+    gradient = carve.take<real>(key_block * lanes);
+    slope = carve.take<real>(problem.softcap > 0 ? key_block * lanes : 0);
+    factors = carve.take<real>(problem.dropout > 0 ? key_block * lanes : 0);
+    key_copy = carve.take<real>(converted ? key_block * problem.d_k : 0);
+    value_copy = carve.take<real>(converted ? key_block * problem.d_v : 0);
+    out_packed = carve.take<real>(problem.d_v * lanes);
+    hidden = carve.take<uint8_t>(key_block * lanes);
+    rows = carve.take<backward_panel<real>>(panels);
+    for (int64_t i = 0; i < panels; ++i) {
+      real* const pieces[] = {carve.take<real>(problem.d_k * lanes), carve.take<real>(problem.d_v * lanes),
+                              carve.take<real>(padded<real>(problem.d_k) * lanes),
+                              carve.take<real>(padded<real>(problem.d_v) * lanes), carve.take<real>(problem.d_k * lanes)};
+      if (!buffer) continue;
+      rows[i].q_packed = pieces[0], rows[i].d_out_packed = pieces[1];
+      rows[i].q_rows = pieces[2], rows[i].d_out_rows = pieces[3], rows[i].d_query = pieces[4];
+    }
+    bytes = carve.used;
+  }
+};
+
+template <typename stored>
+inline void prepare_rows(const attention_problem& problem, int64_t batch, backward_panel<compute<stored>>& b,
+                         compute<stored>* out_packed) {
+  typedef compute<stored> real;
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const panel<real>& p = b.place;
+  alignas(64) real factor[lanes], one[lanes];
+  query_factors(problem, batch, p, factor);
+  const real* state = static_cast<const real*>(problem.row_state);
+  for (int lane = 0; lane < lanes; ++lane) {
+    one[lane] = 1;
+    b.maximum[lane] = b.inverse_sum[lane] = b.query_factor[lane] = 0;
+    if (lane >= p.live) continue;
+    const real maximum = state[p.flat[lane]], sum = state[problem.rows() + p.flat[lane]];
+    // A row that saw nothing: weights 0, whatever is computed.
+    b.maximum[lane] = maximum == minus_infinity<real> ? real(0) : maximum;
+    b.inverse_sum[lane] = sum == 0 ? real(0) : 1 / sum;
+    const double row_scale = problem.row_scale ? problem.row_scale[batch * problem.n_query + p.query[lane]] : 1.0;
+    b.query_factor[lane] = real(problem.scale * row_scale);
+  }
+  stored *query[lanes], *d_out[lanes], *out[lanes];
+  row_pointers(problem.query, batch, p, query);
+  row_pointers(problem.d_out, batch, p, d_out);
+  row_pointers(problem.out, batch, p, out);
+  pack_transposed<stored>(query, p.live, factor, problem.d_k, b.q_packed);
+  pack_transposed<stored>(d_out, p.live, one, problem.d_v, b.d_out_packed);
+  pack_transposed<stored>(out, p.live, one, problem.d_v, out_packed);
+  for (int v = 0; v < lanes; v += width) {
+    vec<real> delta = vec<real>{};
+    for (int64_t d = 0; d < problem.d_v; ++d)
+      delta += load(b.d_out_packed + d * lanes + v) * load(out_packed + d * lanes + v);
+    store(b.delta + v, delta);
+  }
+  const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
+  std::memset(b.q_rows, 0, size_t(k_width * lanes) * sizeof(real));
+  std::memset(b.d_out_rows, 0, size_t(v_width * lanes) * sizeof(real));
+  for (int lane = 0; lane < p.live; ++lane) {
+    real* row = b.q_rows + lane * k_width;
+    widen_row(query[lane], problem.d_k, row);
+    for (int64_t d = 0; d < problem.d_k; ++d) row[d] *= b.query_factor[lane];
+    widen_row(d_out[lane], problem.d_v, b.d_out_rows + lane * v_width);
+  }
+  std::memset(b.d_query, 0, size_t(problem.d_k * lanes) * sizeof(real));
+}
+
+// scores -> weights (dropout applied), dP -> dS.
+template <typename real>
+inline void score_gradient(const backward_panel<real>& b, int64_t keys, real* scores, real* gradient, const real* slope,
+                           const real* factors) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  for (int v = 0; v < lanes; v += width) {
+    const vec<real> maximum = load(b.maximum + v), inverse_sum = load(b.inverse_sum + v), delta = load(b.delta + v);
+    for (int64_t key = 0; key < keys; ++key) {
+      const int64_t at = key * lanes + v;
+      const vec<real> score = load(scores + at);
+      const vec<real> p = exp2(score - maximum) * inverse_sum;
+      vec<real> d_p = load(gradient + at);
+      vec<real> dropped = p;
+      if (factors) {
+        const vec<real> factor = load(factors + at);
+        d_p *= factor;
+        dropped *= factor;
+      }
+      vec<real> d_s = p * (d_p - delta);
+      if (slope) d_s *= load(slope + at);
+      // A hidden pair has weight 0, but 0 times the NaN of a hidden value would not be 0.
+      store(gradient + at, select<real>(score == broadcast(minus_infinity<real>), vec<real>{}, d_s));
+      store(scores + at, dropped);
+    }
+  }
+}
+
+// C[key][d] += sum over lanes of A[key][lane] * rows[lane][d], for a whole row of vectors.
+template <typename real>
+inline void add_row_products(const real* a, const real* rows, int64_t row_width, int64_t live, int64_t keys, real* c) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  int64_t d = 0;
+  for (; d + lanes <= row_width; d += lanes)
+    product<real, a_rows, panel_vectors>(a, lanes, rows + d, row_width, live, c + d, row_width, keys, add{});
+  if (d < row_width) product<real, a_rows, 1>(a, lanes, rows + d, row_width, live, c + d, row_width, keys, add{});
+  static_assert(lanes == 2 * width, "a panel is two vectors: at most one is left over");
+}
+
+// The same three products where NaN or infinity came out: hidden pairs are stepped over one by one.
+template <typename real>
+inline void careful_products(const attention_problem& problem, const backward_panel<real>& b, const uint8_t* hidden,
+                             const real* weights, const real* gradient, row_block<real> k, int64_t keys, real* d_key,
+                             real* d_value) {
+  constexpr int lanes = panel_lanes<real>;
+  const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
+  for (int64_t key = 0; key < keys; ++key)
+    for (int lane = 0; lane < b.place.live; ++lane) {
+      const int64_t at = key * lanes + lane;
+      if (hidden[at]) continue;
+      for (int64_t d = 0; d < problem.d_v; ++d) d_value[key * v_width + d] += weights[at] * b.d_out_rows[lane * v_width + d];
+      for (int64_t d = 0; d < problem.d_k; ++d) {
+        d_key[key * k_width + d] += gradient[at] * b.q_rows[lane * k_width + d];
+        b.d_query[d * lanes + lane] += gradient[at] * k.data[key * k.stride + d];
+      }
+    }
+}
+
+// One block of query rows against the chunk's keys. Returns whether its gradients are finite.
+template <typename stored>
+inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels, int64_t chunk_first,
+                       int64_t chunk_last, backward_scratch<stored>& s, bool careful) {
+  typedef compute<stored> real;
+  constexpr int64_t lanes = panel_lanes<real>;
+  const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
+  int64_t first = chunk_last, last = chunk_first;
+  for (int64_t i = 0; i < panels; ++i) {
+    first = at_most(first, s.rows[i].place.first_any), last = at_least(last, s.rows[i].place.last_any);
+  }
+  first = at_least(first, chunk_first), last = at_most(last, chunk_last);
+  for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
+    const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
+    const row_block<real> all_keys =
+        widen_rows(row_pointer<stored>(problem.key, batch, kv_head, block_first), problem.key.row_stride,
+                   block_last - block_first, problem.d_k, s.key_copy);
+    const row_block<real> all_values =
+        widen_rows(row_pointer<stored>(problem.value, batch, kv_head, block_first), problem.value.row_stride,
+                   block_last - block_first, problem.d_v, s.value_copy);
+    for (int64_t i = 0; i < panels; ++i) {
+      backward_panel<real>& b = s.rows[i];
+      const int64_t start = at_least(block_first, b.place.first_any), stop = at_most(block_last, b.place.last_any);
+      if (start >= stop) continue;
+      const int64_t keys = stop - start;
+      const row_block<real> k{all_keys.data + (start - block_first) * all_keys.stride, all_keys.stride};
+      const row_block<real> v{all_values.data + (start - block_first) * all_values.stride, all_values.stride};
+      compute_scores<real>(problem, batch, b.place, b.q_packed, k, start, keys, s.scores,
+                           problem.softcap > 0 ? s.slope : nullptr);
+      if (careful)
+        for (int64_t at = 0; at < keys * lanes; ++at) s.hidden[at] = s.scores[at] == minus_infinity<real>;
+      product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
+                                           overwrite{});
+      if (problem.dropout > 0) dropout_factors(problem, b.place, start, keys, s.factors);
+      score_gradient<real>(b, keys, s.scores, s.gradient, problem.softcap > 0 ? s.slope : nullptr,
+                           problem.dropout > 0 ? s.factors : nullptr);
+      real* d_key = s.d_key + (start - chunk_first) * k_width;
+      real* d_value = s.d_value + (start - chunk_first) * v_width;
+      if (careful) {
+        careful_products(problem, b, s.hidden, s.scores, s.gradient, k, keys, d_key, d_value);
+      } else {
+        add_row_products(s.scores, b.d_out_rows, v_width, b.place.live, keys, d_value);
+        add_row_products(s.gradient, b.q_rows, k_width, b.place.live, keys, d_key);
+        product<real, a_columns, panel_vectors>(k.data, k.stride, s.gradient, lanes, keys, b.d_query, lanes, problem.d_k,
+                                                add{});
+      }
+    }
+  }
+  for (int64_t i = 0; i < panels; ++i)
+    if (!all_finite(s.rows[i].d_query, problem.d_k, s.rows[i].place.live)) return false;
+  return true;
+}
+
+template <typename real>
+inline bool finite_numbers(const real* x, int64_t count) {
+  real sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += x[i] - x[i];
+  return sum == 0;
+}
+
+// Where an item leaves its part of the query's gradient when several add to the same rows: [chunk][row][d].
+template <typename real>
+ROOTDK_INLINE real* partial_row(const attention_problem& problem, void* shared, int64_t chunk, int64_t flat) {
+  return static_cast<real*>(shared) + (chunk * problem.rows() + flat) * problem.d_k;
+}
+
+template <typename stored>
+inline bool try_backward_item(const attention_problem& problem, int64_t item, backward_scratch<stored>& s, void* shared,
+                              bool careful) {
+  typedef compute<stored> real;
+  constexpr int64_t lanes = panel_lanes<real>;
+  const int64_t chunks = backward_chunks(problem), chunk = item % chunks, pair = item / chunks;
+  const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
+  const int64_t chunk_first = at_most(chunk * chunk_keys(problem), problem.n_key);
+  const int64_t chunk_last = at_most(chunk_first + chunk_keys(problem), problem.n_key), keys = chunk_last - chunk_first;
+  const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
+  const int64_t rows = problem.group() * problem.n_query;
+  std::memset(s.d_key, 0, size_t(keys * k_width) * sizeof(real));
+  std::memset(s.d_value, 0, size_t(keys * v_width) * sizeof(real));
+  bool finite = true;
+  for (int64_t start = 0; start < rows; start += item_rows<real>) {
+    const int64_t stop = at_most(start + item_rows<real>, rows), panels = ceil_div(stop - start, lanes);
+    for (int64_t i = 0; i < panels; ++i) {
+      place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), s.rows[i].place);
+      prepare_rows<stored>(problem, batch, s.rows[i], s.out_packed);
+    }
+    finite &= walk_chunk(problem, batch, kv_head, panels, chunk_first, chunk_last, s, careful);
+    for (int64_t i = 0; i < panels; ++i) {
+      const panel<real>& p = s.rows[i].place;
+      if (chunks == 1) {
+        stored* to[lanes];
+        row_pointers(problem.d_query, batch, p, to);
+        unpack_transposed<stored>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);
+      } else {
+        real* to[lanes];
+        for (int lane = 0; lane < p.live; ++lane) to[lane] = partial_row<real>(problem, shared, chunk, p.flat[lane]);
+        unpack_transposed<real>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);
+      }
+    }
+  }
+  finite = finite && finite_numbers(s.d_key, keys * k_width) && finite_numbers(s.d_value, keys * v_width);
+  if (!finite && !careful && problem.hides_pairs()) return false;
+  for (int64_t key = 0; key < keys; ++key) {
+    narrow_row(s.d_key + key * k_width, problem.d_k, row_pointer<stored>(problem.d_key, batch, kv_head, chunk_first + key));
+    narrow_row(s.d_value + key * v_width, problem.d_v,
+               row_pointer<stored>(problem.d_value, batch, kv_head, chunk_first + key));
+  }
+  return true;
+}
+
+template <typename stored>
+void backward_item_of(const attention_problem& problem, int64_t item, void* buffer, void* shared) {
+  backward_scratch<stored> s(problem, buffer);
+  if (!try_backward_item(problem, item, s, shared, false)) try_backward_item(problem, item, s, shared, true);
+}
+
+template <typename stored>
+int64_t backward_bytes_of(const attention_problem& problem) {
+  return backward_scratch<stored>(problem, nullptr).bytes;
+}
+
+inline int64_t backward_shared_bytes_of(const attention_problem& problem) {
+  const int64_t chunks = backward_chunks(problem), real_bytes = problem.type == element::float64 ? 8 : 4;
+  return chunks == 1 ? 0 : chunks * problem.rows() * problem.d_k * real_bytes;
+}
+
+constexpr int64_t merge_rows = 256;
+
+inline int64_t backward_merge_items_of(const attention_problem& problem) {
+  return backward_chunks(problem) == 1 ? 0 : ceil_div(problem.rows(), merge_rows);
+}
+
+// Adds up the chunks' parts, first to last, whoever made them and whenever.
+template <typename stored>
+void backward_merge_item_of(const attention_problem& problem, int64_t item, void* shared) {
+  typedef compute<stored> real;
+  std::vector<real> sum(static_cast<size_t>(problem.d_k));
+  const int64_t stop = at_most((item + 1) * merge_rows, problem.rows());
+  for (int64_t flat = item * merge_rows; flat < stop; ++flat) {
+    const int64_t pair = flat / problem.n_query, batch = pair / problem.heads;
+    std::memset(sum.data(), 0, sum.size() * sizeof(real));
+    for (int64_t chunk = 0; chunk < backward_chunks(problem); ++chunk) {
+      const real* part = partial_row<real>(problem, shared, chunk, flat);
+      for (int64_t d = 0; d < problem.d_k; ++d) sum[size_t(d)] += part[d];
+    }
+    narrow_row(sum.data(), problem.d_k, row_pointer<stored>(problem.d_query, batch, pair % problem.heads, flat % problem.n_query));
+  }
+}
+
+}  // namespace rootdk::ROOTDK_TARGET

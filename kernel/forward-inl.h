@@ -1,0 +1,208 @@
+// The forward pass. An item of work is one block of query rows of one key head: a few panels that walk over the keys
+// together, so that a block of keys and values is fetched once for all of them.
+
+namespace rootdk::ROOTDK_TARGET {
+
+constexpr int64_t key_block = 128;
+
+// Rows of one item. 128 floats wide, the keys and values of a block are each used 128 times per fetch.
+template <typename real>
+constexpr int64_t item_rows = 512 / int64_t(sizeof(real));
+
+// Hands out aligned pieces of one buffer. With no buffer it only counts, so that size and layout are written once.
+struct carver {
+  char* base;
+  int64_t used = 0;
+  template <typename type>
+  type* take(int64_t count) {
+    type* piece = base ? reinterpret_cast<type*>(base + used) : nullptr;
+    used += (count * int64_t(sizeof(type)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+template <typename stored>
+struct forward_scratch {
+  typedef compute<stored> real;
+  static constexpr int64_t panels = item_rows<real> / panel_lanes<real>;
+  real *q_packed, *sums_out, *scores, *factors, *key_copy, *value_copy;
+  panel<real>* places;
+  row_sums<real>* rows;
+  int64_t bytes;
+
+  forward_scratch(const attention_problem& problem, void* buffer) {
+    constexpr bool converted = !std::is_same<stored, real>::value;
+    constexpr int64_t lanes = panel_lanes<real>;
+    carver carve{static_cast<char*>(buffer)};
+    q_packed = carve.take<real>(panels * problem.d_k * lanes);
+    sums_out = carve.take<real>(panels * problem.d_v * lanes);
+    scores = carve.take<real>(key_block * lanes);
+    factors = carve.take<real>(problem.dropout > 0 ? key_block * lanes : 0);
+    key_copy = carve.take<real>(converted ? key_block * problem.d_k : 0);
+    value_copy = carve.take<real>(converted ? key_block * problem.d_v : 0);
+    places = carve.take<panel<real>>(panels);
+    rows = carve.take<row_sums<real>>(panels);
+    bytes = carve.used;
+  }
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Weights times values where the plain product came out as NaN or infinite: 0 * NaN of a hidden key must add nothing,
+// so hidden pairs (marked by a negative weight) are stepped over one by one.
+template <typename real>
+inline void careful_output(const real* weights, row_block<real> values, int64_t keys, int64_t d_v, const vec<real>* rescale,
+                           real* out) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  for (int64_t d = 0; d < d_v; ++d)
+    for (int lane = 0; lane < lanes; ++lane) {
+      real sum = 0;
+      for (int64_t key = 0; key < keys; ++key) {
+        const real weight = weights[key * lanes + lane];
+        if (!(weight < 0)) sum += weight * values.data[key * values.stride + d];
+      }
+      real& to = out[d * lanes + lane];
+      to = to * rescale[lane / width][lane % width] + sum;
+    }
+}
+
+template <typename real>
+inline void mark_hidden(const real* scores, int64_t count, real* weights) {
+  for (int64_t i = 0; i < count; ++i)
+    if (scores[i] == minus_infinity<real>) weights[i] = -1;
+}
+
+// Whether the first `live` lanes of every row are finite.
+template <typename real>
+inline bool all_finite(const real* rows, int64_t count, int live) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  alignas(64) real check[lanes];
+  for (int v = 0; v < lanes; v += width) {
+    vec<real> sum = vec<real>{};  // x - x is 0 for every finite x, NaN for the others
+    for (int64_t row = 0; row < count; ++row) sum += load(rows + row * lanes + v) - load(rows + row * lanes + v);
+    store(check + v, sum);
+  }
+  for (int lane = 0; lane < live; ++lane)
+    if (check[lane] != 0) return false;
+  return true;
+}
+
+// All panels of an item over all keys. Returns whether some output is not finite.
+template <typename stored>
+inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
+                      forward_scratch<stored>& s, bool careful, compute<stored>* careful_scores) {
+  typedef compute<stored> real;
+  constexpr int64_t lanes = panel_lanes<real>;
+  int64_t first = problem.n_key, last = 0;
+  for (int64_t i = 0; i < panels; ++i) {
+    first = at_most(first, s.places[i].first_any), last = at_least(last, s.places[i].last_any);
+    s.rows[i].reset();
+  }
+  std::memset(s.sums_out, 0, size_t(panels * problem.d_v * lanes) * sizeof(real));
+
+  for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
+    const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
+    const row_block<real> all_keys =
+        widen_rows(row_pointer<stored>(problem.key, batch, kv_head, block_first), problem.key.row_stride,
+                   block_last - block_first, problem.d_k, s.key_copy);
+    const row_block<real> all_values =
+        widen_rows(row_pointer<stored>(problem.value, batch, kv_head, block_first), problem.value.row_stride,
+                   block_last - block_first, problem.d_v, s.value_copy);
+    for (int64_t i = 0; i < panels; ++i) {
+      const panel<real>& p = s.places[i];
+      const int64_t start = at_least(block_first, p.first_any), stop = at_most(block_last, p.last_any);
+      if (start >= stop) continue;
+      const int64_t keys = stop - start;
+      const row_block<real> k{all_keys.data + (start - block_first) * all_keys.stride, all_keys.stride};
+      const row_block<real> v{all_values.data + (start - block_first) * all_values.stride, all_values.stride};
+      compute_scores<real>(problem, batch, p, s.q_packed + i * problem.d_k * lanes, k, start, keys, s.scores,
+                           static_cast<real*>(nullptr));
+      if (careful) std::memcpy(careful_scores, s.scores, size_t(keys * lanes) * sizeof(real));
+      rescale_add<real> finish;
+      if (problem.reading)
+        softmax_block<real, true>(s.scores, keys, s.rows[i], finish.factor);
+      else
+        softmax_block<real, false>(s.scores, keys, s.rows[i], finish.factor);
+      if (problem.dropout > 0) {
+        dropout_factors(problem, p, start, keys, s.factors);
+        for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
+      }
+      real* out = s.sums_out + i * problem.d_v * lanes;
+      if (careful) {
+        mark_hidden(careful_scores, keys * lanes, s.scores);
+        careful_output(s.scores, v, keys, problem.d_v, finish.factor, out);
+      } else {
+        product<real, a_columns, panel_vectors>(v.data, v.stride, s.scores, lanes, keys, out, lanes, problem.d_v, finish);
+      }
+    }
+  }
+
+  for (int64_t i = 0; i < panels; ++i)
+    if (!all_finite(s.sums_out + i * problem.d_v * lanes, problem.d_v, s.places[i].live)) return true;
+  return false;
+}
+
+template <typename stored>
+inline void finish_panel(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
+                         row_sums<compute<stored>>& rows, const compute<stored>* sums_out) {
+  typedef compute<stored> real;
+  alignas(64) real factor[panel_lanes<real>] = {};
+  for (int lane = 0; lane < p.live; ++lane) {
+    const real scores_maximum = rows.maximum[lane];
+    real sink_weight = 0, shrink = 1;
+    if (problem.sinks) {
+      const real sink = real(problem.sinks[p.head[lane]] * log2_e);
+      shrink = add_sink(sink, lane, rows, &sink_weight);
+      rows.maximum[lane] = sink > scores_maximum ? sink : scores_maximum;
+    }
+    // Not sum > 0: a NaN sum must stay NaN; only a row that saw nothing has exactly 0.
+    factor[lane] = rows.sum[lane] == 0 ? real(0) : shrink / rows.sum[lane];
+    if (problem.row_state) {
+      real* state = static_cast<real*>(problem.row_state);
+      state[p.flat[lane]] = rows.maximum[lane];
+      state[problem.rows() + p.flat[lane]] = rows.sum[lane];
+    }
+    if (problem.reading) write_reading(problem, rows, lane, p.flat[lane], scores_maximum, sink_weight);
+  }
+  stored* to[panel_lanes<real>];
+  row_pointers(problem.out, batch, p, to);
+  unpack_transposed<stored>(sums_out, p.live, factor, problem.d_v, to);
+}
+
+template <typename stored>
+int64_t forward_items_of(const attention_problem& problem) {
+  return problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, item_rows<compute<stored>>);
+}
+
+template <typename stored>
+void forward_item_of(const attention_problem& problem, int64_t item, void* buffer) {
+  typedef compute<stored> real;
+  constexpr int64_t lanes = panel_lanes<real>;
+  const int64_t rows = problem.group() * problem.n_query, blocks = ceil_div(rows, item_rows<real>);
+  // Head by head, so that its keys stay in cache; within a head the last rows first, because under a causal limit
+  // they are the longest and the short ones then fill the gaps at the end.
+  const int64_t block = blocks - 1 - item % blocks, pair = item / blocks;
+  const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
+  const int64_t start = block * item_rows<real>, stop = at_most(start + item_rows<real>, rows);
+  const int64_t panels = ceil_div(stop - start, lanes);
+
+  forward_scratch<stored> s(problem, buffer);
+  for (int64_t i = 0; i < panels; ++i) {
+    panel<real>& p = s.places[i];
+    place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), p);
+    alignas(64) real factor[lanes];
+    query_factors(problem, batch, p, factor);
+    stored* from[lanes];
+    row_pointers(problem.query, batch, p, from);
+    pack_transposed<stored>(from, p.live, factor, problem.d_k, s.q_packed + i * problem.d_k * lanes);
+  }
+  const bool broken = walk_keys(problem, batch, kv_head, panels, s, false, static_cast<real*>(nullptr));
+  if (broken && problem.hides_pairs()) {
+    std::vector<real> careful_scores(size_t(key_block * lanes));
+    walk_keys(problem, batch, kv_head, panels, s, true, careful_scores.data());
+  }
+  for (int64_t i = 0; i < panels; ++i)
+    finish_panel<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + i * problem.d_v * lanes);
+}
+
+}  // namespace rootdk::ROOTDK_TARGET

@@ -1,0 +1,122 @@
+// A panel: some query rows side by side in the lanes of the vectors, and what each of them may see.
+//
+// The rows of all query heads that share one key head form one long list (head after head), and panels are cut from that
+// list. So grouped heads reuse keys without any expansion, and a short query fills the lanes with its sister heads.
+
+namespace rootdk::ROOTDK_TARGET {
+
+constexpr double log2_e = 1.4426950408889634074;
+constexpr double ln_2 = 0.69314718055994530942;
+
+template <typename real>
+struct panel {
+  static constexpr int lanes = panel_lanes<real>;
+  int live;                // lanes in use; the rest compute on zeros and are never written
+  int64_t head[lanes];     // query head
+  int64_t query[lanes];    // row within that head
+  int64_t flat[lanes];     // row in (batch, heads, n_query)
+  int64_t first[lanes];    // the row sees keys first <= j < last, before any mask
+  int64_t last[lanes];
+  int64_t first_any, last_any;  // some lane sees these
+  int64_t first_all, last_all;  // every lane sees these
+};
+
+ROOTDK_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+ROOTDK_INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+
+template <typename real>
+inline void place_panel(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t start, int64_t stop,
+                        panel<real>& p) {
+  const int64_t length = problem.key_length ? problem.key_length[batch] : problem.n_key;
+  const int64_t offset = problem.query_offset ? problem.query_offset[batch] : 0;
+  p.live = int(stop - start);
+  p.first_any = problem.n_key, p.last_any = 0, p.first_all = 0, p.last_all = problem.n_key;
+  for (int lane = 0; lane < p.lanes; ++lane) {
+    if (lane >= p.live) {
+      p.first[lane] = p.last[lane] = 0;
+      continue;
+    }
+    const int64_t row = start + lane;
+    p.head[lane] = kv_head * problem.group() + row / problem.n_query;
+    p.query[lane] = row % problem.n_query;
+    p.flat[lane] = (batch * problem.heads + p.head[lane]) * problem.n_query + p.query[lane];
+    const int64_t position = p.query[lane] + offset;
+    // Clamped to [0, n_key] on both sides; a row that sees nothing gets an empty range.
+    int64_t first = problem.left < 0 ? 0 : at_least(position - problem.left, 0);
+    int64_t last = problem.right < 0 ? length : at_most(length, position + problem.right + 1);
+    if (last <= first) first = last = 0;
+    p.first[lane] = first, p.last[lane] = last;
+    if (first < last) {
+      p.first_any = at_most(p.first_any, first);
+      p.last_any = at_least(p.last_any, last);
+    }
+    p.first_all = at_least(p.first_all, first);
+    p.last_all = at_most(p.last_all, last);
+  }
+}
+
+// rows -> lanes: to[d][lane] = factor[lane] * from[lane][d], for d < length. Lanes out of use become zero.
+template <typename stored>
+inline void pack_transposed(const stored* const* from, int live, const compute<stored>* factor, int64_t length,
+                            compute<stored>* to) {
+  typedef compute<stored> real;
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  for (int group = 0; group < lanes; group += width) {
+    const vec<real> scale = load(factor + group);
+    for (int64_t d = 0; d < length; d += width) {
+      const int count = int(at_most(width, length - d));
+      vec<real> block[width];
+      for (int lane = 0; lane < width; ++lane) {
+        block[lane] = vec<real>{};
+        if (group + lane >= live) continue;
+        if (std::is_same<stored, real>::value && count == width) {
+          block[lane] = load(reinterpret_cast<const real*>(from[group + lane] + d));
+        } else {
+          alignas(64) real part[width] = {};
+          widen_row(from[group + lane] + d, count, part);
+          block[lane] = load<real>(part);
+        }
+      }
+      transpose<real>(block);
+      for (int i = 0; i < count; ++i) store(to + (d + i) * lanes + group, block[i] * scale);
+    }
+  }
+}
+
+// lanes -> rows: to[lane][d] = factor[lane] * from[d][lane].
+template <typename stored>
+inline void unpack_transposed(const compute<stored>* from, int live, const compute<stored>* factor, int64_t length,
+                              stored* const* to) {
+  typedef compute<stored> real;
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  for (int group = 0; group < live; group += width) {
+    const vec<real> scale = load(factor + group);
+    for (int64_t d = 0; d < length; d += width) {
+      const int count = int(at_most(width, length - d));
+      vec<real> block[width];
+      for (int i = 0; i < width; ++i) block[i] = i < count ? load(from + (d + i) * lanes + group) * scale : vec<real>{};
+      transpose<real>(block);
+      for (int lane = 0; lane < width && group + lane < live; ++lane) {
+        if (std::is_same<stored, real>::value && count == width) {
+          store(reinterpret_cast<real*>(to[group + lane] + d), block[lane]);
+        } else {
+          alignas(64) real part[width];
+          store<real>(part, block[lane]);
+          narrow_row(part, count, to[group + lane] + d);
+        }
+      }
+    }
+  }
+}
+
+template <typename stored>
+ROOTDK_INLINE stored* row_pointer(const rows_view& view, int64_t batch, int64_t head, int64_t row) {
+  return reinterpret_cast<stored*>(view.data) + view.batch_offset[batch] + head * view.head_stride + row * view.row_stride;
+}
+
+template <typename stored, typename real>
+ROOTDK_INLINE void row_pointers(const rows_view& view, int64_t batch, const panel<real>& p, stored** rows) {
+  for (int lane = 0; lane < p.live; ++lane) rows[lane] = row_pointer<stored>(view, batch, p.head[lane], p.query[lane]);
+}
+
+}  // namespace rootdk::ROOTDK_TARGET

@@ -1,0 +1,2 @@
+#define ROOTDK_TARGET avx2
+#include "target-inl.h"

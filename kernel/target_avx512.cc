@@ -1,0 +1,2 @@
+#define ROOTDK_TARGET avx512
+#include "target-inl.h"

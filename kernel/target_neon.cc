@@ -1,0 +1,2 @@
+#define ROOTDK_TARGET neon
+#include "target-inl.h"

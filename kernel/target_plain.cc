@@ -1,0 +1,2 @@
+#define ROOTDK_TARGET plain
+#include "target-inl.h"

@@ -1,0 +1,253 @@
+"""From what a caller wrote to a Problem: every check and every default of the operator."""
+
+import math
+import operator
+from functools import lru_cache
+from numbers import Real
+from os import urandom
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._backends import Backend, backend_of, type_name
+from ._backends.problem import Problem
+from .errors import ArgumentError, ArgumentTypeError
+from .scaling import SQRT, ScaleRule, rule
+
+Integers = NDArray[np.int64]
+
+# Further than any key: a limit is cut to this so that position + limit cannot overflow 64 bits.
+_FAR = 2**61
+
+
+def resolve(
+    query: Any,
+    key: Any,
+    value: Any,
+    scale: Any,
+    causal: Any,
+    mask: Any,
+    bias: Any,
+    window: Any,
+    query_offset: Any,
+    key_lengths: Any,
+    softcap: Any,
+    sinks: Any,
+    dropout: Any,
+    seed: Any,
+) -> tuple[Backend, Problem, bool]:
+    """The adapter, the Problem, and whether the caller's arrays had no head axis (so that the result has none)."""
+    backend = backend_of("query", query)
+    query, key, value = backend.inputs(query, key, value)
+    shape = query.shape
+    if not (shape == key.shape == value.shape) or len(shape) < 2 or shape[-1] == 0:
+        _check_shapes(shape, key.shape, value.shape)
+    one_head = len(shape) == 2
+    if one_head:
+        query, key, value = query[None], key[None], value[None]
+        shape = query.shape
+    leading, n_query, n_key = shape[:-3], shape[-2], key.shape[-2]
+
+    lengths = None if key_lengths is None else _integers("key_lengths", key_lengths, leading, 0, n_key)
+    if query_offset is not None:
+        offset = _integers("query_offset", query_offset, leading, -_FAR // 2, _FAR // 2)
+    elif lengths is not None:
+        offset = lengths - n_query
+    else:
+        offset = _same_offset(math.prod(leading), n_key - n_query)
+
+    left: int | None = None
+    right: int | None = None
+    if window is not None:
+        left, right = _window(window)
+    if causal is not False and _truth("causal", causal):
+        right = 0
+
+    row_scale = None
+    if scale is None:
+        scale = SQRT.factor(shape[-1], None, None)
+    else:
+        scale, row_scale = _scale(scale, shape[-1], n_query, n_key, lengths, offset)
+
+    rate = 0.0 if type(dropout) is float and dropout == 0.0 else _dropout(dropout)
+    scores = (*shape[:-1], n_key)
+    problem = Problem(
+        query,
+        key,
+        value,
+        scale,
+        row_scale,
+        None if softcap is None else _positive("softcap", softcap),
+        left,
+        right,
+        offset,
+        lengths,
+        None if mask is None else backend.broadcast("mask", mask, scores, True),
+        None if bias is None else backend.broadcast("bias", bias, scores, False),
+        None if sinks is None else _sinks(sinks, shape[-3], one_head),
+        rate,
+        0 if seed is None and rate == 0.0 else _seed(seed),
+    )
+    return backend, problem, one_head
+
+
+def _check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
+    rank = len(query)
+    if rank < 2:
+        raise ArgumentError(f"query: must have at least 2 axes (n_query, d_k), got {rank} (query {query})")
+    if query[-1] == 0:
+        raise ArgumentError(f"query: last axis must be at least 1, got 0 (query {query})")
+    for name, shape in (("key", key), ("value", value)):
+        if len(shape) != rank:
+            problem = f"must have {rank} axes like query, got {len(shape)}"
+        elif shape[:-3] != query[:-3]:
+            problem = f"leading axes must be {query[:-3]} to match query, got {shape[:-3]}"
+        else:
+            continue
+        raise ArgumentError(f"{name}: {problem} (query {query}, {name} {shape})")
+    if key[-1] != query[-1]:
+        problem = f"key: last axis must be {query[-1]} to match query, got {key[-1]} (query {query}, key {key})"
+    elif rank > 2 and (query[-3] % key[-3] if key[-3] else query[-3]):
+        problem = f"key: heads must divide the {query[-3]} of query, got {key[-3]} (query {query}, key {key})"
+    elif value[-3:-2] != key[-3:-2]:
+        problem = f"value: heads must be {key[-3]} to match key, got {value[-3]} (key {key}, value {value})"
+    elif value[-2] != key[-2]:
+        problem = f"value: must hold {key[-2]} keys to match key, got {value[-2]} (key {key}, value {value})"
+    else:
+        return
+    raise ArgumentError(problem)
+
+
+@lru_cache(maxsize=256)
+def _same_offset(batch: int, offset: int) -> Integers:
+    return np.full(batch, offset, np.int64)
+
+
+def _integers(argument: str, given: Any, leading: tuple[int, ...], low: int, high: int) -> Integers:
+    """One integer per batch entry, flat; a single integer counts for all."""
+    array = _numbers(argument, given)
+    if array.dtype.kind not in "iu" and array.size:  # an empty list has no integer type of its own
+        raise ArgumentTypeError(f"{argument}: must be integers, got {_shown(given)}")
+    if array.shape not in ((), leading):
+        raise ArgumentError(f"{argument}: must be an int or ints of shape {leading}, got shape {array.shape}")
+    if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
+        raise ArgumentError(f"{argument}: must be from {low} to {high}, got {_shown(given)}")
+    full = np.broadcast_to(array.astype(np.int64), leading).reshape(math.prod(leading))
+    return np.ascontiguousarray(full)
+
+
+def _window(window: Any) -> tuple[int | None, int | None]:
+    pair = window if isinstance(window, (tuple, list)) else (window, window)
+    if len(pair) != 2:
+        raise ArgumentError(f"window: must be an int or (left, right), got {window!r}")
+    return _distance(pair[0], window), _distance(pair[1], window)
+
+
+def _distance(side: Any, window: Any) -> int | None:
+    if side is None:
+        return None
+    try:
+        distance = -1 if isinstance(side, (bool, np.bool_)) else operator.index(side)
+    except TypeError:
+        distance = -1
+    if distance < 0:
+        raise (ArgumentError if isinstance(side, int) else ArgumentTypeError)(
+            f"window: must be an int >= 0 or a pair of them (None for no limit), got {window!r}"
+        )
+    return min(distance, _FAR)
+
+
+def _truth(argument: str, given: Any) -> bool:
+    if not isinstance(given, (bool, np.bool_)):
+        raise ArgumentTypeError(f"{argument}: must be True or False, got {_shown(given)}")
+    return bool(given)
+
+
+def _real(argument: str, given: Any, expected: str) -> float:
+    if type(given) is float:  # the common case; asking the abstract Real takes longer than the rest of a call
+        return given
+    if isinstance(given, (bool, np.bool_)) or not isinstance(given, Real):
+        raise ArgumentTypeError(f"{argument}: must be {expected}, got {_shown(given)}")
+    return float(given)
+
+
+def _positive(argument: str, given: Any) -> float:
+    number = _real(argument, given, "a number > 0")
+    if not (number > 0 and math.isfinite(number)):
+        raise ArgumentError(f"{argument}: must be a finite number > 0, got {given!r}")
+    return number
+
+
+def _dropout(given: Any) -> float:
+    number = _real("dropout", given, "a number from 0 to below 1")
+    if not 0 <= number < 1:
+        raise ArgumentError(f"dropout: must be at least 0 and below 1, got {given!r}")
+    return number
+
+
+def _seed(given: Any) -> int:
+    if given is None:
+        return int.from_bytes(urandom(8), "little")
+    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)):
+        raise ArgumentTypeError(f"seed: must be an int, got {_shown(given)}")
+    if not 0 <= given < 2**64:
+        raise ArgumentError(f"seed: must be at least 0 and below 2**64, got {given!r}")
+    return int(given)
+
+
+def _sinks(given: Any, heads: int, one_head: bool) -> NDArray[np.float64]:
+    array = _numbers("sinks", given)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise ArgumentTypeError(f"sinks: must be numbers, got {_shown(given)}")
+    if one_head and array.ndim == 0:
+        array = array[None]
+    if array.shape != (heads,):
+        raise ArgumentError(f"sinks: must have shape ({heads},), one per query head, got {array.shape}")
+    array = np.ascontiguousarray(array, np.float64)
+    if not np.isfinite(array).all():
+        raise ArgumentError(f"sinks: must be finite, got {_shown(given)}")
+    return array
+
+
+def _scale(
+    given: Any, d_k: int, n_query: int, n_key: int, lengths: Integers | None, offset: Integers
+) -> tuple[float, NDArray[np.float64] | None]:
+    """One number, or one number per query row where a rule looks at lengths or positions."""
+    if isinstance(given, str):
+        given = rule(given)
+    if not isinstance(given, ScaleRule):
+        number = _real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
+        if not math.isfinite(number):
+            raise ArgumentError(f"scale: must be finite, got {given!r}")
+        return number, None
+    by_keys, by_position = "keys" in given.varies, "position" in given.varies
+    keys: Any = None
+    if by_keys:
+        keys = n_key if lengths is None else lengths[:, None]
+    position = np.arange(n_query, dtype=np.int64) + offset[:, None] if by_position else None
+    factor = np.asarray(given.factor(d_k, keys, position), np.float64)
+    if not np.isfinite(factor).all():
+        raise ArgumentError(f"scale: the rule {given.name!r} must give finite factors, got {factor.tolist()}")
+    if factor.ndim == 0:
+        return float(factor), None
+    rows = (len(offset), n_query)
+    try:
+        return 1.0, np.ascontiguousarray(np.broadcast_to(factor, rows))
+    except ValueError:
+        raise ArgumentError(
+            f"scale: the rule {given.name!r} must give one factor per row {rows}, got shape {factor.shape}"
+        ) from None
+
+
+def _numbers(argument: str, given: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError):
+        raise ArgumentTypeError(f"{argument}: must be numbers, got {_shown(given)}") from None
+
+
+def _shown(given: Any) -> str:
+    """A short value as it is, anything longer by its type."""
+    text = repr(given)
+    return text if len(text) <= 60 and "\n" not in text else type_name(given)

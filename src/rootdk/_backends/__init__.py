@@ -1,0 +1,81 @@
+"""One adapter per array library, found by the type of the array: a library is touched only when its array arrives."""
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ..errors import ArgumentTypeError, KernelMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .problem import Problem
+
+# Top-level module of an array type -> its adapter in this folder. Another library is one more entry.
+_ADAPTERS = {"numpy": "numpy_backend"}
+_SUPPORTED = "a NumPy array"
+_found: dict[type, "Backend"] = {}
+
+
+class Backend(Protocol):
+    """What an adapter module offers."""
+
+    def holds(self, array: Any) -> bool:
+        """Whether this is an array of the library that can be used as it is."""
+
+    def inputs(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+        """The three arrays with one supported element type, or an error that names the one that does not fit."""
+
+    def broadcast(self, argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
+        """A view of a mask (boolean) or a bias with that shape."""
+
+    def gradient(self, array: Any, query: Any, shape: tuple[int, ...]) -> Any:
+        """The caller's d_out, checked to be of the type of query and of that shape."""
+
+    def forward(self, problem: "Problem") -> Any:
+        """The output."""
+
+    def measure(self, problem: "Problem") -> tuple[Any, dict[str, Any]]:
+        """The output and the fields of a Reading."""
+
+    def vjp(self, problem: "Problem") -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
+        """The output and the function from d_out to d_query, d_key, d_value."""
+
+
+def backend_of(argument: str, array: Any) -> Backend:
+    """The adapter for this array; an error names the argument if there is none."""
+    found = _found.get(type(array))
+    return found if found is not None else _find(argument, array)
+
+
+def _find(argument: str, array: Any) -> Backend:
+    roots = [base.__module__.partition(".")[0] for base in type(array).__mro__]
+    for root in roots:
+        if root in _ADAPTERS:
+            backend = cast("Backend", import_module(f".{_ADAPTERS[root]}", __name__))
+            if backend.holds(array):
+                _found[type(array)] = backend
+                return backend
+    hint = ""
+    if "torch" in roots:
+        hint = " (this version of rootdk does not support torch tensors: pass tensor.detach().numpy())"
+    raise ArgumentTypeError(f"{argument}: must be {_SUPPORTED}, got {type_name(array)}{hint}")
+
+
+def type_name(value: Any) -> str:
+    """How an error names the type of what came."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+@cache
+def kernel() -> ModuleType:
+    """The compiled module, loaded at its first use, so that theory and rules work where it was not built."""
+    try:
+        return import_module("rootdk._kernel")
+    except ImportError as error:
+        raise KernelMissingError(
+            f"rootdk._kernel: the compiled kernel must be importable, got {type(error).__name__}: {error}; "
+            "build it with `pip install .` in the source folder"
+        ) from error

@@ -1,0 +1,163 @@
+"""NumPy arrays in, NumPy arrays out: views, copies where the kernel cannot walk the memory, and the call.
+
+The kernel walks any strides as long as the last axis of query, key, value is contiguous and elements lie at multiples
+of their size. Half types travel as uint16, because C++ and NumPy share no name for bfloat16.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError, ArgumentTypeError
+from ..reading import FIELDS
+from . import kernel, type_name
+from .problem import Problem
+
+Array = NDArray[Any]
+
+# Element codes of the kernel. bfloat16 joins when its first array arrives: ml_dtypes is never imported here.
+_CODES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
+_elements: dict[Any, int] = {np.dtype(name): _CODES[name] for name in ("float32", "float64", "float16")}
+_TYPES = "float32, float64, float16 or bfloat16"
+
+
+def holds(array: Any) -> bool:
+    """True for every ndarray but a masked one, whose mask would silently be lost."""
+    return isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+
+
+def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
+    # Nearly every call: three plain arrays of one type. Whatever else comes is converted or refused below.
+    if type(query) is type(key) is type(value) is np.ndarray:
+        dtype = query.dtype
+        if dtype is key.dtype and dtype is value.dtype and dtype in _elements:
+            return query, key, value
+    query = _floats("query", query)
+    return query, _floats("key", key, query.dtype), _floats("value", value, query.dtype)
+
+
+def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Array:
+    if not holds(array):
+        raise ArgumentTypeError(f"{argument}: must be a NumPy array like query, got {type_name(array)}")
+    if boolean:
+        if array.dtype != np.bool_:
+            raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {array.dtype}")
+    else:
+        array = _floats(argument, array)
+        array = array if array.flags.aligned else array.copy()  # here, before the view has n_query x n_key elements
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise ArgumentError(
+            f"{argument}: must broadcast to (..., heads, n_query, n_key) = {shape}, got {array.shape}"
+        ) from None
+
+
+def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Array:
+    grad = _floats("d_out", array, query.dtype)
+    if grad.shape != shape:
+        raise ArgumentError(f"d_out: must have the shape of the output {shape}, got {grad.shape}")
+    return grad
+
+
+def forward(problem: Problem) -> Array:
+    return _forward(problem, None, None, None)[0]
+
+
+def measure(problem: Problem) -> tuple[Array, dict[str, Any]]:
+    rows = _rows(problem)
+    reading = np.empty((len(FIELDS), *rows), _compute_type(problem.query))
+    keys = np.empty(rows, np.int64)
+    out = _forward(problem, None, reading, keys)[0]
+    shape = problem.query.shape[:-1]
+    fields: dict[str, Any] = dict(zip(FIELDS, reading.reshape((len(FIELDS), *shape)), strict=True))
+    fields["keys"] = keys.reshape(shape)
+    return out, fields
+
+
+def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Array]]]:
+    row_state = np.empty((2, *_rows(problem)), _compute_type(problem.query))
+    out, arrays, options = _forward(problem, row_state, None, None)
+
+    def pull_back(d_out: Any) -> tuple[Array, Array, Array]:
+        element, query, key, value, raw_out = arrays
+        # Of the shapes and the type that came, in C order, whatever the strides of the inputs were.
+        d_query = np.empty(problem.query.shape, problem.query.dtype)
+        d_key = np.empty(problem.key.shape, problem.key.dtype)
+        d_value = np.empty(problem.value.shape, problem.value.dtype)
+        given = [_walkable(d_out, element)]
+        grads = [_raw(d_query, element), _raw(d_key, element), _raw(d_value, element)]
+        kernel().backward(element, query, key, value, raw_out, *given, row_state, *grads, *options)
+        return d_query, d_key, d_value
+
+    return out, pull_back
+
+
+def _forward(
+    problem: Problem, row_state: Array | None, reading: Array | None, keys: Array | None
+) -> tuple[Array, tuple[Any, ...], tuple[Any, ...]]:
+    """Run the kernel. Returns the output, and the arrays and options as they were handed down."""
+    query, value, bias = problem.query, problem.value, problem.bias
+    element = _elements[query.dtype]
+    out = np.empty(query.shape[:-1] + value.shape[-1:], query.dtype)
+    arrays = (
+        element,
+        _walkable(query, element),
+        _walkable(problem.key, element),
+        _walkable(value, element),
+        _raw(out, element),
+    )
+    bias_element = element if bias is None else _elements[bias.dtype]
+    options = (
+        problem.scale,
+        problem.row_scale,
+        0.0 if problem.softcap is None else problem.softcap,
+        -1 if problem.left is None else problem.left,
+        -1 if problem.right is None else problem.right,
+        problem.query_offset,
+        problem.key_lengths,
+        problem.mask,
+        None if bias is None else _raw(bias, bias_element),
+        bias_element,
+        problem.sinks,
+        problem.dropout,
+        problem.seed,
+    )
+    kernel().forward(*arrays, *options, row_state, reading, keys)
+    return out, arrays, options
+
+
+def _walkable(array: Array, element: int) -> Array:
+    """The array itself if the kernel can walk it, else a copy in C order."""
+    flags = array.flags
+    contiguous = flags.c_contiguous or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
+    return _raw(array if contiguous and flags.aligned else np.array(array, order="C"), element)
+
+
+def _raw(array: Array, element: int) -> Array:
+    return array if element < 2 else array.view(np.uint16)
+
+
+def _floats(argument: str, array: Any, dtype: Any = None) -> Array:
+    """A plain ndarray of a supported type in the byte order of this machine."""
+    if not holds(array):
+        raise ArgumentTypeError(f"{argument}: must be a NumPy array like query, got {type_name(array)}")
+    plain: Array = np.asarray(array)
+    # By name, so that foreign byte orders and the bfloat16 of ml_dtypes are recognised without importing anything.
+    if plain.dtype.name not in _CODES:
+        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {plain.dtype}")
+    native = plain.dtype.newbyteorder("=")
+    _elements.setdefault(native, _CODES[plain.dtype.name])
+    if dtype is not None and native != dtype:
+        raise ArgumentTypeError(f"{argument}: must be {dtype} to match query, got {native}")
+    return plain.astype(native, copy=False)
+
+
+def _compute_type(query: Array) -> Any:
+    return np.float64 if query.dtype == np.float64 else np.float32
+
+
+def _rows(problem: Problem) -> tuple[int, int, int]:
+    return len(problem.query_offset), problem.query.shape[-3], problem.query.shape[-2]

@@ -1,0 +1,81 @@
+"""How results are shown and stored: a table for the terminal, a table for notebooks, lists for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Rows = Sequence[Sequence[str]]
+
+# No colours of its own: it takes the notebook's text colour, so that light and dark both read well.
+_CELL = "padding:2px 10px;text-align:right;font-variant-numeric:tabular-nums"
+_HEAD = _CELL + ";font-weight:600;border-bottom:1px solid currentColor"
+
+
+def short(value: Any) -> str:
+    """A number as a table shows it.
+
+    >>> short(0.123456), short(7), short(float("nan"))
+    ('0.123', '7', 'nan')
+    """
+    number = float(value)
+    if number == int(number) if math.isfinite(number) else False:
+        return f"{int(number)}" if abs(number) < 1e6 else f"{number:.3g}"
+    return f"{number:.3g}"
+
+
+def html_table(title: str, columns: Sequence[str], rows: Rows) -> str:
+    """One self-contained table; every text is escaped."""
+    from html import escape
+
+    head = "".join(f'<th style="{_HEAD}">{escape(name)}</th>' for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>" for row in rows
+    )
+    return (
+        '<div style="overflow:auto;max-height:30em">'
+        '<table style="border-collapse:collapse;background:transparent;color:inherit">'
+        f'<caption style="caption-side:top;text-align:left;color:inherit;padding:2px 10px">{escape(title)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def rich_table(title: str, columns: Sequence[str], rows: Rows) -> Table:
+    """The same table for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left")
+    for name in columns:
+        table.add_column(Text(name), justify="right")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def encode(array: Any) -> list[Any]:
+    """The numbers in C order; JSON has no NaN and no infinity, so these become the words "nan", "inf", "-inf"."""
+    flat = np.asarray(array).reshape(-1).tolist()
+    return [x if isinstance(x, int) or math.isfinite(x) else str(x) for x in flat]
+
+
+def decode(numbers: Sequence[Any], dtype: Any, shape: Sequence[int]) -> NDArray[Any]:
+    """What encode() took apart."""
+    kind = np.dtype(dtype)
+    return np.array(numbers if kind.kind == "i" else [float(x) for x in numbers], kind).reshape(tuple(shape))
+
+
+def expect_kind(data: Any, kind: str) -> None:
+    """An error unless the dictionary was written for this class."""
+    found = data.get("kind") if isinstance(data, dict) else type(data).__name__
+    if found != kind:
+        raise ArgumentError(f"data: must be a dictionary of kind {kind!r}, got {found!r}")

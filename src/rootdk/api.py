@@ -1,0 +1,196 @@
+"""The operator: attention(), measure(), attention_vjp(). Check, resolve defaults, hand down.
+
+    s_ij = scale * <q_i, k_j> -> softcap*tanh(s/softcap) -> + bias_ij -> masked -> softmax over j -> sum_j p_ij v_j
+
+attention() explains the arguments; the other two take the same ones.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ._arguments import resolve
+from ._backends import kernel, type_name
+from .errors import ArgumentError, ArgumentTypeError
+from .reading import Reading
+from .scaling import ScaleRule
+
+Array = TypeVar("Array")
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    scale: float | str | ScaleRule | None = None,
+    causal: bool = False,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    query_offset: Any = None,
+    key_lengths: Any = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> Array:
+    """softmax(scale * Q K') V, (..., heads, n_query, d_v), in the library and type of `query`.
+
+    query         (..., heads, n_query, d_k). 2-D arrays are one head, 3-D arrays one batch entry; the result has the
+                  same number of axes. Types: float32, float64, float16, bfloat16 (half types add up in float32).
+    key, value    (..., kv_heads, n_key, d_k) and (..., kv_heads, n_key, d_v). heads % kv_heads == 0: query heads
+                  h*g ... h*g + g - 1 share key head h.
+    scale         None is 1/sqrt(d_k); a number is taken as it is; a name ("none", "sqrt", "dk", ...) or a rule of
+                  rootdk.scaling.
+    causal        query i sees key j only if j <= i + query_offset.
+    mask          bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair.
+    bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair.
+    window        (left, right) or one int for both: the query at position p = i + query_offset sees key j only if
+                  p - left <= j <= p + right. None in the pair is no limit on that side.
+    query_offset  where the first query stands among the keys: an int, or ints of the leading shape. None aligns the
+                  last query with the last key: n_key - n_query, or key_lengths - n_query.
+    key_lengths   ints of the leading shape: keys from there on are padding.
+    softcap       a number c > 0: logits become c*tanh(s/c), before bias and mask.
+    sinks         one number per query head: a logit that joins the denominator and has no value.
+    dropout       the share of weights that are set to 0, the others grow by 1/(1 - dropout).
+    seed          0 <= seed < 2**64, for dropout; None draws one. The same seed gives the same result on any number of
+                  threads.
+
+    With 3 queries after 2 cached keys, causal (n_query = 3, n_key = 5) sees
+
+        k0 k1 k2 k3 k4
+    q0   x  x  x  .  .
+    q1   x  x  x  x  .
+    q2   x  x  x  x  x
+
+    Edge cases: a row with every key hidden is 0. A NaN in a visible pair makes that row NaN, and so does a +inf logit;
+    NaN or inf in a hidden key or value has no effect. n_key = 0 gives zeros. Input in the other byte order gives a
+    result in the machine's own.
+
+    >>> import numpy as np, rootdk
+    >>> q = np.array([[1.0, 0, 1, 0]])
+    >>> k = np.array([[0.0, 1, 1, 1], [1, 0, 1, 0]])
+    >>> v = np.array([[1.0, 0], [0, 1]])
+    >>> rootdk.attention(q, k, v).round(4)
+    array([[0.3775, 0.6225]])
+    """
+    backend, problem, one_head = resolve(
+        query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
+    )
+    out: Array = backend.forward(problem)
+    return out[0] if one_head else out  # type: ignore[index]
+
+
+def measure(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    scale: float | str | ScaleRule | None = None,
+    causal: bool = False,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    query_offset: Any = None,
+    key_lengths: Any = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> tuple[Array, Reading]:
+    """attention() and, out of the same pass over the scores, a Reading with one number per query row.
+
+    The output is that of attention() with the same arguments, (..., heads, n_query, d_v); the fields of the Reading are
+    (..., heads, n_query), float32 (float64 for float64 input). No n_query x n_key array exists at any moment. A row
+    that sees no key reads log_sum_exp -inf, entropy 0, keys 0.
+
+    >>> import numpy as np, rootdk
+    >>> q = np.zeros((2, 4, 8), np.float32)
+    >>> out, reading = rootdk.measure(q, q, q, causal=True)
+    >>> reading.keys[0].tolist(), reading.entropy_ratio[0, 1:].round(3).tolist()
+    ([1, 2, 3, 4], [1.0, 1.0, 1.0])
+    """
+    backend, problem, one_head = resolve(
+        query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
+    )
+    out, fields = backend.measure(problem)
+    if one_head:
+        out, fields = out[0], {name: field[0] for name, field in fields.items()}
+    return out, Reading(**fields, has_sinks=problem.sinks is not None)
+
+
+def attention_vjp(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    scale: float | str | ScaleRule | None = None,
+    causal: bool = False,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    query_offset: Any = None,
+    key_lengths: Any = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
+    """attention() and its pull-back: pull_back(d_out) -> d_query, d_key, d_value, the gradient of sum(d_out * out).
+
+    With P the weights, D = d_out V' and ds = P * (D - rowsum(P * D)):
+
+        d_value = P' d_out      d_query = scale * ds K      d_key = scale * ds' Q
+
+    d_out has the shape and type of the output, the gradients those of the inputs; shared key heads add up. A row with
+    every key hidden contributes 0. The inputs are kept, not copied: pull back before changing them in place.
+
+    >>> import numpy as np, rootdk
+    >>> q = np.array([[1.0, 0, 1, 0]])
+    >>> k = np.array([[0.0, 1, 1, 1], [1, 0, 1, 0]])
+    >>> v = np.array([[1.0, 0], [0, 1]])
+    >>> out, pull_back = rootdk.attention_vjp(q, k, v)
+    >>> d_query, d_key, d_value = pull_back(np.array([[1.0, 0]]))
+    >>> d_value.round(4)
+    array([[0.3775, 0.    ],
+           [0.6225, 0.    ]])
+    """
+    backend, problem, one_head = resolve(
+        query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
+    )
+    out, pull = backend.vjp(problem)
+    out = out[0] if one_head else out
+
+    def pull_back(d_out: Array) -> tuple[Array, Array, Array]:
+        """d_query, d_key, d_value for one d_out of the shape and type of the output."""
+        grad = backend.gradient(d_out, problem.query, out.shape)
+        d_query, d_key, d_value = pull(grad[None] if one_head else grad)
+        return (d_query[0], d_key[0], d_value[0]) if one_head else (d_query, d_key, d_value)
+
+    return out, pull_back
+
+
+def num_threads() -> int:
+    """How many threads a call may use: ROOTDK_NUM_THREADS, or the CPUs that this process may run on.
+
+    >>> import rootdk
+    >>> rootdk.num_threads() >= 1
+    True
+    """
+    return int(kernel().num_threads())
+
+
+def set_num_threads(n: int) -> None:
+    """Let every later call use up to n threads; the results do not change by a bit.
+
+    >>> import rootdk
+    >>> before = rootdk.num_threads()
+    >>> rootdk.set_num_threads(1); rootdk.num_threads()
+    1
+    >>> rootdk.set_num_threads(before)
+    """
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise ArgumentTypeError(f"n: must be an int >= 1, got {type_name(n)}")
+    if n < 1:
+        raise ArgumentError(f"n: must be an int >= 1, got {n}")
+    kernel().set_num_threads(n)

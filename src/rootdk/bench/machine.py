@@ -1,0 +1,44 @@
+"""What a number was measured on. A time without its machine says nothing."""
+
+import os
+import platform
+from pathlib import Path
+
+import numpy as np
+
+import rootdk
+from rootdk import _kernel
+
+
+def cpus_allowed() -> int:
+    """How many CPUs this process may use: affinity, where the system knows it, and not the size of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """Name of the processor as the system gives it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe() -> dict[str, str | int | list[str]]:
+    """Facts about the package and the machine, in the order that they are shown."""
+    return {
+        "rootdk": rootdk.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "kernel target": _kernel.target(),
+        "targets available": list(_kernel.targets()),
+        "threads": _kernel.num_threads(),
+        "compiler": _kernel.compiler(),
+        "element types": ["float32", "float64", "float16", "bfloat16"],
+        "cpu": cpu_model(),
+        "cpus allowed": cpus_allowed(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }

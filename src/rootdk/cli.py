@@ -1,0 +1,180 @@
+"""The command line. Each command imports what it needs inside itself, so that `rootdk info` pays for nothing else."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rootdk import __version__
+
+if TYPE_CHECKING:
+    from rootdk.first_look import Look
+
+# Past this the first look would no longer be a look; the operator itself has no such limit.
+LARGEST_D_K, LARGEST_KEYS, LARGEST_ROWS = 8192, 262_144, 65_536
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--d-k",
+    type=click.IntRange(1, LARGEST_D_K),
+    multiple=True,
+    default=(64, 512),
+    show_default=True,
+    help="Length of q and k; repeat it.",
+)
+@click.option(
+    "--rule", multiple=True, default=("none", "sqrt", "dk"), show_default=True, help="Name of a scale rule; repeat it."
+)
+@click.option(
+    "--keys", type=click.IntRange(2, LARGEST_KEYS), default=1024, show_default=True, help="Keys that each query sees."
+)
+@click.option(
+    "--rows", type=click.IntRange(1, LARGEST_ROWS), default=1024, show_default=True, help="Queries to measure."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random q and k.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@click.version_option(__version__, message="rootdk %(version)s")
+@click.pass_context
+def main(
+    ctx: click.Context, d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed: int, as_json: bool
+) -> None:
+    """Attention that can be measured.
+
+    Without a command: a first look at what the scale does. The same random q and k go through rootdk.measure under
+    every rule.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_stray_options(ctx)
+        return
+    from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
+    from rootdk.first_look import look, meaning
+
+    try:
+        looks = look(d_k, rule, keys, rows, seed)
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise click.UsageError(str(error), ctx) from error
+    except RootdkError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(
+            json.dumps({"seed": seed, "looks": [one.to_dict() for one in looks], "meaning": meaning(looks)}, indent=2)
+        )
+    else:
+        _print_looks(looks, meaning(looks))
+
+
+def _refuse_stray_options(ctx: click.Context) -> None:
+    """`rootdk --keys 9 info` would drop the option without a word; say so instead."""
+    for name in ctx.params:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = next(p.opts[0] for p in ctx.command.params if p.name == name)
+            raise click.UsageError(f"{option} belongs to the first look and not to '{ctx.invoked_subcommand}'", ctx)
+
+
+def _print_looks(looks: Sequence["Look"], line: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from rootdk.scaling import rule
+
+    formulas = ", ".join(f"{name} = {rule(name).formula}" for name in dict.fromkeys(one.rule for one in looks))
+    table = Table(
+        title=f"{looks[0].rows} random queries over {looks[0].keys} keys, scores times a scale: {formulas}",
+        caption="means over queries of variance, entropy; medians of effective keys, trace of the softmax Jacobian",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("d_k", justify="right")
+    table.add_column("scale")
+    for heading in ("score variance", "entropy / ln n", "effective keys", "rows with p > .99", "Jacobian trace"):
+        table.add_column(heading, justify="right")
+    for number, one in enumerate(looks):
+        table.add_row(
+            str(one.d_k),
+            one.rule,
+            f"{one.score_variance:.3g}",
+            f"{one.entropy_ratio:.3f}",
+            f"{one.effective_keys:.1f}",
+            f"{one.saturated:.1%}",
+            f"{one.jacobian_trace:.3f}",
+            end_section=number + 1 == len(looks) or looks[number + 1].d_k != one.d_k,
+        )
+    console = Console()
+    console.print(table)
+    console.print(line, highlight=False, markup=False)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a list.")
+def info(as_json: bool) -> None:
+    """Version, kernel target in use, threads."""
+    from rootdk.bench.machine import describe
+
+    facts = describe()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        click.echo(f"{name:<{width}}  {', '.join(value) if isinstance(value, list) else value}")
+
+
+@main.command()
+@click.option(
+    "--what",
+    type=click.Choice(["forward", "measure", "backward", "memory", "all"]),
+    multiple=True,
+    default=("all",),
+    show_default=True,
+    help="What to time; repeat it.",
+)
+@click.option(
+    "--peer",
+    "peers",
+    type=click.Choice(["torch", "onnxruntime", "jax", "openvino", "numpy"]),
+    multiple=True,
+    help="Compare with this library only; repeat it. Default: all that are installed.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    default=None,
+    help="Threads for every contestant. Default: the CPUs this process may use.",
+)
+@click.option("--quick", is_flag=True, help="A few small shapes and few calls: to see that it works, not to quote.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the JSON to this file too."
+)
+def bench(
+    what: tuple[str, ...], peers: tuple[str, ...], threads: int | None, quick: bool, as_json: bool, output: Path | None
+) -> None:
+    """Side by side with other libraries, call by call in one run."""
+    from rootdk.bench.launch import BenchError, Options, run
+    from rootdk.bench.machine import cpus_allowed
+
+    sections = ("forward", "measure", "backward", "memory") if "all" in what else what
+    options = Options(sections=sections, peers=peers, threads=threads or cpus_allowed(), quick=quick)
+    try:
+        report: dict[str, Any] = run(options)
+    except BenchError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        from rootdk.bench.table import show
+
+        show(report)
+    # Last, so that a full disk does not cost the minutes just spent.
+    if output is not None:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
+        click.echo(f"written to {output}", err=True)

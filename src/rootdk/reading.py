@@ -1,0 +1,308 @@
+"""Reading: what a measured attention tells, row by row.
+
+The fields are what one pass over the scores can add up; everything else is derived from them. They are arrays of the
+caller's library, so the derived quantities use only operators and functions that NumPy and torch share by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _views
+from .errors import ArgumentError, ArgumentTypeError
+from .summary import HeadSummary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# The float fields in the order in which the kernel writes them.
+FIELDS = ("log_sum_exp", "max", "min", "mean", "variance", "entropy", "p_squared", "p_cubed", "sink_mass")
+_KIND = "rootdk.Reading"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reading:
+    """One number per query row, each field of shape (..., heads, n_query). s are the logits that enter the softmax.
+
+    log_sum_exp   log of the denominator, sink included; -inf for a row that sees nothing
+    max, min, mean, variance   of s over the visible keys (variance divides by their number)
+    entropy       log_sum_exp - sum p*s in nats; a sink counts as one more outcome
+    p_squared, p_cubed   sum p^2 and sum p^3 over keys
+    sink_mass     the weight that the sink takes, 0 without sinks
+    keys          how many keys the row sees
+    has_sinks     whether a sink took part
+
+    A row that sees nothing has keys 0, max -inf, min +inf and 0 elsewhere. A row with a NaN or +inf logit has NaN in
+    every field but `keys`. All of it describes the weights before dropout.
+
+    >>> import numpy as np, rootdk
+    >>> q, k, v = np.eye(4, dtype=np.float32), np.zeros((8, 4), np.float32), np.ones((8, 2), np.float32)
+    >>> out, reading = rootdk.measure(q, k, v)
+    >>> reading.effective_keys.tolist()
+    [8.0, 8.0, 8.0, 8.0]
+    """
+
+    log_sum_exp: Any
+    max: Any
+    min: Any
+    mean: Any
+    variance: Any
+    entropy: Any
+    p_squared: Any
+    p_cubed: Any
+    sink_mass: Any
+    keys: Any
+    has_sinks: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., heads, n_query)."""
+        return tuple(self.keys.shape)
+
+    @property
+    def std(self) -> Any:
+        """Standard deviation of the logits inside the row."""
+        return _library(self).sqrt(self.variance)
+
+    @property
+    def top_probability(self) -> Any:
+        """exp(max - log_sum_exp), the largest weight; 0 for a row that sees nothing."""
+        xp, some = _library(self), self.keys > 0
+        gap = xp.where(some, self.max, 0.0) - xp.where(some, self.log_sum_exp, 0.0)
+        return xp.where(some, xp.exp(gap), 0.0)
+
+    @property
+    def effective_keys(self) -> Any:
+        """(sum p)^2 / sum p^2, from 1 (one key takes all) to `keys` (all alike); 0 for a row that sees nothing.
+
+        NaN where a sink leaves so little that sum p^2 underflows.
+        """
+        xp = _library(self)
+        mass, some = 1.0 - self.sink_mass, self.p_squared > 0
+        count = mass * mass / xp.where(some, self.p_squared, 1.0)
+        # The bounds are exact; only rounding, above all of 1 - sink_mass, crosses them.
+        count = xp.where(count < 1.0, 1.0, count)
+        keys = _key_count(self)
+        count = xp.where(count > keys, keys, count)
+        unknown = self.p_squared + float("nan")
+        return xp.where(self.keys == 0, 0.0, xp.where(some, count, unknown))
+
+    @property
+    def entropy_ratio(self) -> Any:
+        """entropy / ln(outcomes), 1 for equal weights; outcomes are the keys and the sink. NaN below two outcomes."""
+        xp = _library(self)
+        outcomes = _key_count(self) + (1.0 if self.has_sinks else 0.0)
+        ratio = self.entropy / xp.log(xp.where(outcomes > 1.0, outcomes, 2.0))
+        return xp.where(outcomes > 1.0, ratio, float("nan"))
+
+    @property
+    def jacobian_trace(self) -> Any:
+        """sum p - sum p^2, the trace of diag(p) - p p': how much the weights can still move."""
+        xp = _library(self)
+        trace = (1.0 - self.sink_mass) - self.p_squared
+        return xp.where((self.keys == 0) | (trace < 0.0), 0.0, trace)
+
+    @property
+    def jacobian_norm(self) -> Any:
+        """sqrt(sum p^2 - 2 sum p^3 + (sum p^2)^2), the Frobenius norm of diag(p) - p p'.
+
+        A difference of numbers near 1 in a saturated row: below about 1e-3 a float32 value is rounding.
+        """
+        xp = _library(self)
+        square = self.p_squared - 2.0 * self.p_cubed + self.p_squared * self.p_squared
+        return xp.sqrt(xp.where(square < 0.0, 0.0, square))
+
+    def saturated(self, threshold: float = 0.99) -> Any:
+        """Whether one key takes more than `threshold` of the weight. False for a row of NaN: see `non_finite`."""
+        return self.top_probability > threshold
+
+    @property
+    def non_finite(self) -> Any:
+        """Whether the row sees a NaN or +inf logit."""
+        return self.variance != self.variance
+
+    def by_head(self, min_keys: int = 1) -> HeadSummary:
+        """Medians, means, extremes and shares per head, over the finite rows that see at least `min_keys` keys.
+
+        >>> import numpy as np, rootdk
+        >>> q = np.random.default_rng(0).standard_normal((2, 3, 16, 8))
+        >>> rootdk.measure(q, q, q)[1].by_head().rows.tolist()
+        [32, 32, 32]
+        """
+        if not min_keys >= 1:
+            raise ArgumentError(f"min_keys: must be at least 1, got {min_keys!r}")
+        return _summarise(self, min_keys)
+
+    @staticmethod
+    def concatenate(readings: Sequence[Reading], axis: int = -1) -> Reading:
+        """One reading from blocks: of rows (axis -1), of heads (axis -2) or of a batch (axis 0).
+
+        >>> import numpy as np, rootdk
+        >>> q = np.random.default_rng(0).standard_normal((2, 6, 8))
+        >>> parts = [rootdk.measure(q[:, rows], q, q)[1] for rows in (slice(0, 2), slice(2, 6))]
+        >>> Reading.concatenate(parts).shape
+        (2, 6)
+        """
+        if not readings:
+            raise ArgumentError("readings: must hold at least one Reading, got none")
+        for reading in readings:
+            if not isinstance(reading, Reading):
+                raise ArgumentTypeError(f"readings: must hold Readings, got {type(reading).__name__}")
+            if reading.has_sinks != readings[0].has_sinks:
+                raise ArgumentError("readings: must all be with sinks or all without, got both")
+        xp = _library(readings[0])
+        columns = {n: xp.concatenate([getattr(r, n) for r in readings], axis=axis) for n in (*FIELDS, "keys")}
+        return Reading(**columns, has_sinks=readings[0].has_sinks)
+
+    def merge(self, other: Reading) -> Reading:
+        """The reading of the same rows over both sets of keys, where the sets have no key in common.
+
+        Exact but for rounding: weights by log-sum-exp, variance by the formula of Chan, Golub and LeVeque. A sink
+        belongs to one of the two only, or it would be counted twice.
+
+        >>> import numpy as np, rootdk
+        >>> q = np.random.default_rng(0).standard_normal((2, 6, 8))
+        >>> whole = rootdk.measure(q, q, q)[1]
+        >>> merged = rootdk.measure(q, q[:, :2], q[:, :2])[1].merge(rootdk.measure(q, q[:, 2:], q[:, 2:])[1])
+        >>> bool(np.allclose(merged.entropy, whole.entropy, rtol=1e-12))
+        True
+        """
+        if not isinstance(other, Reading):
+            raise ArgumentTypeError(f"other: must be a Reading, got {type(other).__name__}")
+        if self.shape != other.shape:
+            raise ArgumentError(f"other: must have the shape {self.shape} of this reading, got {other.shape}")
+        if self.has_sinks and other.has_sinks:
+            raise ArgumentError("other: must be measured without sinks if this reading has them, got sinks in both")
+        return _merge(self, other)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists in C order with shape and type, ready for JSON; `from_dict` is the way back."""
+        return {
+            "kind": _KIND,
+            "shape": list(self.shape),
+            "dtype": str(self.variance.dtype).rpartition(".")[2],
+            "has_sinks": self.has_sinks,
+            "fields": {name: _views.encode(getattr(self, name)) for name in (*FIELDS, "keys")},
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        import json
+
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Reading:
+        """The reading that `to_dict` was called on, as NumPy arrays."""
+        _views.expect_kind(data, _KIND)
+        columns = {name: _views.decode(data["fields"][name], data["dtype"], data["shape"]) for name in FIELDS}
+        keys = _views.decode(data["fields"]["keys"], "int64", data["shape"])
+        return cls(**columns, keys=keys, has_sinks=bool(data["has_sinks"]))
+
+    def __repr__(self) -> str:
+        return f"Reading(shape={self.shape}, dtype={self.variance.dtype}, has_sinks={self.has_sinks})"
+
+    def _repr_html_(self) -> str:
+        return _views.html_table(*self._table())
+
+    def __rich__(self) -> Table:
+        return _views.rich_table(*self._table())
+
+    def _table(self) -> tuple[str, list[str], list[list[str]]]:
+        title, columns, cells = self.by_head().table()
+        return f"Reading {self.shape}, {title}", columns, cells
+
+
+def _library(reading: Reading) -> Any:
+    """numpy or torch: the module that the fields' own type comes from."""
+    return sys.modules[type(reading.variance).__module__.partition(".")[0]]
+
+
+def _key_count(reading: Reading) -> Any:
+    """`keys` in the type of the other fields, so that dividing by it does not change the type."""
+    return _library(reading).asarray(reading.keys, dtype=reading.variance.dtype)
+
+
+def _merge(a: Reading, b: Reading) -> Reading:
+    xp = _library(a)
+    # By hand, because NumPy's logaddexp warns of every NaN, and a row of NaN is a result like any other.
+    higher = xp.maximum(a.log_sum_exp, b.log_sum_exp)
+    nothing = higher == -float("inf")
+    level = xp.where(nothing, 0.0, higher)  # nothing seen by either: -inf - -inf would be NaN
+    size_a, size_b = xp.exp(a.log_sum_exp - level), xp.exp(b.log_sum_exp - level)
+    size = xp.where(nothing, 1.0, size_a + size_b)
+    share_a, share_b = size_a / size, size_b / size
+    # How far each part's denominator lies below the whole; a part that sees nothing has no weight to move.
+    drop_a = xp.where(size_a == 0.0, 0.0, xp.log(size) + (level - a.log_sum_exp))
+    drop_b = xp.where(size_b == 0.0, 0.0, xp.log(size) + (level - b.log_sum_exp))
+    count_a, count_b = _key_count(a), _key_count(b)
+    count = xp.where(count_a + count_b == 0.0, 1.0, count_a + count_b)
+    part_a, part_b = count_a / count, count_b / count
+    apart = xp.where((a.keys == 0) | (b.keys == 0), 0.0, b.mean - a.mean)
+    return Reading(
+        log_sum_exp=xp.where(nothing, higher, level + xp.log(size)),
+        max=xp.maximum(a.max, b.max),
+        min=xp.minimum(a.min, b.min),
+        mean=part_a * a.mean + part_b * b.mean,
+        variance=part_a * a.variance + part_b * b.variance + part_a * part_b * apart * apart,
+        entropy=share_a * (a.entropy + drop_a) + share_b * (b.entropy + drop_b),
+        p_squared=share_a * share_a * a.p_squared + share_b * share_b * b.p_squared,
+        p_cubed=share_a * share_a * share_a * a.p_cubed + share_b * share_b * share_b * b.p_cubed,
+        sink_mass=share_a * a.sink_mass + share_b * b.sink_mass,
+        keys=a.keys + b.keys,
+        has_sinks=a.has_sinks or b.has_sinks,
+    )
+
+
+def _summarise(reading: Reading, min_keys: int) -> HeadSummary:
+    def by_head(array: Any) -> NDArray[Any]:
+        # (..., heads, n_query) -> (heads, rows); a reading of a single head without an axis for it is one head.
+        rows = np.asarray(array)
+        rows = rows[None] if rows.ndim == 1 else np.moveaxis(rows, -2, 0)
+        return rows.reshape(rows.shape[0], int(np.prod(rows.shape[1:])))
+
+    keys, broken = by_head(reading.keys), by_head(reading.non_finite)
+    seen = keys >= min_keys
+    used = seen & ~broken
+
+    def over_rows(array: Any, statistic: Any) -> NDArray[np.float64]:
+        columns = by_head(array).astype(np.float64)
+        chosen = [column[use & ~np.isnan(column)] for column, use in zip(columns, used, strict=True)]
+        return np.array([statistic(column) if column.size else np.nan for column in chosen], np.float64)
+
+    trace, norm = reading.jacobian_trace, reading.jacobian_norm
+    top, effective, ratio = reading.top_probability, reading.effective_keys, reading.entropy_ratio
+    return HeadSummary(
+        rows=np.full(keys.shape[0], keys.shape[1], np.int64),
+        hidden_rows=(~seen).sum(axis=1),
+        non_finite_rows=(seen & broken).sum(axis=1),
+        mean_keys=over_rows(reading.keys, np.mean),
+        mean_std=over_rows(reading.std, np.mean),
+        median_std=over_rows(reading.std, np.median),
+        mean_variance=over_rows(reading.variance, np.mean),
+        median_variance=over_rows(reading.variance, np.median),
+        max_logit=over_rows(reading.max, np.max),
+        min_logit=over_rows(reading.min, np.min),
+        mean_log_sum_exp=over_rows(reading.log_sum_exp, np.mean),
+        min_log_sum_exp=over_rows(reading.log_sum_exp, np.min),
+        mean_entropy=over_rows(reading.entropy, np.mean),
+        mean_entropy_ratio=over_rows(ratio, np.mean),
+        median_entropy_ratio=over_rows(ratio, np.median),
+        mean_effective_keys=over_rows(effective, np.mean),
+        median_effective_keys=over_rows(effective, np.median),
+        mean_top_probability=over_rows(top, np.mean),
+        median_top_probability=over_rows(top, np.median),
+        saturated=over_rows(reading.saturated(), np.mean),
+        mean_p_squared=over_rows(reading.p_squared, np.mean),
+        mean_jacobian_trace=over_rows(trace, np.mean),
+        median_jacobian_trace=over_rows(trace, np.median),
+        mean_jacobian_norm=over_rows(norm, np.mean),
+        median_jacobian_norm=over_rows(norm, np.median),
+        mean_sink_mass=over_rows(reading.sink_mass, np.mean),
+    )

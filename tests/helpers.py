@@ -1,0 +1,228 @@
+"""Random problems, and error budgets that come from theory: 2 x (error of the plain same-precision version + rounding).
+
+A budget is never tuned. Its two parts:
+
+plain      the reference formulas computed in the kernel's precision, compared with the judge (float64; longdouble for
+           float64 problems, since float64 cannot judge itself)
+rounding   what any implementation must be allowed: with u the unit roundoff of the compute type and A the largest
+           scale * sum |q||k|, one rounding of each query component moves a logit by u*A, adding the bias by another
+           u*|s|, and exp, sum and division move a weight by a few u. So logits carry delta = u*(2A + 4), and a weight
+           the relative error 2*delta. The result is then rounded once more to the type it is stored in.
+"""
+
+import inspect
+import types
+from typing import Any
+
+import numpy as np
+
+from rootdk import api, scaling
+from rootdk._arguments import resolve
+from rootdk._backends import reference
+from rootdk._backends.problem import Problem
+
+# Defaults come from the public signature, so that the tests see what a user gets.
+_OPTIONS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(api.attention).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+}
+
+
+def problem_of(query: Any, key: Any, value: Any, **options: Any) -> Problem:
+    """The Problem that attention(query, key, value, **options) hands down."""
+    unknown = options.keys() - _OPTIONS.keys()
+    assert not unknown, f"no such options: {unknown}"
+    return resolve(query, key, value, *(options.get(name, default) for name, default in _OPTIONS.items()))[1]
+
+
+def random_arrays(
+    rng: np.random.Generator,
+    leading: tuple[int, ...] = (2,),
+    heads: int = 4,
+    kv_heads: int = 2,
+    n_query: int = 7,
+    n_key: int = 9,
+    d_k: int = 8,
+    d_v: int = 5,
+    dtype: Any = np.float64,
+) -> tuple[Any, Any, Any]:
+    """query, key, value with standard normal components."""
+    shapes = ((*leading, heads, n_query, d_k), (*leading, kv_heads, n_key, d_k), (*leading, kv_heads, n_key, d_v))
+    query, key, value = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    return query, key, value
+
+
+def option_sets(
+    rng: np.random.Generator, leading: tuple[int, ...] = (2,), heads: int = 4, n_query: int = 7, n_key: int = 9
+) -> dict[str, dict[str, Any]]:
+    """Every option of the operator once, and all of them together, for arrays of random_arrays()."""
+    scores = (*leading, heads, n_query, n_key)
+    mask = rng.random((n_query, n_key)) < 0.7
+    bias = rng.standard_normal((heads, 1, n_key))
+    lengths = rng.integers(n_key // 2, n_key + 1, leading)
+    every = {
+        "causal": True,
+        "mask": rng.random(scores) < 0.8,
+        "bias": rng.standard_normal(scores),
+        "window": (4, 3),
+        "key_lengths": lengths,
+        "softcap": 3.0,
+        "sinks": rng.standard_normal(heads),
+        "scale": scaling.llama4(2, 0.5),
+        "dropout": 0.3,
+        "seed": 11,
+    }
+    return {
+        "nothing": {},
+        "scale": {"scale": 0.7},
+        "scale zero": {"scale": 0.0},
+        "scale negative": {"scale": -0.4},
+        "scale by length": {"scale": "entropy_invariant", "key_lengths": lengths},
+        "causal": {"causal": True},
+        "causal top-left": {"causal": True, "query_offset": 0},
+        "offset per batch": {"causal": True, "query_offset": rng.integers(-3, n_key, leading)},
+        "mask": {"mask": mask},
+        "bias": {"bias": bias},
+        "window": {"window": 2},
+        "window one side": {"window": (None, 1), "query_offset": 1},
+        "lengths": {"key_lengths": lengths},
+        "causal lengths": {"causal": True, "key_lengths": lengths},
+        "softcap": {"softcap": 1.5, "scale": 1.0},
+        "sinks": {"sinks": rng.standard_normal(heads)},
+        "dropout": {"dropout": 0.4, "seed": 2**63 + 5},
+        "everything": every,
+    }
+
+
+class RecordingKernel(types.ModuleType):
+    """Takes the place of the compiled module and keeps the arguments of the last call."""
+
+    def __init__(self) -> None:
+        super().__init__("rootdk._kernel")
+        self.forward_arguments: tuple[object, ...] = ()
+        self.backward_arguments: tuple[object, ...] = ()
+        self.threads = 3
+
+    def forward(self, *arguments: object) -> None:
+        self.forward_arguments = arguments
+
+    def backward(self, *arguments: object) -> None:
+        self.backward_arguments = arguments
+
+    def num_threads(self) -> int:
+        return self.threads
+
+    def set_num_threads(self, n: int) -> None:
+        self.threads = n
+
+
+def unit_roundoff(dtype: Any) -> float:
+    """Half the distance from 1 to the next number of the type; bfloat16 keeps 8 bits and NumPy cannot tell."""
+    dtype = np.dtype(dtype)
+    return 2.0**-8 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps) / 2
+
+
+def compute_type(dtype: Any) -> Any:
+    """What the kernel adds up in."""
+    return np.float64 if np.dtype(dtype) == np.float64 else np.float32
+
+
+def judge_type(dtype: Any) -> Any:
+    return np.longdouble if np.dtype(dtype) == np.float64 else np.float64
+
+
+def forward_budget(problem: Problem) -> tuple[Any, float]:
+    """What the output must be, and how far from it a result may lie."""
+    dtype = problem.query.dtype
+    expected = reference.forward(problem, judge_type(dtype))
+    plain = reference.plain(problem, dtype)
+    rounding = 2 * _logit_error(problem) * _largest(problem.value) / (1 - problem.dropout)
+    rounding += unit_roundoff(dtype) * _largest(expected)
+    return expected, 2 * (_difference(plain, expected) + rounding)
+
+
+def measure_budget(problem: Problem) -> dict[str, tuple[Any, float]]:
+    """The same for every float field of a Reading."""
+    dtype = problem.query.dtype
+    expected = reference.measure(problem, judge_type(dtype))[1]
+    plain = reference.measure(problem, compute_type(dtype))[1]
+    delta = _logit_error(problem)
+    shown = expected["keys"] > 0
+    spread = _largest(np.where(shown, expected["max"], 0) - np.where(shown, expected["min"], 0))
+    moves = {
+        "variance": 2 * spread * delta,
+        "entropy": 2 * delta * (1 + spread),
+        "p_squared": 4 * delta,
+        "p_cubed": 6 * delta,
+        "sink_mass": 2 * delta,
+    }
+    budget = {}
+    for name in reference.FIELDS:
+        rounding = moves.get(name, delta) + unit_roundoff(compute_type(dtype)) * _largest(expected[name])
+        budget[name] = (expected[name], 2 * (_difference(plain[name], expected[name]) + rounding))
+    return budget
+
+
+def gradient_budget(problem: Problem, d_out: Any) -> list[tuple[Any, float]]:
+    """The same for d_query, d_key, d_value. The size of a gradient is that of its formula in absolute values."""
+    dtype = problem.query.dtype
+    expected = reference.backward(problem, d_out, judge_type(dtype))[:3]
+    plain = reference.backward(problem, d_out, compute_type(dtype))[:3]
+    # Half types keep the output rounded, and the pull-back reads it again.
+    relative = 2 * _logit_error(problem) + unit_roundoff(dtype)
+    budget = []
+    for result, rough, size in zip(expected, plain, _gradient_sizes(problem, d_out), strict=True):
+        rounding = relative * size + unit_roundoff(dtype) * _largest(result)
+        budget.append((result, 2 * (_difference(rough.astype(dtype), result) + rounding)))
+    return budget
+
+
+def assert_within(actual: Any, expected: Any, bound: float, what: str = "result") -> None:
+    """Equal NaN and inf, and no other element further away than the bound."""
+    assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
+    wide = np.asarray(actual).astype(expected.dtype)
+    np.testing.assert_array_equal(np.isnan(wide), np.isnan(expected), err_msg=f"{what}: NaN in the wrong place")
+    infinite = np.isinf(expected)
+    np.testing.assert_array_equal(wide[infinite], expected[infinite], err_msg=f"{what}: infinities differ")
+    error = _difference(wide, expected)
+    assert error <= bound, f"{what}: error {error:.3g} above the budget {bound:.3g}"
+
+
+def _logit_error(problem: Problem) -> float:
+    query, key = (np.abs(np.nan_to_num(a.astype(np.float64))) for a in (problem.query, problem.key))
+    factor = abs(problem.scale) * (1.0 if problem.row_scale is None else _largest(problem.row_scale))
+    group = problem.query.shape[-3] // max(problem.key.shape[-3], 1)
+    size = factor * _largest(query @ np.swapaxes(np.repeat(key, group, axis=-3), -1, -2))
+    for extra in (problem.bias, problem.sinks):
+        size += 0.0 if extra is None else _largest(extra)
+    return unit_roundoff(compute_type(problem.query.dtype)) * (2 * size + 4)
+
+
+def _gradient_sizes(problem: Problem, d_out: Any) -> tuple[float, float, float]:
+    group = problem.query.shape[-3] // max(problem.key.shape[-3], 1)
+    query, key, value, grad = (
+        np.abs(np.nan_to_num(a.astype(np.float64))) for a in (problem.query, problem.key, problem.value, d_out)
+    )
+    key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
+    weights = np.nan_to_num(reference.weights(problem))
+    factor = abs(problem.scale) * (1.0 if problem.row_scale is None else _largest(problem.row_scale))
+    pulled = (grad @ np.swapaxes(value, -1, -2)) / (1 - problem.dropout)
+    d_logits = factor * weights * (pulled + (weights * pulled).sum(axis=-1, keepdims=True))
+    d_value = np.swapaxes(weights, -1, -2) @ grad / (1 - problem.dropout)
+    return (
+        _largest(d_logits @ key),
+        group * _largest(np.swapaxes(d_logits, -1, -2) @ query),
+        group * _largest(d_value),
+    )
+
+
+def _largest(array: Any) -> float:
+    wide = np.abs(np.asarray(array).astype(np.float64))
+    wide = wide[np.isfinite(wide)]
+    return float(wide.max()) if wide.size else 0.0
+
+
+def _difference(actual: Any, expected: Any) -> float:
+    finite = np.isfinite(expected)
+    return _largest(actual.astype(expected.dtype)[finite] - expected[finite])

@@ -1,0 +1,71 @@
+"""`import rootdk` in a fresh process: which libraries it loads, and how long it takes."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# numpy is the only one that may be loaded.
+FOREIGN = ("torch", "jax", "scipy", "click", "rich", "plotly", "ml_dtypes", "onnxruntime", "openvino", "transformers")
+
+
+def fresh(code: str) -> str:
+    """What the code prints in a new interpreter."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def foreign_after(statement: str) -> list[str]:
+    return fresh(f"""
+        import sys
+        {statement}
+        print(*sorted(set(sys.modules) & set({FOREIGN!r})))
+    """).split()
+
+
+def test_import_loads_no_framework() -> None:
+    assert foreign_after("import rootdk") == []
+
+
+def test_the_test_above_can_fail() -> None:
+    assert foreign_after("import rootdk, ml_dtypes") == ["ml_dtypes"]
+    assert foreign_after("import rootdk, rich.console") == ["rich"]
+
+
+def test_a_call_on_numpy_arrays_loads_no_framework() -> None:
+    call = "import numpy, rootdk; q = numpy.zeros((4, 8)); rootdk.measure(q, q, q, causal=True)[1].by_head().to_json()"
+    assert foreign_after(call) == []
+
+
+def test_bfloat16_is_recognised_without_importing_ml_dtypes_first() -> None:
+    """The adapter goes by the name of the type, so it works whichever of the two is imported first."""
+    assert fresh("""
+        import numpy, rootdk
+        from rootdk._arguments import resolve
+        import ml_dtypes
+        q = numpy.zeros((4, 8), ml_dtypes.bfloat16)
+        print(resolve(q, q, q, *[None, False] + [None] * 7, 0.0, None)[1].query.dtype)
+    """).split() == ["bfloat16"]
+
+
+def test_the_compiled_kernel_loads_at_the_first_call_only() -> None:
+    assert fresh("import rootdk, sys; print('rootdk._kernel' in sys.modules)").split() == ["False"]
+
+
+@pytest.mark.parametrize("module", ["rootdk.theory", "rootdk.torch", "rootdk.api"])
+def test_the_public_page_is_small(module: str) -> None:
+    """Submodules that need a framework are not loaded by the package itself."""
+    loaded = fresh(f"import rootdk, sys; print({module!r} in sys.modules)").split() == ["True"]
+    assert loaded == (module == "rootdk.api")
+
+
+def test_import_time_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed and not judged: a loaded machine must not fail the suite. The target is 0.15 s, NumPy included."""
+    code = "from time import perf_counter as now; start = now(); import rootdk; print(now() - start)"
+    seconds = float(fresh(code))
+    with capsys.disabled():
+        print(f"\nimport rootdk: {seconds * 1e3:.0f} ms (target 150 ms)")
+    assert seconds > 0

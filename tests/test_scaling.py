@@ -1,0 +1,127 @@
+"""The scale rules: formulas by hand, variance by simulation, names, and how a rule reaches the problem."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import problem_of, random_arrays
+
+from rootdk import ArgumentError, ArgumentTypeError, ScaleRule, scaling
+
+# Every rule once with numbers worked out on paper: d_k = 64, so that 1/sqrt(d_k) = 1/8.
+BY_HAND = [
+    (scaling.rule("none"), 0, 0, 1.0),
+    (scaling.rule("sqrt"), 0, 0, 1 / 8),
+    (scaling.rule("dk"), 0, 0, 1 / 64),
+    (scaling.rule("t5"), 0, 0, 1.0),
+    (scaling.mup(16), 0, 0, 4 / 64),
+    (scaling.query_pre_attn_scalar(144), 0, 0, 1 / 12),
+    (scaling.attention_multiplier(0.0078125), 0, 0, 1 / 128),
+    (scaling.layer_scaled(4), 0, 0, 1 / 40),
+    (scaling.rule("entropy_invariant"), 512**2, 0, 2 / 8),
+    (scaling.entropy_invariant(10, causal=True), 0, 999, 3 / 8),
+    (scaling.ssmax(0.5), math.e**4, 0, 2 / 8),
+    (scaling.ssmax(0.5, causal=True), 0, math.e**4 - 1, 2 / 8),
+    (scaling.qwen_log_n(100), 0, 50, 1 / 8),
+    (scaling.qwen_log_n(100), 0, 9999, 2 / 8),
+    (scaling.rule("llama4"), 0, 8190, 1 / 8),
+    (scaling.rule("llama4"), 0, 2 * 8192 - 1, (1 + 0.1 * math.log(3)) / 8),
+    (scaling.yarn(math.e**5), 0, 0, 2.25 / 8),
+    (scaling.yarn(0.5), 0, 0, 1 / 8),
+    (scaling.cosine(), 0, 0, 10.0),
+    (scaling.cosine(1000.0), 0, 0, 100.0),
+]
+
+
+@pytest.mark.parametrize(("rule", "keys", "position", "expected"), BY_HAND, ids=lambda x: getattr(x, "name", ""))
+def test_factor_by_hand(rule: ScaleRule, keys: Any, position: Any, expected: float) -> None:
+    assert rule.factor(64, keys, position) == pytest.approx(expected, rel=1e-14)
+    # Arrays give the same numbers, of a common shape.
+    many = rule.factor(64, np.full((2, 1), keys), np.full((2, 3), position))
+    np.testing.assert_allclose(many, expected, rtol=1e-14)
+
+
+def test_every_rule_is_tried_and_tells_where_it_comes_from() -> None:
+    tried = {rule.name.partition("(")[0] for rule, *_ in BY_HAND}
+    factories = {make.__name__ for make in scaling._FACTORIES}
+    assert tried == set(scaling.rules()) | factories
+    for rule, *_ in BY_HAND:
+        assert all((rule.formula, rule.variance, rule.users, rule.source)), rule.name
+
+
+@pytest.mark.parametrize(("rule", "keys", "position", "expected"), BY_HAND, ids=lambda x: getattr(x, "name", ""))
+def test_score_variance_is_what_random_inputs_show(rule: ScaleRule, keys: Any, position: Any, expected: float) -> None:
+    rng = np.random.default_rng(5)
+    rows, d_k = 40_000, 64
+    q, k = rng.standard_normal((2, rows, d_k))
+    if rule.unit_length:
+        q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
+    z = rule.factor(d_k, keys, position) * (q * k).sum(axis=-1)
+    # The sample variance of rows draws with excess kurtosis 6/d_k (less on the sphere) has this relative deviation.
+    deviation = math.sqrt((2 + 6 / d_k) / rows)
+    assert z.var() == pytest.approx(rule.score_variance(d_k, keys, position), rel=4.5 * deviation)
+
+
+def test_a_factor_that_needs_what_it_did_not_name_fails_loudly(rng: np.random.Generator) -> None:
+    rule = ScaleRule("forgot", "1/keys", lambda d_k, keys, position: 1 / keys)
+    with pytest.raises(TypeError):
+        problem_of(*random_arrays(rng), scale=rule)
+
+
+def test_rule_by_keys_is_one_number_without_lengths(rng: np.random.Generator) -> None:
+    problem = problem_of(*random_arrays(rng), scale="entropy_invariant")
+    assert problem.row_scale is None
+    assert problem.scale == pytest.approx(math.log(9) / math.log(512) / math.sqrt(8))
+
+
+def test_rule_by_keys_follows_the_lengths(rng: np.random.Generator) -> None:
+    problem = problem_of(*random_arrays(rng), scale=scaling.ssmax(1.0), key_lengths=[4, 0])
+    assert problem.scale == 1.0
+    np.testing.assert_allclose(problem.row_scale, np.broadcast_to([[math.log(4)], [0.0]], (2, 7)) / math.sqrt(8))
+    assert problem.row_scale.flags.c_contiguous
+
+
+def test_rule_by_position_follows_the_offset(rng: np.random.Generator) -> None:
+    problem = problem_of(*random_arrays(rng), scale=scaling.qwen_log_n(2), query_offset=[1, -5])
+    position = np.arange(7) + np.array([[1], [-5]])
+    expected = np.maximum(np.log2(np.maximum(position + 1, 1)), 1) / math.sqrt(8)
+    np.testing.assert_allclose(problem.row_scale, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        ("sqr", "got 'sqr'; did you mean 'sqrt'?"),
+        ("SQRT", "got 'SQRT'; did you mean 'sqrt'?"),
+        ("mup", "got 'mup'; mup needs a parameter: rootdk.scaling.mup(...)"),
+        ("xyzzy", "got 'xyzzy'"),
+    ],
+)
+def test_an_unknown_name_lists_the_known(name: str, ending: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        scaling.rule(name)
+    known = "scale: must be one of the names 'none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'llama4', "
+    assert str(caught.value) == known + ending
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: scaling.mup(0), "multiplier: must be a finite number > 0, got 0"),
+        (lambda: scaling.mup(math.inf), "multiplier: must be a finite number > 0, got inf"),
+        (lambda: scaling.query_pre_attn_scalar(-1), "scalar: must be a finite number > 0, got -1"),
+        (lambda: scaling.layer_scaled(-1), "layer: must be at least 0, got -1"),
+        (lambda: scaling.qwen_log_n(1), "train_length: must be a finite number > 1, got 1"),
+        (lambda: scaling.entropy_invariant(0.5), "base: must be a finite number > 1, got 0.5"),
+        (lambda: scaling.ssmax(math.nan), "s: must be a finite number, got nan"),
+        (lambda: scaling.yarn(0), "stretch: must be a finite number > 0, got 0"),
+        (lambda: scaling.llama4(0), "floor: must be a finite number > 0, got 0"),
+        (lambda: scaling.cosine(cap=-1), "cap: must be a finite number > 0, got -1"),
+        (lambda: scaling.attention_multiplier("2"), "multiplier: must be a number, got '2'"),
+    ],
+)
+def test_parameters_are_checked(make: Any, message: str) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+        make()
+    assert str(caught.value) == message
