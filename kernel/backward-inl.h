@@ -95,7 +95,7 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, backwa
     one[lane] = 1;
     b.maximum[lane] = b.inverse_sum[lane] = b.query_factor[lane] = 0;
     if (lane >= p.live) continue;
-    const real maximum = state[p.flat[lane]], sum = state[problem.rows() + p.flat[lane]];
+    const real maximum = state[p.flat + lane], sum = state[problem.rows() + p.flat + lane];
     // A row that saw nothing: weights 0, whatever is computed.
     b.maximum[lane] = maximum == minus_infinity<real> ? real(0) : maximum;
     b.inverse_sum[lane] = sum == 0 ? real(0) : 1 / sum;
@@ -211,7 +211,8 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       const int64_t keys = stop - start;
       const row_block<real> k{all_keys.data + (start - block_first) * all_keys.stride, all_keys.stride};
       const row_block<real> v{all_values.data + (start - block_first) * all_values.stride, all_values.stride};
-      compute_scores<real>(problem, batch, b.place, b.q_packed, k, start, keys, s.scores,
+      const block_view view = whole_block(view_block(problem, b.place, start, keys));
+      compute_scores<real>(problem, batch, b.place, b.q_packed, k, start, view, s.scores,
                            problem.softcap > 0 ? s.slope : nullptr);
       if (careful)
         for (int64_t at = 0; at < keys * lanes; ++at) s.hidden[at] = s.scores[at] == minus_infinity<real>;
@@ -279,7 +280,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
         unpack_transposed<stored>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);
       } else {
         real* to[lanes];
-        for (int lane = 0; lane < p.live; ++lane) to[lane] = partial_row<real>(problem, shared, chunk, p.flat[lane]);
+        for (int lane = 0; lane < p.live; ++lane) to[lane] = partial_row<real>(problem, shared, chunk, p.flat + lane);
         unpack_transposed<real>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);
       }
     }

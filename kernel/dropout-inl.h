@@ -17,7 +17,7 @@ inline void dropout_factors(const attention_problem& problem, const panel<real>&
   uint32_t low[lanes] = {}, high[lanes] = {};
   const uint64_t stream = mix64(problem.seed);
   for (int lane = 0; lane < p.live; ++lane) {
-    const uint64_t z = mix64(stream + uint64_t(p.flat[lane] + 1) * 0x9E3779B97F4A7C15ULL);
+    const uint64_t z = mix64(stream + uint64_t(p.flat + lane + 1) * 0x9E3779B97F4A7C15ULL);
     low[lane] = uint32_t(z), high[lane] = uint32_t(z >> 32);
   }
   const double edge = problem.dropout * 4294967296.0 + 0.5;

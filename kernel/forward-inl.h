@@ -48,6 +48,18 @@ struct forward_scratch {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// out[d][lane] = out * rescale + sum over keys of value[key][d] * weight[key][lane].
+template <typename real>
+inline void add_values(row_block<real> values, const real* weights, const block_view& view, int64_t d_v,
+                       const rescale_add<real>& finish, real* out) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const int64_t both = view.stop[0], keys = view.stop[1];
+  product<real, a_columns, panel_vectors>(values.data, values.stride, weights, lanes, both, out, lanes, d_v, finish);
+  if (both < keys)
+    product<real, a_columns, 1>(values.data + both * values.stride, values.stride, weights + both * lanes + width, lanes,
+                                keys - both, out + width, lanes, d_v, add{});
+}
+
 // Weights times values where the plain product came out as NaN or infinite: 0 * NaN of a hidden key must add nothing,
 // so hidden pairs (marked by a negative weight) are stepped over one by one.
 template <typename real>
@@ -115,14 +127,15 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
       const int64_t keys = stop - start;
       const row_block<real> k{all_keys.data + (start - block_first) * all_keys.stride, all_keys.stride};
       const row_block<real> v{all_values.data + (start - block_first) * all_values.stride, all_values.stride};
-      compute_scores<real>(problem, batch, p, s.q_packed + i * problem.d_k * lanes, k, start, keys, s.scores,
+      const block_view seen = view_block(problem, p, start, keys), view = careful ? whole_block(seen) : seen;
+      compute_scores<real>(problem, batch, p, s.q_packed + i * problem.d_k * lanes, k, start, view, s.scores,
                            static_cast<real*>(nullptr));
       if (careful) std::memcpy(careful_scores, s.scores, size_t(keys * lanes) * sizeof(real));
       rescale_add<real> finish;
       if (problem.reading)
-        softmax_block<real, true>(s.scores, keys, s.rows[i], finish.factor);
+        softmax_block<real, true>(s.scores, view, s.rows[i], finish.factor);
       else
-        softmax_block<real, false>(s.scores, keys, s.rows[i], finish.factor);
+        softmax_block<real, false>(s.scores, view, s.rows[i], finish.factor);
       if (problem.dropout > 0) {
         dropout_factors(problem, p, start, keys, s.factors);
         for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
@@ -132,7 +145,7 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
         mark_hidden(careful_scores, keys * lanes, s.scores);
         careful_output(s.scores, v, keys, problem.d_v, finish.factor, out);
       } else {
-        product<real, a_columns, panel_vectors>(v.data, v.stride, s.scores, lanes, keys, out, lanes, problem.d_v, finish);
+        add_values(v, s.scores, view, problem.d_v, finish, out);
       }
     }
   }
@@ -146,25 +159,22 @@ template <typename stored>
 inline void finish_panel(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
                          row_sums<compute<stored>>& rows, const compute<stored>* sums_out) {
   typedef compute<stored> real;
-  alignas(64) real factor[panel_lanes<real>] = {};
-  for (int lane = 0; lane < p.live; ++lane) {
-    const real scores_maximum = rows.maximum[lane];
-    real sink_weight = 0, shrink = 1;
-    if (problem.sinks) {
-      const real sink = real(problem.sinks[p.head[lane]] * log2_e);
-      shrink = add_sink(sink, lane, rows, &sink_weight);
-      rows.maximum[lane] = sink > scores_maximum ? sink : scores_maximum;
-    }
-    // Not sum > 0: a NaN sum must stay NaN; only a row that saw nothing has exactly 0.
-    factor[lane] = rows.sum[lane] == 0 ? real(0) : shrink / rows.sum[lane];
-    if (problem.row_state) {
-      real* state = static_cast<real*>(problem.row_state);
-      state[p.flat[lane]] = rows.maximum[lane];
-      state[problem.rows() + p.flat[lane]] = rows.sum[lane];
-    }
-    if (problem.reading) write_reading(problem, rows, lane, p.flat[lane], scores_maximum, sink_weight);
+  constexpr int lanes = panel_lanes<real>;
+  alignas(64) real factor[lanes], scores_maximum[lanes], sink_weight[lanes] = {};
+  std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
+  for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
+  if (problem.sinks)
+    for (int lane = 0; lane < p.live; ++lane)
+      factor[lane] = add_sink(real(problem.sinks[p.head[lane]] * log2_e), lane, rows, &sink_weight[lane]);
+  // Not sum > 0: a NaN sum must stay NaN; only a row that saw nothing has exactly 0.
+  for (int lane = 0; lane < lanes; ++lane) factor[lane] = rows.sum[lane] == 0 ? real(0) : factor[lane] / rows.sum[lane];
+  if (problem.row_state) {
+    real* state = static_cast<real*>(problem.row_state) + p.flat;
+    std::memcpy(state, rows.maximum, size_t(p.live) * sizeof(real));
+    std::memcpy(state + problem.rows(), rows.sum, size_t(p.live) * sizeof(real));
   }
-  stored* to[panel_lanes<real>];
+  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight);
+  stored* to[lanes];
   row_pointers(problem.out, batch, p, to);
   unpack_transposed<stored>(sums_out, p.live, factor, problem.d_v, to);
 }

@@ -12,13 +12,15 @@ template <typename real>
 struct panel {
   static constexpr int lanes = panel_lanes<real>;
   int live;                // lanes in use; the rest compute on zeros and are never written
+  int64_t flat;            // the first lane's row in (batch, heads, n_query); the others follow it
   int64_t head[lanes];     // query head
   int64_t query[lanes];    // row within that head
-  int64_t flat[lanes];     // row in (batch, heads, n_query)
   int64_t first[lanes];    // the row sees keys first <= j < last, before any mask
   int64_t last[lanes];
   int64_t first_any, last_any;  // some lane sees these
-  int64_t first_all, last_all;  // every lane sees these
+  // Per vector, because under a causal limit the first vector is done earlier than the second.
+  int64_t first_all[panel_vectors], last_all[panel_vectors];  // every lane of the vector sees these
+  int64_t vector_last[panel_vectors];                         // no lane of the vector sees a key from here on
 };
 
 ROOTDK_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -30,16 +32,18 @@ inline void place_panel(const attention_problem& problem, int64_t batch, int64_t
   const int64_t length = problem.key_length ? problem.key_length[batch] : problem.n_key;
   const int64_t offset = problem.query_offset ? problem.query_offset[batch] : 0;
   p.live = int(stop - start);
-  p.first_any = problem.n_key, p.last_any = 0, p.first_all = 0, p.last_all = problem.n_key;
+  p.flat = (batch * problem.heads + kv_head * problem.group()) * problem.n_query + start;
+  int64_t head = kv_head * problem.group() + start / problem.n_query, query = start % problem.n_query;
+  p.first_any = problem.n_key, p.last_any = 0;
+  for (int v = 0; v < panel_vectors; ++v) p.first_all[v] = 0, p.last_all[v] = problem.n_key, p.vector_last[v] = 0;
   for (int lane = 0; lane < p.lanes; ++lane) {
     if (lane >= p.live) {
       p.first[lane] = p.last[lane] = 0;
       continue;
     }
-    const int64_t row = start + lane;
-    p.head[lane] = kv_head * problem.group() + row / problem.n_query;
-    p.query[lane] = row % problem.n_query;
-    p.flat[lane] = (batch * problem.heads + p.head[lane]) * problem.n_query + p.query[lane];
+    if (query == problem.n_query) query = 0, ++head;
+    p.head[lane] = head;
+    p.query[lane] = query++;
     const int64_t position = p.query[lane] + offset;
     // Clamped to [0, n_key] on both sides; a row that sees nothing gets an empty range.
     int64_t first = problem.left < 0 ? 0 : at_least(position - problem.left, 0);
@@ -50,8 +54,10 @@ inline void place_panel(const attention_problem& problem, int64_t batch, int64_t
       p.first_any = at_most(p.first_any, first);
       p.last_any = at_least(p.last_any, last);
     }
-    p.first_all = at_least(p.first_all, first);
-    p.last_all = at_most(p.last_all, last);
+    const int v = lane / simd<real>::width;
+    p.first_all[v] = at_least(p.first_all[v], first);
+    p.last_all[v] = at_most(p.last_all[v], last);
+    p.vector_last[v] = at_least(p.vector_last[v], last);
   }
 }
 

@@ -83,6 +83,27 @@ struct job {
   }
 };
 
+// Waking a sleeping thread takes as long as a small attention call, so both sides look for each other a little while
+// (some ten microseconds) before they go to sleep.
+constexpr int patience = 4000;
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+template <typename condition_t>
+bool soon(const condition_t& condition) {
+  for (int i = 0; i < patience; ++i) {
+    if (condition()) return true;
+    pause();
+  }
+  return false;
+}
+
 class pool {
  public:
   // Runs the job on up to `helpers` threads besides the caller.
@@ -95,29 +116,35 @@ class pool {
       }
       current_ = &work;
       wanted_ = helpers;
-      busy_ = helpers;
-      ++round_;
+      busy_.store(helpers);
+      round_.fetch_add(1);
     }
     wake_.notify_all();
     work.work();
-    std::unique_lock<std::mutex> hold(lock_);
-    done_.wait(hold, [this] { return busy_ == 0; });
-    current_ = nullptr;
+    if (!soon([this] { return busy_.load() == 0; })) {
+      std::unique_lock<std::mutex> hold(lock_);
+      done_.wait(hold, [this] { return busy_.load() == 0; });
+    }
   }
 
  private:
   void loop(int index) {
     uint64_t seen = 0;
-    std::unique_lock<std::mutex> hold(lock_);
     for (;;) {
-      wake_.wait(hold, [&] { return round_ != seen; });
-      seen = round_;
+      soon([&] { return round_.load() != seen; });
+      std::unique_lock<std::mutex> hold(lock_);
+      wake_.wait(hold, [&] { return round_.load() != seen; });
+      seen = round_.load();
       if (index >= wanted_) continue;
       job* work = current_;
       hold.unlock();
       work->work();
-      hold.lock();
-      if (--busy_ == 0) done_.notify_one();
+      // The last touch of the job: after it the caller may leave. The lock makes sure that a caller who is just falling
+      // asleep hears the bell.
+      if (busy_.fetch_sub(1) == 1) {
+        std::lock_guard<std::mutex> bell(lock_);
+        done_.notify_one();
+      }
     }
   }
 
@@ -125,8 +152,9 @@ class pool {
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;
   job* current_ = nullptr;
-  int wanted_ = 0, busy_ = 0;
-  uint64_t round_ = 0;
+  int wanted_ = 0;
+  std::atomic<int> busy_{0};
+  std::atomic<uint64_t> round_{0};
 };
 
 // The pool is never destroyed: its threads sleep until the process ends, and a child of fork() must not touch the

@@ -56,37 +56,56 @@ inline void hide_masked(const attention_problem& problem, int64_t batch, const p
   }
 }
 
+// What the vectors of a panel see of one block: every lane the first clean[v] keys, none anything from stop[v] on.
+// stop[0] <= stop[1]: past stop[0] only the second vector is computed at all.
+struct block_view {
+  int64_t clean[panel_vectors], stop[panel_vectors];
+};
+
 template <typename real>
-inline void hide_beyond_limits(const panel<real>& p, int64_t start, int64_t keys, real* scores) {
-  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  // Relative to the block the limits are small numbers: 32-bit lanes hold them however many keys there are.
-  alignas(64) lane_int<real> first[lanes], last[lanes];
-  for (int lane = 0; lane < lanes; ++lane) {
-    first[lane] = lane_int<real>(at_least(at_most(p.first[lane] - start, keys), 0));
-    last[lane] = lane_int<real>(at_least(at_most(p.last[lane] - start, keys), 0));
+ROOTDK_INLINE block_view view_block(const attention_problem& problem, const panel<real>& p, int64_t start, int64_t keys) {
+  const bool anywhere = problem.mask.data || problem.bias.data;  // then any key may be hidden
+  block_view view;
+  for (int v = 0; v < panel_vectors; ++v) {
+    view.stop[v] = at_least(at_most(p.vector_last[v] - start, keys), 0);
+    view.clean[v] = anywhere || start < p.first_all[v] ? 0 : at_least(at_most(p.last_all[v] - start, keys), 0);
   }
-  for (int v = 0; v < lanes; v += width) {
-    const ivec<real> first_v = load_int<real>(first + v), last_v = load_int<real>(last + v);
-    for (int64_t key = 0; key < keys; ++key) {
+  // The other way round happens where a panel runs from one head into the next: then nothing is left out.
+  if (view.stop[0] > view.stop[1]) view.stop[1] = view.stop[0];
+  return view;
+}
+
+template <typename real>
+inline void hide_beyond_limits(const panel<real>& p, int64_t start, const block_view& view, real* scores) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  for (int v = 0; v < panel_vectors; ++v) {
+    const int64_t from = start < p.first_all[v] ? 0 : at_least(at_most(p.last_all[v] - start, view.stop[v]), 0);
+    if (from >= view.stop[v]) continue;
+    // Relative to the block the limits are small numbers: 32-bit lanes hold them however many keys there are.
+    alignas(64) lane_int<real> first[width], last[width];
+    for (int lane = 0; lane < width; ++lane) {
+      first[lane] = lane_int<real>(at_least(at_most(p.first[v * width + lane] - start, view.stop[v]), 0));
+      last[lane] = lane_int<real>(at_least(at_most(p.last[v * width + lane] - start, view.stop[v]), 0));
+    }
+    const ivec<real> first_v = load_int<real>(first), last_v = load_int<real>(last);
+    for (int64_t key = from; key < view.stop[v]; ++key) {
       const ivec<real> key_v = lane_int<real>(key) - ivec<real>{};
-      real* at = scores + key * lanes + v;
+      real* at = scores + key * lanes + v * width;
       store(at, select<real>((key_v >= first_v) & (key_v < last_v), load(at), broadcast(minus_infinity<real>)));
     }
   }
 }
 
-// Whether some lane might not see some key of the block.
-template <typename real>
-ROOTDK_INLINE bool crosses_limits(const panel<real>& p, int64_t start, int64_t keys) {
-  return start < p.first_all || start + keys > p.last_all;
-}
-
 template <typename real>
 inline void compute_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const real* q_packed,
-                           row_block<real> key_rows, int64_t start, int64_t keys, real* scores, real* slope) {
-  constexpr int lanes = panel_lanes<real>;
-  product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, keys,
+                           row_block<real> key_rows, int64_t start, const block_view& view, real* scores, real* slope) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const int64_t both = view.stop[0], keys = view.stop[1];
+  product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, both,
                                        overwrite{});
+  if (both < keys)
+    product<real, a_rows, 1>(key_rows.data + both * key_rows.stride, key_rows.stride, q_packed + width, lanes, problem.d_k,
+                             scores + both * lanes + width, lanes, keys - both, overwrite{});
   if (problem.softcap > 0) cap_scores<real>(real(problem.softcap), keys, scores, slope);
   if (problem.bias.data) {
     switch (problem.bias_type) {
@@ -97,7 +116,13 @@ inline void compute_scores(const attention_problem& problem, int64_t batch, cons
     }
   }
   if (problem.mask.data) hide_masked(problem, batch, p, start, keys, scores);
-  if (crosses_limits(p, start, keys)) hide_beyond_limits(p, start, keys, scores);
+  hide_beyond_limits(p, start, view, scores);
+}
+
+// Both vectors over all keys: for the slow paths, which look at every lane.
+inline block_view whole_block(block_view view) {
+  view.stop[0] = view.stop[1];
+  return view;
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -35,96 +35,38 @@ struct block_extremes {
   vec<real> maximum, minimum, sum, count;
 };
 
-// First look at one column of vectors. Four chains, because a maximum takes four cycles and two can start in each.
-template <typename real, bool measuring, bool mixed>
-ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t keys) {
+// First look at one column of vectors. Scores before `clean` are all visible, later ones may be -inf: those must stay out
+// of minimum, mean and count. Four chains, because a maximum takes four cycles and two can start in each.
+template <typename real, bool measuring>
+ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64_t keys) {
   constexpr int lanes = panel_lanes<real>, chains = 4;
-  vec<real> high[chains], low[chains], sum[chains], count[chains];
-  for (int c = 0; c < chains; ++c) {
-    high[c] = broadcast(minus_infinity<real>);
-    low[c] = broadcast(-minus_infinity<real>);
-    sum[c] = count[c] = vec<real>{};
-  }
+  const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
+  vec<real> high[chains], low[chains], sum[chains], count = broadcast(real(measuring ? clean : 0));
+  for (int c = 0; c < chains; ++c) high[c] = nowhere, low[c] = -nowhere, sum[c] = zero;
   const auto take = [&](int c, int64_t key) __attribute__((always_inline)) {
     const vec<real> score = load(column + key * lanes);
     high[c] = maximum(score, high[c]);
     if constexpr (measuring) {
-      if constexpr (mixed) {
-        const ivec<real> hidden = score == broadcast(minus_infinity<real>);
-        low[c] = minimum(select<real>(hidden, low[c], score), low[c]);
-        sum[c] += select<real>(hidden, vec<real>{}, score);
-        count[c] += select<real>(hidden, vec<real>{}, broadcast(real(1)));
-      } else {
-        low[c] = minimum(score, low[c]);
-        sum[c] += score;
-      }
+      low[c] = minimum(score, low[c]);
+      sum[c] += score;
     }
   };
+  const int64_t plain = measuring ? clean : keys;  // unmeasured, a hidden key needs no care
   int64_t key = 0;
-  for (; key + chains <= keys; key += chains)
+  for (; key + chains <= plain; key += chains)
     for (int c = 0; c < chains; ++c) take(c, key + c);
-  for (; key < keys; ++key) take(0, key);
-  block_extremes<real> seen{maximum(maximum(high[0], high[1]), maximum(high[2], high[3])),
-                            minimum(minimum(low[0], low[1]), minimum(low[2], low[3])),
-                            (sum[0] + sum[1]) + (sum[2] + sum[3]), (count[0] + count[1]) + (count[2] + count[3])};
-  if constexpr (measuring && !mixed) seen.count = broadcast(real(keys));
-  return seen;
-}
-
-// One column of vectors in one block of keys: scores become weights relative to the new maximum, the sums move on, and
-// the result says by how much everything that was summed before must shrink. `mixed`: some scores are -inf.
-template <typename real, bool measuring, bool mixed>
-ROOTDK_INLINE vec<real> softmax_column(real* column, int64_t keys, const block_extremes<real>& seen, row_sums<real>& rows,
-                                       int at) {
-  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const vec<real> nowhere = broadcast(minus_infinity<real>);
-  const vec<real> before = load(rows.maximum + at);
-  const vec<real> now = maximum(seen.maximum, before);
-  // A row that has seen nothing keeps -inf; subtracting it would make NaN, so it is measured from zero.
-  const vec<real> base = select<real>(now == nowhere, vec<real>{}, now);
-  const vec<real> shrink = exp2(before - base);
-  const vec<real> block_mean = select<real>(seen.count > vec<real>{}, seen.sum / seen.count, vec<real>{});
-
-  vec<real> sum = vec<real>{}, moment = vec<real>{}, square = vec<real>{}, cube = vec<real>{}, deviation = vec<real>{};
-  for (int64_t key = 0; key < keys; ++key) {
+  for (; key < plain; ++key) take(0, key);
+  for (; key < keys; ++key) {
     const vec<real> score = load(column + key * lanes);
-    const vec<real> relative = score - base;
-    const vec<real> e = exp2(relative);
-    store(column + key * lanes, e);
-    sum += e;
-    if constexpr (measuring) {
-      // Hidden, e is 0 and the distance infinite: bounded, it adds 0.
-      moment += e * (mixed ? at_least<real>(relative, simd<real>::exp2_floor) : relative);
-      const vec<real> e_squared = e * e;
-      square += e_squared;
-      cube += e_squared * e;
-      vec<real> from_mean = score - block_mean;
-      if constexpr (mixed) from_mean = select<real>(score == nowhere, vec<real>{}, from_mean);
-      deviation += from_mean * from_mean;
-    }
+    const ivec<real> hidden = score == nowhere;
+    const int c = int(key % chains);
+    high[c] = maximum(score, high[c]);
+    low[c] = minimum(select<real>(hidden, low[c], score), low[c]);
+    sum[c] += select<real>(hidden, zero, score);
+    count += select<real>(hidden, zero, broadcast(real(1)));
   }
-
-  store(rows.maximum + at, now);
-  const vec<real> sum_before = load(rows.sum + at);
-  store(rows.sum + at, sum_before * shrink + sum);
-  if constexpr (measuring) {
-    // The old moment was taken from the old maximum: move its origin, then shrink.
-    const vec<real> step = select<real>(before == nowhere, vec<real>{}, before - base);
-    store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * shrink + moment);
-    store(rows.square + at, load(rows.square + at) * (shrink * shrink) + square);
-    store(rows.cube + at, load(rows.cube + at) * (shrink * shrink * shrink) + cube);
-    store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
-    // Chan's merge of two means and two sums of squared deviations.
-    const vec<real> count_before = load(rows.count + at), count = count_before + seen.count;
-    const vec<real> distance = block_mean - load(rows.mean + at);
-    const vec<real> share = select<real>(count > vec<real>{}, seen.count / count, vec<real>{});
-    store(rows.mean + at, load(rows.mean + at) + distance * share);
-    store(rows.deviation + at,
-          load(rows.deviation + at) + deviation + distance * distance * (count_before * share));
-    store(rows.count + at, count);
-    for (int lane = 0; lane < width; ++lane) rows.keys[at + lane] += int64_t(seen.count[lane]);
-  }
-  return shrink;
+  return {maximum(maximum(high[0], high[1]), maximum(high[2], high[3])),
+          minimum(minimum(low[0], low[1]), minimum(low[2], low[3])), (sum[0] + sum[1]) + (sum[2] + sum[3]), count};
 }
 
 template <typename real>
@@ -134,20 +76,78 @@ ROOTDK_INLINE bool any_lane(ivec<real> condition) {
   return any != 0;
 }
 
+// One column of vectors in one block of keys: scores become weights relative to the new maximum, the sums move on, and
+// the result says by how much everything that was summed before must shrink.
 template <typename real, bool measuring>
-inline __attribute__((noinline)) void softmax_block(real* scores, int64_t keys, row_sums<real>& rows, vec<real>* rescale) {
-  constexpr int width = simd<real>::width;
-  for (int v = 0; v < panel_vectors; ++v) {
-    real* column = scores + v * width;
-    block_extremes<real> seen = look<real, measuring, false>(column, keys);
-    // Unmeasured, a hidden key needs no care: its weight is 0. Measured, it must stay out of mean, minimum and count.
-    if (measuring && any_lane<real>(seen.minimum == broadcast(minus_infinity<real>))) {
-      seen = look<real, measuring, true>(column, keys);
-      rescale[v] = softmax_column<real, measuring, true>(column, keys, seen, rows, v * width);
-    } else {
-      rescale[v] = softmax_column<real, measuring, false>(column, keys, seen, rows, v * width);
-    }
+ROOTDK_INLINE vec<real> softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int at) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
+  block_extremes<real> seen = look<real, measuring>(column, clean, keys);
+  if (measuring && any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: as good as hidden
+    clean = 0;
+    seen = look<real, measuring>(column, clean, keys);
   }
+  const vec<real> before = load(rows.maximum + at);
+  const vec<real> now = maximum(seen.maximum, before);
+  // A row that has seen nothing keeps -inf; subtracting it would make NaN, so it is measured from zero.
+  const vec<real> base = select<real>(now == nowhere, zero, now);
+  const vec<real> shrink = exp2(before - base);
+  const vec<real> block_mean = select<real>(seen.count > zero, seen.sum / seen.count, zero);
+
+  vec<real> sum = zero, moment = zero, square = zero, cube = zero, deviation = zero;
+  const auto take = [&](int64_t key, auto mixed) __attribute__((always_inline)) {
+    const vec<real> score = load(column + key * lanes);
+    const vec<real> relative = score - base;
+    const vec<real> e = exp2(relative);
+    store(column + key * lanes, e);
+    sum += e;
+    if constexpr (measuring) {
+      const vec<real> e_squared = e * e;
+      square += e_squared;
+      cube += e_squared * e;
+      vec<real> from_mean = score - block_mean;
+      if constexpr (mixed) {
+        // Hidden, e is 0 and the distances are infinite: bounded, they add 0.
+        moment += e * at_least<real>(relative, simd<real>::exp2_floor);
+        from_mean = select<real>(score == nowhere, zero, from_mean);
+      } else {
+        moment += e * relative;
+      }
+      deviation += from_mean * from_mean;
+    }
+  };
+  const int64_t plain = measuring ? clean : keys;
+  for (int64_t key = 0; key < plain; ++key) take(key, std::false_type{});
+  for (int64_t key = plain; key < keys; ++key) take(key, std::true_type{});
+
+  store(rows.maximum + at, now);
+  const vec<real> sum_before = load(rows.sum + at);
+  store(rows.sum + at, sum_before * shrink + sum);
+  if constexpr (measuring) {
+    // The old moment was taken from the old maximum: move its origin, then shrink.
+    const vec<real> step = select<real>(before == nowhere, zero, before - base);
+    store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * shrink + moment);
+    store(rows.square + at, load(rows.square + at) * (shrink * shrink) + square);
+    store(rows.cube + at, load(rows.cube + at) * (shrink * shrink * shrink) + cube);
+    store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
+    // Chan's merge of two means and two sums of squared deviations.
+    const vec<real> count_before = load(rows.count + at), count = count_before + seen.count;
+    const vec<real> distance = block_mean - load(rows.mean + at);
+    const vec<real> share = select<real>(count > zero, seen.count / count, zero);
+    store(rows.mean + at, load(rows.mean + at) + distance * share);
+    store(rows.deviation + at, load(rows.deviation + at) + deviation + distance * distance * (count_before * share));
+    store(rows.count + at, count);
+    for (int lane = 0; lane < width; ++lane) rows.keys[at + lane] += int64_t(seen.count[lane]);
+  }
+  return shrink;
+}
+
+template <typename real, bool measuring>
+inline __attribute__((noinline)) void softmax_block(real* scores, const block_view& view, row_sums<real>& rows,
+                                                    vec<real>* rescale) {
+  constexpr int width = simd<real>::width;
+  for (int v = 0; v < panel_vectors; ++v)
+    rescale[v] = softmax_column<real, measuring>(scores + v * width, view.clean[v], view.stop[v], rows, v * width);
 }
 
 // A sink is one more logit in the denominator. Called once, after the last block: it moves the row's maximum like any
@@ -159,6 +159,7 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
     *sink_weight = 0;
     return 1;
   }
+  rows.maximum[lane] = now;
   const real shrink = std::exp2(before - now);
   *sink_weight = std::exp2(sink_log2 - now);
   const real step = before == minus_infinity<real> ? real(0) : before - now;
@@ -169,33 +170,39 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
   return shrink;
 }
 
-// The finished row, in natural units. `scores_maximum` is the largest key's, the sink apart.
+// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart.
 template <typename real>
-inline void write_reading(const attention_problem& problem, const row_sums<real>& rows, int lane, int64_t flat,
-                          real scores_maximum, real sink_weight) {
-  const int64_t field_stride = problem.rows();
-  real* to = static_cast<real*>(problem.reading) + flat;
-  const auto write = [&](reading_field field, real x) { to[field * field_stride] = x; };
-  const real sum = rows.sum[lane], count = rows.count[lane];
-  problem.keys[flat] = rows.keys[lane];
-  if (!(sum - sum == 0)) {  // NaN or +inf among the visible logits: no number of this row means anything
-    for (int field = 0; field < reading_fields; ++field) to[field * field_stride] = std::numeric_limits<real>::quiet_NaN();
-    return;
-  }
+inline void write_readings(const attention_problem& problem, const panel<real>& p, const row_sums<real>& rows,
+                           const real* scores_maximum, const real* sink_weight) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
-  const real inverse = sum > 0 ? 1 / sum : 0;
-  const real log_sum = sum > 0 ? std::log(sum) : 0;
-  write(reading_log_sum_exp, rows.maximum[lane] * ln2 + log_sum);
-  write(reading_max, scores_maximum * ln2);
-  write(reading_min, rows.minimum[lane] * ln2);
-  write(reading_mean, rows.mean[lane] * ln2);
-  write(reading_variance, count > 0 ? rows.deviation[lane] / count * (ln2 * ln2) : 0);
-  // Rounding can leave a hair below zero where one key holds all the weight.
-  const real entropy = log_sum - rows.moment[lane] * inverse * ln2;
-  write(reading_entropy, entropy > 0 ? entropy : 0);
-  write(reading_p_squared, rows.square[lane] * inverse * inverse);
-  write(reading_p_cubed, rows.cube[lane] * inverse * inverse * inverse);
-  write(reading_sink_mass, sink_weight * inverse);
+  alignas(64) real log_sum[lanes], fields[reading_fields][lanes];
+  for (int lane = 0; lane < lanes; ++lane) log_sum[lane] = rows.sum[lane] > 0 ? std::log(rows.sum[lane]) : real(0);
+  for (int at = 0; at < lanes; at += width) {
+    const vec<real> sum = load(rows.sum + at), count = load(rows.count + at), log_sum_v = load(log_sum + at);
+    const vec<real> inverse = select<real>(sum > zero, real(1) / sum, zero);
+    // Rounding can leave a hair below zero where one key holds all the weight.
+    const vec<real> entropy = log_sum_v - load(rows.moment + at) * inverse * ln2;
+    const vec<real> variance = load(rows.deviation + at) / count * (ln2 * ln2);
+    vec<real> field[reading_fields];
+    field[reading_log_sum_exp] = load(rows.maximum + at) * ln2 + log_sum_v;
+    field[reading_max] = load(scores_maximum + at) * ln2;
+    field[reading_min] = load(rows.minimum + at) * ln2;
+    field[reading_mean] = load(rows.mean + at) * ln2;
+    field[reading_variance] = select<real>(count > zero, variance, zero);
+    field[reading_entropy] = select<real>(entropy > zero, entropy, zero);
+    field[reading_p_squared] = load(rows.square + at) * inverse * inverse;
+    field[reading_p_cubed] = load(rows.cube + at) * inverse * inverse * inverse;
+    field[reading_sink_mass] = load(sink_weight + at) * inverse;
+    // NaN or +inf among the visible logits reached the sum: no number of that row means anything.
+    const ivec<real> sound = (sum - sum) == zero;
+    for (int i = 0; i < reading_fields; ++i)
+      store(fields[i] + at, select<real>(sound, field[i], broadcast(std::numeric_limits<real>::quiet_NaN())));
+  }
+  real* to = static_cast<real*>(problem.reading) + p.flat;
+  for (int i = 0; i < reading_fields; ++i) std::memcpy(to + i * problem.rows(), fields[i], size_t(p.live) * sizeof(real));
+  std::memcpy(problem.keys + p.flat, rows.keys, size_t(p.live) * sizeof(int64_t));
 }
 
 }  // namespace rootdk::ROOTDK_TARGET
