@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -223,28 +224,27 @@ ROOTDK_INLINE vec<real> tanh(vec<real> x) {
   return x != x ? x + x : (x < vec<real>{} ? -result : result);
 }
 
-// In-place transpose of a width x width block by swapping off-diagonal halves, quarters, ... : log2(width) rounds.
+// Two rows of a block that is being transposed swap their off-diagonal parts: columns whose number has the bit `half`
+// of the first row against those without it of the second.
+template <typename real, int half, int... lane>
+ROOTDK_INLINE void swap_parts(vec<real>& a, vec<real>& b, std::integer_sequence<int, lane...>) {
+  constexpr int width = simd<real>::width;
+  const vec<real> a_before = a;
+#if defined(__clang__)
+  a = __builtin_shufflevector(a_before, b, ((lane & half) ? width + lane - half : lane)...);
+  b = __builtin_shufflevector(a_before, b, ((lane & half) ? width + lane : lane + half)...);
+#else
+  a = __builtin_shuffle(a_before, b, ivec<real>{((lane & half) ? width + lane - half : lane)...});
+  b = __builtin_shuffle(a_before, b, ivec<real>{((lane & half) ? width + lane : lane + half)...});
+#endif
+}
+
+// In-place transpose of a width x width block by swapping halves, quarters, ... : log2(width) rounds.
 template <typename real, int half>
 ROOTDK_INLINE void transpose_round(vec<real>* rows) {
   constexpr int width = simd<real>::width;
-  ivec<real> low, high;
-  for (int lane = 0; lane < width; ++lane) {
-    low[lane] = (lane & half) ? width + lane - half : lane;
-    high[lane] = (lane & half) ? width + lane : lane + half;
-  }
-  for (int row = 0; row < width; ++row) {
-    if (row & half) continue;
-    const vec<real> a = rows[row], b = rows[row + half];
-#if defined(__clang__)
-    for (int lane = 0; lane < width; ++lane) {
-      rows[row][lane] = low[lane] < width ? a[low[lane]] : b[low[lane] - width];
-      rows[row + half][lane] = high[lane] < width ? a[high[lane]] : b[high[lane] - width];
-    }
-#else
-    rows[row] = __builtin_shuffle(a, b, low);
-    rows[row + half] = __builtin_shuffle(a, b, high);
-#endif
-  }
+  for (int row = 0; row < width; ++row)
+    if (!(row & half)) swap_parts<real, half>(rows[row], rows[row + half], std::make_integer_sequence<int, width>{});
   if constexpr (half > 1) transpose_round<real, half / 2>(rows);
 }
 template <typename real>
