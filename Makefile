@@ -67,14 +67,17 @@ MACHINE := $(shell uname -m)
 KERNEL_TARGETS := plain $(if $(filter x86_64,$(MACHINE)),avx2 avx512) $(if $(filter aarch64 arm64,$(MACHINE)),neon)
 FLAGS_avx2 := -mavx2 -mfma -mf16c
 FLAGS_avx512 := -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c -mprefer-vector-width=512
-SANITIZE_CXX := -std=c++17 -O1 -g -fno-omit-frame-pointer -Ikernel -pthread
+# Everything but the level of optimisation as CMakeLists.txt has it.
+SANITIZE_CXX := -std=c++17 -O1 -g -fno-omit-frame-pointer -ffp-contract=fast -Ikernel -pthread \
+  -Wall -Wextra -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized -Wno-maybe-uninitialized
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-sanitize: ## fuzz the kernel under ASan + UBSan, race the pool under TSan
+sanitize: ## fuzz the kernel under ASan + UBSan (ARGS="count seed target"), race the pool under TSan
 	$(check_compiler)
-	$(MAKE) --no-print-directory build/asan/kernel_fuzz build/tsan/pool_race
-	build/asan/kernel_fuzz
+	$(MAKE) --no-print-directory -j$(JOBS) build/asan/kernel_fuzz build/asan/pool_fork build/tsan/pool_race
+	build/asan/kernel_fuzz $(ARGS)
+	build/asan/pool_fork
 	TSAN_OPTIONS=halt_on_error=1 build/tsan/pool_race
 
 define sanitizer_rules
@@ -84,8 +87,8 @@ build/$(1)/target_%.o: kernel/target_%.cc $$(wildcard kernel/*.h)
 build/$(1)/%.o: kernel/%.cc $$(wildcard kernel/*.h)
 	@mkdir -p $$(@D)
 	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) -c $$< -o $$@
-build/$(1)/%: tests/%.cc $$(KERNEL_CC:kernel/%.cc=build/$(1)/%.o) $$(KERNEL_TARGETS:%=build/$(1)/target_%.o)
-	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) $$^ -o $$@
+build/$(1)/%: tests/%.cc $$(KERNEL_CC:kernel/%.cc=build/$(1)/%.o) $$(KERNEL_TARGETS:%=build/$(1)/target_%.o) $$(wildcard tests/fuzz/*.h)
+	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) $$(filter-out %.h,$$^) -o $$@
 endef
 $(eval $(call sanitizer_rules,asan))
 $(eval $(call sanitizer_rules,tsan))

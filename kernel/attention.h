@@ -74,9 +74,6 @@ struct attention_problem {
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
   int64_t rows() const { return batch * heads * n_query; }
-  bool hides_pairs() const {
-    return left >= 0 || right >= 0 || key_length != nullptr || mask.data != nullptr || bias.data != nullptr;
-  }
 };
 
 void attention_forward(const attention_problem& problem);

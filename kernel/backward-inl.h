@@ -49,8 +49,7 @@ struct backward_scratch {
   typedef compute<stored> real;
   static constexpr int64_t panels = item_rows<real> / panel_lanes<real>;
   real *d_key, *d_value;  // sums of the chunk, [key][padded d]
-  real *scores, *gradient, *slope, *factors, *key_copy, *value_copy, *out_packed;
-  uint8_t* hidden;
+  real *scores, *gradient, *slope, *factors, *key_copy, *value_copy, *out_packed, *marks;
   backward_panel<real>* rows;
   int64_t bytes;
 
@@ -68,7 +67,7 @@ struct backward_scratch {
     key_copy = carve.take<real>(converted ? key_block * problem.d_k : 0);
     value_copy = carve.take<real>(converted ? key_block * problem.d_v : 0);
     out_packed = carve.take<real>(problem.d_v * lanes);
-    hidden = carve.take<uint8_t>(key_block * lanes);
+    marks = carve.take<real>(key_block * lanes);
     rows = carve.take<backward_panel<real>>(panels);
     for (int64_t i = 0; i < panels; ++i) {
       real* const pieces[] = {carve.take<real>(problem.d_k * lanes), carve.take<real>(problem.d_v * lanes),
@@ -155,33 +154,26 @@ inline void score_gradient(const backward_panel<real>& b, int64_t keys, real* sc
 }
 
 // C[key][d] += sum over lanes of A[key][lane] * rows[lane][d], for a whole row of vectors.
-template <typename real>
-inline void add_row_products(const real* a, const real* rows, int64_t row_width, int64_t live, int64_t keys, real* c) {
+template <typename real, typename skip_t>
+inline void add_row_products(const real* a, const real* rows, int64_t row_width, int64_t live, int64_t keys, real* c,
+                             const skip_t& skip) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   int64_t d = 0;
   for (; d + lanes <= row_width; d += lanes)
-    product<real, a_rows, panel_vectors>(a, lanes, rows + d, row_width, live, c + d, row_width, keys, add{});
-  if (d < row_width) product<real, a_rows, 1>(a, lanes, rows + d, row_width, live, c + d, row_width, keys, add{});
+    product<real, a_rows, panel_vectors>(a, lanes, rows + d, row_width, live, c + d, row_width, keys, add{}, skip);
+  if (d < row_width) product<real, a_rows, 1>(a, lanes, rows + d, row_width, live, c + d, row_width, keys, add{}, skip);
   static_assert(lanes == 2 * width, "a panel is two vectors: at most one is left over");
 }
 
-// The same three products where NaN or infinity came out: hidden pairs are stepped over one by one.
-template <typename real>
-inline void careful_products(const attention_problem& problem, const backward_panel<real>& b, const uint8_t* hidden,
-                             const real* weights, const real* gradient, row_block<real> k, int64_t keys, real* d_key,
-                             real* d_value) {
+template <typename real, typename skip_t>
+inline void add_gradients(const attention_problem& problem, const backward_panel<real>& b, const real* weights,
+                          const real* gradient, row_block<real> k, int64_t keys, real* d_key, real* d_value,
+                          const skip_t& skip) {
   constexpr int lanes = panel_lanes<real>;
-  const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
-  for (int64_t key = 0; key < keys; ++key)
-    for (int lane = 0; lane < b.place.live; ++lane) {
-      const int64_t at = key * lanes + lane;
-      if (hidden[at]) continue;
-      for (int64_t d = 0; d < problem.d_v; ++d) d_value[key * v_width + d] += weights[at] * b.d_out_rows[lane * v_width + d];
-      for (int64_t d = 0; d < problem.d_k; ++d) {
-        d_key[key * k_width + d] += gradient[at] * b.q_rows[lane * k_width + d];
-        b.d_query[d * lanes + lane] += gradient[at] * k.data[key * k.stride + d];
-      }
-    }
+  add_row_products(weights, b.d_out_rows, padded<real>(problem.d_v), b.place.live, keys, d_value, skip);
+  add_row_products(gradient, b.q_rows, padded<real>(problem.d_k), b.place.live, keys, d_key, skip);
+  product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, problem.d_k, add{},
+                                          skip);
 }
 
 // One block of query rows against the chunk's keys. Returns whether its gradients are finite.
@@ -214,8 +206,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       const block_view view = whole_block(view_block(problem, b.place, start, keys));
       compute_scores<real>(problem, batch, b.place, b.q_packed, k, start, view, s.scores,
                            problem.softcap > 0 ? s.slope : nullptr);
-      if (careful)
-        for (int64_t at = 0; at < keys * lanes; ++at) s.hidden[at] = s.scores[at] == minus_infinity<real>;
+      if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
       product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
                                            overwrite{});
       if (problem.dropout > 0) dropout_factors(problem, b.place, start, keys, s.factors);
@@ -223,14 +214,10 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
                            problem.dropout > 0 ? s.factors : nullptr);
       real* d_key = s.d_key + (start - chunk_first) * k_width;
       real* d_value = s.d_value + (start - chunk_first) * v_width;
-      if (careful) {
-        careful_products(problem, b, s.hidden, s.scores, s.gradient, k, keys, d_key, d_value);
-      } else {
-        add_row_products(s.scores, b.d_out_rows, v_width, b.place.live, keys, d_value);
-        add_row_products(s.gradient, b.q_rows, k_width, b.place.live, keys, d_key);
-        product<real, a_columns, panel_vectors>(k.data, k.stride, s.gradient, lanes, keys, b.d_query, lanes, problem.d_k,
-                                                add{});
-      }
+      if (careful)
+        add_gradients(problem, b, s.scores, s.gradient, k, keys, d_key, d_value, step_over<real>{s.marks});
+      else
+        add_gradients(problem, b, s.scores, s.gradient, k, keys, d_key, d_value, take_all{});
     }
   }
   for (int64_t i = 0; i < panels; ++i)
@@ -286,7 +273,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
     }
   }
   finite = finite && finite_numbers(s.d_key, keys * k_width) && finite_numbers(s.d_value, keys * v_width);
-  if (!finite && !careful && problem.hides_pairs()) return false;
+  if (!finite && !careful) return false;
   for (int64_t key = 0; key < keys; ++key) {
     narrow_row(s.d_key + key * k_width, problem.d_k, row_pointer<stored>(problem.d_key, batch, kv_head, chunk_first + key));
     narrow_row(s.d_value + key * v_width, problem.d_v,
@@ -325,7 +312,7 @@ void backward_merge_item_of(const attention_problem& problem, int64_t item, void
   const int64_t stop = at_most((item + 1) * merge_rows, problem.rows());
   for (int64_t flat = item * merge_rows; flat < stop; ++flat) {
     const int64_t pair = flat / problem.n_query, batch = pair / problem.heads;
-    std::memset(sum.data(), 0, sum.size() * sizeof(real));
+    for (real& x : sum) x = 0;
     for (int64_t chunk = 0; chunk < backward_chunks(problem); ++chunk) {
       const real* part = partial_row<real>(problem, shared, chunk, flat);
       for (int64_t d = 0; d < problem.d_k; ++d) sum[size_t(d)] += part[d];

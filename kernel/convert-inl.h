@@ -39,6 +39,11 @@ ROOTDK_INLINE float widen(bfloat_bits x) { return from_bits(uint32_t(x.bits) << 
 ROOTDK_INLINE float widen(half_bits x) {
 #if defined(__F16C__)
   return _cvtsh_ss(x.bits);
+#elif defined(__aarch64__)
+  // In hardware: the arithmetic below would lose subnormal halves while subnormals are flushed.
+  __fp16 half;
+  std::memcpy(&half, &x.bits, sizeof half);
+  return float(half);
 #else
   const uint32_t sign = uint32_t(x.bits & 0x8000u) << 16, magnitude = x.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return from_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
@@ -61,6 +66,9 @@ ROOTDK_INLINE void narrow(float x, bfloat_bits* to) {
 ROOTDK_INLINE void narrow(float x, half_bits* to) {
 #if defined(__F16C__)
   to->bits = uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+  const __fp16 half = static_cast<__fp16>(x);
+  std::memcpy(&to->bits, &half, sizeof half);
 #else
   const uint32_t bits = to_bits(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) {

@@ -49,39 +49,30 @@ struct forward_scratch {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // out[d][lane] = out * rescale + sum over keys of value[key][d] * weight[key][lane].
-template <typename real>
+template <typename real, typename skip_t>
 inline void add_values(row_block<real> values, const real* weights, const block_view& view, int64_t d_v,
-                       const rescale_add<real>& finish, real* out) {
+                       const rescale_add<real>& finish, real* out, skip_t skip) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const int64_t both = view.stop[0], keys = view.stop[1];
-  product<real, a_columns, panel_vectors>(values.data, values.stride, weights, lanes, both, out, lanes, d_v, finish);
-  if (both < keys)
-    product<real, a_columns, 1>(values.data + both * values.stride, values.stride, weights + both * lanes + width, lanes,
-                                keys - both, out + width, lanes, d_v, add{});
+  const int64_t both = view.both(), keys = view.keys(), at = view.longer() * width;
+  if (both > 0)
+    product<real, a_columns, panel_vectors>(values.data, values.stride, weights, lanes, both, out, lanes, d_v, finish, skip);
+  if (both == keys) return;
+  const real* v_rest = values.data + both * values.stride;
+  const real* w_rest = weights + both * lanes + at;
+  if constexpr (!std::is_same<skip_t, take_all>::value) skip.marks += both * lanes + at;
+  if (both > 0) {
+    product<real, a_columns, 1>(v_rest, values.stride, w_rest, lanes, keys - both, out + at, lanes, d_v, add{}, skip);
+  } else {
+    // The other vector sees nothing of this block: its maximum stays, and there is nothing to rescale.
+    const rescale_add<real> alone{{finish.factor[view.longer()], vec<real>{}}};
+    product<real, a_columns, 1>(v_rest, values.stride, w_rest, lanes, keys, out + at, lanes, d_v, alone, skip);
+  }
 }
 
-// Weights times values where the plain product came out as NaN or infinite: 0 * NaN of a hidden key must add nothing,
-// so hidden pairs (marked by a negative weight) are stepped over one by one.
+// Keeps where pairs are hidden while the scores turn into weights: -1 there, 0 elsewhere.
 template <typename real>
-inline void careful_output(const real* weights, row_block<real> values, int64_t keys, int64_t d_v, const vec<real>* rescale,
-                           real* out) {
-  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  for (int64_t d = 0; d < d_v; ++d)
-    for (int lane = 0; lane < lanes; ++lane) {
-      real sum = 0;
-      for (int64_t key = 0; key < keys; ++key) {
-        const real weight = weights[key * lanes + lane];
-        if (!(weight < 0)) sum += weight * values.data[key * values.stride + d];
-      }
-      real& to = out[d * lanes + lane];
-      to = to * rescale[lane / width][lane % width] + sum;
-    }
-}
-
-template <typename real>
-inline void mark_hidden(const real* scores, int64_t count, real* weights) {
-  for (int64_t i = 0; i < count; ++i)
-    if (scores[i] == minus_infinity<real>) weights[i] = -1;
+inline void mark_hidden(const real* scores, int64_t count, real* marks) {
+  for (int64_t i = 0; i < count; ++i) marks[i] = scores[i] == minus_infinity<real> ? real(-1) : real(0);
 }
 
 // Whether the first `live` lanes of every row are finite.
@@ -99,10 +90,11 @@ inline bool all_finite(const real* rows, int64_t count, int live) {
   return true;
 }
 
-// All panels of an item over all keys. Returns whether some output is not finite.
+// All panels of an item over all keys, with `marks` (room for one block) stepping over hidden pairs. Returns whether some
+// output is not finite.
 template <typename stored>
 inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
-                      forward_scratch<stored>& s, bool careful, compute<stored>* careful_scores) {
+                      forward_scratch<stored>& s, compute<stored>* marks) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   int64_t first = problem.n_key, last = 0;
@@ -127,10 +119,10 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
       const int64_t keys = stop - start;
       const row_block<real> k{all_keys.data + (start - block_first) * all_keys.stride, all_keys.stride};
       const row_block<real> v{all_values.data + (start - block_first) * all_values.stride, all_values.stride};
-      const block_view seen = view_block(problem, p, start, keys), view = careful ? whole_block(seen) : seen;
+      const block_view view = view_block(problem, p, start, keys);
       compute_scores<real>(problem, batch, p, s.q_packed + i * problem.d_k * lanes, k, start, view, s.scores,
                            static_cast<real*>(nullptr));
-      if (careful) std::memcpy(careful_scores, s.scores, size_t(keys * lanes) * sizeof(real));
+      if (marks) mark_hidden(s.scores, keys * lanes, marks);
       rescale_add<real> finish;
       if (problem.reading)
         softmax_block<real, true>(s.scores, view, s.rows[i], finish.factor);
@@ -141,12 +133,10 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
         for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
       }
       real* out = s.sums_out + i * problem.d_v * lanes;
-      if (careful) {
-        mark_hidden(careful_scores, keys * lanes, s.scores);
-        careful_output(s.scores, v, keys, problem.d_v, finish.factor, out);
-      } else {
-        add_values(v, s.scores, view, problem.d_v, finish, out);
-      }
+      if (marks)
+        add_values(v, s.scores, view, problem.d_v, finish, out, step_over<real>{marks});
+      else
+        add_values(v, s.scores, view, problem.d_v, finish, out, take_all{});
     }
   }
 
@@ -206,10 +196,9 @@ void forward_item_of(const attention_problem& problem, int64_t item, void* buffe
     row_pointers(problem.query, batch, p, from);
     pack_transposed<stored>(from, p.live, factor, problem.d_k, s.q_packed + i * problem.d_k * lanes);
   }
-  const bool broken = walk_keys(problem, batch, kv_head, panels, s, false, static_cast<real*>(nullptr));
-  if (broken && problem.hides_pairs()) {
-    std::vector<real> careful_scores(size_t(key_block * lanes));
-    walk_keys(problem, batch, kv_head, panels, s, true, careful_scores.data());
+  if (walk_keys(problem, batch, kv_head, panels, s, static_cast<real*>(nullptr))) {
+    std::vector<real> marks(size_t(key_block * lanes));
+    walk_keys(problem, batch, kv_head, panels, s, marks.data());
   }
   for (int64_t i = 0; i < panels; ++i)
     finish_panel<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + i * problem.d_v * lanes);

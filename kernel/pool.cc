@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -110,10 +111,7 @@ class pool {
   void run(job& work, int helpers) {
     {
       std::lock_guard<std::mutex> hold(lock_);
-      while (int(threads_.size()) < helpers) {
-        const int index = int(threads_.size());
-        threads_.emplace_back([this, index] { loop(index); });
-      }
+      helpers = start_threads(helpers);
       current_ = &work;
       wanted_ = helpers;
       busy_.store(helpers);
@@ -128,6 +126,18 @@ class pool {
   }
 
  private:
+  // Returns how many there are: where the system gives no more, the work is done with fewer.
+  int start_threads(int wanted) {
+    try {
+      while (int(threads_.size()) < wanted) {
+        const int index = int(threads_.size());
+        threads_.emplace_back([this, index] { loop(index); });
+      }
+    } catch (const std::system_error&) {
+    }
+    return int(threads_.size()) < wanted ? int(threads_.size()) : wanted;
+  }
+
   void loop(int index) {
     uint64_t seen = 0;
     for (;;) {
@@ -160,20 +170,19 @@ class pool {
 // The pool is never destroyed: its threads sleep until the process ends, and a child of fork() must not touch the
 // parent's, whose threads do not exist there.
 pool* the_pool = nullptr;
-std::mutex* owner = nullptr;
+std::atomic<bool> in_use{false};
 
 void start_afresh() {
   the_pool = new pool;
-  owner = new std::mutex;
+  in_use.store(false);
 }
 
-void prepare_once() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    start_afresh();
-    pthread_atfork(nullptr, nullptr, start_afresh);
-  });
-}
+// When the library is loaded, not at the first call: a fork() in the middle of that would leave a lock held for ever.
+const bool prepared = [] {
+  start_afresh();
+  pthread_atfork(nullptr, nullptr, start_afresh);
+  return true;
+}();
 
 }  // namespace
 
@@ -188,10 +197,9 @@ void parallel_for(int64_t items, int max_threads, const std::function<void(int64
   if (threads <= 1) {
     work.work();
   } else {
-    prepare_once();
-    std::unique_lock<std::mutex> mine(*owner, std::try_to_lock);
-    if (mine.owns_lock()) {
+    if (!in_use.exchange(true)) {
       the_pool->run(work, int(threads) - 1);
+      in_use.store(false);
     } else {
       work.work();
     }

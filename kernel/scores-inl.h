@@ -7,10 +7,10 @@ namespace rootdk::ROOTDK_TARGET {
 template <typename real>
 constexpr real minus_infinity = -std::numeric_limits<real>::infinity();
 
-// What q is multiplied with when it is packed: with a softcap the tanh's argument, else the logit itself.
+// What q is multiplied with when it is packed.
 template <typename real>
 ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch, const panel<real>& p, real* factor) {
-  const double common = problem.softcap > 0 ? problem.scale / problem.softcap : problem.scale * log2_e;
+  const double common = problem.scale * log2_e;
   for (int lane = 0; lane < p.lanes; ++lane) {
     const bool scaled = problem.row_scale && lane < p.live;
     factor[lane] = real(common * (scaled ? problem.row_scale[batch * problem.n_query + p.query[lane]] : 1.0));
@@ -19,13 +19,29 @@ ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch
 
 // slope, where wanted, gets the derivative of the cap, 1 - tanh^2.
 template <typename real>
-inline void cap_scores(real cap, int64_t keys, real* scores, real* slope) {
+inline void cap_scores(double softcap, int64_t keys, real* scores, real* slope) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const real cap = real(softcap * log2_e), inverse = real(1 / (softcap * log2_e));
+  // tanh y = y (1 - y^2/3 + ...): below this the cap changes no bit. A cap beyond the range of floats caps nothing.
+  const real negligible = sizeof(real) == 4 ? real(1.0 / 8192) : real(1.0 / 268435456);
   for (int64_t at = 0; at < keys * lanes; at += width) {
-    const vec<real> t = tanh<real>(load(scores + at));
-    store(scores + at, t * (cap * real(log2_e)));
+    const vec<real> score = load(scores + at), y = score * inverse, t = tanh<real>(y);
+    const ivec<real> small = (y < broadcast(negligible)) & (y > broadcast(-negligible));
+    store(scores + at, select<real>(small, score, t * cap));
     if (slope) store(slope + at, real(1) - t * t);
   }
+}
+
+// A finite bias stays finite in units of log2: the most negative float is a visible key, as it is in the definition.
+template <typename real, typename given>
+ROOTDK_INLINE real bias_log2(given stored_bias) {
+  typedef typename std::common_type<real, given>::type wide;
+  const wide bias = stored_bias;
+  constexpr wide largest = wide(std::numeric_limits<real>::max());
+  const wide scaled = bias * wide(log2_e);
+  if (scaled <= largest && scaled >= -largest) return real(scaled);
+  if (bias - bias != 0) return real(bias);  // NaN and infinities stay what they are
+  return bias > 0 ? real(largest) : real(-largest);
 }
 
 template <typename stored, typename real>
@@ -37,7 +53,7 @@ inline void add_bias(const attention_problem& problem, int64_t batch, const pane
   for (int lane = 0; lane < p.live; ++lane) {
     const stored* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride;
     for (int64_t key = 0; key < keys; ++key)
-      scores[key * lanes + lane] += real(widen(row[key * view.key_stride])) * real(log2_e);
+      scores[key * lanes + lane] += bias_log2<real>(widen(row[key * view.key_stride]));
   }
 }
 
@@ -57,9 +73,13 @@ inline void hide_masked(const attention_problem& problem, int64_t batch, const p
 }
 
 // What the vectors of a panel see of one block: every lane the first clean[v] keys, none anything from stop[v] on.
-// stop[0] <= stop[1]: past stop[0] only the second vector is computed at all.
+// Where one vector sees further than the other (on a causal diagonal, or where the other's lanes are not in use), the
+// rest is computed for that one alone.
 struct block_view {
   int64_t clean[panel_vectors], stop[panel_vectors];
+  int64_t both() const { return at_most(stop[0], stop[1]); }
+  int64_t keys() const { return at_least(stop[0], stop[1]); }
+  int longer() const { return stop[1] > stop[0] ? 1 : 0; }
 };
 
 template <typename real>
@@ -68,10 +88,14 @@ ROOTDK_INLINE block_view view_block(const attention_problem& problem, const pane
   block_view view;
   for (int v = 0; v < panel_vectors; ++v) {
     view.stop[v] = at_least(at_most(p.vector_last[v] - start, keys), 0);
-    view.clean[v] = anywhere || start < p.first_all[v] ? 0 : at_least(at_most(p.last_all[v] - start, keys), 0);
+    view.clean[v] = anywhere || start < p.first_all[v] ? 0 : at_least(at_most(p.last_all[v] - start, view.stop[v]), 0);
   }
-  // The other way round happens where a panel runs from one head into the next: then nothing is left out.
-  if (view.stop[0] > view.stop[1]) view.stop[1] = view.stop[0];
+  return view;
+}
+
+// Both vectors over all keys: for the paths that look at every lane.
+inline block_view whole_block(block_view view) {
+  view.stop[0] = view.stop[1] = view.keys();
   return view;
 }
 
@@ -100,13 +124,13 @@ template <typename real>
 inline void compute_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const real* q_packed,
                            row_block<real> key_rows, int64_t start, const block_view& view, real* scores, real* slope) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const int64_t both = view.stop[0], keys = view.stop[1];
+  const int64_t both = view.both(), keys = view.keys(), at = view.longer() * width;
   product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, both,
                                        overwrite{});
   if (both < keys)
-    product<real, a_rows, 1>(key_rows.data + both * key_rows.stride, key_rows.stride, q_packed + width, lanes, problem.d_k,
-                             scores + both * lanes + width, lanes, keys - both, overwrite{});
-  if (problem.softcap > 0) cap_scores<real>(real(problem.softcap), keys, scores, slope);
+    product<real, a_rows, 1>(key_rows.data + both * key_rows.stride, key_rows.stride, q_packed + at, lanes, problem.d_k,
+                             scores + both * lanes + at, lanes, keys - both, overwrite{});
+  if (problem.softcap > 0) cap_scores<real>(problem.softcap, keys, scores, slope);
   if (problem.bias.data) {
     switch (problem.bias_type) {
       case element::float32: add_bias<float>(problem, batch, p, start, keys, scores); break;
@@ -117,12 +141,6 @@ inline void compute_scores(const attention_problem& problem, int64_t batch, cons
   }
   if (problem.mask.data) hide_masked(problem, batch, p, start, keys, scores);
   hide_beyond_limits(p, start, view, scores);
-}
-
-// Both vectors over all keys: for the slow paths, which look at every lane.
-inline block_view whole_block(block_view view) {
-  view.stop[0] = view.stop[1];
-  return view;
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -186,12 +186,12 @@ ROOTDK_INLINE vec<float> exp2(vec<float> x) {
   return (vec<float>)_mm512_scalef_ps((__m512)y, (__m512)x);
 #else
   const vec<float> clamped = at_least<float>(x, simd<float>::exp2_floor - 1);
-  // Adding 1.5 * 2^23 leaves the nearest whole number in the low bits of the sum.
-  const vec<float> magic = broadcast(12582912.0f);
+  // Adding 1.5 * 2^23 leaves the nearest whole number in the low bits of the sum. With 127 more they are the exponent
+  // field of 2^whole; at whole = -127 it is 0, and so is the product.
+  const vec<float> magic = broadcast(12582912.0f + 127);
   const vec<float> shifted = clamped + magic;
   const vec<float> y = exp2_polynomial<float>(clamped - (shifted - magic));
-  // whole + 127 is the exponent field of 2^whole; at whole = -127 it is 0, and so is the product.
-  const ivec<float> exponent = ((ivec<float>)shifted + (127 - 0x4B400000)) << 23;
+  const ivec<float> exponent = (ivec<float>)shifted << 23;
   return y * (vec<float>)exponent;
 #endif
 }
@@ -202,10 +202,10 @@ ROOTDK_INLINE vec<double> exp2(vec<double> x) {
   return (vec<double>)_mm512_scalef_pd((__m512d)exp2_polynomial<double>((vec<double>)f), whole);
 #else
   const vec<double> clamped = at_least<double>(x, simd<double>::exp2_floor - 1);
-  const vec<double> magic = broadcast(6755399441055744.0);  // 1.5 * 2^52
+  const vec<double> magic = broadcast(6755399441055744.0 + 1023);  // 1.5 * 2^52
   const vec<double> shifted = clamped + magic;
   const vec<double> y = exp2_polynomial<double>(clamped - (shifted - magic));
-  const ivec<double> exponent = ((ivec<double>)shifted + (1023 - 0x4338000000000000LL)) << 52;
+  const ivec<double> exponent = (ivec<double>)shifted << 52;
   return y * (vec<double>)exponent;
 #endif
 }

@@ -55,7 +55,7 @@ ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64
   int64_t key = 0;
   for (; key + chains <= plain; key += chains)
     for (int c = 0; c < chains; ++c) take(c, key + c);
-  for (; key < plain; ++key) take(0, key);
+  for (; key < plain; ++key) take(int(key % chains), key);  // as below: a mask that hides nothing changes no bit
   for (; key < keys; ++key) {
     const vec<real> score = load(column + key * lanes);
     const ivec<real> hidden = score == nowhere;
@@ -92,7 +92,9 @@ ROOTDK_INLINE vec<real> softmax_column(real* column, int64_t clean, int64_t keys
   // A row that has seen nothing keeps -inf; subtracting it would make NaN, so it is measured from zero.
   const vec<real> base = select<real>(now == nowhere, zero, now);
   const vec<real> shrink = exp2(before - base);
-  const vec<real> block_mean = select<real>(seen.count > zero, seen.sum / seen.count, zero);
+  // Between the extremes it must lie: rounding could push the mean of equal, huge scores off them.
+  const vec<real> rough_mean = select<real>(seen.count > zero, seen.sum / seen.count, zero);
+  const vec<real> block_mean = select<real>(seen.count > zero, minimum(seen.maximum, maximum(seen.minimum, rough_mean)), zero);
 
   vec<real> sum = zero, moment = zero, square = zero, cube = zero, deviation = zero;
   const auto take = [&](int64_t key, auto mixed) __attribute__((always_inline)) {
@@ -135,7 +137,8 @@ ROOTDK_INLINE vec<real> softmax_column(real* column, int64_t clean, int64_t keys
     const vec<real> distance = block_mean - load(rows.mean + at);
     const vec<real> share = select<real>(count > zero, seen.count / count, zero);
     store(rows.mean + at, load(rows.mean + at) + distance * share);
-    store(rows.deviation + at, load(rows.deviation + at) + deviation + distance * distance * (count_before * share));
+    // In this order the first block adds 0 even where the square of its mean overflows.
+    store(rows.deviation + at, load(rows.deviation + at) + deviation + distance * (count_before * share) * distance);
     store(rows.count + at, count);
     for (int lane = 0; lane < width; ++lane) rows.keys[at + lane] += int64_t(seen.count[lane]);
   }

@@ -45,10 +45,21 @@ struct rescale_add {
   }
 };
 
-template <typename real, a_layout layout, int rows, int vectors, typename finish_t>
+// A product that steps over hidden pairs. 0 * NaN is NaN, so where a hidden key or value is not finite a weight of 0 does
+// not help. `marks` has the shape of the scores, [key][lane], and is negative where a pair is hidden: it lies beside B
+// where B are weights (A_columns), beside A where A are weights (A_rows). Same sums in the same order as the plain product,
+// so that rows which see no such key keep their bits.
+template <typename real>
+struct step_over {
+  const real* marks;
+};
+struct take_all {};
+
+template <typename real, a_layout layout, int rows, int vectors, typename skip_t, typename finish_t>
 ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* __restrict b, int64_t b_stride,
-                        int64_t steps, real* __restrict c, int64_t c_stride, const finish_t& finish) {
+                        int64_t steps, real* __restrict c, int64_t c_stride, const skip_t& skip, const finish_t& finish) {
   constexpr int width = simd<real>::width;
+  constexpr bool careful = !std::is_same<skip_t, take_all>::value;
   vec<real> sum[rows][vectors];
   for (int row = 0; row < rows; ++row)
     for (int v = 0; v < vectors; ++v) sum[row][v] = vec<real>{};
@@ -56,8 +67,17 @@ ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* 
     vec<real> b_vec[vectors];
     for (int v = 0; v < vectors; ++v) b_vec[v] = load(b + step * b_stride + v * width);
     for (int row = 0; row < rows; ++row) {
+      if constexpr (careful && layout == a_rows)
+        if (skip.marks[row * a_stride + step] < 0) continue;
       const vec<real> x = broadcast(layout == a_rows ? a[row * a_stride + step] : a[step * a_stride + row]);
-      for (int v = 0; v < vectors; ++v) sum[row][v] += x * b_vec[v];
+      for (int v = 0; v < vectors; ++v) {
+        if constexpr (careful && layout == a_columns) {
+          const ivec<real> hidden = load(skip.marks + step * b_stride + v * width) < vec<real>{};
+          sum[row][v] = select<real>(hidden, sum[row][v], sum[row][v] + x * b_vec[v]);
+        } else {
+          sum[row][v] += x * b_vec[v];
+        }
+      }
     }
   }
   for (int row = 0; row < rows; ++row)
@@ -65,24 +85,22 @@ ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* 
 }
 
 // All rows: whole tiles, then one of every smaller size that is needed.
-template <typename real, a_layout layout, int vectors, typename finish_t>
+template <typename real, a_layout layout, int vectors, typename finish_t, typename skip_t = take_all>
 inline __attribute__((noinline)) void product(const real* a, int64_t a_stride, const real* b, int64_t b_stride,
                                               int64_t steps, real* c, int64_t c_stride, int64_t rows,
-                                              const finish_t& finish) {
-  const int64_t a_row = layout == a_rows ? a_stride : 1;
+                                              const finish_t& finish, const skip_t& skip = {}) {
   int64_t row = 0;
-  for (; row + tile_rows <= rows; row += tile_rows)
-    tile<real, layout, tile_rows, vectors>(a + row * a_row, a_stride, b, b_stride, steps, c + row * c_stride, c_stride, finish);
-  if (row + 4 <= rows) {
-    tile<real, layout, 4, vectors>(a + row * a_row, a_stride, b, b_stride, steps, c + row * c_stride, c_stride, finish);
-    row += 4;
-  }
-  if (row + 2 <= rows) {
-    tile<real, layout, 2, vectors>(a + row * a_row, a_stride, b, b_stride, steps, c + row * c_stride, c_stride, finish);
-    row += 2;
-  }
-  if (row < rows)
-    tile<real, layout, 1, vectors>(a + row * a_row, a_stride, b, b_stride, steps, c + row * c_stride, c_stride, finish);
+  const auto tile_of = [&](auto size) __attribute__((always_inline)) {
+    skip_t here = skip;
+    if constexpr (!std::is_same<skip_t, take_all>::value && layout == a_rows) here.marks += row * a_stride;
+    tile<real, layout, size.value, vectors>(a + row * (layout == a_rows ? a_stride : 1), a_stride, b, b_stride, steps,
+                                            c + row * c_stride, c_stride, here, finish);
+    row += size.value;
+  };
+  while (row + tile_rows <= rows) tile_of(std::integral_constant<int, tile_rows>{});
+  if (row + 4 <= rows) tile_of(std::integral_constant<int, 4>{});
+  if (row + 2 <= rows) tile_of(std::integral_constant<int, 2>{});
+  if (row < rows) tile_of(std::integral_constant<int, 1>{});
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -150,8 +150,11 @@ def measure_budget(problem: Problem) -> dict[str, tuple[Any, float]]:
     delta = _logit_error(problem)
     shown = expected["keys"] > 0
     spread = _largest(np.where(shown, expected["max"], 0) - np.where(shown, expected["min"], 0))
+    # n additions of one size round to either side: errors grow like sqrt(n). The mean's enters the variance squared.
+    adding = unit_roundoff(compute_type(dtype)) * problem.key.shape[-2] ** 0.5 * _largest(expected["mean"])
     moves = {
-        "variance": 2 * spread * delta,
+        "mean": delta + adding,
+        "variance": 2 * spread * delta + (delta + adding) ** 2,
         "entropy": 2 * delta * (1 + spread),
         "p_squared": 4 * delta,
         "p_cubed": 6 * delta,
@@ -190,7 +193,7 @@ def assert_within(actual: Any, expected: Any, bound: float, what: str = "result"
 
 
 def _logit_error(problem: Problem) -> float:
-    query, key = (np.abs(np.nan_to_num(a.astype(np.float64))) for a in (problem.query, problem.key))
+    query, key = (np.abs(_finite(a)) for a in (problem.query, problem.key))
     factor = abs(problem.scale) * (1.0 if problem.row_scale is None else _largest(problem.row_scale))
     group = problem.query.shape[-3] // max(problem.key.shape[-3], 1)
     size = factor * _largest(query @ np.swapaxes(np.repeat(key, group, axis=-3), -1, -2))
@@ -201,11 +204,9 @@ def _logit_error(problem: Problem) -> float:
 
 def _gradient_sizes(problem: Problem, d_out: Any) -> tuple[float, float, float]:
     group = problem.query.shape[-3] // max(problem.key.shape[-3], 1)
-    query, key, value, grad = (
-        np.abs(np.nan_to_num(a.astype(np.float64))) for a in (problem.query, problem.key, problem.value, d_out)
-    )
+    query, key, value, grad = (np.abs(_finite(a)) for a in (problem.query, problem.key, problem.value, d_out))
     key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
-    weights = np.nan_to_num(reference.weights(problem))
+    weights = _finite(reference.weights(problem))
     factor = abs(problem.scale) * (1.0 if problem.row_scale is None else _largest(problem.row_scale))
     pulled = (grad @ np.swapaxes(value, -1, -2)) / (1 - problem.dropout)
     d_logits = factor * weights * (pulled + (weights * pulled).sum(axis=-1, keepdims=True))
@@ -215,6 +216,11 @@ def _gradient_sizes(problem: Problem, d_out: Any) -> tuple[float, float, float]:
         group * _largest(np.swapaxes(d_logits, -1, -2) @ query),
         group * _largest(d_value),
     )
+
+
+def _finite(array: Any) -> Any:
+    """float64 with 0 for NaN and infinities: finite numbers are compared, so a budget is made of their sizes."""
+    return np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _largest(array: Any) -> float:

@@ -191,6 +191,6 @@ def set_num_threads(n: int) -> None:
     """
     if isinstance(n, bool) or not isinstance(n, int):
         raise ArgumentTypeError(f"n: must be an int >= 1, got {type_name(n)}")
-    if n < 1:
+    if not 1 <= n < 2**31:  # the kernel counts in 32 bits
         raise ArgumentError(f"n: must be an int >= 1, got {n}")
     kernel().set_num_threads(n)

@@ -1,0 +1,161 @@
+// Random problems through the kernel, on every instruction set that this CPU can run, against the definition.
+//
+//   kernel_fuzz [count] [seed] [target]
+//
+// Problem number i is drawn from seed + i alone: `kernel_fuzz 1 <seed of the problem>` repeats one that failed.
+// The arrays live in heap blocks of exactly their size; AddressSanitizer does the rest (make sanitize).
+#include <cinttypes>
+#include <cstdio>
+#include <string>
+
+#include "fuzz/definition.h"
+#include "pool.h"
+
+namespace fuzz {
+namespace {
+
+struct tally {
+  int64_t numbers = 0, loose = 0;  // loose: the bound is as large as the number itself
+  exact worst = 0;                 // largest error, as a part of what was allowed
+};
+
+// An expected number that is not finite must come out not finite; a finite one within its bound.
+bool agrees(exact got, const bounded_number& want, const precision& type, tally& counts) {
+  if (!std::isfinite(want.value)) return !std::isfinite(got);
+  if (!(std::fabs(want.value) + want.bound < type.largest)) return true;  // may overflow, or nothing can be said
+  ++counts.numbers;
+  if (want.bound >= std::fabs(want.value) && want.value != 0) ++counts.loose;
+  const exact error = std::fabs(got - want.value);
+  if (want.bound > 0 && error <= want.bound) counts.worst = std::max(counts.worst, error / want.bound);
+  return error <= want.bound;
+}
+
+std::string mismatch(const char* name, const std::string& index, exact got, const bounded_number& want) {
+  char text[256];
+  std::snprintf(text, sizeof text, "%s[%s] is %.9Lg, expected %.9Lg within %.3Lg", name, index.c_str(), got, want.value,
+                want.bound);
+  return text;
+}
+
+std::string check_rows(const char* name, const strided_array& got, const std::vector<bounded_number>& want, tally& counts) {
+  const precision type = stored_precision(got.type);
+  std::string failure;
+  size_t at = 0;
+  got.each([&](int64_t b, int64_t h, int64_t r, int64_t d) {
+    const exact x = got.get({b, h, r, d});
+    if (!agrees(x, want[at], type, counts) && failure.empty()) {
+      std::ostringstream index;
+      index << b << "," << h << "," << r << "," << d;
+      failure = mismatch(name, index.str(), x, want[at]);
+    }
+    ++at;
+  });
+  if (failure.empty() && !got.gaps_untouched()) failure = std::string(name) + ": wrote between its rows";
+  return failure;
+}
+
+std::string check_reading(const random_problem& p, const expectation& want, tally& counts) {
+  const char* const names[] = {"log_sum_exp", "max", "min", "mean", "variance", "entropy", "p_squared", "p_cubed", "sink_mass"};
+  const int64_t rows = p.facts.rows(), bytes = rootdk::element_bytes(p.real());
+  const precision real = compute_precision(p.facts.type);
+  for (int64_t row = 0; row < rows; ++row)
+    if (p.facts.keys[row] != want.keys[size_t(row)])
+      return "keys[row " + std::to_string(row) + "] is " + std::to_string(p.facts.keys[row]) + ", expected " +
+             std::to_string(want.keys[size_t(row)]);
+  for (int64_t at = 0; at < rootdk::reading_fields * rows; ++at) {
+    const exact x = read_number(p.real(), p.reading.data() + at * bytes);
+    const bounded_number& number = want.reading[size_t(at)];
+    const bool same_infinity = !std::isinf(number.value) || x == number.value;
+    if (!same_infinity || !agrees(x, number, real, counts))
+      return mismatch(names[at / rows], "row " + std::to_string(at % rows), x, number);
+  }
+  return "";
+}
+
+void run_kernel(random_problem& p) {
+  for (strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value}) a->block.fill();
+  for (exact_block* block : {&p.row_state, &p.reading, &p.keys})
+    if (block->size()) block->fill();
+  rootdk::attention_forward(p.facts);
+  if (p.with_backward) rootdk::attention_backward(p.facts);
+}
+
+std::string results(const random_problem& p) {
+  std::string all;
+  for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value}) all.append(a->block.data(), size_t(a->block.size()));
+  for (const exact_block* block : {&p.row_state, &p.reading, &p.keys}) all.append(block->data(), size_t(block->size()));
+  return all;
+}
+
+std::string inputs(const random_problem& p) {
+  std::string all;
+  for (const strided_array* a : {&p.query, &p.key, &p.value, &p.d_out, &p.mask, &p.bias})
+    if (a->block.size()) all.append(a->block.data(), size_t(a->block.size()));
+  return all;
+}
+
+// Empty when all is well, else what is wrong.
+std::string check_target(random_problem& p, const expectation& want, tally& counts) {
+  const std::string before = inputs(p);
+  rootdk::set_num_threads(p.threads);
+  run_kernel(p);
+  std::string failure = check_rows("out", p.out, want.out, counts);
+  if (failure.empty() && p.facts.reading) failure = check_reading(p, want, counts);
+  if (failure.empty() && p.with_backward) {
+    failure = check_rows("d_query", p.d_query, want.d_query, counts);
+    if (failure.empty()) failure = check_rows("d_key", p.d_key, want.d_key, counts);
+    if (failure.empty()) failure = check_rows("d_value", p.d_value, want.d_value, counts);
+  }
+  if (failure.empty() && inputs(p) != before) failure = "an input was written to";
+  if (!failure.empty() || p.seed % 4 != 0) return failure;
+  const std::string once = results(p);
+  rootdk::set_num_threads(p.threads % 3 + 1);
+  run_kernel(p);
+  return results(p) == once ? "" : "not bitwise the same on another number of threads";
+}
+
+bool passes(uint64_t seed, const std::vector<std::string>& targets, tally& counts) {
+  const std::unique_ptr<random_problem> p = draw_problem(seed);
+  const expectation want = define(*p);
+  for (const std::string& target : targets) {
+    rootdk::set_current_target(target);
+    const std::string failure = check_target(*p, want, counts);
+    if (failure.empty()) continue;
+    std::printf("FAILED on %s: %s\n%s  again: kernel_fuzz 1 %" PRIu64 " %s\n\n", target.c_str(), failure.c_str(),
+                describe(*p).c_str(), seed, target.c_str());
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace fuzz
+
+// One cause tends to fail many problems.
+constexpr int64_t most_failures = 10;
+
+int main(int argc, char** argv) {
+  const int64_t count = argc > 1 ? std::strtoll(argv[1], nullptr, 10) : 20000;
+  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  std::vector<std::string> targets;
+  for (const rootdk::kernel_target* target : rootdk::available_targets())
+    if (argc <= 3 || target->name == std::string(argv[3])) targets.push_back(target->name);
+  if (count < 1 || targets.empty()) {
+    std::fprintf(stderr, "usage: kernel_fuzz [count] [seed] [target]; the target must be one that this CPU can run\n");
+    return 2;
+  }
+  std::printf("seed %" PRIu64 ", %" PRId64 " problems on", seed, count);
+  for (const std::string& target : targets) std::printf(" %s", target.c_str());
+  std::printf("\n");
+  fuzz::tally counts;
+  int64_t done = 0, failed = 0;
+  while (done < count && failed < most_failures) {
+    failed += !fuzz::passes(seed + uint64_t(done), targets, counts);
+    if (++done % 1000 == 0) std::printf("%" PRId64 " problems\n", done), std::fflush(stdout);
+  }
+  if (done < count) std::printf("stopped: enough failed to look at\n");
+  std::printf("%" PRId64 " numbers compared; largest error %.2Lf of its bound; %.1f %% with a bound above the number itself\n",
+              counts.numbers, counts.worst, 100.0 * double(counts.loose) / double(counts.numbers ? counts.numbers : 1));
+  std::printf("%" PRId64 " passed, %" PRId64 " failed\n", done - failed, failed);
+  return failed ? 1 : 0;
+}
