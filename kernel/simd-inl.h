@@ -82,6 +82,20 @@ ROOTDK_INLINE vec<real> select(ivec<real> condition, vec<real> yes, vec<real> no
   return condition ? yes : no;
 }
 
+template <typename real>
+ROOTDK_INLINE bool any_lane(ivec<real> condition) {
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+  if constexpr (sizeof(real) == 4) return _mm512_movepi32_mask((__m512i)condition) != 0;
+  return _mm512_movepi64_mask((__m512i)condition) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_epi8((__m256i)condition) != 0;
+#else
+  lane_int<real> any = 0;
+  for (int lane = 0; lane < simd<real>::width; ++lane) any |= condition[lane];
+  return any != 0;
+#endif
+}
+
 // maximum(candidate, running): where the candidate is NaN the running value stays, as x86's maxps does it. The NaN is
 // not lost: it reaches the sum of the row's weights, and from there every result of the row.
 ROOTDK_INLINE vec<float> maximum(vec<float> candidate, vec<float> running) {
@@ -208,6 +222,24 @@ ROOTDK_INLINE vec<double> exp2(vec<double> x) {
   const ivec<double> exponent = (ivec<double>)shifted << 52;
   return y * (vec<double>)exponent;
 #endif
+}
+
+// Natural logarithm of finite x > 0, for the end of a row. x = 2^k m with m around 1, and
+// log m = 2 artanh(t) with t = (m - 1)/(m + 1), |t| < 0.172: no cancellation near x = 1.
+template <typename real>
+ROOTDK_INLINE vec<real> log(vec<real> x) {
+  typedef lane_int<real> integer;
+  constexpr bool single = sizeof(real) == 4;
+  constexpr int mantissa_bits = single ? 23 : 52;
+  constexpr integer root_half = single ? integer(0x3F3504F3) : integer(0x3FE6A09E667F3BCDLL);  // sqrt(1/2) as bits
+  const ivec<real> above = (ivec<real>)x - root_half;
+  const ivec<real> k = above >> mantissa_bits;
+  const vec<real> m = (vec<real>)((ivec<real>)x - (k << mantissa_bits));
+  const vec<real> t = (m - real(1)) / (m + real(1)), square = t * t;
+  constexpr int last = single ? 11 : 25;
+  vec<real> series = broadcast(real(1) / last);
+  for (int odd = last - 2; odd >= 1; odd -= 2) series = series * square + real(1) / odd;
+  return __builtin_convertvector(k, vec<real>) * real(0.69314718055994530942) + t * series * real(2);
 }
 
 // tanh for the softcap: -m/(2 + m) with m = exp(-2|x|) - 1. Where |x| is small m comes from the polynomial without its

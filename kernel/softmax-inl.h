@@ -69,13 +69,6 @@ ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64
           minimum(minimum(low[0], low[1]), minimum(low[2], low[3])), (sum[0] + sum[1]) + (sum[2] + sum[3]), count};
 }
 
-template <typename real>
-ROOTDK_INLINE bool any_lane(ivec<real> condition) {
-  lane_int<real> any = 0;
-  for (int lane = 0; lane < simd<real>::width; ++lane) any |= condition[lane];
-  return any != 0;
-}
-
 // One column of vectors in one block of keys: scores become weights relative to the new maximum, the sums move on, and
 // the result says by how much everything that was summed before must shrink.
 template <typename real, bool measuring>
@@ -180,16 +173,16 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
-  alignas(64) real log_sum[lanes], fields[reading_fields][lanes];
-  for (int lane = 0; lane < lanes; ++lane) log_sum[lane] = rows.sum[lane] > 0 ? std::log(rows.sum[lane]) : real(0);
+  alignas(64) real fields[reading_fields][lanes];
   for (int at = 0; at < lanes; at += width) {
-    const vec<real> sum = load(rows.sum + at), count = load(rows.count + at), log_sum_v = load(log_sum + at);
+    const vec<real> sum = load(rows.sum + at), count = load(rows.count + at);
+    const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
     const vec<real> inverse = select<real>(sum > zero, real(1) / sum, zero);
     // Rounding can leave a hair below zero where one key holds all the weight.
-    const vec<real> entropy = log_sum_v - load(rows.moment + at) * inverse * ln2;
+    const vec<real> entropy = log_sum - load(rows.moment + at) * inverse * ln2;
     const vec<real> variance = load(rows.deviation + at) / count * (ln2 * ln2);
     vec<real> field[reading_fields];
-    field[reading_log_sum_exp] = load(rows.maximum + at) * ln2 + log_sum_v;
+    field[reading_log_sum_exp] = load(rows.maximum + at) * ln2 + log_sum;
     field[reading_max] = load(scores_maximum + at) * ln2;
     field[reading_min] = load(rows.minimum + at) * ln2;
     field[reading_mean] = load(rows.mean + at) * ln2;

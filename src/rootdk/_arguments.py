@@ -20,6 +20,9 @@ Integers = NDArray[np.int64]
 # Further than any key: a limit is cut to this so that position + limit cannot overflow 64 bits.
 _FAR = 2**61
 
+# Far beyond any use, and still a float32 after the kernel has turned it into units of log2.
+_LARGEST_SCALE = 1e38
+
 
 def resolve(
     query: Any,
@@ -218,8 +221,8 @@ def _scale(
         given = rule(given)
     if not isinstance(given, ScaleRule):
         number = _real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
-        if not math.isfinite(number):
-            raise ArgumentError(f"scale: must be finite, got {given!r}")
+        if not abs(number) <= _LARGEST_SCALE:
+            raise ArgumentError(f"scale: must be finite and at most {_LARGEST_SCALE:g} in size, got {given!r}")
         return number, None
     by_keys, by_position = "keys" in given.varies, "position" in given.varies
     keys: Any = None
@@ -227,8 +230,11 @@ def _scale(
         keys = n_key if lengths is None else lengths[:, None]
     position = np.arange(n_query, dtype=np.int64) + offset[:, None] if by_position else None
     factor = np.asarray(given.factor(d_k, keys, position), np.float64)
-    if not np.isfinite(factor).all():
-        raise ArgumentError(f"scale: the rule {given.name!r} must give finite factors, got {factor.tolist()}")
+    if not (np.abs(factor) <= _LARGEST_SCALE).all():
+        raise ArgumentError(
+            f"scale: the rule {given.name!r} must give finite factors of at most {_LARGEST_SCALE:g} in size, "
+            f"got {_shown(factor.tolist())}"
+        )
     if factor.ndim == 0:
         return float(factor), None
     rows = (len(offset), n_query)

@@ -5,6 +5,7 @@
 attention() explains the arguments; the other two take the same ones.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -44,7 +45,8 @@ def attention(
                   rootdk.scaling.
     causal        query i sees key j only if j <= i + query_offset.
     mask          bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair.
-    bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair.
+    bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
+                  key, as mask and key_lengths do: NaN - inf is NaN).
     window        (left, right) or one int for both: the query at position p = i + query_offset sees key j only if
                   p - left <= j <= p + right. None in the pair is no limit on that side.
     query_offset  where the first query stands among the keys: an int, or ints of the leading shape. None aligns the
@@ -143,7 +145,8 @@ def attention_vjp(
         d_value = P' d_out      d_query = scale * ds K      d_key = scale * ds' Q
 
     d_out has the shape and type of the output, the gradients those of the inputs; shared key heads add up. A row with
-    every key hidden contributes 0. The inputs are kept, not copied: pull back before changing them in place.
+    every key hidden contributes 0. Inputs and output are kept, not copied: pull back before changing any of them in
+    place.
 
     >>> import numpy as np, rootdk
     >>> q = np.array([[1.0, 0, 1, 0]])
@@ -189,8 +192,13 @@ def set_num_threads(n: int) -> None:
     1
     >>> rootdk.set_num_threads(before)
     """
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise ArgumentTypeError(f"n: must be an int >= 1, got {type_name(n)}")
-    if not 1 <= n < 2**31:  # the kernel counts in 32 bits
-        raise ArgumentError(f"n: must be an int >= 1, got {n}")
-    kernel().set_num_threads(n)
+    try:
+        threads = -1 if isinstance(n, bool) else operator.index(n)
+    except TypeError:
+        threads = -1
+    if not 1 <= threads < 2**31:
+        known = isinstance(n, int) and not isinstance(n, bool)
+        raise (ArgumentError if known else ArgumentTypeError)(
+            f"n: must be an int from 1 to {2**31 - 1}, got {n if known else type_name(n)}"
+        )
+    kernel().set_num_threads(threads)

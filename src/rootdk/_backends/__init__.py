@@ -2,10 +2,11 @@
 
 from functools import cache
 from importlib import import_module
+from os import environ
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..errors import ArgumentTypeError, KernelMissingError
+from ..errors import ArgumentError, ArgumentTypeError, KernelMissingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +73,9 @@ def type_name(value: Any) -> str:
 @cache
 def kernel() -> ModuleType:
     """The compiled module, loaded at its first use, so that theory and rules work where it was not built."""
+    wanted = environ.get("ROOTDK_NUM_THREADS", "1")
+    if not (wanted.isdecimal() and 1 <= int(wanted) < 2**31):
+        raise ArgumentError(f"ROOTDK_NUM_THREADS: must be an int from 1 to {2**31 - 1}, got {wanted!r}")
     try:
         return import_module("rootdk._kernel")
     except ImportError as error:
