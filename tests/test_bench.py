@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rootdk.bench import memory, race, sgemm, targets, truth
+from rootdk.bench import timing as timing_module
 from rootdk.bench.launch import environment
 from rootdk.bench.peers import NAMES, open_peers
 from rootdk.bench.peers.peer import Peer
@@ -133,30 +133,49 @@ def test_every_peer_has_a_file() -> None:
     assert all("rootdk.bench.peers" not in reason for reason in absent.values())
 
 
-def test_interleaving_is_turn_by_turn() -> None:
-    turns: list[str] = []
-    calls = {name: (lambda name=name: turns.append(name)) for name in "abc"}
+def record_turns(monkeypatch: pytest.MonkeyPatch, names: str, seconds: float) -> tuple[dict[str, Call], list[str]]:
+    """Contestants that note each of their calls, timed ones in capitals, on a clock that stands at `seconds` a call."""
+    noted: list[str] = []
+    calls: dict[str, Call] = {name: (lambda name=name: noted.append(name)) for name in names}
+    name_of = {call: name for name, call in calls.items()}
+
+    def timed(call: Call) -> float:
+        noted.append(name_of[call].upper())
+        return seconds
+
+    monkeypatch.setattr(timing_module, "timed", timed)
+    monkeypatch.setattr(timing_module, "settle", lambda: noted.append("-"))
+    return calls, noted
+
+
+def test_interleaving_is_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, noted = record_turns(monkeypatch, "abc", seconds=0.1)
     timings = interleave(calls, budget=0.01, fewest=4, most=4)
     assert {t.calls for t in timings.values()} == {4}
-    # One call to get ready and one to estimate each; then, short as they are, an untimed call before each timed one.
-    assert turns[:6] == ["a", "a", "b", "b", "c", "c"]
-    pairs = turns[6:]
-    assert pairs[0::2] == pairs[1::2]
-    rounds = [tuple(pairs[0::2][i : i + 3]) for i in range(0, 12, 3)]
-    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    # One call to get ready and one to estimate each; a call of 0.1 s then needs no warm-up.
+    assert noted[:6] == ["a", "A", "b", "B", "c", "C"]
+    turns = "".join(noted[6:])
+    assert turns.count("-") == 12
+    assert all(len(turn) == 1 for turn in turns.split("-")[1:])
+    rounds = [tuple(turns.replace("-", "")[i : i + 3]) for i in range(0, 12, 3)]
+    assert all(sorted(one) == ["A", "B", "C"] for one in rounds)
     assert len(set(rounds)) > 1
 
 
-def test_a_long_call_gets_no_untimed_call() -> None:
-    count = 0
+def test_a_short_call_is_warmed_up_and_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, noted = record_turns(monkeypatch, "a", seconds=1e-5)
+    monkeypatch.setattr(timing_module, "WARM_UP", 1e-4)
+    assert interleave(calls, budget=0.01, fewest=3, most=3)["a"].calls == 9
+    for turn in "".join(noted[2:]).split("-")[1:]:
+        assert turn.startswith("a")
+        assert turn.endswith("aAAA")
 
-    def long_call() -> None:
-        nonlocal count
-        count += 1
-        time.sleep(0.021)
 
-    assert interleave({"a": long_call}, budget=0.01, fewest=3, most=3)["a"].calls == 3
-    assert count == 2 + 3
+def test_contestants_that_share_a_turn_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, noted = record_turns(monkeypatch, "abc", seconds=0.1)
+    interleave(calls, budget=0.01, fewest=4, most=4, together=("a", "c"))
+    timed = ["".join(letter for letter in turn if letter.isupper()) for turn in "".join(noted[6:]).split("-")[1:]]
+    assert sorted(timed) == ["AC", "AC", "B", "B", "B", "B", "CA", "CA"]
 
 
 def row(n: int = 2048, d: int = 64, causal: bool = False, **seconds: tuple[float, float]) -> targets.Row:

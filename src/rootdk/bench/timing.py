@@ -6,14 +6,17 @@ favour one over another, and both come from thread pools:
 - Workers go on spinning after a call, in the hope of more work: torch's OpenMP for some 8 ms, onnxruntime for 50 ms
   and more, OpenBLAS for 100 ms and more. Whoever is timed next then shares the cores with them. So before each turn we
   wait until this process uses no CPU time.
-- After such a pause the contestant's own workers are asleep, and waking them costs the same few 10 us whatever the
-  work is. So a short contestant gets one untimed call first, and is timed as if called in a loop, which is how
-  attention is used. For a long call the waking does not show, and the extra call is saved.
+- After such a pause the contestant's own workers are asleep, and a virtual machine may need some 10 ms of load before
+  the host runs its cores side by side again. So each turn starts with untimed calls for 15 ms (a call longer than
+  that warms up by itself), and the contestant is timed as if called in a loop, which is how attention is used.
+
+Contestants that are to be compared with each other to a few per cent (attention and measure) share one turn: after
+the same warm-up their calls alternate.
 """
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rootdk.bench.ratios import Timing, timing
@@ -23,7 +26,8 @@ Call = Callable[[], Any]
 # CPU time of other threads is counted in ticks of up to 10 ms; a window must hold at least one.
 SETTLE_WINDOW = 0.010
 SETTLE_LIMIT = 0.5
-LONG_CALL = 0.020
+WARM_UP = 0.015
+SHORT_REPEATS = 3
 
 
 def settle() -> None:
@@ -45,30 +49,54 @@ def timed(call: Call) -> float:
     return seconds
 
 
-def interleave(contestants: Mapping[str, Call], budget: float, fewest: int = 5, most: int = 40) -> dict[str, Timing]:
-    """Time all contestants in turns, the same number of calls for each, in about `budget` seconds."""
-    names = list(contestants)
+def interleave(
+    contestants: Mapping[str, Call],
+    budget: float,
+    fewest: int = 5,
+    most: int = 40,
+    together: tuple[str, ...] = (),
+) -> dict[str, Timing]:
+    """Time all contestants in turns, the same number of calls for each, in about `budget` seconds.
+
+    Those in `together` share one turn.
+    """
     usual = {}
-    for name in names:
-        contestants[name]()
-        usual[name] = timed(contestants[name])
-    cost = sum(2 * SETTLE_WINDOW + seconds * (1 if seconds >= LONG_CALL else 2) for seconds in usual.values())
+    for name, call in contestants.items():
+        call()
+        usual[name] = timed(call)
+    shared = tuple(name for name in together if name in contestants)
+    turns = [shared] * bool(shared) + [(name,) for name in contestants if name not in shared]
+    repeats = SHORT_REPEATS if max(usual.values()) < WARM_UP else 1
+    cost = sum(2 * SETTLE_WINDOW + sum(max(repeats * usual[n], WARM_UP) for n in turn) for turn in turns)
     rounds = max(fewest, min(most, int(budget / cost)))
-    seconds_of: dict[str, list[float]] = {name: [] for name in names}
+    seconds_of: dict[str, list[float]] = {name: [] for name in contestants}
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for turn in range(rounds):
+        for round_ in range(rounds):
             # Another one starts each round, and every second round runs backwards: nobody always follows the same
             # neighbour.
-            first = turn % len(names)
-            order = names[first:] + names[:first]
-            for name in order if turn % 2 == 0 else reversed(order):
+            first = round_ % len(turns)
+            order = turns[first:] + turns[:first]
+            for turn in order if round_ % 2 == 0 else reversed(order):
                 settle()
-                if usual[name] < LONG_CALL:
-                    contestants[name]()
-                seconds_of[name].append(timed(contestants[name]))
+                names = turn if round_ % 2 == 0 else turn[::-1]
+                _warm_up([contestants[name] for name in names], [usual[name] for name in names])
+                for _ in range(repeats):
+                    for name in names:
+                        seconds_of[name].append(timed(contestants[name]))
     finally:
         if collecting:
             gc.enable()
     return {name: timing(seconds) for name, seconds in seconds_of.items()}
+
+
+def _warm_up(calls: Sequence[Call], usual: Sequence[float]) -> None:
+    if max(usual) >= WARM_UP and len(calls) == 1:
+        return
+    stop = time.perf_counter() + WARM_UP
+    while True:
+        for call in calls:
+            call()
+        if time.perf_counter() >= stop:
+            return
