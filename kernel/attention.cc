@@ -95,29 +95,24 @@ int threads_for(const attention_problem& problem) {
   return work < serial_work ? 1 : num_threads();
 }
 
+void run(const attention_problem& problem, const kernel_pass& pass) {
+  const int64_t bytes = pass.scratch_bytes(problem);
+  const int threads = threads_for(problem);
+  thread_scratch shared;
+  void* shared_buffer = shared.get(pass.shared_bytes(problem));
+  parallel_for(pass.items(problem), threads, [&](int64_t item) {
+    pass.item(problem, item, scratch.get(bytes), shared_buffer);
+    scratch.shrink();
+  });
+  parallel_for(pass.merges(problem), threads, [&](int64_t merge) { pass.merge(problem, merge, shared_buffer); });
+}
+
 }  // namespace
 
 void attention_forward(const attention_problem& problem) {
-  const kernel_target& target = current_target();
-  if (problem.rows() == 0) return;
-  const int64_t bytes = target.forward_scratch_bytes(problem);
-  parallel_for(target.forward_items(problem), threads_for(problem), [&](int64_t item) {
-    target.forward_item(problem, item, scratch.get(bytes));
-    scratch.shrink();
-  });
+  if (problem.rows() > 0) run(problem, current_target().forward);
 }
 
-void attention_backward(const attention_problem& problem) {
-  const kernel_target& target = current_target();
-  const int64_t bytes = target.backward_scratch_bytes(problem);
-  thread_scratch shared;  // partial sums of the query's gradient, where several items add to the same rows
-  void* shared_buffer = shared.get(target.backward_shared_bytes(problem));
-  parallel_for(target.backward_items(problem), threads_for(problem), [&](int64_t item) {
-    target.backward_item(problem, item, scratch.get(bytes), shared_buffer);
-    scratch.shrink();
-  });
-  parallel_for(target.backward_merge_items(problem), threads_for(problem),
-               [&](int64_t item) { target.backward_merge_item(problem, item, shared_buffer); });
-}
+void attention_backward(const attention_problem& problem) { run(problem, current_target().backward); }
 
 }  // namespace rootdk

@@ -79,22 +79,24 @@ struct attention_problem {
 void attention_forward(const attention_problem& problem);
 void attention_backward(const attention_problem& problem);
 
+// A pass as work for threads: items that are independent of each other, then, where several items contributed to one
+// result, merges of what they left in the shared buffer. How many there are is a fact of the problem, never of the number
+// of threads, so that the result is bitwise the same on any of them.
+struct kernel_pass {
+  int64_t (*items)(const attention_problem&);
+  int64_t (*shared_bytes)(const attention_problem&);
+  int64_t (*scratch_bytes)(const attention_problem&);  // per thread
+  void (*item)(const attention_problem&, int64_t item, void* scratch, void* shared);
+  int64_t (*merges)(const attention_problem&);
+  void (*merge)(const attention_problem&, int64_t merge, void* shared);
+};
+
 // One instruction set, compiled from the same source as the others.
 struct kernel_target {
   const char* name;
   int panel_lanes_f32;  // query rows side by side in one panel
   int key_block;        // keys handled between two looks at the running maximum
-  // How many independent items the work falls into; a fact of the problem, never of the number of threads, so that
-  // the result is bitwise the same on any machine load.
-  int64_t (*forward_items)(const attention_problem&);
-  int64_t (*forward_scratch_bytes)(const attention_problem&);
-  void (*forward_item)(const attention_problem&, int64_t item, void* scratch);
-  int64_t (*backward_items)(const attention_problem&);
-  int64_t (*backward_shared_bytes)(const attention_problem&);
-  int64_t (*backward_scratch_bytes)(const attention_problem&);
-  void (*backward_item)(const attention_problem&, int64_t item, void* scratch, void* shared);
-  int64_t (*backward_merge_items)(const attention_problem&);
-  void (*backward_merge_item)(const attention_problem&, int64_t item, void* shared);
+  kernel_pass forward, backward;
 };
 
 std::vector<const kernel_target*> available_targets();  // those this CPU can run, best first

@@ -225,13 +225,6 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   return true;
 }
 
-template <typename real>
-inline bool finite_numbers(const real* x, int64_t count) {
-  real sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += x[i] - x[i];
-  return sum == 0;
-}
-
 // Where an item leaves its part of the query's gradient when several add to the same rows: [chunk][row][d].
 template <typename real>
 ROOTDK_INLINE real* partial_row(const attention_problem& problem, void* shared, int64_t chunk, int64_t flat) {

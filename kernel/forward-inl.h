@@ -145,12 +145,11 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
   return false;
 }
 
-template <typename stored>
-inline void finish_panel(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
-                         row_sums<compute<stored>>& rows, const compute<stored>* sums_out) {
-  typedef compute<stored> real;
+// The end of a panel's rows: the sink joins, state and Reading are written, and factor[lane] is what normalises the output.
+template <typename real>
+inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows, real* factor) {
   constexpr int lanes = panel_lanes<real>;
-  alignas(64) real factor[lanes], scores_maximum[lanes], sink_weight[lanes] = {};
+  alignas(64) real scores_maximum[lanes], sink_weight[lanes] = {};
   std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
   if (problem.sinks)
@@ -164,18 +163,21 @@ inline void finish_panel(const attention_problem& problem, int64_t batch, const 
     std::memcpy(state + problem.rows(), rows.sum, size_t(p.live) * sizeof(real));
   }
   if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight);
-  stored* to[lanes];
+}
+
+template <typename stored>
+inline void finish_panel(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
+                         row_sums<compute<stored>>& rows, const compute<stored>* sums_out) {
+  typedef compute<stored> real;
+  alignas(64) real factor[panel_lanes<real>];
+  finish_rows(problem, p, rows, factor);
+  stored* to[panel_lanes<real>];
   row_pointers(problem.out, batch, p, to);
   unpack_transposed<stored>(sums_out, p.live, factor, problem.d_v, to);
 }
 
 template <typename stored>
-int64_t forward_items_of(const attention_problem& problem) {
-  return problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, item_rows<compute<stored>>);
-}
-
-template <typename stored>
-void forward_item_of(const attention_problem& problem, int64_t item, void* buffer) {
+inline void row_block_item(const attention_problem& problem, int64_t item, void* buffer) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t rows = problem.group() * problem.n_query, blocks = ceil_div(rows, item_rows<real>);

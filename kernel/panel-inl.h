@@ -115,6 +115,17 @@ inline void unpack_transposed(const compute<stored>* from, int live, const compu
   }
 }
 
+template <typename real>
+inline bool finite_numbers(const real* x, int64_t count) {
+  constexpr int width = simd<real>::width;
+  vec<real> sum = vec<real>{};  // x - x is 0 for every finite x, NaN for the others
+  int64_t i = 0;
+  for (; i + width <= count; i += width) sum += load(x + i) - load(x + i);
+  real rest = sum_lanes<real>(sum);
+  for (; i < count; ++i) rest += x[i] - x[i];
+  return rest == 0;
+}
+
 template <typename stored>
 ROOTDK_INLINE stored* row_pointer(const rows_view& view, int64_t batch, int64_t head, int64_t row) {
   return reinterpret_cast<stored*>(view.data) + view.batch_offset[batch] + head * view.head_stride + row * view.row_stride;

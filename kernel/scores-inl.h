@@ -120,16 +120,11 @@ inline void hide_beyond_limits(const panel<real>& p, int64_t start, const block_
   }
 }
 
+// Products -> logits: softcap, bias, and -inf where a pair is hidden.
 template <typename real>
-inline void compute_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const real* q_packed,
-                           row_block<real> key_rows, int64_t start, const block_view& view, real* scores, real* slope) {
-  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const int64_t both = view.both(), keys = view.keys(), at = view.longer() * width;
-  product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, both,
-                                       overwrite{});
-  if (both < keys)
-    product<real, a_rows, 1>(key_rows.data + both * key_rows.stride, key_rows.stride, q_packed + at, lanes, problem.d_k,
-                             scores + both * lanes + at, lanes, keys - both, overwrite{});
+inline void shape_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
+                         const block_view& view, real* scores, real* slope) {
+  const int64_t keys = view.keys();
   if (problem.softcap > 0) cap_scores<real>(problem.softcap, keys, scores, slope);
   if (problem.bias.data) {
     switch (problem.bias_type) {
@@ -141,6 +136,19 @@ inline void compute_scores(const attention_problem& problem, int64_t batch, cons
   }
   if (problem.mask.data) hide_masked(problem, batch, p, start, keys, scores);
   hide_beyond_limits(p, start, view, scores);
+}
+
+template <typename real>
+inline void compute_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const real* q_packed,
+                           row_block<real> key_rows, int64_t start, const block_view& view, real* scores, real* slope) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const int64_t both = view.both(), keys = view.keys(), at = view.longer() * width;
+  product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, both,
+                                       overwrite{});
+  if (both < keys)
+    product<real, a_rows, 1>(key_rows.data + both * key_rows.stride, key_rows.stride, q_packed + at, lanes, problem.d_k,
+                             scores + both * lanes + at, lanes, keys - both, overwrite{});
+  shape_scores(problem, batch, p, start, view, scores, slope);
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -224,6 +224,21 @@ ROOTDK_INLINE vec<double> exp2(vec<double> x) {
 #endif
 }
 
+template <typename real>
+ROOTDK_INLINE real sum_lanes(vec<real> x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(real) == 4) return _mm512_reduce_add_ps((__m512)x);
+  else return _mm512_reduce_add_pd((__m512d)x);
+#else
+  // Halves onto halves: the same tree on every target without a reduction of its own.
+  alignas(64) real lane[simd<real>::width];
+  store<real>(lane, x);
+  for (int half = simd<real>::width / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  return lane[0];
+#endif
+}
+
 // Natural logarithm of finite x > 0, for the end of a row. x = 2^k m with m around 1, and
 // log m = 2 artanh(t) with t = (m - 1)/(m + 1), |t| < 0.172: no cancellation near x = 1.
 template <typename real>

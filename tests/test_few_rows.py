@@ -1,0 +1,80 @@
+"""Few query rows over many keys take a path of their own: keys are split into chunks whose parts are merged."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import random_arrays
+from judge import DTYPES, TARGETS, Judge, assert_same_bits, everything, target, threads
+
+import rootdk
+from rootdk import scaling
+
+# Longer than two chunks of 1024 keys, and not a multiple of anything.
+KEYS = 2500
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "causal": {"causal": True},
+    "window inside one chunk": {"window": (40, 0)},
+    "window across chunks": {"window": (1500, 0), "query_offset": 2100},
+    "rows that see nothing": {"causal": True, "query_offset": -1},
+    "lengths": {"key_lengths": [1030, 2500]},
+    "softcap": {"softcap": 2.0, "scale": 1.0},
+    "sinks": {"sinks": [0.5, -2.0, 8.0, 100.0]},
+    "dropout": {"dropout": 0.3, "seed": 4},
+    "scale by position": {"scale": scaling.llama4(2, 0.5)},
+}
+
+
+def decode_arrays(rng: np.random.Generator, dtype: Any, n_query: int = 1, heads: int = 4) -> tuple[Any, Any]:
+    arrays = random_arrays(rng, (2,), heads, 2, n_query, KEYS, 20, 21, dtype)
+    return arrays, rng.standard_normal((2, heads, n_query, 21)).astype(dtype)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_every_option(rng: np.random.Generator, options: dict[str, Any], name: str) -> None:
+    with target(name):
+        Judge(*decode_arrays(rng, np.float32), options).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type(rng: np.random.Generator, dtype: str) -> None:
+    Judge(*decode_arrays(rng, DTYPES[dtype]), {"causal": True}).check()
+
+
+@pytest.mark.parametrize("n_query", [1, 2, 3, 4, 5, 8, 9])
+def test_more_and_more_rows(rng: np.random.Generator, n_query: int) -> None:
+    """Two query heads share a key head: the number of rows crosses from this path to the other one."""
+    mask = rng.random((4, n_query, KEYS)) < 0.5
+    Judge(*decode_arrays(rng, np.float32, n_query), {"mask": mask, "bias": rng.standard_normal(KEYS)}).check()
+
+
+def test_same_bits_on_any_number_of_threads(rng: np.random.Generator) -> None:
+    arrays, d_out = decode_arrays(rng, np.float32)
+    with threads(1):
+        alone = everything(arrays, d_out, causal=True)
+    for n in (2, 7):
+        with threads(n):
+            assert_same_bits(everything(arrays, d_out, causal=True), alone)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_hidden_value_has_no_effect(rng: np.random.Generator, bad: float) -> None:
+    arrays, d_out = decode_arrays(rng, np.float32)
+    mask = np.ones(KEYS, bool)
+    mask[[3, 1500]] = False
+    clean = everything(arrays, d_out, mask=mask)
+    arrays[1][:, :, [3, 1500]] = arrays[2][:, :, [3, 1500]] = bad
+    assert_same_bits(everything(arrays, d_out, mask=mask), clean)
+
+
+def test_a_visible_nan_reaches_its_row_from_any_chunk(rng: np.random.Generator) -> None:
+    arrays, _ = decode_arrays(rng, np.float32)
+    arrays[1][0, 0, 2400, 0] = np.nan
+    out, reading = rootdk.measure(*arrays)
+    assert np.isnan(out[0, :2]).all()
+    assert np.isnan(reading.entropy[0, :2]).all()
+    assert np.isfinite(out[0, 2:]).all()
+    assert np.isfinite(out[1]).all()
