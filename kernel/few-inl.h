@@ -88,10 +88,10 @@ inline void few_products(row_block<real> keys, int64_t count, const real* querie
       scores[key * lanes + row] = dot(keys.data + key * keys.stride, queries + row * d_k, d_k);
 }
 
-// out[d] = out[d] * shrink + sum over keys of weight[key] * value[key][d], for one row. `marks` as in tile-inl.h, or null.
+// out[d] = out[d] * before + block * sum over keys of weight[key] * value[key][d], for one row. `marks` as in tile-inl.h, or null.
 template <typename real, int vectors>
-ROOTDK_INLINE void few_values_at(row_block<real> values, int64_t count, const real* weights, const real* marks, real shrink,
-                                 real* out) {
+ROOTDK_INLINE void few_values_at(row_block<real> values, int64_t count, const real* weights, const real* marks, real before,
+                                 real block, real* out) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   vec<real> sum[vectors];
   for (int v = 0; v < vectors; ++v) sum[v] = vec<real>{};
@@ -100,22 +100,22 @@ ROOTDK_INLINE void few_values_at(row_block<real> values, int64_t count, const re
     const vec<real> weight = broadcast(weights[key * lanes]);
     for (int v = 0; v < vectors; ++v) sum[v] += weight * load(values.data + key * values.stride + v * width);
   }
-  for (int v = 0; v < vectors; ++v) store(out + v * width, load(out + v * width) * shrink + sum[v]);
+  for (int v = 0; v < vectors; ++v) store(out + v * width, load(out + v * width) * before + sum[v] * block);
 }
 
 template <typename real>
-inline void few_values(row_block<real> values, int64_t count, const real* weights, const real* marks, real shrink,
-                       int64_t d_v, real* out) {
+inline void few_values(row_block<real> values, int64_t count, const real* weights, const real* marks, real before,
+                       real block, int64_t d_v, real* out) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   int64_t d = 0;
   const auto at = [&] { return row_block<real>{values.data + d, values.stride}; };
-  for (; d + 4 * width <= d_v; d += 4 * width) few_values_at<real, 4>(at(), count, weights, marks, shrink, out + d);
-  for (; d + width <= d_v; d += width) few_values_at<real, 1>(at(), count, weights, marks, shrink, out + d);
+  for (; d + 4 * width <= d_v; d += 4 * width) few_values_at<real, 4>(at(), count, weights, marks, before, block, out + d);
+  for (; d + width <= d_v; d += width) few_values_at<real, 1>(at(), count, weights, marks, before, block, out + d);
   for (; d < d_v; ++d) {
     real sum = 0;
     for (int64_t key = 0; key < count; ++key)
       if (!(marks && marks[key * lanes] < 0)) sum += weights[key * lanes] * values.data[key * values.stride + d];
-    out[d] = out[d] * shrink + sum;
+    out[d] = out[d] * before + sum * block;
   }
 }
 
@@ -140,18 +140,18 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
     few_products(k, keys, s.queries, p.live, problem.d_k, s.scores);
     shape_scores<real>(problem, batch, p, start, view, s.scores, static_cast<real*>(nullptr));
     if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
-    vec<real> shrink[panel_vectors];
+    rescale_add<real> finish;
     if (problem.reading)
-      softmax_block<real, true>(s.scores, view, *part.rows, shrink);
+      softmax_block<real, true>(s.scores, view, *part.rows, finish);
     else
-      softmax_block<real, false>(s.scores, view, *part.rows, shrink);
+      softmax_block<real, false>(s.scores, view, *part.rows, finish);
     if (problem.dropout > 0) {
       dropout_factors(problem, p, start, keys, s.factors);
       for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
     }
     for (int row = 0; row < p.live; ++row)
-      few_values(v, keys, s.scores + row, careful ? s.marks + row : nullptr, shrink[0][row], problem.d_v,
-                 part.out + row * problem.d_v);
+      few_values(v, keys, s.scores + row, careful ? s.marks + row : nullptr, finish.before[0][row], finish.block[0][row],
+                 problem.d_v, part.out + row * problem.d_v);
   }
   return finite_numbers(part.out, p.live * problem.d_v);
 }

@@ -61,10 +61,11 @@ inline void add_values(row_block<real> values, const real* weights, const block_
   const real* w_rest = weights + both * lanes + at;
   if constexpr (!std::is_same<skip_t, take_all>::value) skip.marks += both * lanes + at;
   if (both > 0) {
-    product<real, a_columns, 1>(v_rest, values.stride, w_rest, lanes, keys - both, out + at, lanes, d_v, add{}, skip);
+    product<real, a_columns, 1>(v_rest, values.stride, w_rest, lanes, keys - both, out + at, lanes, d_v,
+                                scaled_add<real>{finish.block[view.longer()]}, skip);
   } else {
     // The other vector sees nothing of this block: its maximum stays, and there is nothing to rescale.
-    const rescale_add<real> alone{{finish.factor[view.longer()], vec<real>{}}};
+    const rescale_add<real> alone{{finish.before[view.longer()]}, {finish.block[view.longer()]}};
     product<real, a_columns, 1>(v_rest, values.stride, w_rest, lanes, keys, out + at, lanes, d_v, alone, skip);
   }
 }
@@ -125,9 +126,9 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
       if (marks) mark_hidden(s.scores, keys * lanes, marks);
       rescale_add<real> finish;
       if (problem.reading)
-        softmax_block<real, true>(s.scores, view, s.rows[i], finish.factor);
+        softmax_block<real, true>(s.scores, view, s.rows[i], finish);
       else
-        softmax_block<real, false>(s.scores, view, s.rows[i], finish.factor);
+        softmax_block<real, false>(s.scores, view, s.rows[i], finish);
       if (problem.dropout > 0) {
         dropout_factors(problem, p, start, keys, s.factors);
         for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];

@@ -32,7 +32,7 @@ struct row_sums {
 
 template <typename real>
 struct block_extremes {
-  vec<real> maximum, minimum, sum, count;
+  vec<real> maximum, minimum, count;
 };
 
 // First look at one column of vectors. Scores before `clean` are all visible, later ones may be -inf: those must stay out
@@ -41,15 +41,12 @@ template <typename real, bool measuring>
 ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64_t keys) {
   constexpr int lanes = panel_lanes<real>, chains = 4;
   const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
-  vec<real> high[chains], low[chains], sum[chains], count = broadcast(real(measuring ? clean : 0));
-  for (int c = 0; c < chains; ++c) high[c] = nowhere, low[c] = -nowhere, sum[c] = zero;
+  vec<real> high[chains], low[chains], count = broadcast(real(measuring ? clean : 0));
+  for (int c = 0; c < chains; ++c) high[c] = nowhere, low[c] = -nowhere;
   const auto take = [&](int c, int64_t key) __attribute__((always_inline)) {
     const vec<real> score = load(column + key * lanes);
     high[c] = maximum(score, high[c]);
-    if constexpr (measuring) {
-      low[c] = minimum(score, low[c]);
-      sum[c] += score;
-    }
+    if constexpr (measuring) low[c] = minimum(score, low[c]);
   };
   const int64_t plain = measuring ? clean : keys;  // unmeasured, a hidden key needs no care
   int64_t key = 0;
@@ -62,88 +59,88 @@ ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64
     const int c = int(key % chains);
     high[c] = maximum(score, high[c]);
     low[c] = minimum(select<real>(hidden, low[c], score), low[c]);
-    sum[c] += select<real>(hidden, zero, score);
     count += select<real>(hidden, zero, broadcast(real(1)));
   }
   return {maximum(maximum(high[0], high[1]), maximum(high[2], high[3])),
-          minimum(minimum(low[0], low[1]), minimum(low[2], low[3])), (sum[0] + sum[1]) + (sum[2] + sum[3]), count};
+          minimum(minimum(low[0], low[1]), minimum(low[2], low[3])), count};
 }
 
-// One column of vectors in one block of keys: scores become weights relative to the new maximum, the sums move on, and
-// the result says by how much everything that was summed before must shrink.
+// One column of vectors in one block of keys: scores become weights relative to the block's own maximum, and the sums move
+// on. Taking distances from the block's maximum serves weights, moment and variance with one subtraction: the maximum is
+// one of at most 128 scores, so its distance from the mean is at most sqrt(128) deviations, and the shifted sum of squares
+// loses at most that much; from the row's running maximum, which may be far away, it could lose everything.
 template <typename real, bool measuring>
-ROOTDK_INLINE vec<real> softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int at) {
+ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
+                                  rescale_add<real>& rescale) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const int at = v * width;
   const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
   block_extremes<real> seen = look<real, measuring>(column, clean, keys);
   if (measuring && any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: as good as hidden
     clean = 0;
     seen = look<real, measuring>(column, clean, keys);
   }
-  const vec<real> before = load(rows.maximum + at);
-  const vec<real> now = maximum(seen.maximum, before);
-  // A row that has seen nothing keeps -inf; subtracting it would make NaN, so it is measured from zero.
-  const vec<real> base = select<real>(now == nowhere, zero, now);
-  const vec<real> shrink = exp2(before - base);
-  // Between the extremes it must lie: rounding could push the mean of equal, huge scores off them.
-  const vec<real> rough_mean = select<real>(seen.count > zero, seen.sum / seen.count, zero);
-  const vec<real> block_mean = select<real>(seen.count > zero, minimum(seen.maximum, maximum(seen.minimum, rough_mean)), zero);
+  // Where nothing was seen the maximum is -inf; subtracting it would make NaN, so distances are taken from zero.
+  const vec<real> base = select<real>(seen.maximum == nowhere, zero, seen.maximum);
 
-  vec<real> sum = zero, moment = zero, square = zero, cube = zero, deviation = zero;
+  vec<real> sum = zero, moment = zero, square = zero, cube = zero, distance = zero, distance_squared = zero;
   const auto take = [&](int64_t key, auto mixed) __attribute__((always_inline)) {
     const vec<real> score = load(column + key * lanes);
-    const vec<real> relative = score - base;
+    vec<real> relative = score - base;
     const vec<real> e = exp2(relative);
     store(column + key * lanes, e);
     sum += e;
     if constexpr (measuring) {
+      // Hidden, the distance is infinite and must add nothing.
+      if constexpr (mixed) relative = select<real>(score == nowhere, zero, relative);
       const vec<real> e_squared = e * e;
       square += e_squared;
       cube += e_squared * e;
-      vec<real> from_mean = score - block_mean;
-      if constexpr (mixed) {
-        // Hidden, e is 0 and the distances are infinite: bounded, they add 0.
-        moment += e * at_least<real>(relative, simd<real>::exp2_floor);
-        from_mean = select<real>(score == nowhere, zero, from_mean);
-      } else {
-        moment += e * relative;
-      }
-      deviation += from_mean * from_mean;
+      moment += e * relative;
+      distance += relative;
+      distance_squared += relative * relative;
     }
   };
   const int64_t plain = measuring ? clean : keys;
   for (int64_t key = 0; key < plain; ++key) take(key, std::false_type{});
   for (int64_t key = plain; key < keys; ++key) take(key, std::true_type{});
 
-  store(rows.maximum + at, now);
+  const vec<real> before = load(rows.maximum + at), now = maximum(seen.maximum, before);
+  const vec<real> now_base = select<real>(now == nowhere, zero, now);
+  const vec<real> f = exp2(before - now_base), g = exp2(seen.maximum - now_base);
   const vec<real> sum_before = load(rows.sum + at);
-  store(rows.sum + at, sum_before * shrink + sum);
+  store(rows.maximum + at, now);
+  store(rows.sum + at, sum_before * f + sum * g);
+  rescale.before[v] = f, rescale.block[v] = g;
   if constexpr (measuring) {
-    // The old moment was taken from the old maximum: move its origin, then shrink.
-    const vec<real> step = select<real>(before == nowhere, zero, before - base);
-    store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * shrink + moment);
-    store(rows.square + at, load(rows.square + at) * (shrink * shrink) + square);
-    store(rows.cube + at, load(rows.cube + at) * (shrink * shrink * shrink) + cube);
+    // Each side's moment was taken from its own maximum: move the origins, then shrink.
+    const vec<real> step = select<real>(before == nowhere, zero, before - now_base);
+    const vec<real> block_step = select<real>(seen.maximum == nowhere, zero, seen.maximum - now_base);
+    store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * f + (moment + sum * block_step) * g);
+    store(rows.square + at, load(rows.square + at) * (f * f) + square * (g * g));
+    store(rows.cube + at, load(rows.cube + at) * (f * f * f) + cube * (g * g * g));
     store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
-    // Chan's merge of two means and two sums of squared deviations.
+    // The block's own mean and deviation, then Chan's merge of two means and two sums of squared deviations.
+    const vec<real> inverse = select<real>(seen.count > zero, real(1) / seen.count, zero);
+    const vec<real> block_mean = base + distance * inverse;
+    const vec<real> deviation = maximum(distance_squared - distance * (distance * inverse), zero);
     const vec<real> count_before = load(rows.count + at), count = count_before + seen.count;
-    const vec<real> distance = block_mean - load(rows.mean + at);
+    const vec<real> apart = block_mean - load(rows.mean + at);
     const vec<real> share = select<real>(count > zero, seen.count / count, zero);
-    store(rows.mean + at, load(rows.mean + at) + distance * share);
+    store(rows.mean + at, load(rows.mean + at) + apart * share);
     // In this order the first block adds 0 even where the square of its mean overflows.
-    store(rows.deviation + at, load(rows.deviation + at) + deviation + distance * (count_before * share) * distance);
+    store(rows.deviation + at, load(rows.deviation + at) + deviation + apart * (count_before * share) * apart);
     store(rows.count + at, count);
     for (int lane = 0; lane < width; ++lane) rows.keys[at + lane] += int64_t(seen.count[lane]);
   }
-  return shrink;
 }
 
 template <typename real, bool measuring>
 inline __attribute__((noinline)) void softmax_block(real* scores, const block_view& view, row_sums<real>& rows,
-                                                    vec<real>* rescale) {
+                                                    rescale_add<real>& rescale) {
   constexpr int width = simd<real>::width;
   for (int v = 0; v < panel_vectors; ++v)
-    rescale[v] = softmax_column<real, measuring>(scores + v * width, view.clean[v], view.stop[v], rows, v * width);
+    softmax_column<real, measuring>(scores + v * width, view.clean[v], view.stop[v], rows, v, rescale);
 }
 
 // A sink is one more logit in the denominator. Called once, after the last block: it moves the row's maximum like any

@@ -36,13 +36,19 @@ struct add {
     store(c, load(c) + sum);
   }
 };
-// C = C * factor + sum, a factor per lane: the online softmax's rescaling, at the price of nothing.
+// C = C * before + sum * block, factors per lane: the online softmax's rescaling, at the price of nothing.
 template <typename real>
 struct rescale_add {
-  vec<real> factor[panel_vectors];
+  vec<real> before[panel_vectors], block[panel_vectors];
   ROOTDK_INLINE void operator()(real* c, int vector, vec<real> sum) const {
-    store(c, load(c) * factor[vector] + sum);
+    store(c, load(c) * before[vector] + sum * block[vector]);
   }
+};
+// C = C + sum * block: the rest of a block whose first part has rescaled C already.
+template <typename real>
+struct scaled_add {
+  vec<real> block;
+  ROOTDK_INLINE void operator()(real* c, int /*vector*/, vec<real> sum) const { store(c, load(c) + sum * block); }
 };
 
 // A product that steps over hidden pairs. 0 * NaN is NaN, so where a hidden key or value is not finite a weight of 0 does
