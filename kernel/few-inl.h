@@ -184,8 +184,9 @@ inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int la
   const real before = rows.maximum[lane], theirs = other.maximum[lane], now = theirs > before ? theirs : before;
   const real base = now == minus_infinity<real> ? real(0) : now;
   const real f = std::exp2(before - base), g = std::exp2(theirs - base);
-  const real step = before == minus_infinity<real> ? real(0) : before - base;
-  const real their_step = theirs == minus_infinity<real> ? real(0) : theirs - base;
+  constexpr real floor = simd<real>::exp2_floor;  // below it a side has shrunk to 0, and a larger step would overflow
+  const real step = before - base > floor ? before - base : floor;
+  const real their_step = theirs - base > floor ? theirs - base : floor;
   rows.moment[lane] = (rows.moment[lane] + rows.sum[lane] * step) * f +
                       (other.moment[lane] + other.sum[lane] * their_step) * g;
   rows.maximum[lane] = now;

@@ -155,7 +155,7 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
   if (problem.sinks)
     for (int lane = 0; lane < p.live; ++lane)
-      factor[lane] = add_sink(real(problem.sinks[p.head[lane]] * log2_e), lane, rows, &sink_weight[lane]);
+      factor[lane] = add_sink(bias_log2<real>(problem.sinks[p.head[lane]]), lane, rows, &sink_weight[lane]);
   // Not sum > 0: a NaN sum must stay NaN; only a row that saw nothing has exactly 0.
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = rows.sum[lane] == 0 ? real(0) : factor[lane] / rows.sum[lane];
   if (problem.row_state) {

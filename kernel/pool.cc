@@ -1,11 +1,12 @@
 #include "pool.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -84,9 +85,9 @@ struct job {
   }
 };
 
-// Waking a sleeping thread takes as long as a small attention call, so both sides look for each other a little while
-// (some ten microseconds) before they go to sleep.
-constexpr int patience = 4000;
+// Waking a sleeping thread takes as long as a small attention call, so both sides look for each other this long before
+// they go to sleep.
+constexpr std::chrono::microseconds patience{50};
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -98,30 +99,73 @@ void pause() {
 
 template <typename condition_t>
 bool soon(const condition_t& condition) {
-  for (int i = 0; i < patience; ++i) {
-    if (condition()) return true;
-    pause();
-  }
-  return false;
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  do {
+    for (int i = 0; i < 8; ++i) {
+      if (condition()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return condition();
 }
+
+// How workers tell the caller that the last of them is done.
+struct bell {
+  std::atomic<int> busy{0};
+  std::mutex lock;
+  std::condition_variable ring;
+};
+
+// One thread and its letter box. Only those who get a job are woken; the others sleep on.
+class worker {
+ public:
+  explicit worker(bell& done) : done_(done), thread_([this] { loop(); }) {}
+
+  void give(job* work) {
+    {
+      std::lock_guard<std::mutex> hold(lock_);
+      work_.store(work);
+    }
+    wake_.notify_one();
+  }
+
+ private:
+  void loop() {
+    for (;;) {
+      soon([this] { return work_.load() != nullptr; });
+      std::unique_lock<std::mutex> hold(lock_);
+      wake_.wait(hold, [this] { return work_.load() != nullptr; });
+      job* work = work_.load();
+      work_.store(nullptr);
+      hold.unlock();
+      work->work();
+      // The last touch of the job: after it the caller may leave. The lock makes sure that a caller who is just falling
+      // asleep hears the bell.
+      if (done_.busy.fetch_sub(1) == 1) {
+        std::lock_guard<std::mutex> heard(done_.lock);
+        done_.ring.notify_one();
+      }
+    }
+  }
+
+  std::mutex lock_;
+  std::condition_variable wake_;
+  std::atomic<job*> work_{nullptr};
+  bell& done_;
+  std::thread thread_;  // last: it starts when all the rest is there
+};
 
 class pool {
  public:
   // Runs the job on up to `helpers` threads besides the caller.
   void run(job& work, int helpers) {
-    {
-      std::lock_guard<std::mutex> hold(lock_);
-      helpers = start_threads(helpers);
-      current_ = &work;
-      wanted_ = helpers;
-      busy_.store(helpers);
-      round_.fetch_add(1);
-    }
-    wake_.notify_all();
+    helpers = start_threads(helpers);
+    done_.busy.store(helpers);
+    for (int i = 0; i < helpers; ++i) workers_[size_t(i)]->give(&work);
     work.work();
-    if (!soon([this] { return busy_.load() == 0; })) {
-      std::unique_lock<std::mutex> hold(lock_);
-      done_.wait(hold, [this] { return busy_.load() == 0; });
+    if (!soon([this] { return done_.busy.load() == 0; })) {
+      std::unique_lock<std::mutex> hold(done_.lock);
+      done_.ring.wait(hold, [this] { return done_.busy.load() == 0; });
     }
   }
 
@@ -129,42 +173,14 @@ class pool {
   // Returns how many there are: where the system gives no more, the work is done with fewer.
   int start_threads(int wanted) {
     try {
-      while (int(threads_.size()) < wanted) {
-        const int index = int(threads_.size());
-        threads_.emplace_back([this, index] { loop(index); });
-      }
-    } catch (const std::system_error&) {
+      while (int(workers_.size()) < wanted) workers_.push_back(std::make_unique<worker>(done_));
+    } catch (const std::exception&) {
     }
-    return int(threads_.size()) < wanted ? int(threads_.size()) : wanted;
+    return int(workers_.size()) < wanted ? int(workers_.size()) : wanted;
   }
 
-  void loop(int index) {
-    uint64_t seen = 0;
-    for (;;) {
-      soon([&] { return round_.load() != seen; });
-      std::unique_lock<std::mutex> hold(lock_);
-      wake_.wait(hold, [&] { return round_.load() != seen; });
-      seen = round_.load();
-      if (index >= wanted_) continue;
-      job* work = current_;
-      hold.unlock();
-      work->work();
-      // The last touch of the job: after it the caller may leave. The lock makes sure that a caller who is just falling
-      // asleep hears the bell.
-      if (busy_.fetch_sub(1) == 1) {
-        std::lock_guard<std::mutex> bell(lock_);
-        done_.notify_one();
-      }
-    }
-  }
-
-  std::mutex lock_;
-  std::condition_variable wake_, done_;
-  std::vector<std::thread> threads_;
-  job* current_ = nullptr;
-  int wanted_ = 0;
-  std::atomic<int> busy_{0};
-  std::atomic<uint64_t> round_{0};
+  bell done_;
+  std::vector<std::unique_ptr<worker>> workers_;
 };
 
 // The pool is never destroyed: its threads sleep until the process ends, and a child of fork() must not touch the

@@ -21,7 +21,10 @@ ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch
 template <typename real>
 inline void cap_scores(double softcap, int64_t keys, real* scores, real* slope) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const real cap = real(softcap * log2_e), inverse = real(1 / (softcap * log2_e));
+  constexpr real largest = std::numeric_limits<real>::max();
+  const real cap = real(softcap * log2_e);
+  // Bounded: 0 times infinity would not be 0.
+  const real inverse = 1 / (softcap * log2_e) < double(largest) ? real(1 / (softcap * log2_e)) : largest;
   // tanh y = y (1 - y^2/3 + ...): below this the cap changes no bit. A cap beyond the range of floats caps nothing.
   const real negligible = sizeof(real) == 4 ? real(1.0 / 8192) : real(1.0 / 268435456);
   for (int64_t at = 0; at < keys * lanes; at += width) {
@@ -36,40 +39,62 @@ inline void cap_scores(double softcap, int64_t keys, real* scores, real* slope) 
 template <typename real, typename given>
 ROOTDK_INLINE real bias_log2(given stored_bias) {
   typedef typename std::common_type<real, given>::type wide;
-  const wide bias = stored_bias;
+  const wide bias = stored_bias, scaled = bias * wide(log2_e);
   constexpr wide largest = wide(std::numeric_limits<real>::max());
-  const wide scaled = bias * wide(log2_e);
-  if (scaled <= largest && scaled >= -largest) return real(scaled);
-  if (bias - bias != 0) return real(bias);  // NaN and infinities stay what they are
-  return bias > 0 ? real(largest) : real(-largest);
+  // Written as selections, so that a row of them can be computed in vectors. NaN and infinities stay what they are.
+  const wide bounded = scaled > largest ? largest : scaled < -largest ? -largest : scaled;
+  return real(bias - bias == 0 ? bounded : bias);
+}
+
+// Bias and mask lie row by row, scores key by key. Blocks of width x width are transposed on the way: `read(lane, key,
+// count, part)` gives a lane's numbers for some keys, `use(score, number)` makes the new score of them.
+template <typename real, typename read_t, typename use_t>
+ROOTDK_INLINE void for_pairs(const panel<real>& p, int64_t keys, real* scores, const read_t& read, const use_t& use) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  for (int group = 0; group < p.live; group += width)
+    for (int64_t key = 0; key < keys; key += width) {
+      const int count = int(at_most(width, keys - key));
+      vec<real> block[width];
+      for (int lane = 0; lane < width; ++lane) {
+        alignas(64) real part[width] = {};
+        if (group + lane < p.live) read(group + lane, key, count, part);
+        block[lane] = load<real>(part);
+      }
+      transpose<real>(block);
+      for (int i = 0; i < count; ++i) {
+        real* at = scores + (key + i) * lanes + group;
+        store(at, use(load(at), block[i]));
+      }
+    }
 }
 
 template <typename stored, typename real>
 inline void add_bias(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start, int64_t keys,
                      real* scores) {
-  constexpr int lanes = panel_lanes<real>;
   const pairs_view& view = problem.bias;
   const stored* base = reinterpret_cast<const stored*>(view.data) + view.batch_offset[batch] + start * view.key_stride;
-  for (int lane = 0; lane < p.live; ++lane) {
-    const stored* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride;
-    for (int64_t key = 0; key < keys; ++key)
-      scores[key * lanes + lane] += bias_log2<real>(widen(row[key * view.key_stride]));
-  }
+  const auto read = [&](int lane, int64_t key, int count, real* part) __attribute__((always_inline)) {
+    const stored* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride + key * view.key_stride;
+    for (int i = 0; i < count; ++i) part[i] = bias_log2<real>(widen(row[i * view.key_stride]));
+  };
+  for_pairs(p, keys, scores, read, [](vec<real> score, vec<real> bias) { return score + bias; });
 }
 
 template <typename real>
 inline void hide_masked(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
                         int64_t keys, real* scores) {
-  constexpr int lanes = panel_lanes<real>;
   const pairs_view& view = problem.mask;
   const char* base = view.data + view.batch_offset[batch] + start * view.key_stride;
-  for (int lane = 0; lane < p.live; ++lane) {
-    const char* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride;
-    for (int64_t key = 0; key < keys; ++key) {
-      real& score = scores[key * lanes + lane];
-      score = row[key * view.key_stride] ? score : minus_infinity<real>;
-    }
-  }
+  const auto read = [&](int lane, int64_t key, int count, real* part) __attribute__((always_inline)) {
+    const char* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride + key * view.key_stride;
+    if (view.key_stride == 1 && count == simd<real>::width)
+      for (int i = 0; i < simd<real>::width; ++i) part[i] = real(row[i]);
+    else
+      for (int i = 0; i < count; ++i) part[i] = real(row[i * view.key_stride]);
+  };
+  for_pairs(p, keys, scores, read, [](vec<real> score, vec<real> keep) {
+    return select<real>(keep != vec<real>{}, score, broadcast(minus_infinity<real>));
+  });
 }
 
 // What the vectors of a panel see of one block: every lane the first clean[v] keys, none anything from stop[v] on.

@@ -83,6 +83,14 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
   // Where nothing was seen the maximum is -inf; subtracting it would make NaN, so distances are taken from zero.
   const vec<real> base = select<real>(seen.maximum == nowhere, zero, seen.maximum);
 
+  // Beside a bias like the most negative float the distances would overflow their sums: such a column, which is in the
+  // mixed part, adds them up in smaller units. The variance is then what it is, infinite, and the mean is finite.
+  constexpr real far_away = real(1e15), unit = real(0x1p-80);
+  real distance_unit = 1;
+  if (measuring && any_lane<real>(seen.minimum < broadcast(-far_away))) {
+    clean = 0;
+    distance_unit = unit;
+  }
   vec<real> sum = zero, moment = zero, square = zero, cube = zero, distance = zero, distance_squared = zero;
   const auto take = [&](int64_t key, auto mixed) __attribute__((always_inline)) {
     const vec<real> score = load(column + key * lanes);
@@ -97,6 +105,7 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
       square += e_squared;
       cube += e_squared * e;
       moment += e * relative;
+      if constexpr (mixed) relative *= distance_unit;
       distance += relative;
       distance_squared += relative * relative;
     }
@@ -114,16 +123,18 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
   rescale.before[v] = f, rescale.block[v] = g;
   if constexpr (measuring) {
     // Each side's moment was taken from its own maximum: move the origins, then shrink.
-    const vec<real> step = select<real>(before == nowhere, zero, before - now_base);
-    const vec<real> block_step = select<real>(seen.maximum == nowhere, zero, seen.maximum - now_base);
+    // So far below that the side shrinks to 0, a larger step would only overflow.
+    const vec<real> step = at_least<real>(before - now_base, simd<real>::exp2_floor);
+    const vec<real> block_step = at_least<real>(seen.maximum - now_base, simd<real>::exp2_floor);
     store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * f + (moment + sum * block_step) * g);
     store(rows.square + at, load(rows.square + at) * (f * f) + square * (g * g));
     store(rows.cube + at, load(rows.cube + at) * (f * f * f) + cube * (g * g * g));
     store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
     // The block's own mean and deviation, then Chan's merge of two means and two sums of squared deviations.
     const vec<real> inverse = select<real>(seen.count > zero, real(1) / seen.count, zero);
-    const vec<real> block_mean = base + distance * inverse;
-    const vec<real> deviation = maximum(distance_squared - distance * (distance * inverse), zero);
+    const vec<real> block_mean = base + distance * inverse / distance_unit;
+    const vec<real> spread = maximum(distance_squared - distance * (distance * inverse), zero);
+    const vec<real> deviation = spread / distance_unit / distance_unit;
     const vec<real> count_before = load(rows.count + at), count = count_before + seen.count;
     const vec<real> apart = block_mean - load(rows.mean + at);
     const vec<real> share = select<real>(count > zero, seen.count / count, zero);
@@ -155,8 +166,11 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
   rows.maximum[lane] = now;
   const real shrink = std::exp2(before - now);
   *sink_weight = std::exp2(sink_log2 - now);
-  const real step = before == minus_infinity<real> ? real(0) : before - now;
-  rows.moment[lane] = (rows.moment[lane] + rows.sum[lane] * step) * shrink + *sink_weight * (sink_log2 - now);
+  // Steps below the floor would only overflow: what they multiply has shrunk to 0.
+  constexpr real floor = simd<real>::exp2_floor;
+  const real step = before - now > floor ? before - now : floor;
+  const real sink_step = sink_log2 - now > floor ? sink_log2 - now : floor;
+  rows.moment[lane] = (rows.moment[lane] + rows.sum[lane] * step) * shrink + *sink_weight * sink_step;
   rows.sum[lane] = rows.sum[lane] * shrink + *sink_weight;
   rows.square[lane] *= shrink * shrink;
   rows.cube[lane] *= shrink * shrink * shrink;
@@ -170,6 +184,11 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
+  // The largest floats stand for themselves: bias_log2 could not make them larger.
+  const auto natural = [&](vec<real> x) {
+    const vec<real> largest = broadcast(std::numeric_limits<real>::max());
+    return select<real>((x == largest) | (x == -largest), x, x * ln2);
+  };
   alignas(64) real fields[reading_fields][lanes];
   for (int at = 0; at < lanes; at += width) {
     const vec<real> sum = load(rows.sum + at), count = load(rows.count + at);
@@ -179,12 +198,12 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     const vec<real> entropy = log_sum - load(rows.moment + at) * inverse * ln2;
     const vec<real> variance = load(rows.deviation + at) / count * (ln2 * ln2);
     vec<real> field[reading_fields];
-    field[reading_log_sum_exp] = load(rows.maximum + at) * ln2 + log_sum;
-    field[reading_max] = load(scores_maximum + at) * ln2;
-    field[reading_min] = load(rows.minimum + at) * ln2;
+    field[reading_log_sum_exp] = natural(load(rows.maximum + at)) + log_sum;
+    field[reading_max] = natural(load(scores_maximum + at));
+    field[reading_min] = natural(load(rows.minimum + at));
     field[reading_mean] = load(rows.mean + at) * ln2;
     field[reading_variance] = select<real>(count > zero, variance, zero);
-    field[reading_entropy] = select<real>(entropy > zero, entropy, zero);
+    field[reading_entropy] = select<real>(entropy < zero, zero, entropy);
     field[reading_p_squared] = load(rows.square + at) * inverse * inverse;
     field[reading_p_cubed] = load(rows.cube + at) * inverse * inverse * inverse;
     field[reading_sink_mass] = load(sink_weight + at) * inverse;
