@@ -39,7 +39,7 @@ struct backward_panel {
   static constexpr int lanes = panel_lanes<real>;
   panel<real> place;
   alignas(64) real maximum[lanes], inverse_sum[lanes], delta[lanes], query_factor[lanes];
-  real *q_packed, *d_out_packed;  // [d][lane]
+  real *q_packed, *d_out_packed;  // [d][lane]; where few-inl.h made the scores q_packed is [row][d], as there
   real *q_rows, *d_out_rows;      // [lane][padded d]; the query's already times the scale
   real* d_query;                  // [d][lane]
 };
@@ -105,7 +105,10 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, backwa
   row_pointers(problem.query, batch, p, query);
   row_pointers(problem.d_out, batch, p, d_out);
   row_pointers(problem.out, batch, p, out);
-  pack_transposed<stored>(query, p.live, factor, problem.d_k, b.q_packed);
+  if (has_few_rows<real>(problem))
+    pack_few_queries<stored>(problem, batch, p, b.q_packed);
+  else
+    pack_transposed<stored>(query, p.live, factor, problem.d_k, b.q_packed);
   pack_transposed<stored>(d_out, p.live, one, problem.d_v, b.d_out_packed);
   pack_transposed<stored>(out, p.live, one, problem.d_v, out_packed);
   for (int v = 0; v < lanes; v += width) {
@@ -190,28 +193,27 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   first = at_least(first, chunk_first), last = at_most(last, chunk_last);
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
-    const row_block<real> all_keys =
-        widen_rows(row_pointer<stored>(problem.key, batch, kv_head, block_first), problem.key.row_stride,
-                   block_last - block_first, problem.d_k, s.key_copy);
-    const row_block<real> all_values =
-        widen_rows(row_pointer<stored>(problem.value, batch, kv_head, block_first), problem.value.row_stride,
-                   block_last - block_first, problem.d_v, s.value_copy);
+    const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first,
+                                                   s.key_copy, s.value_copy);
     for (int64_t i = 0; i < panels; ++i) {
       backward_panel<real>& b = s.rows[i];
       const int64_t start = at_least(block_first, b.place.first_any), stop = at_most(block_last, b.place.last_any);
       if (start >= stop) continue;
       const int64_t keys = stop - start;
-      const row_block<real> k{all_keys.data + (start - block_first) * all_keys.stride, all_keys.stride};
-      const row_block<real> v{all_values.data + (start - block_first) * all_values.stride, all_values.stride};
+      const auto [k, v] = rows.from(start - block_first);
       const block_view view = whole_block(view_block(problem, b.place, start, keys));
-      compute_scores<real>(problem, batch, b.place, b.q_packed, k, start, view, s.scores,
-                           problem.softcap > 0 ? s.slope : nullptr);
+      real* slope = problem.softcap > 0 ? s.slope : nullptr;
+      // The weights must be the forward's, so the scores are computed the way the forward did it: beside logits of 1e11
+      // another order of the same sums would be another problem.
+      if (has_few_rows<real>(problem))
+        few_scores(problem, batch, b.place, b.q_packed, k, start, view, s.scores, slope);
+      else
+        compute_scores<real>(problem, batch, b.place, b.q_packed, k, start, view, s.scores, slope);
       if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
       product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
                                            overwrite{});
       if (problem.dropout > 0) dropout_factors(problem, b.place, start, keys, s.factors);
-      score_gradient<real>(b, keys, s.scores, s.gradient, problem.softcap > 0 ? s.slope : nullptr,
-                           problem.dropout > 0 ? s.factors : nullptr);
+      score_gradient<real>(b, keys, s.scores, s.gradient, slope, problem.dropout > 0 ? s.factors : nullptr);
       real* d_key = s.d_key + (start - chunk_first) * k_width;
       real* d_value = s.d_value + (start - chunk_first) * v_width;
       if (careful)
@@ -242,6 +244,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
   const int64_t chunk_last = at_most(chunk_first + chunk_keys(problem), problem.n_key), keys = chunk_last - chunk_first;
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
   const int64_t rows = problem.group() * problem.n_query;
+  std::memset(s.scores, 0, size_t(key_block * lanes) * sizeof(real));  // lanes without a row stay 0 where rows are few
   std::memset(s.d_key, 0, size_t(keys * k_width) * sizeof(real));
   std::memset(s.d_value, 0, size_t(keys * v_width) * sizeof(real));
   bool finite = true;

@@ -79,13 +79,30 @@ ROOTDK_INLINE real dot(const real* a, const real* b, int64_t length) {
   return sum;
 }
 
-// scores[key][row]
+// The queries with their factors, [row][d].
+template <typename stored>
+inline void pack_few_queries(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
+                             compute<stored>* to) {
+  typedef compute<stored> real;
+  alignas(64) real factor[panel_lanes<real>];
+  query_factors(problem, batch, p, factor);
+  for (int row = 0; row < p.live; ++row) {
+    real* query = to + row * problem.d_k;
+    widen_row(row_pointer<stored>(problem.query, batch, p.head[row], p.query[row]), problem.d_k, query);
+    for (int64_t d = 0; d < problem.d_k; ++d) query[d] *= factor[row];
+  }
+}
+
+// compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike.
 template <typename real>
-inline void few_products(row_block<real> keys, int64_t count, const real* queries, int64_t rows, int64_t d_k, real* scores) {
+inline __attribute__((noinline)) void few_scores(const attention_problem& problem, int64_t batch, const panel<real>& p,
+                                                 const real* queries, row_block<real> keys, int64_t start,
+                                                 const block_view& view, real* scores, real* slope) {
   constexpr int lanes = panel_lanes<real>;
-  for (int64_t key = 0; key < count; ++key)
-    for (int64_t row = 0; row < rows; ++row)
-      scores[key * lanes + row] = dot(keys.data + key * keys.stride, queries + row * d_k, d_k);
+  for (int64_t key = 0; key < view.keys(); ++key)
+    for (int row = 0; row < p.live; ++row)
+      scores[key * lanes + row] = dot(keys.data + key * keys.stride, queries + row * problem.d_k, problem.d_k);
+  shape_scores(problem, batch, p, start, view, scores, slope);
 }
 
 // out[d] = out[d] * before + block * sum over keys of weight[key] * value[key][d], for one row. `marks` as in tile-inl.h, or null.
@@ -132,13 +149,9 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
   std::memset(part.out, 0, size_t(p.live * problem.d_v) * sizeof(real));
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     const int64_t start = at_least(block, first), keys = at_most(block + key_block, last) - start;
-    const row_block<real> k = widen_rows(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride,
-                                         keys, problem.d_k, s.key_copy);
-    const row_block<real> v = widen_rows(row_pointer<stored>(problem.value, batch, kv_head, start),
-                                         problem.value.row_stride, keys, problem.d_v, s.value_copy);
+    const auto [k, v] = fetch_keys<stored>(problem, batch, kv_head, start, keys, s.key_copy, s.value_copy);
     const block_view view = view_block(problem, p, start, keys);
-    few_products(k, keys, s.queries, p.live, problem.d_k, s.scores);
-    shape_scores<real>(problem, batch, p, start, view, s.scores, static_cast<real*>(nullptr));
+    few_scores(problem, batch, p, s.queries, k, start, view, s.scores, static_cast<real*>(nullptr));
     if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
     rescale_add<real> finish;
     if (problem.reading)
@@ -164,13 +177,7 @@ inline void few_item(const attention_problem& problem, int64_t item, void* buffe
   panel<real> p;
   place_panel(problem, batch, kv_head, 0, problem.group() * problem.n_query, p);
   few_scratch<stored> s(problem, buffer);
-  alignas(64) real factor[panel_lanes<real>];
-  query_factors(problem, batch, p, factor);
-  for (int row = 0; row < p.live; ++row) {
-    real* query = s.queries + row * problem.d_k;
-    widen_row(row_pointer<stored>(problem.query, batch, p.head[row], p.query[row]), problem.d_k, query);
-    for (int64_t d = 0; d < problem.d_k; ++d) query[d] *= factor[row];
-  }
+  pack_few_queries<stored>(problem, batch, p, s.queries);
   // Lanes without a row are never read as a result, but they are computed: on zeros, not on what lay here before.
   std::memset(s.scores, 0, size_t(key_block * panel_lanes<real>) * sizeof(real));
   const few_part<real> part = few_part_at<real>(problem, shared, pair, chunk);

@@ -107,19 +107,14 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
 
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
-    const row_block<real> all_keys =
-        widen_rows(row_pointer<stored>(problem.key, batch, kv_head, block_first), problem.key.row_stride,
-                   block_last - block_first, problem.d_k, s.key_copy);
-    const row_block<real> all_values =
-        widen_rows(row_pointer<stored>(problem.value, batch, kv_head, block_first), problem.value.row_stride,
-                   block_last - block_first, problem.d_v, s.value_copy);
+    const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first,
+                                                   s.key_copy, s.value_copy);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<real>& p = s.places[i];
       const int64_t start = at_least(block_first, p.first_any), stop = at_most(block_last, p.last_any);
       if (start >= stop) continue;
       const int64_t keys = stop - start;
-      const row_block<real> k{all_keys.data + (start - block_first) * all_keys.stride, all_keys.stride};
-      const row_block<real> v{all_values.data + (start - block_first) * all_values.stride, all_values.stride};
+      const auto [k, v] = rows.from(start - block_first);
       const block_view view = view_block(problem, p, start, keys);
       compute_scores<real>(problem, batch, p, s.q_packed + i * problem.d_k * lanes, k, start, view, s.scores,
                            static_cast<real*>(nullptr));

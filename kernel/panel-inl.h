@@ -131,6 +131,26 @@ ROOTDK_INLINE stored* row_pointer(const rows_view& view, int64_t batch, int64_t 
   return reinterpret_cast<stored*>(view.data) + view.batch_offset[batch] + head * view.head_stride + row * view.row_stride;
 }
 
+// Some keys and values of one key head, as the products want them.
+template <typename real>
+struct key_rows {
+  row_block<real> keys, values;
+  // From the i-th on.
+  key_rows from(int64_t i) const {
+    return {{keys.data + i * keys.stride, keys.stride}, {values.data + i * values.stride, values.stride}};
+  }
+};
+
+template <typename stored>
+ROOTDK_INLINE key_rows<compute<stored>> fetch_keys(const attention_problem& problem, int64_t batch, int64_t kv_head,
+                                                   int64_t start, int64_t count, compute<stored>* key_copy,
+                                                   compute<stored>* value_copy) {
+  return {widen_rows(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, count, problem.d_k,
+                     key_copy),
+          widen_rows(row_pointer<stored>(problem.value, batch, kv_head, start), problem.value.row_stride, count,
+                     problem.d_v, value_copy)};
+}
+
 template <typename stored, typename real>
 ROOTDK_INLINE void row_pointers(const rows_view& view, int64_t batch, const panel<real>& p, stored** rows) {
   for (int lane = 0; lane < p.live; ++lane) rows[lane] = row_pointer<stored>(view, batch, p.head[lane], p.query[lane]);
