@@ -129,5 +129,5 @@ $(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
 
 # Checking needs no compiler: only the tools and what src/ imports.
 $(VENV)/.linted: pyproject.toml constraints.txt | $(VENV)/.made
-	$(INSTALL) ruff mypy numpy scipy click rich
+	$(INSTALL) ruff mypy numpy click rich
 	@touch $@

@@ -1,5 +1,6 @@
 // Python's door to the kernel, and the only file that knows nanobind: arrays become pointers, sizes and strides, the GIL
-// is released, the kernel runs. Values were checked in api.py; what is checked here is what would read or write out of bounds.
+// is released, the kernel runs. Values were checked in _arguments.py; what is checked here is what would read or write out
+// of bounds.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

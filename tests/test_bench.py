@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
-from rootdk.bench import memory, race, sgemm, targets, truth
+from rootdk.bench import memory, race, sgemm, table, targets, truth
 from rootdk.bench import timing as timing_module
 from rootdk.bench.launch import environment
 from rootdk.bench.peers import NAMES, open_peers
@@ -162,20 +163,43 @@ def test_interleaving_is_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(rounds)) > 1
 
 
-def test_a_short_call_is_warmed_up_and_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_call_is_warmed_up_and_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, noted = record_turns(monkeypatch, "a", seconds=1e-5)
     monkeypatch.setattr(timing_module, "WARM_UP", 1e-4)
-    assert interleave(calls, budget=0.01, fewest=3, most=3)["a"].calls == 9
-    for turn in "".join(noted[2:]).split("-")[1:]:
-        assert turn.startswith("a")
-        assert turn.endswith("aAAA")
+    assert interleave(calls, budget=0.01, fewest=3, most=3)["a"].calls == 3
+    turns = "".join(noted[2:]).split("-")[1:]
+    assert len(turns) == 3
+    assert all(turn.endswith("aA") and turn.count("A") == 1 for turn in turns)
 
 
-def test_contestants_that_share_a_turn_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, noted = record_turns(monkeypatch, "abc", seconds=0.1)
+def test_short_contestants_get_sixty_rounds_if_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, _ = record_turns(monkeypatch, "a", seconds=1e-5)
+    monkeypatch.setattr(timing_module, "WARM_UP", 1e-5)
+    assert interleave(calls, budget=1e9)["a"].calls == 60
+    # A round is two windows of waiting and the call; seven of them fit, and an eighth does not.
+    calls, _ = record_turns(monkeypatch, "a", seconds=1.0)
+    assert interleave(calls, budget=7.9)["a"].calls == 7
+    assert interleave(calls, budget=0.0)["a"].calls == 5
+
+
+@pytest.mark.parametrize("warm_up", [2e-3, 5e-4])
+def test_a_shared_turn_is_warmed_up_by_the_same_rule(monkeypatch: pytest.MonkeyPatch, warm_up: float) -> None:
+    """Calls of 1 ms: with a limit of 0.5 ms nobody warms up, with one of 2 ms all of a turn do, in its order."""
+    monkeypatch.setattr(timing_module, "WARM_UP", warm_up)
+    calls, noted = record_turns(monkeypatch, "abc", seconds=1e-3)
     interleave(calls, budget=0.01, fewest=4, most=4, together=("a", "c"))
-    timed = ["".join(letter for letter in turn if letter.isupper()) for turn in "".join(noted[6:]).split("-")[1:]]
+    turns = "".join(noted[6:]).split("-")[1:]
+    timed = ["".join(letter for letter in turn if letter.isupper()) for turn in turns]
     assert sorted(timed) == ["AC", "AC", "B", "B", "B", "B", "CA", "CA"]
+    for turn, names in zip(turns, timed, strict=True):
+        untimed = turn.removesuffix(names)
+        assert untimed == names.lower() * (len(untimed) // len(names))
+        assert bool(untimed) == (warm_up == 2e-3)
+
+
+def test_one_short_call_warms_up_its_whole_turn() -> None:
+    assert timing_module._warms_itself([0.015, 0.4])
+    assert not timing_module._warms_itself([0.0149, 0.4])
 
 
 def row(n: int = 2048, d: int = 64, causal: bool = False, **seconds: tuple[float, float]) -> targets.Row:
@@ -228,6 +252,52 @@ def test_targets_of_measure_sgemm_memory_and_gradient() -> None:
     assert verdicts(forward=[]) == {}
 
 
+def test_quick_shapes_are_not_judged() -> None:
+    rows = [row(rootdk=(1.0, 1.0), measure=(1.0, 1.0), torch=(1.4, 1.4))]
+    assert verdicts(forward=rows, quick=False)
+    assert verdicts(forward=rows, memory={"keys": 9, "extra_bytes": 0}, quick=True) == {}
+
+
+def test_a_quick_report_says_that_it_is_not_for_quoting(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(rootdk=(1.0, 1.0), torch=(1.4, 1.4))]
+    report = {
+        "machine": {"rootdk": "0", "kernel target": "plain", "cpu": "made up", "compiler": "made up"},
+        "threads": 1,
+        "peers": {"torch": "0"},
+        "absent": {},
+        "load_before": None,
+        "sections": ["forward"],
+        "forward": rows,
+    }
+    for quick in (False, True):
+        judged = targets.judge(report | {"quick": quick})
+        table.show(report | {"quick": quick, "targets": judged})
+        shown = capsys.readouterr().out
+        assert (" met" in shown) != quick
+        assert ("not for quoting" in shown) == quick
+
+
+@pytest.mark.parametrize(
+    ("extra", "shown"),
+    [(0, "under 1 MiB"), (2**20 - 1, "under 1 MiB"), (2**20, "1 MiB"), (int(37.6 * 2**20), "38 MiB")],
+)
+def test_memory_below_what_is_shown_is_not_called_nothing(
+    capsys: pytest.CaptureFixture[str], extra: int, shown: str
+) -> None:
+    found = {
+        "keys": 9,
+        "d": 64,
+        "input_bytes": 0,
+        "output_bytes": 0,
+        "full_scores_bytes": 0,
+        "extra_bytes": extra,
+    }
+    table._memory(Console(width=500), found)
+    assert f": {shown} above inputs" in capsys.readouterr().out
+    (judged,) = targets.judge({"sections": ["memory"], "memory": found})
+    assert judged["reached"] == shown
+
+
 def test_sgemm_rate_is_that_of_the_faster_one() -> None:
     timings = {"rootdk": timing([1e-9]), "sgemm numpy": timing([2.0]), "sgemm torch": timing([1.0, 4.0, 4.0])}
     assert sgemm.rate(timings) == {"best": sgemm.FLOPS / 1.0, "median": sgemm.FLOPS / 2.0}
@@ -277,6 +347,22 @@ def test_memory_counts_what_a_call_allocates() -> None:
     assert frugal["extra_bytes"] < 0.5 * frugal["full_scores_bytes"]
 
 
+def test_memory_is_that_of_the_first_call_of_the_process() -> None:
+    """What only the first call allocates, and keeps, is counted: scratch and threads are no less memory for it."""
+    program = (
+        "import json, numpy as np, rootdk\n"
+        "from rootdk.bench import memory\n"
+        "kept = []\n"
+        "def plain(q, k, v):\n"
+        "    kept or kept.append(np.ones(2**23, np.float32))\n"
+        "    return v * kept[0][0]\n"
+        "rootdk.attention = plain\n"
+        "print(json.dumps(memory.measure_call(1024)))\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(finished.stdout)["extra_bytes"] >= 0.95 * 2**25
+
+
 @pytest.mark.slow
 def test_whole_command(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
@@ -290,7 +376,8 @@ def test_whole_command(tmp_path: Path) -> None:
         assert set(one["seconds"]) == {"rootdk", "measure", "numpy", "torch"}
         assert all(0 < t["best"] <= t["median"] for t in one["seconds"].values())
     assert report["memory"]["keys"] == 16384
-    assert report["targets"]
+    assert report["targets"] == []
+    assert "not for quoting" in result.output
 
 
 def test_a_peer_that_was_asked_for_and_is_absent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

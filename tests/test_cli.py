@@ -1,14 +1,17 @@
 """The command line: what it prints, that it fits a terminal, and what it says to bad input."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from click.testing import CliRunner, Result
 
 import rootdk
+from rootdk import _backends
 from rootdk.cli import main
 from rootdk.first_look import Look, look, meaning
 
@@ -26,13 +29,26 @@ def test_first_look_shows_every_rule_at_every_d_k() -> None:
     assert rows == [(d_k, rule) for d_k in ("64", "512") for rule in ("none", "sqrt", "dk")]
 
 
+EVERY_RULE = [argument for name in rootdk.scaling.rules() for argument in ("--rule", name)]
+
+
 @pytest.mark.parametrize(
-    "arguments", [(), ("--rule", "entropy_invariant", "--d-k", "8192", *SMALL), ("info",), ("bench", "--help")]
+    "arguments", [(), (*EVERY_RULE, "--d-k", "8192", *SMALL), ("info",), ("bench", "--help")], ids=" ".join
 )
 def test_fits_80_columns(arguments: tuple[str, ...]) -> None:
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= 80
+    assert "…" not in result.output
+
+
+def test_nothing_is_cut_or_broken_apart() -> None:
+    """Names and formulas stand in one piece, however many rules there are."""
+    output = run(*EVERY_RULE, "--d-k", "8192", *SMALL).output
+    for name, rule in rootdk.scaling.rules().items():
+        assert f"{name} = {rule.formula}" in output
+        assert re.search(rf"^ +8192 +{name} +[\d.e+-]+ ", output, re.MULTILINE)
+    assert "sqrt = 1/sqrt(d_k)" in run().output
 
 
 def test_json_of_the_first_look() -> None:
@@ -63,7 +79,7 @@ def test_one_d_k_does_not_depend_on_the_others() -> None:
     assert look([64], ["sqrt"], 64, 32, seed=1) != look([64], ["sqrt"], 64, 32, seed=2)
 
 
-def made_up(rule: str = "x", **changes: float) -> Look:
+def made_up(rule: str = "x", d_k: int = 64, **changes: float) -> Look:
     facts = {
         "score_variance": 1.0,
         "entropy_ratio": 0.9,
@@ -71,18 +87,46 @@ def made_up(rule: str = "x", **changes: float) -> Look:
         "saturated": 0.0,
         "jacobian_trace": 0.99,
     }
-    return Look(d_k=64, rule=rule, keys=1024, rows=10, **(facts | changes))
+    return Look(d_k=d_k, rule=rule, keys=1024, rows=10, **(facts | changes))
 
 
 def test_meaning_follows_the_numbers_and_not_the_name() -> None:
-    assert "every row still answers" in meaning([made_up("none")])
-    assert "all but uniform" in meaning([made_up("none", entropy_ratio=0.995)])
-    frozen = meaning([made_up("sqrt", entropy_ratio=0.03, saturated=0.62, jacobian_trace=0.02)])
-    assert "62%" in frozen
-    assert "hardly answer" in frozen
-    sharp = meaning([made_up("sqrt", entropy_ratio=0.2, saturated=0.1, jacobian_trace=0.4)])
-    assert "hardly answer" not in sharp
-    assert "one or two keys" in sharp
+    start = "At d_k = 64 the weight goes to"
+    assert meaning([made_up("none")]) == f"{start} 400.0 keys (none)."
+    assert meaning([made_up("none", entropy_ratio=0.995)]) == f"{start} all nearly alike (none)."
+    frozen = made_up("sqrt", entropy_ratio=0.03, saturated=0.62, jacobian_trace=0.02)
+    assert meaning([frozen]) == f"{start} one key in 62.0% of rows (sqrt)."
+    sharp = made_up("sqrt", entropy_ratio=0.2, saturated=0.1, jacobian_trace=0.4, effective_keys=1.84)
+    assert meaning([sharp]) == f"{start} only 1.8 keys (sqrt)."
+
+
+def test_meaning_is_about_the_largest_d_k_and_names_each_rule_once() -> None:
+    looks = [made_up("a", d_k=512), made_up("a", d_k=512), made_up("b", d_k=64), made_up("c", 512, effective_keys=2.5)]
+    assert meaning(looks) == "At d_k = 512 the weight goes to 2.5-400.0 keys (a, c)."
+
+
+def test_meaning_fits_two_lines_of_80_columns() -> None:
+    """Every named rule at once, with numbers as long as the largest options make them."""
+    frozen = {"entropy_ratio": 0.01, "saturated": 0.886, "jacobian_trace": 0.0}
+    changes: dict[str, dict[str, float]] = {
+        "none": frozen,
+        "sqrt": {"effective_keys": 101234.5},
+        "dk": {"entropy_ratio": 1.0},
+        "t5": frozen,
+        "entropy_invariant": {"effective_keys": 22345.6},
+        "llama4": {"effective_keys": 99999.9},
+    }
+    assert changes.keys() == rootdk.scaling.rules().keys()
+    sentence = meaning([made_up(rule, 8192, **facts) for rule, facts in changes.items()])
+    assert len(textwrap.wrap(sentence, 80)) <= 2
+
+
+def test_meaning_repeats_the_digits_of_the_table() -> None:
+    output = run().output
+    table, _, sentence = output.partition("At d_k = ")
+    numbers = re.findall(r"\d+\.\d+%?", sentence)
+    assert len(numbers) >= 2
+    assert set(numbers) <= set(table.split())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +137,7 @@ def test_meaning_follows_the_numbers_and_not_the_name() -> None:
         (["--d-k", "0"], "--d-k"),
         (["--rows", "-5"], "--rows"),
         (["--seed", "-1"], "--seed"),
-        (["--rule", "cube"], "scale: must be one of the names"),
+        (["--rule", "cube"], "'--rule': must be one of the names 'none', 'sqrt', "),
         (["--keys", "9", "info"], "--keys belongs to the first look"),
         (["launch"], "No such command"),
         (["bench", "--threads", "0"], "--threads"),
@@ -106,6 +150,41 @@ def test_bad_input_is_exit_code_2_and_says_what(arguments: list[str], message: s
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+COMMANDS = [[], ["--json"], ["info"], ["info", "--json"], ["bench", "--what", "memory", "--quick"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("trouble", ["threads", "kernel"])
+def test_trouble_with_the_kernel_is_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], trouble: str
+) -> None:
+    if trouble == "threads":
+        monkeypatch.setenv("ROOTDK_NUM_THREADS", "many")
+    else:
+        monkeypatch.setitem(sys.modules, "rootdk._kernel", None)
+    _backends.kernel.cache_clear()
+    try:
+        result = run(*command)
+    finally:
+        _backends.kernel.cache_clear()
+    assert result.exit_code == 1
+    expected = "Error: ROOTDK_NUM_THREADS: must be" if trouble == "threads" else "Error: rootdk._kernel: the compiled"
+    assert result.output.startswith(expected)
+    assert result.output.count("\n") == 1
+
+
+def test_the_measuring_process_shows_no_traceback() -> None:
+    """It is started by the command, after the same check, and may still find another kernel than the command did."""
+    command = [sys.executable, "-m", "rootdk.bench.child"]
+    options = '{"sections": [], "peers": [], "threads": 1, "quick": true}'
+    environment = os.environ | {"ROOTDK_NUM_THREADS": "many"}
+    finished = subprocess.run(
+        [*command, options, os.devnull], env=environment, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 1
+    assert finished.stderr == "rootdk bench: ROOTDK_NUM_THREADS: must be an int from 1 to 2147483647, got 'many'\n"
 
 
 def test_info() -> None:

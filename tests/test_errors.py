@@ -15,15 +15,16 @@ Q = np.zeros((2, 8, 128, 64), np.float32)
 K = np.zeros((2, 4, 96, 64), np.float32)
 V = np.zeros((2, 4, 96, 32), np.float32)
 TYPES = "float32, float64, float16 or bfloat16"
-TORCH_HINT = " (this version of rootdk does not support torch tensors: pass tensor.detach().numpy())"
+ANY = "query: must be a NumPy array or a torch tensor"
 
 ARRAYS = [
-    ([1.0], K, V, "query: must be a NumPy array, got list"),
-    (None, K, V, "query: must be a NumPy array, got NoneType"),
-    (np.float32(1), K, V, "query: must be a NumPy array, got numpy.float32"),
-    (np.ma.masked_array(Q), K, V, "query: must be a NumPy array, got numpy.ma.MaskedArray"),
-    (torch.zeros(2, 3), K, V, "query: must be a NumPy array, got torch.Tensor" + TORCH_HINT),
-    (torch.nn.Parameter(torch.zeros(2)), K, V, "query: must be a NumPy array, got torch.nn.parameter.Parameter" + TORCH_HINT),  # noqa: E501
+    ([1.0], K, V, f"{ANY}, got list"),
+    (None, K, V, f"{ANY}, got NoneType"),
+    (np.float32(1), K, V, f"{ANY}, got numpy.float32"),
+    (np.ma.masked_array(Q), K, V, f"{ANY}, got numpy.ma.MaskedArray"),
+    (torch.Size([2, 3]), K, V, f"{ANY}, got torch.Size"),
+    (torch.zeros(2, 3), K, V, "key: must be a torch tensor like query, got numpy.ndarray"),
+    (torch.zeros(2, 3, device="meta"), K, V, "query: must be a dense tensor on the CPU, got one on device 'meta' (rootdk computes on the CPU only: move it with tensor.cpu())"),  # noqa: E501
     (Q, [1.0], V, "key: must be a NumPy array like query, got list"),
     (Q, K, torch.zeros(2, 3), "value: must be a NumPy array like query, got torch.Tensor"),
     (Q.astype(int), K, V, f"query: must be {TYPES}, got int64"),
@@ -60,6 +61,12 @@ OPTIONS = [
      "scale: the rule 'bad' must give finite factors of at most 1e+38 in size, got nan"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: np.ones(3))},
      "scale: the rule 'bad' must give one factor per row (2, 128), got shape (3,)"),
+    ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: "0.5")},
+     "scale: the rule 'bad' must give numbers, got '0.5'"),
+    ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: None)},
+     "scale: the rule 'bad' must give numbers, got None"),
+    ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: [[1.0], [1.0, 2.0]])},
+     "scale: the rule 'bad' must give numbers, got [[1.0], [1.0, 2.0]]"),
     ({"causal": 1}, "causal: must be True or False, got 1"),
     ({"causal": None}, "causal: must be True or False, got None"),
     ({"mask": [True]}, "mask: must be a NumPy array like query, got list"),
@@ -72,6 +79,7 @@ OPTIONS = [
     ({"bias": np.zeros((128, 96), int)}, f"bias: must be {TYPES}, got int64"),
     ({"bias": np.zeros(95)}, "bias: must broadcast to (..., heads, n_query, n_key) = (2, 8, 128, 96), got (95,)"),
     ({"window": -1}, f"{WINDOW}, got -1"),
+    ({"window": np.int64(-1)}, f"{WINDOW}, got -1"),
     ({"window": (3, -1)}, f"{WINDOW}, got (3, -1)"),
     ({"window": 2.0}, f"{WINDOW}, got 2.0"),
     ({"window": True}, f"{WINDOW}, got True"),
@@ -115,13 +123,42 @@ def refusal(recorder: RecordingKernel, call: Any) -> tuple[BaseException, str]:
 def test_arrays(recorder: RecordingKernel, query: Any, key: Any, value: Any, message: str) -> None:
     error, text = refusal(recorder, lambda: rootdk.attention(query, key, value))
     assert text == message
-    assert isinstance(error, ArgumentTypeError if "array" in text or "float32" in text else ArgumentError)
+    about_type = any(word in text for word in ("array", "tensor", "float32"))
+    assert isinstance(error, ArgumentTypeError if about_type else ArgumentError)
 
 
 @pytest.mark.parametrize("call", [rootdk.attention, rootdk.measure, rootdk.attention_vjp])
 @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=lambda x: x if isinstance(x, str) else "")
 def test_options(recorder: RecordingKernel, call: Any, options: dict[str, Any], message: str) -> None:
     assert refusal(recorder, lambda: call(Q, K, V, **options))[1] == message
+
+
+@pytest.mark.parametrize(
+    ("window", "kind"),
+    [(-1, ArgumentError), (np.int64(-1), ArgumentError), ((0, np.int32(-7)), ArgumentError), (2.0, ArgumentTypeError),
+     (True, ArgumentTypeError), (np.bool_(True), ArgumentTypeError), ("3", ArgumentTypeError)],
+)  # fmt: skip
+def test_a_window_is_wrong_by_value_or_by_type(window: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"^window: must be an int"):
+        rootdk.attention(Q, K, V, window=window)
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_without_leading_axes_one_integer_may_stand_in_a_list(recorder: RecordingKernel, axes: int) -> None:
+    """A caller who dropped the batch axis of one may have kept it in the lengths."""
+    arrays = [array[0] if axes == 3 else array[0, 0] for array in (Q, K, V)]
+    rootdk.attention(*arrays, key_lengths=[5], query_offset=np.array([7]))
+    as_list = [
+        argument.tolist() for argument in recorder.forward_arguments if getattr(argument, "dtype", None) == np.int64
+    ]
+    rootdk.attention(*arrays, key_lengths=5, query_offset=7)
+    plain = [
+        argument.tolist() for argument in recorder.forward_arguments if getattr(argument, "dtype", None) == np.int64
+    ]
+    assert as_list == plain == [[7], [5]]
+    with pytest.raises(ArgumentError) as caught:
+        rootdk.attention(*arrays, key_lengths=[5, 6])
+    assert str(caught.value) == "key_lengths: must be an int or ints of shape (1,), got shape (2,)"
 
 
 def test_every_argument_is_refused_somewhere() -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from helpers import option_sets, problem_of, random_arrays
 from rich.console import Console
 
-from rootdk import ArgumentError, ArgumentTypeError, HeadSummary, Reading
+from rootdk import ArgumentError, ArgumentTypeError, HeadSummary, Reading, _views
 from rootdk._backends import reference
 from rootdk.reading import FIELDS
+from rootdk.summary import _COLUMNS
 
 NAMES = list(option_sets(np.random.default_rng(0)))
 
@@ -167,6 +169,11 @@ def test_by_head_without_a_head_axis_and_without_rows(rng: np.random.Generator) 
     assert empty.rows.tolist() == [0]
     with pytest.raises(ArgumentError, match="min_keys: must be at least 1, got 0"):
         whole.by_head(0)
+    for bad in ("a", 1.5, None, True):
+        with pytest.raises(ArgumentTypeError) as caught:
+            whole.by_head(bad)  # type: ignore[arg-type]
+        assert str(caught.value) == f"min_keys: must be an int, got {bad!r}"
+    assert whole.by_head(np.int64(2)).to_dict() == whole.by_head(2).to_dict()  # type: ignore[arg-type]
 
 
 def assert_same(found: Reading, expected: Reading, tolerance: float) -> None:
@@ -250,6 +257,31 @@ def test_merge_refuses_what_cannot_be_merged(rng: np.random.Generator) -> None:
     assert str(type_caught.value) == "readings: must hold Readings, got int"
 
 
+def test_concatenate_says_what_does_not_fit(rng: np.random.Generator) -> None:
+    arrays = random_arrays(rng)
+    plain = reading_of(problem_of(*arrays))
+    one_batch = reading_of(problem_of(*(array[:1] for array in arrays)))
+    flat = Reading(**{name: getattr(plain, name)[0] for name in (*FIELDS, "keys")}, has_sinks=False)
+    tensors = {name: torch.from_numpy(getattr(plain, name)) for name in (*FIELDS, "keys")}
+    cases: list[tuple[Any, Any, str]] = [
+        (plain, -1, "readings: must be several Readings, got Reading"),
+        (iter([]), -1, "readings: must hold at least one Reading, got none"),
+        ([plain, one_batch], -1,
+         "readings: must have shapes that are alike but for axis -1, got (2, 4, 7) and (1, 4, 7)"),
+        ([plain, flat], 0, "readings: must have shapes that are alike but for axis 0, got (2, 4, 7) and (4, 7)"),
+        ([plain], 3, "axis: must be from -3 to 2 for readings of shape (2, 4, 7), got 3"),
+        ([plain], -4, "axis: must be from -3 to 2 for readings of shape (2, 4, 7), got -4"),
+        ([plain], "rows", "axis: must be an int, got 'rows'"),
+        ([plain], True, "axis: must be an int, got True"),
+        ([plain, Reading(**tensors, has_sinks=False)], -1,
+         "readings: must all be of one array library, got numpy and torch"),
+    ]  # fmt: skip
+    for readings, axis, message in cases:
+        with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+            Reading.concatenate(readings, axis)
+        assert str(caught.value) == message
+
+
 def test_concatenate_equals_the_whole(rng: np.random.Generator) -> None:
     q, k, v = random_arrays(rng, kv_heads=4)
     whole = reading_of(problem_of(q, k, v))
@@ -257,6 +289,7 @@ def test_concatenate_equals_the_whole(rng: np.random.Generator) -> None:
     heads = [reading_of(problem_of(q[:, part], k[:, part], v[:, part])) for part in (slice(0, 1), slice(1, 4))]
     batch = [reading_of(problem_of(q[part], k[part], v[part])) for part in (slice(0, 1), slice(1, 2))]
     assert_same(Reading.concatenate(rows), whole, 1e-13)
+    assert_same(Reading.concatenate(part for part in rows), whole, 1e-13)
     assert_same(Reading.concatenate(heads, axis=-2), whole, 1e-13)
     assert_same(Reading.concatenate(batch, axis=0), whole, 1e-13)
 
@@ -277,6 +310,27 @@ def test_storage_round_trip(rng: np.random.Generator, dtype: Any) -> None:
     with pytest.raises(ArgumentError) as caught:
         Reading.from_dict(summary.to_dict())
     assert str(caught.value) == "data: must be a dictionary of kind 'rootdk.Reading', got 'rootdk.HeadSummary'"
+
+
+def test_storage_that_lacks_something(rng: np.random.Generator) -> None:
+    reading = reading_of(problem_of(*random_arrays(rng)))
+    data = reading.to_dict()
+    with pytest.raises(ArgumentError) as caught:
+        Reading.from_dict({name: data[name] for name in ("kind", "shape", "fields")})
+    assert str(caught.value) == "data: must hold 'shape', 'dtype', 'has_sinks', 'fields', got no 'dtype', 'has_sinks'"
+    data["fields"].pop("entropy")
+    with pytest.raises(ArgumentError) as caught:
+        Reading.from_dict(data)
+    assert str(caught.value).startswith("data['fields']: must hold 'log_sum_exp', 'max', ")
+    assert str(caught.value).endswith(", 'keys', got no 'entropy'")
+    with pytest.raises(ArgumentError) as caught:
+        Reading.from_dict(data | {"fields": [1.0]})
+    assert str(caught.value) == "data['fields']: must be a dictionary, got list"
+    summary = reading.by_head().to_dict()
+    del summary["max_logit"]
+    with pytest.raises(ArgumentError) as caught:
+        HeadSummary.from_dict(summary)
+    assert str(caught.value).endswith("got no 'max_logit'")
 
 
 class Cells(HTMLParser):
@@ -317,13 +371,68 @@ def test_views(rng: np.random.Generator) -> None:
         # Self-contained, and no colour but the notebook's own, so that light and dark both work.
         assert parsed.tags <= {"div", "table", "caption", "thead", "tbody", "tr", "th", "td"}
         assert not any(word in html for word in ("http", "src=", "#", "rgb", "url("))
-        console = Console(file=io.StringIO(), width=200)
-        console.print(shown)
-        terminal = console.file.getvalue()  # type: ignore[attr-defined]
-        assert all(cell in terminal for cell in parsed.cells)
+        terminal = in_terminal(shown)
+        first = [line.split()[0] for line in terminal.splitlines() if re.match(r" *\d+ ", line)]
+        assert first == ["0", "1", "2", "3"] or first[1:] == ["0", "1", "2", "3"]
+        assert _views.brief(summary.max_logit[2]) in terminal.split()
     assert "sink" not in Cells(reading._repr_html_()).cells
     assert repr(reading) == "Reading(shape=(2, 4, 7), dtype=float64, has_sinks=False)"
     assert repr(summary) == "HeadSummary(heads=4, rows=[14, 14, 14, 14])"
+
+
+def in_terminal(shown: Any, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(shown)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+# Every number as wide as it comes: long rows, large logits, shares that are neither 0 nor 1.
+WIDE = {
+    "rows": 98304,
+    "hidden_rows": 65432,
+    "non_finite_rows": 12345,
+    "mean_keys": 131072.0,
+    "max_logit": -12345.6,
+    "median_std": 12345.6,
+    "median_effective_keys": 98765.4,
+}
+
+
+def test_views_fit_80_columns_with_every_column() -> None:
+    fields = HeadSummary.__dataclass_fields__
+    numbers = {name: np.array([WIDE.get(name, 0.12345)] * 128) for name in fields}
+    for shown in (HeadSummary(**numbers), HeadSummary(**(numbers | {"saturated": np.full(128, np.nan)}))):
+        text = in_terminal(shown)
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) <= 80
+        row = next(line for line in text.splitlines() if line.startswith(" 127 "))
+        assert row.split()[:9] == ["127", "98304", "65432", "12345", "131k", "12346", "-12346", ".123", "98765"]
+        assert len(row.split()) == 14
+        for heading in ("head", "hidden", "NaN", "logit", "sat.", "sink"):
+            assert heading in text.split()
+
+
+def test_a_reading_fits_80_columns_with_every_column(rng: np.random.Generator) -> None:
+    q, k, v = random_arrays(rng, n_query=9, n_key=4)
+    q[0, 0, 8] = np.nan
+    text = in_terminal(reading_of(problem_of(q, k, v, causal=True, sinks=np.ones(4))))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert {"hidden", "NaN", "sink"} <= set(text.split())
+
+
+def test_the_caption_says_what_each_column_is(rng: np.random.Generator) -> None:
+    summary = reading_of(problem_of(*random_arrays(rng), sinks=np.ones(4))).by_head()
+    title, headings, _ = summary.table()
+    assert title == (
+        "4 heads, medians over rows, except count: rows; mean: keys, sink; maximum: max logit; share: saturated"
+    )
+    # By the names of the fields: what is called neither a median nor an exception would be a lie of the caption.
+    for heading, _, field, kind, _ in _COLUMNS:
+        assert field.startswith(("median_", "mean_")[kind == "mean"]) or kind in {"count", "maximum", "share"}
+        if kind != "median" and heading in headings:
+            assert heading in title.partition("except")[2]
+    assert "mean: keys;" in reading_of(problem_of(*random_arrays(rng))).by_head().table()[0]
 
 
 def test_views_show_what_must_not_hide(rng: np.random.Generator) -> None:
@@ -334,8 +443,6 @@ def test_views_show_what_must_not_hide(rng: np.random.Generator) -> None:
 
 
 def test_views_escape_text() -> None:
-    from rootdk import _views
-
     html = _views.html_table("<script>", ["a&b"], [["<b>"]])
     assert "<script>" not in html
     assert Cells(html).cells == ["a&b", "<b>"]

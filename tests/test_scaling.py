@@ -1,6 +1,7 @@
 """The scale rules: formulas by hand, variance by simulation, names, and how a rule reaches the problem."""
 
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,50 @@ def test_score_variance_is_what_random_inputs_show(rule: ScaleRule, keys: Any, p
     # The sample variance of rows draws with excess kurtosis 6/d_k (less on the sphere) has this relative deviation.
     deviation = math.sqrt((2 + 6 / d_k) / rows)
     assert z.var() == pytest.approx(rule.score_variance(d_k, keys, position), rel=4.5 * deviation)
+
+
+@pytest.mark.parametrize("rule", [rule for rule, *_ in BY_HAND], ids=lambda rule: rule.name)
+def test_a_rule_can_be_pickled(rule: ScaleRule) -> None:
+    again = pickle.loads(pickle.dumps(rule))
+    assert again == rule
+    assert again.factor(64, 1000, 500) == rule.factor(64, 1000, 500)
+
+
+def test_a_named_rule_bears_its_name() -> None:
+    for name, rule in scaling.rules().items():
+        assert rule.name == name
+    assert scaling.entropy_invariant(10).name == "entropy_invariant(10)"
+    assert scaling.entropy_invariant(causal=True).name == "entropy_invariant(512, causal)"
+
+
+@pytest.mark.parametrize(
+    ("rule", "given", "message"),
+    [
+        (scaling.ssmax(0.5), {"position": 3}, "keys: must be given, the rule 'ssmax(0.5)' depends on it, got None"),
+        (scaling.rule("llama4"), {"keys": 3}, "position: must be given, the rule 'llama4' depends on it, got None"),
+        (
+            ScaleRule("both", "", lambda d_k, keys, position: 1.0, varies=frozenset({"keys", "position"})),
+            {"keys": 3},
+            "position: must be given, the rule 'both' depends on it, got None",
+        ),
+        (
+            ScaleRule("text", "", lambda d_k, keys, position: "2"),
+            {},
+            "factor: the rule 'text' must give numbers, got '2'",
+        ),
+    ],
+)
+def test_score_variance_says_what_it_needs(rule: ScaleRule, given: dict[str, Any], message: str) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+        rule.score_variance(64, **given)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("bad", [3, None, scaling.SQRT.factor, ["sqrt"]])
+def test_a_name_is_text(bad: Any) -> None:
+    with pytest.raises(ArgumentTypeError) as caught:
+        scaling.rule(bad)
+    assert str(caught.value) == f"name: must be the name of a rule, got {bad!r}"
 
 
 def test_a_factor_that_needs_what_it_did_not_name_fails_loudly(rng: np.random.Generator) -> None:

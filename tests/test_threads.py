@@ -192,7 +192,7 @@ def test_the_environment_says_how_many(n: int) -> None:
     assert in_a_fresh_process(SHOW, ROOTDK_NUM_THREADS=str(n)) == str(n)
 
 
-@pytest.mark.parametrize("bad", ["abc", "0", "-3", "2x", "", "99999999999"])
+@pytest.mark.parametrize("bad", ["abc", "0", "-3", "2x", " ", "99999999999"])
 def test_an_environment_that_says_no_number(bad: str) -> None:
     program = "import rootdk\ntry: rootdk.num_threads()\nexcept rootdk.ArgumentError as error: print(error)"
     message = f"ROOTDK_NUM_THREADS: must be an int from 1 to 2147483647, got {bad!r}"
@@ -207,6 +207,7 @@ def test_a_numpy_integer_counts_too() -> None:
 
 def test_without_the_environment_the_affinity_says_it() -> None:
     assert in_a_fresh_process(SHOW) == str(len(os.sched_getaffinity(0)))
+    assert in_a_fresh_process(SHOW, ROOTDK_NUM_THREADS="") == str(len(os.sched_getaffinity(0)))
     one = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}]); {SHOW}"
     assert in_a_fresh_process(one) == "1"
     assert in_a_fresh_process(one, ROOTDK_NUM_THREADS="5") == "5"

@@ -4,7 +4,6 @@ import math
 import operator
 from functools import lru_cache
 from numbers import Real
-from os import urandom
 from typing import Any
 
 import numpy as np
@@ -45,16 +44,21 @@ def resolve(
     query, key, value = backend.inputs(query, key, value)
     shape = query.shape
     if not (shape == key.shape == value.shape) or len(shape) < 2 or shape[-1] == 0:
-        _check_shapes(shape, key.shape, value.shape)
+        check_shapes(tuple(shape), tuple(key.shape), tuple(value.shape))
     one_head = len(shape) == 2
     if one_head:
         query, key, value = query[None], key[None], value[None]
         shape = query.shape
-    leading, n_query, n_key = shape[:-3], shape[-2], key.shape[-2]
+    leading, n_query, n_key = tuple(shape[:-3]), shape[-2], key.shape[-2]
 
-    lengths = None if key_lengths is None else _integers("key_lengths", key_lengths, leading, 0, n_key)
-    if query_offset is not None:
-        offset = _integers("query_offset", query_offset, leading, -_FAR // 2, _FAR // 2)
+    lengths = None
+    if key_lengths is not None:
+        lengths = _integers("key_lengths", backend.plain("key_lengths", key_lengths), leading, 0, n_key)
+    if type(query_offset) is int and abs(query_offset) <= _FAR // 2:
+        offset = _same_offset(math.prod(leading), query_offset)
+    elif query_offset is not None:
+        given = backend.plain("query_offset", query_offset)
+        offset = _integers("query_offset", given, leading, -_FAR // 2, _FAR // 2)
     elif lengths is not None:
         offset = lengths - n_query
     else:
@@ -63,15 +67,15 @@ def resolve(
     left: int | None = None
     right: int | None = None
     if window is not None:
-        left, right = _window(window)
-    if causal is not False and _truth("causal", causal):
+        left, right = window_limits(window)
+    if causal is not False and truth("causal", causal):
         right = 0
 
     row_scale = None
     if scale is None:
         scale = SQRT.factor(shape[-1], None, None)
     else:
-        scale, row_scale = _scale(scale, shape[-1], n_query, n_key, lengths, offset)
+        scale, row_scale = _scale(backend.plain("scale", scale), shape[-1], n_query, n_key, lengths, offset)
 
     rate = 0.0 if type(dropout) is float and dropout == 0.0 else _dropout(dropout)
     scores = (*shape[:-1], n_key)
@@ -88,14 +92,14 @@ def resolve(
         lengths,
         None if mask is None else backend.broadcast("mask", mask, scores, True),
         None if bias is None else backend.broadcast("bias", bias, scores, False),
-        None if sinks is None else _sinks(sinks, shape[-3], one_head),
+        None if sinks is None else _sinks(backend.plain("sinks", sinks), shape[-3], one_head),
         rate,
-        0 if seed is None and rate == 0.0 else _seed(seed),
+        _seed(backend, seed, rate),
     )
     return backend, problem, one_head
 
 
-def _check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
+def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
     rank = len(query)
     if rank < 2:
         raise ArgumentError(f"query: must have at least 2 axes (n_query, d_k), got {rank} (query {query})")
@@ -132,15 +136,16 @@ def _integers(argument: str, given: Any, leading: tuple[int, ...], low: int, hig
     array = _numbers(argument, given)
     if array.dtype.kind not in "iu" and array.size:  # an empty list has no integer type of its own
         raise ArgumentTypeError(f"{argument}: must be integers, got {_shown(given)}")
-    if array.shape not in ((), leading):
-        raise ArgumentError(f"{argument}: must be an int or ints of shape {leading}, got shape {array.shape}")
+    expected = leading or (1,)  # without leading axes there is one batch entry
+    if array.shape not in ((), expected):
+        raise ArgumentError(f"{argument}: must be an int or ints of shape {expected}, got shape {array.shape}")
     if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
         raise ArgumentError(f"{argument}: must be from {low} to {high}, got {_shown(given)}")
-    full = np.broadcast_to(array.astype(np.int64), leading).reshape(math.prod(leading))
+    full = np.broadcast_to(array.astype(np.int64), expected).reshape(math.prod(expected))
     return np.ascontiguousarray(full)
 
 
-def _window(window: Any) -> tuple[int | None, int | None]:
+def window_limits(window: Any) -> tuple[int | None, int | None]:
     pair = window if isinstance(window, (tuple, list)) else (window, window)
     if len(pair) != 2:
         raise ArgumentError(f"window: must be an int or (left, right), got {window!r}")
@@ -150,18 +155,19 @@ def _window(window: Any) -> tuple[int | None, int | None]:
 def _distance(side: Any, window: Any) -> int | None:
     if side is None:
         return None
+    expected = "window: must be an int >= 0 or a pair of them (None for no limit), got"
     try:
-        distance = -1 if isinstance(side, (bool, np.bool_)) else operator.index(side)
+        distance = None if isinstance(side, (bool, np.bool_)) else operator.index(side)
     except TypeError:
-        distance = -1
+        distance = None
+    if distance is None:
+        raise ArgumentTypeError(f"{expected} {window!r}")
     if distance < 0:
-        raise (ArgumentError if isinstance(side, int) else ArgumentTypeError)(
-            f"window: must be an int >= 0 or a pair of them (None for no limit), got {window!r}"
-        )
+        raise ArgumentError(f"{expected} {distance if side is window else window!r}")
     return min(distance, _FAR)
 
 
-def _truth(argument: str, given: Any) -> bool:
+def truth(argument: str, given: Any) -> bool:
     if not isinstance(given, (bool, np.bool_)):
         raise ArgumentTypeError(f"{argument}: must be True or False, got {_shown(given)}")
     return bool(given)
@@ -189,9 +195,9 @@ def _dropout(given: Any) -> float:
     return number
 
 
-def _seed(given: Any) -> int:
+def _seed(backend: Backend, given: Any, rate: float) -> int:
     if given is None:
-        return int.from_bytes(urandom(8), "little")
+        return 0 if rate == 0.0 else backend.new_seed()
     if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)):
         raise ArgumentTypeError(f"seed: must be an int, got {_shown(given)}")
     if not 0 <= given < 2**64:
@@ -229,7 +235,7 @@ def _scale(
     if by_keys:
         keys = n_key if lengths is None else lengths[:, None]
     position = np.arange(n_query, dtype=np.int64) + offset[:, None] if by_position else None
-    factor = np.asarray(given.factor(d_k, keys, position), np.float64)
+    factor = _factors(given.name, given.factor(d_k, keys, position))
     if not (np.abs(factor) <= _LARGEST_SCALE).all():
         raise ArgumentError(
             f"scale: the rule {given.name!r} must give finite factors of at most {_LARGEST_SCALE:g} in size, "
@@ -244,6 +250,17 @@ def _scale(
         raise ArgumentError(
             f"scale: the rule {given.name!r} must give one factor per row {rows}, got shape {factor.shape}"
         ) from None
+
+
+def _factors(name: str, given: Any) -> NDArray[np.float64]:
+    """What a rule gave, as numbers; a text that reads like one is a mistake all the same."""
+    try:
+        array = np.asarray(given)
+        if given is not None and array.dtype.kind not in "USc":  # NumPy takes None for a NaN
+            return np.asarray(array, np.float64)
+    except (ValueError, TypeError):
+        pass
+    raise ArgumentTypeError(f"scale: the rule {name!r} must give numbers, got {_shown(given)}")
 
 
 def _numbers(argument: str, given: Any) -> NDArray[Any]:

@@ -33,6 +33,31 @@ def short(value: Any) -> str:
     return f"{number:.3g}"
 
 
+def brief(value: Any, share: bool = False) -> str:
+    """A number in about five characters, for a table of many columns; a share of 1 goes without its leading 0.
+
+    >>> [brief(x) for x in (0.123456, -12.345, 4321.0, 131072, 2e9, 3e-5)]
+    ['0.123', '-12.3', '4321', '131k', '2000M', '3e-5']
+    >>> [brief(x, share=True) for x in (0.5, 0.9999, 1.0, 2e-7, float("nan"))]
+    ['.500', '1.00', '1', '2e-7', 'nan']
+    """
+    number = float(value)
+    if not math.isfinite(number) or number == 0:
+        return f"{number:g}"
+    if abs(number) < 5e-4 or abs(number) >= 9999.5e9:
+        digit, _, power = f"{number:.0e}".partition("e")
+        return f"{digit}e{int(power)}"
+    if abs(number) < 1:
+        text = f"{number:.3f}"
+        return (text[1:] if text[0] == "0" else text[:4]) if share else text
+    if abs(number) < 999.5:
+        return f"{number:.3g}"
+    for limit, size, letter in ((99999.5, 1.0, ""), (9999.5e3, 1e3, "k"), (9999.5e6, 1e6, "M")):
+        if abs(number) < limit:
+            return f"{number / size:.0f}{letter}"
+    return f"{number / 1e9:.0f}G"
+
+
 def html_table(title: str, columns: Sequence[str], rows: Rows) -> str:
     """One self-contained table; every text is escaped."""
     from html import escape
@@ -50,13 +75,14 @@ def html_table(title: str, columns: Sequence[str], rows: Rows) -> str:
 
 
 def rich_table(title: str, columns: Sequence[str], rows: Rows) -> Table:
-    """The same table for a terminal."""
+    """A table for a terminal: one blank between columns, and no cell is cut."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for name in columns:
-        table.add_column(Text(name), justify="right")
+        table.add_column(Text(name), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
@@ -79,3 +105,13 @@ def expect_kind(data: Any, kind: str) -> None:
     found = data.get("kind") if isinstance(data, dict) else type(data).__name__
     if found != kind:
         raise ArgumentError(f"data: must be a dictionary of kind {kind!r}, got {found!r}")
+
+
+def expect_fields(data: Any, names: Sequence[str], where: str = "data") -> None:
+    """An error that lists what is missing."""
+    if not isinstance(data, dict):
+        raise ArgumentError(f"{where}: must be a dictionary, got {type(data).__name__}")
+    missing = [name for name in names if name not in data]
+    if missing:
+        wanted, absent = (", ".join(map(repr, some)) for some in (names, missing))
+        raise ArgumentError(f"{where}: must hold {wanted}, got no {absent}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ._arguments import resolve
-from ._backends import kernel, type_name
+from ._backends import backend_of, kernel, type_name
 from .errors import ArgumentError, ArgumentTypeError
 from .reading import Reading
 from .scaling import ScaleRule
@@ -42,7 +42,7 @@ def attention(
     key, value    (..., kv_heads, n_key, d_k) and (..., kv_heads, n_key, d_v). heads % kv_heads == 0: query heads
                   h*g ... h*g + g - 1 share key head h.
     scale         None is 1/sqrt(d_k); a number is taken as it is; a name ("none", "sqrt", "dk", ...) or a rule of
-                  rootdk.scaling.
+                  rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.
     causal        query i sees key j only if j <= i + query_offset.
     mask          bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair.
     bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
@@ -55,8 +55,11 @@ def attention(
     softcap       a number c > 0: logits become c*tanh(s/c), before bias and mask.
     sinks         one number per query head: a logit that joins the denominator and has no value.
     dropout       the share of weights that are set to 0, the others grow by 1/(1 - dropout).
-    seed          0 <= seed < 2**64, for dropout; None draws one. The same seed gives the same result on any number of
-                  threads.
+    seed          0 <= seed < 2**64, for dropout; None draws one, for tensors from torch's default generator. The same
+                  seed gives the same result on any number of threads.
+
+    CPU tensors of torch are read where they lie. The result is differentiable: gradients reach query, key, value,
+    sinks and a tensor `scale`; there is none for `bias` yet, and asking for one is an error.
 
     With 3 queries after 2 cached keys, causal (n_query = 3, n_key = 5) sees
 
@@ -76,6 +79,14 @@ def attention(
     >>> rootdk.attention(q, k, v).round(4)
     array([[0.3775, 0.6225]])
     """
+    if backend_of("query", query).traced(query, key, value, scale, bias, sinks):
+        from ._torch.calls import attention as traced_attention
+
+        traced: Array = traced_attention(
+            query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout,
+            seed,
+        )  # fmt: skip
+        return traced
     backend, problem, one_head = resolve(
         query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
     )
@@ -112,6 +123,14 @@ def measure(
     >>> reading.keys[0].tolist(), reading.entropy_ratio[0, 1:].round(3).tolist()
     ([1, 2, 3, 4], [1.0, 1.0, 1.0])
     """
+    if backend_of("query", query).traced(query, key, value, scale, bias, sinks):
+        from ._torch.calls import measure as traced_measure
+
+        traced: tuple[Array, Reading] = traced_measure(
+            query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout,
+            seed,
+        )  # fmt: skip
+        return traced
     backend, problem, one_head = resolve(
         query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
     )
@@ -146,7 +165,7 @@ def attention_vjp(
 
     d_out has the shape and type of the output, the gradients those of the inputs; shared key heads add up. A row with
     every key hidden contributes 0. Inputs and output are kept, not copied: pull back before changing any of them in
-    place.
+    place. Tensors are taken by their values; where autograd is used, attention() is all that is needed.
 
     >>> import numpy as np, rootdk
     >>> q = np.array([[1.0, 0, 1, 0]])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rootdk import __version__
+from rootdk import RootdkError, __version__
 
 if TYPE_CHECKING:
     from rootdk.first_look import Look
@@ -16,7 +16,29 @@ if TYPE_CHECKING:
 LARGEST_D_K, LARGEST_KEYS, LARGEST_ROWS = 8192, 262_144, 65_536
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Every command shows an error of the package as one line; a traceback would be for an error in the package."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RootdkError as error:
+            raise click.ClickException(" ".join(str(error).splitlines())) from error
+
+
+def _known_rules(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    from rootdk.scaling import rule
+
+    try:
+        for name in names:
+            rule(name)
+    except RootdkError as error:
+        # What follows the name that the argument has in Python: click puts --rule in its place.
+        raise click.BadParameter(str(error).partition(": ")[2]) from error
+    return names
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--d-k",
     type=click.IntRange(1, LARGEST_D_K),
@@ -26,7 +48,12 @@ LARGEST_D_K, LARGEST_KEYS, LARGEST_ROWS = 8192, 262_144, 65_536
     help="Length of q and k; repeat it.",
 )
 @click.option(
-    "--rule", multiple=True, default=("none", "sqrt", "dk"), show_default=True, help="Name of a scale rule; repeat it."
+    "--rule",
+    multiple=True,
+    callback=_known_rules,
+    default=("none", "sqrt", "dk"),
+    show_default=True,
+    help="Name of a scale rule; repeat it.",
 )
 @click.option(
     "--keys", type=click.IntRange(2, LARGEST_KEYS), default=1024, show_default=True, help="Keys that each query sees."
@@ -49,15 +76,9 @@ def main(
     if ctx.invoked_subcommand is not None:
         _refuse_stray_options(ctx)
         return
-    from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
     from rootdk.first_look import look, meaning
 
-    try:
-        looks = look(d_k, rule, keys, rows, seed)
-    except (ArgumentError, ArgumentTypeError) as error:
-        raise click.UsageError(str(error), ctx) from error
-    except RootdkError as error:
-        raise click.ClickException(str(error)) from error
+    looks = look(d_k, rule, keys, rows, seed)
     if as_json:
         click.echo(
             json.dumps({"seed": seed, "looks": [one.to_dict() for one in looks], "meaning": meaning(looks)}, indent=2)
@@ -81,32 +102,41 @@ def _print_looks(looks: Sequence["Look"], line: str) -> None:
 
     from rootdk.scaling import rule
 
-    formulas = ", ".join(f"{name} = {rule(name).formula}" for name in dict.fromkeys(one.rule for one in looks))
     table = Table(
-        title=f"{looks[0].rows} random queries over {looks[0].keys} keys, scores times a scale: {formulas}",
         caption="means over queries of variance, entropy; medians of effective keys, trace of the softmax Jacobian",
-        title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
+        collapse_padding=True,
     )
-    table.add_column("d_k", justify="right")
-    table.add_column("scale")
-    for heading in ("score variance", "entropy / ln n", "effective keys", "rows with p > .99", "Jacobian trace"):
-        table.add_column(heading, justify="right")
+    table.add_column("d_k", justify="right", no_wrap=True)
+    table.add_column("scale", no_wrap=True)
+    for heading in ("score\nvariance", "entropy /\nln n", "effective\nkeys", "rows with\np > .99", "Jacobian\ntrace"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for number, one in enumerate(looks):
         table.add_row(
             str(one.d_k),
             one.rule,
-            f"{one.score_variance:.3g}",
-            f"{one.entropy_ratio:.3f}",
-            f"{one.effective_keys:.1f}",
-            f"{one.saturated:.1%}",
-            f"{one.jacobian_trace:.3f}",
+            *one.shown().values(),
             end_section=number + 1 == len(looks) or looks[number + 1].d_k != one.d_k,
         )
     console = Console()
+    names = dict.fromkeys(one.rule for one in looks)
+    formulas = [f"{name} = {rule(name).formula}" for name in names]
+    title = f"{looks[0].rows} random queries over {looks[0].keys} keys, scores times a scale:"
+    pieces = [*title.split(), *(f"{formula}," for formula in formulas[:-1]), formulas[-1]]
+    console.print(_fill(pieces, console.width), highlight=False, markup=False)
     console.print(table)
     console.print(line, highlight=False, markup=False)
+
+
+def _fill(pieces: Sequence[str], width: int) -> str:
+    """The pieces one after the other, in lines that break only between two of them."""
+    import textwrap
+
+    # A character that no text holds stands for the spaces inside a piece while the lines are made.
+    text = " ".join(piece.replace(" ", "\0") for piece in pieces)
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
 
 
 @main.command()
@@ -155,9 +185,11 @@ def bench(
     what: tuple[str, ...], peers: tuple[str, ...], threads: int | None, quick: bool, as_json: bool, output: Path | None
 ) -> None:
     """Side by side with other libraries, call by call in one run."""
+    from rootdk._backends import kernel
     from rootdk.bench.launch import BenchError, Options, run
     from rootdk.bench.machine import cpus_allowed
 
+    kernel()  # so that a missing one is an error here and not in the middle of another process's output
     sections = ("forward", "measure", "backward", "memory") if "all" in what else what
     options = Options(sections=sections, peers=peers, threads=threads or cpus_allowed(), quick=quick)
     try:

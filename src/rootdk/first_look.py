@@ -40,6 +40,16 @@ class Look:
         """Plain numbers and names, for JSON."""
         return asdict(self)
 
+    def shown(self) -> dict[str, str]:
+        """The measured numbers with the digits that a person is shown, in the order of the table's columns."""
+        return {
+            "score_variance": f"{self.score_variance:.3g}",
+            "entropy_ratio": f"{self.entropy_ratio:.3f}",
+            "effective_keys": f"{self.effective_keys:.1f}",
+            "saturated": f"{self.saturated:.1%}",
+            "jacobian_trace": f"{self.jacobian_trace:.3f}",
+        }
+
 
 def look(d_ks: Sequence[int], rules: Sequence[str], keys: int, rows: int, seed: int) -> list[Look]:
     """Measure every rule on the same random q and k, one row of the result per (d_k, rule)."""
@@ -70,45 +80,30 @@ def look(d_ks: Sequence[int], rules: Sequence[str], keys: int, rows: int, seed: 
 
 
 def meaning(looks: Sequence[Look]) -> str:
-    """Say in one line what the numbers show; every word is chosen by them, rule by rule."""
-    by_rule: dict[str, list[Look]] = {}
-    for one in sorted(looks, key=lambda one: one.d_k):
-        by_rule.setdefault(one.rule, []).append(one)
-    return " ".join(f"{rule}: {_sentence(of_rule)}." for rule, of_rule in by_rule.items())
+    """Say in one sentence where the weight goes at the largest d_k; every number in it is one of the table's.
 
-
-def _sentence(looks: Sequence[Look]) -> str:
-    """Judge one rule at its largest d_k, and say how it came there from the smallest.
-
-    The cuts are where a person would use the word. Uniform: above 0.99 of ln n. Frozen: half of the rows have a trace
-    below 0.1, so one key has about 95 % of their weight. Sharp: below 0.5, the trace of two equal keys.
+    The cuts are where a person would use the word. All alike: above 0.99 of ln n. One key: half of the rows have a
+    trace below 0.1, so about 95 % of their weight is on one. Few keys: below 0.5, the trace of two equal keys.
     """
-    last = looks[-1]
-    variance = f"score variance {_course([one.score_variance for one in looks])}"
-    if last.entropy_ratio > 0.99:
-        return f"{variance}, weights all but uniform (entropy/ln n {last.entropy_ratio:.3f}), keys hardly told apart"
-    if last.jacobian_trace < 0.5:
-        few = (
-            "the weights hardly answer to the scores"
-            if last.jacobian_trace < 0.1
-            else "one or two keys take the weight"
-        )
-        return (
-            f"{variance}, {last.saturated:.0%} of rows give one key over 99 %, "
-            f"median trace {_course([one.jacobian_trace for one in looks])}, so in half of the rows {few}"
-        )
-    answer = "every row still answers to its scores" if last.saturated == 0 else f"{last.saturated:.1%} of rows frozen"
-    return f"{variance}, weight spread over about {_short(last.effective_keys)} keys, {answer}"
+    largest = max(one.d_k for one in looks)
+    alike: dict[str, list[Look]] = {}
+    for one in {one.rule: one for one in looks if one.d_k == largest}.values():
+        if one.entropy_ratio > 0.99:
+            where = "all nearly alike"
+        elif one.jacobian_trace < 0.1:
+            where = "one key in {saturated} of rows"
+        else:
+            where = "only {effective_keys} keys" if one.jacobian_trace < 0.5 else "{effective_keys} keys"
+        alike.setdefault(where, []).append(one)
+    clauses = []
+    for where, group in alike.items():
+        spans = {name: _span(group, name) for name in ("saturated", "effective_keys")}
+        clauses.append(f"{where.format(**spans)} ({', '.join(one.rule for one in group)})")
+    return f"At d_k = {largest} the weight goes to {', '.join(clauses)}."
 
 
-def _course(values: Sequence[float]) -> str:
-    """'1 at every d_k', or where it starts and ends."""
-    first, last = _short(values[0]), _short(values[-1])
-    if len(values) == 1:
-        return last
-    return f"{last} at every d_k" if all(_short(value) == last for value in values) else f"{first} -> {last}"
-
-
-def _short(value: float) -> str:
-    """Two digits that count, without an exponent where a person would write none."""
-    return f"{float(f'{value:.2g}'):g}"
+def _span(looks: Sequence[Look], name: str) -> str:
+    """The number as the table shows it, or the least and the greatest of several."""
+    ordered = sorted(looks, key=lambda one: float(getattr(one, name)))
+    least, greatest = (one.shown()[name] for one in (ordered[0], ordered[-1]))
+    return least if least == greatest else f"{least}-{greatest}"

@@ -6,8 +6,9 @@ caller's library, so the derived quantities use only operators and functions tha
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,12 +136,13 @@ class Reading:
         >>> rootdk.measure(q, q, q)[1].by_head().rows.tolist()
         [32, 32, 32]
         """
-        if not min_keys >= 1:
+        min_keys = _integer("min_keys", min_keys)
+        if min_keys < 1:
             raise ArgumentError(f"min_keys: must be at least 1, got {min_keys!r}")
         return _summarise(self, min_keys)
 
     @staticmethod
-    def concatenate(readings: Sequence[Reading], axis: int = -1) -> Reading:
+    def concatenate(readings: Iterable[Reading], axis: int = -1) -> Reading:
         """One reading from blocks: of rows (axis -1), of heads (axis -2) or of a batch (axis 0).
 
         >>> import numpy as np, rootdk
@@ -149,16 +151,32 @@ class Reading:
         >>> Reading.concatenate(parts).shape
         (2, 6)
         """
-        if not readings:
+        if not isinstance(readings, Iterable):
+            raise ArgumentTypeError(f"readings: must be several Readings, got {type(readings).__name__}")
+        parts = list(readings)
+        if not parts:
             raise ArgumentError("readings: must hold at least one Reading, got none")
-        for reading in readings:
-            if not isinstance(reading, Reading):
-                raise ArgumentTypeError(f"readings: must hold Readings, got {type(reading).__name__}")
-            if reading.has_sinks != readings[0].has_sinks:
+        for part in parts:
+            if not isinstance(part, Reading):
+                raise ArgumentTypeError(f"readings: must hold Readings, got {type(part).__name__}")
+            if part.has_sinks != parts[0].has_sinks:
                 raise ArgumentError("readings: must all be with sinks or all without, got both")
-        xp = _library(readings[0])
-        columns = {n: xp.concatenate([getattr(r, n) for r in readings], axis=axis) for n in (*FIELDS, "keys")}
-        return Reading(**columns, has_sinks=readings[0].has_sinks)
+            if _library(part) is not _library(parts[0]):
+                both = " and ".join(_library(one).__name__ for one in (parts[0], part))
+                raise ArgumentTypeError(f"readings: must all be of one array library, got {both}")
+        axis, shape = _integer("axis", axis), parts[0].shape
+        if not -len(shape) <= axis < len(shape):
+            raise ArgumentError(
+                f"axis: must be from {-len(shape)} to {len(shape) - 1} for readings of shape {shape}, got {axis}"
+            )
+        for part in parts:
+            if len(part.shape) != len(shape) or _without(part.shape, axis) != _without(shape, axis):
+                raise ArgumentError(
+                    f"readings: must have shapes that are alike but for axis {axis}, got {shape} and {part.shape}"
+                )
+        xp = _library(parts[0])
+        columns = {n: xp.concatenate([getattr(part, n) for part in parts], axis=axis) for n in (*FIELDS, "keys")}
+        return Reading(**columns, has_sinks=parts[0].has_sinks)
 
     def merge(self, other: Reading) -> Reading:
         """The reading of the same rows over both sets of keys, where the sets have no key in common.
@@ -201,6 +219,8 @@ class Reading:
     def from_dict(cls, data: dict[str, Any]) -> Reading:
         """The reading that `to_dict` was called on, as NumPy arrays."""
         _views.expect_kind(data, _KIND)
+        _views.expect_fields(data, ("shape", "dtype", "has_sinks", "fields"))
+        _views.expect_fields(data["fields"], (*FIELDS, "keys"), "data['fields']")
         columns = {name: _views.decode(data["fields"][name], data["dtype"], data["shape"]) for name in FIELDS}
         keys = _views.decode(data["fields"]["keys"], "int64", data["shape"])
         return cls(**columns, keys=keys, has_sinks=bool(data["has_sinks"]))
@@ -212,11 +232,25 @@ class Reading:
         return _views.html_table(*self._table())
 
     def __rich__(self) -> Table:
-        return _views.rich_table(*self._table())
+        return _views.rich_table(*self._table(terminal=True))
 
-    def _table(self) -> tuple[str, list[str], list[list[str]]]:
-        title, columns, cells = self.by_head().table()
+    def _table(self, terminal: bool = False) -> tuple[str, list[str], list[list[str]]]:
+        title, columns, cells = self.by_head().table(terminal)
         return f"Reading {self.shape}, {title}", columns, cells
+
+
+def _integer(argument: str, given: Any) -> int:
+    try:
+        if not isinstance(given, (bool, np.bool_)):
+            return operator.index(given)
+    except TypeError:
+        pass
+    raise ArgumentTypeError(f"{argument}: must be an int, got {given!r}")
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    place = axis % len(shape)
+    return shape[:place] + shape[place + 1 :]
 
 
 def _library(reading: Reading) -> Any:

@@ -52,7 +52,13 @@ class ScaleRule:
         >>> rule("sqrt").score_variance(64), rule("none").score_variance(64), rule("dk").score_variance(64)
         (1.0, 64.0, 0.015625)
         """
+        given = {"keys": keys, "position": position}
+        for name in sorted(self.varies):
+            if given.get(name) is None:
+                raise ArgumentError(f"{name}: must be given, the rule {self.name!r} depends on it, got None")
         factor = self.factor(d_k, keys, position)
+        if isinstance(factor, (str, bytes)):
+            raise ArgumentTypeError(f"factor: the rule {self.name!r} must give numbers, got {factor!r}")
         return factor * factor / d_k if self.unit_length else factor * factor * d_k
 
 
@@ -70,12 +76,69 @@ def _number(argument: str, value: Any, above: float = -math.inf) -> float:
     return float(value)
 
 
+# The factors are objects and not closures, so that a rule can be pickled and two equal rules are equal.
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    unit: float
+
+    def __call__(self, _d_k: int, _keys: Any, _position: Any) -> float:
+        return self.unit
+
+
+@dataclass(frozen=True, slots=True)
+class _OverRoot:
+    unit: float
+
+    def __call__(self, d_k: int, _keys: Any, _position: Any) -> float:
+        return self.unit / math.sqrt(d_k)
+
+
+@dataclass(frozen=True, slots=True)
+class _OverWidth:
+    unit: float
+
+    def __call__(self, d_k: int, _keys: Any, _position: Any) -> float:
+        return self.unit / d_k
+
+
+@dataclass(frozen=True, slots=True)
+class _LogCount:
+    unit: float
+    causal: bool
+
+    def __call__(self, d_k: int, keys: Any, position: Any) -> Any:
+        return self.unit * _ln(position + 1 if self.causal else keys) / math.sqrt(d_k)
+
+
+@dataclass(frozen=True, slots=True)
+class _LogPastLength:
+    unit: float
+
+    def __call__(self, d_k: int, _keys: Any, position: Any) -> Any:
+        growth = self.unit * _ln(position + 1)
+        larger = np.maximum(growth, 1.0) if isinstance(growth, np.ndarray) else max(growth, 1.0)
+        return larger / math.sqrt(d_k)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    floor: float
+    strength: float
+
+    def __call__(self, d_k: int, _keys: Any, position: Any) -> Any:
+        steps = np.floor((np.maximum(position, -1) + 1) / self.floor)  # a query before the first key is at step 0
+        grown = (1.0 + self.strength * np.log1p(steps)) / math.sqrt(d_k)
+        return grown if isinstance(position, np.ndarray) else float(grown)
+
+
 _KEYS, _POSITION = frozenset({"keys"}), frozenset({"position"})
 
 NONE = ScaleRule(
     "none",
     "1",
-    lambda d_k, keys, position: 1.0,
+    _Constant(1.0),
     variance="d_k",
     users="plain dot-product attention",
     source="Luong et al. 2015, arXiv:1508.04025, section 3.1",
@@ -83,7 +146,7 @@ NONE = ScaleRule(
 SQRT = ScaleRule(
     "sqrt",
     "1/sqrt(d_k)",
-    lambda d_k, keys, position: 1.0 / math.sqrt(d_k),
+    _OverRoot(1.0),
     variance="1",
     users="nearly every transformer",
     source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1",
@@ -91,7 +154,7 @@ SQRT = ScaleRule(
 DK = ScaleRule(
     "dk",
     "1/d_k",
-    lambda d_k, keys, position: 1.0 / d_k,
+    _OverWidth(1.0),
     variance="1/d_k",
     users="maximal-update parametrisation, Granite",
     source="Yang et al. 2022, arXiv:2203.03466",
@@ -99,7 +162,7 @@ DK = ScaleRule(
 T5 = ScaleRule(
     "t5",
     "1",
-    lambda d_k, keys, position: 1.0,
+    _Constant(1.0),
     variance="d_k; 1 under T5's own start, where W_q carries the 1/sqrt(d_k)",
     users="T5 and its descendants",
     source="Raffel et al. 2020, arXiv:1910.10683; the factor is in the initialisation of W_q",
@@ -116,7 +179,7 @@ def mup(multiplier: float) -> ScaleRule:
     return ScaleRule(
         f"mup({multiplier:g})",
         "sqrt(multiplier)/d_k",
-        lambda d_k, keys, position: root / d_k,
+        _OverWidth(root),
         variance="multiplier/d_k",
         users="models tuned small and trained large",
         source="Yang et al. 2022, arXiv:2203.03466",
@@ -133,7 +196,7 @@ def query_pre_attn_scalar(scalar: float) -> ScaleRule:
     return ScaleRule(
         f"query_pre_attn_scalar({scalar:g})",
         "scalar^(-1/2)",
-        lambda d_k, keys, position: factor,
+        _Constant(factor),
         variance="d_k/scalar",
         users="Gemma 2, Gemma 3",
         source="Gemma 2 report, arXiv:2408.00118; `query_pre_attn_scalar` in config.json",
@@ -150,7 +213,7 @@ def attention_multiplier(multiplier: float) -> ScaleRule:
     return ScaleRule(
         f"attention_multiplier({multiplier:g})",
         "multiplier",
-        lambda d_k, keys, position: factor,
+        _Constant(factor),
         variance="d_k multiplier^2",
         users="Granite 3 and 4",
         source="`attention_multiplier` in config.json",
@@ -168,7 +231,7 @@ def layer_scaled(layer: int) -> ScaleRule:
     return ScaleRule(
         f"layer_scaled({layer})",
         "1/(sqrt(d_k) (layer+1))",
-        lambda d_k, keys, position: 1.0 / (math.sqrt(d_k) * (layer + 1)),
+        _OverRoot(1.0 / (layer + 1)),
         variance="1/(layer+1)^2",
         users="GPT-2 with scale_attn_by_inverse_layer_idx",
         source="Karamcheti et al. 2021, Mistral (Stanford CRFM); `scale_attn_by_inverse_layer_idx` in config.json",
@@ -185,7 +248,7 @@ def entropy_invariant(base: float = 512, *, causal: bool = False) -> ScaleRule:
     """
     unit = 1.0 / math.log(_number("base", base, above=1))
     return _log_rule(
-        f"entropy_invariant({base:g})",
+        "entropy_invariant" if base == 512 and not causal else f"entropy_invariant({base:g})",
         "ln n/(ln base sqrt(d_k))",
         unit,
         causal,
@@ -217,12 +280,9 @@ def ssmax(s: float, *, causal: bool = False) -> ScaleRule:
 def _log_rule(
     name: str, formula: str, unit: float, causal: bool, *, variance: str, users: str, source: str
 ) -> ScaleRule:
-    def factor(d_k: int, keys: Any, position: Any) -> Any:
-        return unit * _ln(position + 1 if causal else keys) / math.sqrt(d_k)
-
     where = _POSITION if causal else _KEYS
     name = name[:-1] + ", causal)" if causal else name
-    return ScaleRule(name, formula, factor, variance, users, source, where)
+    return ScaleRule(name, formula, _LogCount(unit, causal), variance, users, source, where)
 
 
 def qwen_log_n(train_length: int) -> ScaleRule:
@@ -232,16 +292,10 @@ def qwen_log_n(train_length: int) -> ScaleRule:
     (0.125, 0.25)
     """
     unit = 1.0 / math.log(_number("train_length", train_length, above=1))
-
-    def factor(d_k: int, _keys: Any, position: Any) -> Any:
-        growth = unit * _ln(position + 1)
-        larger = np.maximum(growth, 1.0) if isinstance(growth, np.ndarray) else max(growth, 1.0)
-        return larger / math.sqrt(d_k)
-
     return ScaleRule(
         f"qwen_log_n({train_length})",
         "max(1, ln(i)/ln(L))/sqrt(d_k), i = position + 1",
-        factor,
+        _LogPastLength(unit),
         variance="max(1, log_L i)^2",
         users="Qwen, first generation, with use_logn_attn",
         source="Bai et al. 2023, arXiv:2309.16609",
@@ -256,16 +310,10 @@ def llama4(floor: float = 8192, strength: float = 0.1) -> ScaleRule:
     (0.125, 1.0693)
     """
     floor, strength = _number("floor", floor, above=0), _number("strength", strength, above=0)
-
-    def factor(d_k: int, _keys: Any, position: Any) -> Any:
-        steps = np.floor((np.maximum(position, -1) + 1) / floor)  # a query before the first key is at step 0
-        grown = (1.0 + strength * np.log1p(steps)) / math.sqrt(d_k)
-        return grown if isinstance(position, np.ndarray) else float(grown)
-
     return ScaleRule(
         "llama4" if (floor, strength) == (8192, 0.1) else f"llama4({floor:g}, {strength:g})",
         "(1 + strength ln(1 + floor((position+1)/floor)))/sqrt(d_k)",
-        factor,
+        _Steps(floor, strength),
         variance="(1 + strength ln(1 + floor((position+1)/floor)))^2",
         users="Llama 4, in layers without rotary positions",
         source="transformers, Llama4TextConfig: floor_scale, attn_scale, attn_temperature_tuning",
@@ -283,7 +331,7 @@ def yarn(stretch: float) -> ScaleRule:
     return ScaleRule(
         f"yarn({stretch:g})",
         "(0.1 ln stretch + 1)^2/sqrt(d_k)",
-        lambda d_k, keys, position: growth / math.sqrt(d_k),
+        _OverRoot(growth),
         variance="(0.1 ln stretch + 1)^4",
         users="models whose rotary context was extended by YaRN",
         source="Peng et al. 2023, arXiv:2309.00071, section 3.4",
@@ -303,7 +351,7 @@ def cosine(log_scale: float = math.log(10), cap: float = 100.0) -> ScaleRule:
     return ScaleRule(
         f"cosine({log_scale:g}, {cap:g})",
         "min(e^log_scale, cap), with |q| = |k| = 1",
-        lambda d_k, keys, position: factor,
+        _Constant(factor),
         variance="min(e^log_scale, cap)^2/d_k",
         users="Swin Transformer V2",
         source="Liu et al. 2022, arXiv:2111.09883",
@@ -350,6 +398,8 @@ def rule(name: str) -> ScaleRule:
     >>> rule("sqrt").formula
     '1/sqrt(d_k)'
     """
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"name: must be the name of a rule, got {name!r}")
     found = _NAMED.get(name)
     if found is not None:
         return found

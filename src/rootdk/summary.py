@@ -14,22 +14,25 @@ if TYPE_CHECKING:
 
 _KIND = "rootdk.HeadSummary"
 _COUNTS = ("rows", "hidden_rows", "non_finite_rows")
-# What a table shows: heading, field, and whether the column appears only where it has something to say.
+# What a table shows: heading, heading in a terminal, field, what it is over the rows, and whether the column appears
+# only where it has something to say.
 _COLUMNS = (
-    ("rows", "rows", False),
-    ("hidden", "hidden_rows", True),
-    ("non-finite", "non_finite_rows", True),
-    ("keys", "mean_keys", False),
-    ("std", "median_std", False),
-    ("max logit", "max_logit", False),
-    ("H/ln n", "median_entropy_ratio", False),
-    ("effective keys", "median_effective_keys", False),
-    ("top p", "median_top_probability", False),
-    ("saturated", "saturated", False),
-    ("tr J", "median_jacobian_trace", False),
-    ("|J|", "median_jacobian_norm", False),
-    ("sink", "mean_sink_mass", True),
+    ("rows", "rows", "rows", "count", False),
+    ("hidden", "hidden", "hidden_rows", "count", True),
+    ("non-finite", "NaN", "non_finite_rows", "count", True),
+    ("keys", "keys", "mean_keys", "mean", False),
+    ("std", "std", "median_std", "median", False),
+    ("max logit", "max\nlogit", "max_logit", "maximum", False),
+    ("H/ln n", "H/\nln n", "median_entropy_ratio", "median", False),
+    ("effective keys", "eff.\nkeys", "median_effective_keys", "median", False),
+    ("top p", "top\np", "median_top_probability", "median", False),
+    ("saturated", "sat.", "saturated", "share", False),
+    ("tr J", "tr J", "median_jacobian_trace", "median", False),
+    ("|J|", "|J|", "median_jacobian_norm", "median", False),
+    ("sink", "sink", "mean_sink_mass", "mean", True),
 )
+# From 0 to 1: in a terminal without the leading 0.
+_SHARES = frozenset({"H/ln n", "top p", "saturated", "tr J", "|J|", "sink"})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,18 +83,21 @@ class HeadSummary:
         return _views.html_table(*self.table())
 
     def __rich__(self) -> Table:
-        return _views.rich_table(*self.table())
+        return _views.rich_table(*self.table(terminal=True))
 
-    def table(self) -> tuple[str, list[str], list[list[str]]]:
-        """Title, headings and cells of the short view."""
-        shown = [
-            (heading, getattr(self, name))
-            for heading, name, optional in _COLUMNS
-            if not optional or (getattr(self, name) > 0).any()
-        ]
-        cells = [[str(h), *(_views.short(column[h]) for _, column in shown)] for h in range(len(self))]
-        title = f"{len(self)} head{'' if len(self) == 1 else 's'}: medians over rows, unless it is a count or a maximum"
-        return title, ["head", *(heading for heading, _ in shown)], cells
+    def table(self, terminal: bool = False) -> tuple[str, list[str], list[list[str]]]:
+        """Title, headings and cells of the short view; for a terminal with headings and numbers that fit 80 columns."""
+        columns = [column for column in _COLUMNS if not column[4] or (getattr(self, column[2]) > 0).any()]
+        headings, cells = ["head"], [[str(h)] for h in range(len(self))]
+        kinds: dict[str, list[str]] = {}
+        for heading, narrow, field, kind, _ in columns:
+            headings.append(narrow if terminal else heading)
+            kinds.setdefault(kind, []).append(" ".join(headings[-1].split()))
+            for row, number in zip(cells, getattr(self, field), strict=True):
+                row.append(_views.brief(number, heading in _SHARES) if terminal else _views.short(number))
+        exceptions = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if kind != "median")
+        title = f"{len(self)} head{'' if len(self) == 1 else 's'}, medians over rows, except {exceptions}"
+        return title, headings, cells
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, ready for JSON; `from_dict` is the way back."""
@@ -107,6 +113,7 @@ class HeadSummary:
     def from_dict(cls, data: dict[str, Any]) -> HeadSummary:
         """The summary that `to_dict` was called on."""
         _views.expect_kind(data, _KIND)
+        _views.expect_fields(data, [field.name for field in fields(cls)])
         heads = (len(data["rows"]),)
         return cls(
             **{

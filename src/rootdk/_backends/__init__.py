@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 # Top-level module of an array type -> its adapter in this folder. Another library is one more entry.
-_ADAPTERS = {"numpy": "numpy_backend"}
-_SUPPORTED = "a NumPy array"
+_ADAPTERS = {"numpy": "numpy_backend", "torch": "torch_backend"}
+_SUPPORTED = "a NumPy array or a torch tensor"
 _found: dict[type, "Backend"] = {}
 
 
@@ -24,6 +24,15 @@ class Backend(Protocol):
 
     def holds(self, array: Any) -> bool:
         """Whether this is an array of the library that can be used as it is."""
+
+    def traced(self, *arguments: Any) -> bool:
+        """Whether autograd, a compiler or a transform follows this call, so that values alone are not enough."""
+
+    def plain(self, argument: str, given: Any) -> Any:
+        """Numbers of the library as Python or NumPy takes them; anything else as it is."""
+
+    def new_seed(self) -> int:
+        """A seed for dropout where the caller gave none, from the library's own source of chance."""
 
     def inputs(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
         """The three arrays with one supported element type, or an error that names the one that does not fit."""
@@ -58,10 +67,7 @@ def _find(argument: str, array: Any) -> Backend:
             if backend.holds(array):
                 _found[type(array)] = backend
                 return backend
-    hint = ""
-    if "torch" in roots:
-        hint = " (this version of rootdk does not support torch tensors: pass tensor.detach().numpy())"
-    raise ArgumentTypeError(f"{argument}: must be {_SUPPORTED}, got {type_name(array)}{hint}")
+    raise ArgumentTypeError(f"{argument}: must be {_SUPPORTED}, got {type_name(array)}")
 
 
 def type_name(value: Any) -> str:
@@ -73,7 +79,7 @@ def type_name(value: Any) -> str:
 @cache
 def kernel() -> ModuleType:
     """The compiled module, loaded at its first use, so that theory and rules work where it was not built."""
-    wanted = environ.get("ROOTDK_NUM_THREADS", "1")
+    wanted = environ.get("ROOTDK_NUM_THREADS") or "1"  # empty counts as unset; what is used then is the kernel's choice
     if not (wanted.isdecimal() and 1 <= int(wanted) < 2**31):
         raise ArgumentError(f"ROOTDK_NUM_THREADS: must be an int from 1 to {2**31 - 1}, got {wanted!r}")
     try:

@@ -5,6 +5,7 @@ of their size. Half types travel as uint16, because C++ and NumPy share no name 
 """
 
 from collections.abc import Callable
+from os import urandom
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,18 @@ _TYPES = "float32, float64, float16 or bfloat16"
 def holds(array: Any) -> bool:
     """True for every ndarray but a masked one, whose mask would silently be lost."""
     return isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+
+
+def traced(*arguments: Any) -> bool:  # noqa: ARG001 -- nothing follows a NumPy call
+    return False
+
+
+def plain(argument: str, given: Any) -> Any:  # noqa: ARG001 -- NumPy reads its own numbers
+    return given
+
+
+def new_seed() -> int:
+    return int.from_bytes(urandom(8), "little")
 
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:

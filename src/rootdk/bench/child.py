@@ -7,10 +7,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rootdk import _kernel
+from rootdk._backends import kernel
 from rootdk.bench import machine, memory, race, targets
 from rootdk.bench.peers import NAMES, open_peers
 from rootdk.bench.shapes import MATRIX, QUICK
+from rootdk.errors import RootdkError
 
 SECONDS_PER_SHAPE, SECONDS_PER_QUICK_SHAPE = 8.0, 1.0
 QUICK_MEMORY_KEYS = 16_384
@@ -23,7 +24,7 @@ def measure_all(options: dict[str, Any]) -> dict[str, Any]:
 
     threads, sections, quick = options["threads"], set(options["sections"]), options["quick"]
     _narrow_affinity(threads)
-    _kernel.set_num_threads(threads)
+    kernel().set_num_threads(threads)
     peers, absent = open_peers(options["peers"] or NAMES, threads)
     if options["peers"] and absent:
         raise SystemExit("\n".join(f"peer {name}: {reason}" for name, reason in absent.items()))
@@ -76,4 +77,8 @@ def _narrow_affinity(threads: int) -> None:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(measure_all(json.loads(sys.argv[1]))))
+    try:
+        found = measure_all(json.loads(sys.argv[1]))
+    except RootdkError as error:
+        raise SystemExit(f"rootdk bench: {error}") from None
+    Path(sys.argv[2]).write_text(json.dumps(found))

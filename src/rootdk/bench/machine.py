@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import rootdk
-from rootdk import _kernel
+from rootdk._backends import kernel
 
 
 def cpus_allowed() -> int:
@@ -29,14 +29,15 @@ def cpu_model() -> str:
 
 def describe() -> dict[str, str | int | list[str]]:
     """Facts about the package and the machine, in the order that they are shown."""
+    compiled = kernel()
     return {
         "rootdk": rootdk.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "kernel target": _kernel.target(),
-        "targets available": list(_kernel.targets()),
-        "threads": _kernel.num_threads(),
-        "compiler": _kernel.compiler(),
+        "kernel target": compiled.target(),
+        "targets available": list(compiled.targets()),
+        "threads": compiled.num_threads(),
+        "compiler": compiled.compiler(),
         "element types": ["float32", "float64", "float16", "bfloat16"],
         "cpu": cpu_model(),
         "cpus allowed": cpus_allowed(),

@@ -1,5 +1,8 @@
 """How much memory one long call needs above its inputs and its output, in a process of its own.
 
+It is the first call of that process, so that all of it counts: the scratch that later calls find in place, the threads
+that it starts, the kernel that it loads.
+
 The peak is read from VmHWM where the system has it. The usual ru_maxrss is kept across exec(): a child of a large
 process starts with its parent's peak, and a call that stays below that peak would seem to need nothing.
 """
@@ -32,7 +35,6 @@ def measure_call(keys: int) -> dict[str, Any]:
 
     rng = np.random.default_rng(0)
     query, key, value = (rng.standard_normal((1, keys, D), dtype=np.float32) for _ in range(3))
-    rootdk.attention(query[:, :256], key[:, :256], value[:, :256])  # threads and first-use tables are not the call's
     before = _status("VmRSS")
     start = time.perf_counter()
     out = rootdk.attention(query, key, value)

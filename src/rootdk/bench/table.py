@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rootdk.bench.peers import NAMES
 from rootdk.bench.ratios import geometric_mean
-from rootdk.bench.targets import STATISTICS, share_of_sgemm, speed_ratio
+from rootdk.bench.targets import STATISTICS, mebibytes, share_of_sgemm, speed_ratio
 
 Row = dict[str, Any]
 
@@ -29,7 +29,7 @@ def show(report: dict[str, Any]) -> None:
     for name, reason in report["absent"].items():
         console.print(f"without {name}: {reason}", highlight=False, markup=False)
     if report["quick"]:
-        console.print("quick: few calls on small shapes; these numbers are not for quoting", style="yellow")
+        console.print("quick: few calls on small shapes, no target judged: not for quoting", style="yellow")
     if (report["load_before"] or 0) > 0.5:
         line = f"other processes were running (load {report['load_before']:.1f} at the start): expect noise"
         console.print(line, style="yellow", highlight=False)
@@ -116,10 +116,10 @@ def _faster(rows: list[Row], name: str, fold: Callable[[list[float]], float]) ->
 
 
 def _memory(console: Console, memory: dict[str, Any]) -> None:
-    mib = 2**20
     console.print(
-        f"Memory: one head, {memory['keys']} keys, d = {memory['d']}: {memory['extra_bytes'] / mib:.0f} MiB above "
-        f"inputs ({memory['input_bytes'] / mib:.0f} MiB) and output ({memory['output_bytes'] / mib:.0f} MiB); "
-        f"all scores at once would be {memory['full_scores_bytes'] / mib:,.0f} MiB.",
+        f"Memory: one head, {memory['keys']} keys, d = {memory['d']}: {mebibytes(memory['extra_bytes'])} above "
+        f"inputs ({mebibytes(memory['input_bytes'])}) and output ({mebibytes(memory['output_bytes'])}) at the peak of "
+        "the first call of a process, its scratch, its threads and the loaded kernel included; "
+        f"all scores at once would be {mebibytes(memory['full_scores_bytes'])}.",
         highlight=False,
     )

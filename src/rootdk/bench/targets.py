@@ -25,8 +25,16 @@ def share_of_sgemm(row: Row, statistic: str) -> float:
 
 
 def judge(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """One record per target that was measured: what is wanted, what was reached, whether it is met."""
-    return list(_judged(report))
+    """One record per target that was measured: what is wanted, what was reached, whether it is met.
+
+    None for a quick report: the targets are about the shapes of a full one.
+    """
+    return [] if report.get("quick") else list(_judged(report))
+
+
+def mebibytes(size: float) -> str:
+    """Whole MiB; less than one is little, and not nothing."""
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else "under 1 MiB"
 
 
 def _judged(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -75,7 +83,7 @@ def _judged(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if memory := report.get("memory"):
         extra = memory["extra_bytes"]
         name = f"memory above inputs and output, {memory['keys']} keys"
-        yield {"name": name, "wanted": "< 1024 MiB", "reached": f"{extra / 2**20:.0f} MiB", "met": extra < 2**30}
+        yield {"name": name, "wanted": "< 1024 MiB", "reached": mebibytes(extra), "met": extra < 2**30}
 
 
 def _with(rows: Iterable[Row], contestant: str) -> list[Row]:

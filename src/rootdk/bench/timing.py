@@ -7,11 +7,12 @@ favour one over another, and both come from thread pools:
   and more, OpenBLAS for 100 ms and more. Whoever is timed next then shares the cores with them. So before each turn we
   wait until this process uses no CPU time.
 - After such a pause the contestant's own workers are asleep, and a virtual machine may need some 10 ms of load before
-  the host runs its cores side by side again. So each turn starts with untimed calls for 15 ms (a call longer than
-  that warms up by itself), and the contestant is timed as if called in a loop, which is how attention is used.
+  the host runs its cores side by side again. So a turn with a call shorter than 15 ms starts with untimed calls until
+  15 ms have passed; calls that all take longer than that warm up by themselves. Each contestant is then timed as if
+  called in a loop, which is how attention is used.
 
-Contestants that are to be compared with each other to a few per cent (attention and measure) share one turn: after
-the same warm-up their calls alternate.
+Contestants that are to be compared with each other to a few per cent (attention and measure) share one turn, under the
+same rule: all of them warm up together, then each is timed once, the other one first in every second round.
 """
 
 import gc
@@ -27,7 +28,6 @@ Call = Callable[[], Any]
 SETTLE_WINDOW = 0.010
 SETTLE_LIMIT = 0.5
 WARM_UP = 0.015
-SHORT_REPEATS = 3
 
 
 def settle() -> None:
@@ -53,10 +53,10 @@ def interleave(
     contestants: Mapping[str, Call],
     budget: float,
     fewest: int = 5,
-    most: int = 40,
+    most: int = 60,
     together: tuple[str, ...] = (),
 ) -> dict[str, Timing]:
-    """Time all contestants in turns, the same number of calls for each, in about `budget` seconds.
+    """Time all contestants in turns, one call each in every round, in about `budget` seconds.
 
     Those in `together` share one turn.
     """
@@ -66,8 +66,7 @@ def interleave(
         usual[name] = timed(call)
     shared = tuple(name for name in together if name in contestants)
     turns = [shared] * bool(shared) + [(name,) for name in contestants if name not in shared]
-    repeats = SHORT_REPEATS if max(usual.values()) < WARM_UP else 1
-    cost = sum(2 * SETTLE_WINDOW + sum(max(repeats * usual[n], WARM_UP) for n in turn) for turn in turns)
+    cost = sum(2 * SETTLE_WINDOW + _seconds_of_turn([usual[name] for name in turn]) for turn in turns)
     rounds = max(fewest, min(most, int(budget / cost)))
     seconds_of: dict[str, list[float]] = {name: [] for name in contestants}
     collecting = gc.isenabled()
@@ -82,17 +81,26 @@ def interleave(
                 settle()
                 names = turn if round_ % 2 == 0 else turn[::-1]
                 _warm_up([contestants[name] for name in names], [usual[name] for name in names])
-                for _ in range(repeats):
-                    for name in names:
-                        seconds_of[name].append(timed(contestants[name]))
+                for name in names:
+                    seconds_of[name].append(timed(contestants[name]))
     finally:
         if collecting:
             gc.enable()
     return {name: timing(seconds) for name, seconds in seconds_of.items()}
 
 
+def _warms_itself(usual: Sequence[float]) -> bool:
+    return min(usual) >= WARM_UP
+
+
+def _seconds_of_turn(usual: Sequence[float]) -> float:
+    """About how long a turn takes after the wait: its timed calls, and the warm-up in whole rounds of them."""
+    once = sum(usual)
+    return once if _warms_itself(usual) else once + max(WARM_UP, once)
+
+
 def _warm_up(calls: Sequence[Call], usual: Sequence[float]) -> None:
-    if max(usual) >= WARM_UP and len(calls) == 1:
+    if _warms_itself(usual):
         return
     stop = time.perf_counter() + WARM_UP
     while True:

@@ -1,0 +1,1 @@
+"""What torch users get beside the operator itself: differentiable operators, modules, and the routing of models."""

@@ -1,0 +1,143 @@
+"""The operator in plain tensor operations, for second derivatives: it holds the n_query x n_key scores.
+
+It follows the reference line by line and is used where the kernel has no formula: the derivative of the backward pass
+(create_graph=True), the gradient of a learned scale that is exactly 0, and weights that a caller asks to see.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._backends import reference
+from .._backends.problem import Problem
+
+
+def weights(
+    problem: Problem, query: Tensor, key: Tensor, scale: Any = None, bias: Any = None, sinks: Any = None
+) -> Tensor:
+    """The weights before dropout, (*leading, heads, n_query, n_key), differentiable in every tensor given.
+
+    query and key are those of the problem or tensors in their place; scale and sinks default to the problem's numbers.
+    """
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    query, key = query.to(wide), _per_query_head(problem, key.to(wide))
+    factor = _rows(problem, wide) * (problem.scale if scale is None else scale.to(wide))
+    logits = factor * (query @ key.transpose(-1, -2))
+    if problem.softcap is not None:
+        logits = problem.softcap * torch.tanh(logits / problem.softcap)
+    bias = problem.bias if bias is None else bias
+    if bias is not None:
+        logits = logits + bias.to(wide)
+    visible = (_allowed(problem) & (logits.detach() != -math.inf)).expand(logits.shape)
+    if problem.mask is not None:
+        visible = visible & problem.mask
+    logits = torch.where(visible, logits, -math.inf)
+    if problem.sinks is None:
+        sink = torch.full_like(logits[..., :1], -math.inf)
+    else:
+        given = torch.tensor(problem.sinks) if sinks is None else sinks
+        sink = given.to(wide)[:, None, None].expand(*logits.shape[:-1], 1)
+    # A row that sees nothing has no largest logit; -inf - -inf would be NaN.
+    shift = torch.cat([logits, sink], dim=-1).detach().amax(dim=-1, keepdim=True)
+    shift = torch.where(shift == -math.inf, 0.0, shift)
+    sizes = torch.where(visible, torch.exp(torch.where(visible, logits - shift, 0.0)), 0.0)
+    total = sizes.sum(dim=-1, keepdim=True) + torch.exp(sink - shift)
+    return sizes / torch.where(total == 0, 1.0, total)
+
+
+def dropped(problem: Problem, weights: Tensor) -> Tensor:
+    """The weights with dropout applied: the pairs and the factor of the kernel."""
+    if problem.dropout == 0:
+        return weights
+    batch, heads = len(problem.query_offset), problem.query.shape[-3]
+    gone = np.array([[reference.dropped(problem, b, h) for h in range(heads)] for b in range(batch)], np.bool_)
+    kept = torch.from_numpy(np.where(gone, 0.0, 1 / (1 - problem.dropout))).to(weights.dtype)
+    return weights * kept.reshape(weights.shape)
+
+
+def output(problem: Problem, leaves: dict[str, Any]) -> Tensor:
+    """The output in the wide type: float64 for float64, else float32."""
+    query, value = leaves["query"], leaves["value"]
+    kept = dropped(problem, weights(problem, query, leaves["key"], leaves["scale"], None, leaves["sinks"]))
+    return kept @ _per_query_head(problem, value.to(kept.dtype))
+
+
+def scale_gradient(d_out: Tensor, problem: Problem, learned: Tensor) -> Tensor:
+    """The gradient of sum(d_out * out) in a scale that is 0: sum of ds_ij * row_scale_i * <q_i, k_j>.
+
+    By hand, because autograd does not run inside an operator. The slope of a softcap at 0 is 1.
+    """
+    p = weights(problem, problem.query, problem.key)
+    key, value = (_per_query_head(problem, t.to(p.dtype)) for t in (problem.key, problem.value))
+    d_p = dropped(problem, d_out.to(p.dtype) @ value.transpose(-1, -2))
+    d_p = torch.where(p == 0, 0.0, d_p)
+    ds = p * (d_p - (p * d_p).sum(dim=-1, keepdim=True))
+    scores = _rows(problem, p.dtype) * (problem.query.to(p.dtype) @ key.transpose(-1, -2))
+    return torch.where(p == 0, 0.0, ds * scores).sum().to(learned.dtype)
+
+
+def second_derivative(
+    grads: tuple[Any, ...], d_out: Tensor, problem: Problem, arguments: list[Any]
+) -> tuple[Tensor | None, ...]:
+    """Of sum(grads * (d_query, d_key, d_value, d_sinks, d_scale)): in d_out, query, key, value, scale, sinks."""
+    given = {"query": 0, "key": 1, "value": 2, "scale": 4, "sinks": 14}
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Fresh views, because one tensor may be query and key at once and each has a derivative of its own.
+        leaves = {name: _leaf(arguments[i]) for name, i in given.items()}
+        d_out = _leaf(d_out)
+        present = {name: leaf for name, leaf in leaves.items() if leaf is not None}
+        out = output(problem, leaves)
+        firsts = torch.autograd.grad(out, list(present.values()), d_out.to(out.dtype), create_graph=True)
+        by_name = dict(zip(present, firsts, strict=True))
+        order = ("query", "key", "value", "sinks", "scale")
+        pairs = [(by_name[name], g) for name, g in zip(order, grads, strict=True) if name in by_name and g is not None]
+        if not pairs:
+            return (None,) * 6
+        wanted = [d_out, *present.values()]
+        seconds = torch.autograd.grad(
+            [first for first, _ in pairs],
+            wanted,
+            [g.to(first.dtype) for first, g in pairs],
+            create_graph=further,
+            allow_unused=True,
+        )
+    found = dict(zip(("d_out", *present), seconds, strict=True))
+    return tuple(found.get(name) for name in ("d_out", "query", "key", "value", "scale", "sinks"))
+
+
+def _leaf(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _allowed(problem: Problem) -> Tensor:
+    """What limits and lengths leave visible, (*leading, 1, n_query, n_key)."""
+    n_query, n_key = problem.query.shape[-2], problem.key.shape[-2]
+    position = torch.arange(n_query)[:, None] + torch.tensor(problem.query_offset)[:, None, None]
+    j = torch.arange(n_key)
+    allowed = torch.ones((len(problem.query_offset), n_query, n_key), dtype=torch.bool)
+    if problem.left is not None:
+        allowed &= j >= position - problem.left
+    if problem.right is not None:
+        allowed &= j <= position + problem.right
+    if problem.key_lengths is not None:
+        allowed &= j < torch.tensor(problem.key_lengths)[:, None, None]
+    return allowed.reshape(*problem.query.shape[:-3], 1, n_query, n_key)
+
+
+def _rows(problem: Problem, dtype: Any) -> Any:
+    """The factor of every row, (*leading, 1, n_query, 1)."""
+    if problem.row_scale is None:
+        return 1.0
+    shape = problem.query.shape
+    return torch.tensor(problem.row_scale).to(dtype).reshape(*shape[:-3], 1, shape[-2], 1)
+
+
+def _per_query_head(problem: Problem, tensor: Tensor) -> Tensor:
+    shared = problem.key.shape[-3]
+    return tensor.repeat_interleave(problem.query.shape[-3] // shared if shared else 1, dim=-3)

@@ -1,0 +1,156 @@
+"""What autograd does with the operator: what is kept, how it is pulled back, and what vmap makes of it.
+
+Kept are query, key, value, the output, two numbers per row and the options: all of it grows with n, not with n x n.
+Attention and Pullback are the same two operators without the dispatcher in between, which costs ten times as much as a
+small call; torch.func needs them as well.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import composite
+from .values import backward_values, forward_values, problem_of
+
+# Positions of the arguments of forward_values that are tensors; the others are numbers.
+_TENSORS = (0, 1, 2, 4, 5, 10, 11, 12, 13, 14, 16)
+_LEARNED, _ROW_SCALE, _OFFSET, _LENGTHS, _MASK, _BIAS, _SINKS, _SEED = _TENSORS[3:]
+_COUNT = 17
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Note what pull_back needs."""
+    out, row_state, _, _ = output
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(out, row_state, *(inputs[i] for i in _TENSORS))
+    ctx.numbers = [None if i in _TENSORS else inputs[i] for i in range(_COUNT)]
+
+
+def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
+    """The gradients of the arguments of forward_values; `run` is the operator that computes them."""
+    gradients: list[Any] = [None] * (_COUNT + 1)
+    if d_out is None:
+        return tuple(gradients)
+    out, row_state, *tensors = ctx.saved_tensors
+    arguments = _together(ctx.numbers, tensors)
+    d_query, d_key, d_value, d_sinks, d_scale = run(d_out, out, row_state, *arguments)
+    gradients[:3] = d_query, d_key, d_value
+    gradients[_LEARNED] = None if arguments[_LEARNED] is None else d_scale
+    gradients[_SINKS] = None if arguments[_SINKS] is None else d_sinks
+    return tuple(gradients)
+
+
+def keep_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+    """Note what second needs. The output and the state of the rows follow from the rest."""
+    d_out, _, _, *arguments = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(d_out, *(arguments[i] for i in _TENSORS))
+    ctx.numbers = [None if i in _TENSORS else arguments[i] for i in range(_COUNT)]
+
+
+def second(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    """The derivative of the derivative, out of plain tensor operations that hold all scores at once."""
+    if torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        raise RuntimeError(
+            "rootdk: torch.func reaches the first derivative of attention only; "
+            "for the second use torch.autograd.grad with create_graph=True"
+        )
+    d_out, *tensors = ctx.saved_tensors
+    arguments = _together(ctx.numbers, tensors)
+    found = composite.second_derivative(grads, d_out, problem_of(*arguments), arguments)
+    gradients: list[Any] = [None] * (3 + _COUNT)
+    gradients[0], gradients[3], gradients[4], gradients[5], gradients[3 + _LEARNED], gradients[3 + _SINKS] = found
+    return tuple(gradients)
+
+
+def _together(numbers: list[Any], tensors: list[Any]) -> list[Any]:
+    arguments = list(numbers)
+    for i, tensor in zip(_TENSORS, tensors, strict=True):
+        arguments[i] = tensor
+    return arguments
+
+
+class _Direct(torch.autograd.Function):  # type: ignore[misc]
+    @classmethod
+    def apply(cls, *arguments: Any) -> Any:
+        """Go straight to the engine where no transform is active; torch's own way there binds names for 40 us first."""
+        if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- torch tells it nowhere else
+            return super().apply(*arguments)
+        return super(torch.autograd.Function, cls).apply(*arguments)
+
+
+class Pullback(_Direct):
+    """attention_backward for eager calls."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return backward_values(*arguments)
+
+    setup_context = staticmethod(keep_second)
+    backward = staticmethod(second)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        d_out, out, row_state, *rest = arguments
+        size = info.batch_size
+        if rest[_SINKS] is not None or rest[_LEARNED] is not None:
+            raise RuntimeError("sinks, scale: torch.func.vmap has no rule for their gradients; map over a leading axis")
+        state = row_state.expand(size, *row_state.shape) if in_dims[2] is None else row_state.movedim(in_dims[2], 0)
+        front = [_front(t, dim, size) for t, dim in zip((d_out, out), in_dims, strict=False)]
+        mapped = _mapped(in_dims[3:], rest, size)
+        results = Pullback.apply(*front, state.movedim(0, 1).contiguous(), *mapped)
+        return results, (0, 0, 0, None, None)
+
+
+class Attention(_Direct):
+    """attention_forward for eager calls."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return forward_values(*arguments)
+
+    setup_context = staticmethod(keep)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        # Only create_graph=True and torch.func look into the backward pass.
+        followed = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()  # noqa: SLF001
+        return pull_back(Pullback.apply if followed else backward_values, ctx, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        measured = arguments[-1]
+        mapped = _mapped(in_dims[:_COUNT], arguments[:_COUNT], info.batch_size)
+        return Attention.apply(*mapped, measured), (0, 1, 1 if measured else None, 0 if measured else None)
+
+
+def _mapped(in_dims: tuple[Any, ...], arguments: Any, size: int) -> list[Any]:
+    """The same call with the mapped axis as one more leading axis."""
+    for name, i in (("sinks", _SINKS), ("scale", _LEARNED), ("dropout", _SEED)):
+        if in_dims[i] is not None or (i == _SEED and arguments[i] is not None):
+            raise RuntimeError(f"{name}: torch.func.vmap has no rule for it; map over a leading axis instead")
+    mapped = list(arguments)
+    for i in range(3):
+        mapped[i] = _front(arguments[i], in_dims[i], size)
+    leading = mapped[0].shape[:-3]
+    for i, shape in ((_ROW_SCALE, (*leading, mapped[0].shape[-2])), (_OFFSET, leading), (_LENGTHS, leading)):
+        if arguments[i] is not None:
+            mapped[i] = _aligned(arguments[i], in_dims[i], len(shape)).expand(shape)
+    for i in (_MASK, _BIAS):
+        if in_dims[i] is not None:
+            mapped[i] = _aligned(arguments[i], in_dims[i], len(leading) + 3)
+    return mapped
+
+
+def _front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _aligned(tensor: Tensor, dim: int | None, axes: int) -> Tensor:
+    """With the mapped axis first and axes of length 1 after it, so that the rest broadcasts from the right."""
+    if dim is None:
+        return tensor
+    tensor = tensor.movedim(dim, 0)
+    return tensor.reshape(tensor.shape[0], *(1,) * (axes - tensor.dim()), *tensor.shape[1:])

@@ -1,0 +1,82 @@
+"""rootdk as an attention implementation of the transformers library."""
+
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from ..api import attention
+from ..errors import ArgumentError
+
+NAME = "rootdk"
+
+
+def register_transformers() -> str:
+    """Register rootdk with transformers and return the name to give it: "rootdk".
+
+        rootdk.torch.register_transformers()
+        model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="rootdk")
+        model.set_attn_implementation("rootdk")        for a model that is already there
+
+    Both the attention and its mask are registered under the name: without a mask of its own a model would lose its
+    causality without a word. Softcap (Gemma 2), sinks (gpt-oss), position biases (T5, without a gradient for them),
+    grouped heads and dropout go to the kernel. set_attn_implementation only warns where a model cannot switch; see that
+    model.config._attn_implementation is "rootdk" afterwards.
+    """
+    try:
+        library = import_module("transformers")
+        sdpa_mask = import_module("transformers.masking_utils").sdpa_mask
+    except ImportError as error:
+        raise ImportError(
+            "transformers: must be installed (version 5 or newer, `pip install 'rootdk[audit]'`), "
+            f"got {type(error).__name__}: {error}"
+        ) from error
+    library.AttentionInterface.register(NAME, transformers_attention)
+    library.AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def transformers_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls: (batch, heads, n, d) in, (batch, n, heads, d) out, contiguous.
+
+    A mask of None means that the callee takes care of causality: more than one query and a causal module. A sliding
+    window is in the mask that transformers makes, whenever it hides anything.
+    """
+    if others.get("cache") is not None:
+        raise ArgumentError(
+            f"cache: must be None, got {type(others['cache']).__name__}: paged caches are not supported"
+        )
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    causal = bool(query.shape[2] > 1 and attention_mask is None and is_causal)
+    boolean = attention_mask is not None and not attention_mask.is_floating_point()
+    bias = position_bias if boolean or attention_mask is None else attention_mask
+    if position_bias is not None and bias is attention_mask:
+        bias = attention_mask + position_bias
+    out = attention(
+        query,
+        key,
+        value,
+        scale=scaling,
+        causal=causal,
+        query_offset=0 if causal else None,
+        mask=attention_mask if boolean else None,
+        bias=bias,
+        softcap=softcap,
+        sinks=s_aux,
+        dropout=dropout,
+    )
+    return out.transpose(1, 2).contiguous(), None

@@ -1,0 +1,40 @@
+"""The operators as torch knows them: rootdk::attention_forward and rootdk::attention_backward.
+
+Each has a function that computes (values.py), one that only says shapes (for torch.compile) and a derivative
+(gradient.py).
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._arguments import check_shapes
+from .._backends import torch_backend
+from . import gradient
+from .values import backward_values, empty_reading, forward_values
+
+attention_forward = torch.library.custom_op("rootdk::attention_forward", forward_values, mutates_args=())
+attention_backward = torch.library.custom_op("rootdk::attention_backward", backward_values, mutates_args=())
+
+
+@attention_forward.register_fake  # type: ignore[untyped-decorator]
+def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
+    reading, keys = empty_reading(query, options[-1])
+    return torch_backend.empty_out(query, value), torch_backend.empty_row_state(query), reading, keys
+
+
+@attention_backward.register_fake  # type: ignore[untyped-decorator]
+def _(d_out: Tensor, out: Tensor, row_state: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:  # noqa: ARG001
+    learned, sinks = options[1], options[11]
+    return (
+        *torch_backend.empty_gradients(query, key, value),
+        query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape),
+        query.new_empty(0) if learned is None else learned.new_empty(learned.shape),
+    )
+
+
+attention_forward.register_autograd(partial(gradient.pull_back, attention_backward), setup_context=gradient.keep)
+attention_backward.register_autograd(gradient.second, setup_context=gradient.keep_second)

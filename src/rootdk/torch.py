@@ -1,0 +1,26 @@
+"""rootdk for torch: the drop-in function, the module, and the switch for whole models.
+
+    from rootdk.torch import scaled_dot_product_attention     torch's signature and meaning
+    rootdk.torch.MultiHeadAttention                           nn.MultiheadAttention with a scale rule, QK-norm, groups
+    with rootdk.torch.use(): ...                              every F.scaled_dot_product_attention in any model
+    rootdk.torch.register_transformers()                      attn_implementation="rootdk" in transformers
+
+Importing this registers the operators rootdk::attention_forward and rootdk::attention_backward, which torch.compile
+needs. rootdk.attention and rootdk.measure take tensors with or without it.
+"""
+
+import torch as _torch
+
+from . import _backends
+from ._torch.calls import attention as _attention  # registers the operators
+from ._torch.functional import scaled_dot_product_attention
+from ._torch.hugging_face import register_transformers
+from ._torch.module import MultiHeadAttention
+from ._torch.routing import use
+
+# Found now, because torch.compile cannot follow an import.
+for _kind in (_torch.empty(0), _torch.nn.Parameter(_torch.empty(0))):
+    _backends.backend_of("query", _kind)
+del _attention, _kind
+
+__all__ = ["MultiHeadAttention", "register_transformers", "scaled_dot_product_attention", "use"]

@@ -1,0 +1,139 @@
+"""The operators under torch's own examination, and torch.compile forward and backward."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import rootdk
+import rootdk.torch
+from rootdk._torch.operators import attention_backward, attention_forward
+
+
+def arguments(grad: bool = True, **changes: Any) -> tuple[Any, ...]:
+    """Of attention_forward, in its order."""
+    q, k, v = (torch.randn(2, heads, 7, 8, requires_grad=grad) for heads in (4, 2, 2))
+    options = {
+        "scale": None, "learned": None, "row_scale": None, "softcap": None, "left": None, "right": None, "offset": None,
+        "query_offset": None, "key_lengths": None, "mask": None, "bias": None, "sinks": None, "dropout": 0.0,
+        "seed": None, "measured": False,
+    }  # fmt: skip
+    assert changes.keys() <= options.keys()
+    return q, k, v, *(options | changes).values()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "measured": {"measured": True, "right": 0, "offset": 0},
+    "everything": {
+        "learned": torch.tensor(0.4, requires_grad=True), "softcap": 2.0, "left": 3, "right": 1,
+        "query_offset": torch.tensor([0, 1]), "key_lengths": torch.tensor([5, 7]),
+        "mask": torch.rand(7, 7) < 0.9, "bias": torch.randn(4, 7, 7), "sinks": torch.randn(4, requires_grad=True),
+        "dropout": 0.2, "seed": torch.tensor([7]),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_opcheck(case: str) -> None:
+    given = arguments(**CASES[case])
+    torch.library.opcheck(attention_forward, given)
+    plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
+    out, row_state, _, _ = attention_forward(*plain)
+    torch.library.opcheck(attention_backward, (torch.randn_like(out), out, row_state, *plain[:-1]))
+
+
+def test_opcheck_in_the_usual_layout() -> None:
+    q, k, v = (torch.randn(2, 7, 4, 8).transpose(1, 2).requires_grad_() for _ in range(3))
+    torch.library.opcheck(attention_forward, (q, k, v, *arguments()[3:]))
+
+
+def test_both_ways_through_autograd_give_the_same_bits() -> None:
+    """The dispatcher's way, which compiled code takes, and the direct one of eager calls."""
+    given = arguments(**CASES["everything"])
+    q, k, v, *_ = given
+    options = {name: CASES["everything"][name] for name in ("softcap", "query_offset", "key_lengths", "mask", "bias")}
+    learned = {"scale": CASES["everything"]["learned"], "sinks": CASES["everything"]["sinks"]}
+    leaves = (q, k, v, *learned.values())
+    direct = rootdk.attention(q, k, v, **options, **learned, window=(3, 1), dropout=0.2, seed=7)
+    dispatched = attention_forward(*given)[0]
+    assert torch.equal(direct, dispatched)
+    for ours, theirs in zip(*(torch.autograd.grad(o.sin().sum(), leaves) for o in (direct, dispatched)), strict=True):
+        assert torch.equal(ours, theirs)
+    (first,) = torch.autograd.grad(dispatched_again(given).sin().sum(), q, create_graph=True)
+    assert torch.autograd.grad(first.sum(), k)[0].isfinite().all()
+
+
+def dispatched_again(given: tuple[Any, ...]) -> Any:
+    return attention_forward(*given)[0]
+
+
+def test_fake_tensors_see_the_operator() -> None:
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 10**6, 64)
+        assert rootdk.attention(q, q, q, causal=True).shape == q.shape
+        _, reading = rootdk.measure(q, q, q)
+        assert reading.entropy.shape == q.shape[:-1]
+
+
+def step(q: Any, k: Any, v: Any) -> Any:
+    return rootdk.torch.scaled_dot_product_attention(q.sin(), k, v, is_causal=True).cos()
+
+
+def compare(compiled: Any, plain: Any, *tensors: Any) -> None:
+    ours, theirs = compiled(*tensors), plain(*tensors)
+    torch.testing.assert_close(ours, theirs)
+    leaves = [t for t in tensors if t.requires_grad]
+    gradients = (torch.autograd.grad(out.square().sum(), leaves) for out in (ours, theirs))
+    for ours_, theirs_ in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours_, theirs_)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_fullgraph_without_code_generation(dynamic: bool) -> None:
+    """Everything that is rootdk's part: the trace, the shapes, the derivative. inductor itself is in the slow test."""
+    torch.compiler.reset()
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for n in (5, 9) if dynamic else (5,):
+        compare(compiled, step, *(torch.randn(2, 4, n, 8, requires_grad=True) for _ in range(3)))
+
+
+def test_fullgraph_with_every_option() -> None:
+    torch.compiler.reset()
+
+    def call(q: Any, k: Any, v: Any, sinks: Any, scale: Any, mask: Any, bias: Any, lengths: Any) -> Any:
+        out, reading = rootdk.measure(
+            q, k, v, sinks=sinks, scale=scale, mask=mask, bias=bias, key_lengths=lengths, causal=True, window=(4, None),
+            softcap=3, dropout=0.2, seed=5,
+        )  # fmt: skip
+        return out * reading.entropy[..., None] + rootdk.attention(q, k, v, scale="dk", query_offset=1, causal=True)
+
+    tensors = [torch.randn(2, heads, 7, 8, requires_grad=True) for heads in (4, 2, 2)]
+    tensors += [torch.randn(4, requires_grad=True), torch.tensor(0.4, requires_grad=True)]
+    tensors += [torch.rand(7, 7) < 0.9, torch.randn(4, 7, 7), torch.tensor([4, 7])]
+    compare(torch.compile(call, fullgraph=True, backend="aot_eager"), call, *tensors)
+
+
+def test_dropout_without_a_seed_compiles() -> None:
+    torch.compiler.reset()
+    q = torch.randn(2, 4, 20, 8)
+    compiled = torch.compile(lambda q: rootdk.attention(q, q, q, dropout=0.5), fullgraph=True, backend="aot_eager")
+    first, second = compiled(q), compiled(q)
+    assert not torch.equal(first, second)
+
+
+def test_a_rule_by_row_does_not_compile_and_says_so() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(lambda q: rootdk.attention(q, q, q, scale="llama4"), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="a rule must not vary from row to row"):
+        compiled(torch.randn(4, 7, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor(dynamic: bool) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    for n in (5, 9, 70):
+        compare(compiled, step, *(torch.randn(2, 4, n, 8, requires_grad=True) for _ in range(3)))
