@@ -166,6 +166,7 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
       few_values(v, keys, s.scores + row, careful ? s.marks + row : nullptr, finish.before[0][row], finish.block[0][row],
                  problem.d_v, part.out + row * problem.d_v);
   }
+  if (part.rows->fresh) part.rows->clear();
   return finite_numbers(part.out, p.live * problem.d_v);
 }
 

@@ -145,6 +145,7 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
 template <typename real>
 inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows, real* factor) {
   constexpr int lanes = panel_lanes<real>;
+  if (rows.fresh) rows.clear();
   alignas(64) real scores_maximum[lanes], sink_weight[lanes] = {};
   std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;

@@ -8,6 +8,7 @@ namespace rootdk::ROOTDK_TARGET {
 template <typename real>
 struct row_sums {
   static constexpr int lanes = panel_lanes<real>;
+  bool fresh;  // no block yet: nothing below is set
   alignas(64) real maximum[lanes];   // of the scores so far
   alignas(64) real sum[lanes];       // of e = 2^(score - maximum)
   // The rest only when measuring.
@@ -20,7 +21,11 @@ struct row_sums {
   alignas(64) real square[lanes];     // sum of e^2
   alignas(64) real cube[lanes];       // sum of e^3
 
-  void reset() {
+  void reset() { fresh = true; }
+
+  // A row that saw nothing at all.
+  void clear() {
+    fresh = false;
     for (int lane = 0; lane < lanes; ++lane) {
       maximum[lane] = minus_infinity<real>;
       minimum[lane] = -minus_infinity<real>;
@@ -114,6 +119,30 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
   for (int64_t key = 0; key < plain; ++key) take(key, std::false_type{});
   for (int64_t key = plain; key < keys; ++key) take(key, std::true_type{});
 
+  vec<real> block_mean = zero, deviation = zero;
+  if constexpr (measuring) {
+    const vec<real> inverse = select<real>(seen.count > zero, real(1) / seen.count, zero);
+    const vec<real> spread = maximum(distance_squared - distance * (distance * inverse), zero);
+    const real back = 1 / distance_unit;
+    block_mean = base + distance * inverse * back;
+    deviation = spread * back * back;
+  }
+  if (rows.fresh) {  // what the merge below would give, without its work
+    store(rows.maximum + at, seen.maximum);
+    store(rows.sum + at, sum);
+    rescale.before[v] = zero, rescale.block[v] = broadcast(real(1));
+    if constexpr (measuring) {
+      store(rows.moment + at, moment);
+      store(rows.square + at, square);
+      store(rows.cube + at, cube);
+      store(rows.minimum + at, seen.minimum);
+      store(rows.mean + at, block_mean);
+      store(rows.deviation + at, deviation);
+      store(rows.count + at, seen.count);
+      for (int lane = 0; lane < width; ++lane) rows.keys[at + lane] = int64_t(seen.count[lane]);
+    }
+    return;
+  }
   const vec<real> before = load(rows.maximum + at), now = maximum(seen.maximum, before);
   const vec<real> now_base = select<real>(now == nowhere, zero, now);
   const vec<real> f = exp2(before - now_base), g = exp2(seen.maximum - now_base);
@@ -122,24 +151,20 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
   store(rows.sum + at, sum_before * f + sum * g);
   rescale.before[v] = f, rescale.block[v] = g;
   if constexpr (measuring) {
-    // Each side's moment was taken from its own maximum: move the origins, then shrink.
-    // So far below that the side shrinks to 0, a larger step would only overflow.
+    // Each side's moment was taken from its own maximum: move the origins, then shrink. So far below that the side
+    // shrinks to 0, a larger step would only overflow.
     const vec<real> step = at_least<real>(before - now_base, simd<real>::exp2_floor);
     const vec<real> block_step = at_least<real>(seen.maximum - now_base, simd<real>::exp2_floor);
     store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * f + (moment + sum * block_step) * g);
     store(rows.square + at, load(rows.square + at) * (f * f) + square * (g * g));
     store(rows.cube + at, load(rows.cube + at) * (f * f * f) + cube * (g * g * g));
     store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
-    // The block's own mean and deviation, then Chan's merge of two means and two sums of squared deviations.
-    const vec<real> inverse = select<real>(seen.count > zero, real(1) / seen.count, zero);
-    const vec<real> block_mean = base + distance * inverse / distance_unit;
-    const vec<real> spread = maximum(distance_squared - distance * (distance * inverse), zero);
-    const vec<real> deviation = spread / distance_unit / distance_unit;
+    // Chan's merge of two means and two sums of squared deviations.
     const vec<real> count_before = load(rows.count + at), count = count_before + seen.count;
     const vec<real> apart = block_mean - load(rows.mean + at);
     const vec<real> share = select<real>(count > zero, seen.count / count, zero);
     store(rows.mean + at, load(rows.mean + at) + apart * share);
-    // In this order the first block adds 0 even where the square of its mean overflows.
+    // In this order a side without keys adds 0 even where the square of a mean overflows.
     store(rows.deviation + at, load(rows.deviation + at) + deviation + apart * (count_before * share) * apart);
     store(rows.count + at, count);
     for (int lane = 0; lane < width; ++lane) rows.keys[at + lane] += int64_t(seen.count[lane]);
@@ -152,6 +177,7 @@ inline __attribute__((noinline)) void softmax_block(real* scores, const block_vi
   constexpr int width = simd<real>::width;
   for (int v = 0; v < panel_vectors; ++v)
     softmax_column<real, measuring>(scores + v * width, view.clean[v], view.stop[v], rows, v, rescale);
+  rows.fresh = false;
 }
 
 // A sink is one more logit in the denominator. Called once, after the last block: it moves the row's maximum like any
@@ -189,7 +215,7 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     const vec<real> largest = broadcast(std::numeric_limits<real>::max());
     return select<real>((x == largest) | (x == -largest), x, x * ln2);
   };
-  alignas(64) real fields[reading_fields][lanes];
+  alignas(64) real part[width];
   for (int at = 0; at < lanes; at += width) {
     const vec<real> sum = load(rows.sum + at), count = load(rows.count + at);
     const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
@@ -209,12 +235,18 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     field[reading_sink_mass] = load(sink_weight + at) * inverse;
     // NaN or +inf among the visible logits reached the sum: no number of that row means anything.
     const ivec<real> sound = (sum - sum) == zero;
-    for (int i = 0; i < reading_fields; ++i)
-      store(fields[i] + at, select<real>(sound, field[i], broadcast(std::numeric_limits<real>::quiet_NaN())));
+    for (int i = 0; i < reading_fields; ++i) {
+      const vec<real> x = select<real>(sound, field[i], broadcast(std::numeric_limits<real>::quiet_NaN()));
+      real* to = static_cast<real*>(problem.reading) + i * problem.rows() + p.flat + at;
+      if (at + width <= p.live) {
+        store(to, x);
+      } else {
+        store<real>(part, x);
+        for (int lane = 0; at + lane < p.live; ++lane) to[lane] = part[lane];
+      }
+    }
   }
-  real* to = static_cast<real*>(problem.reading) + p.flat;
-  for (int i = 0; i < reading_fields; ++i) std::memcpy(to + i * problem.rows(), fields[i], size_t(p.live) * sizeof(real));
-  std::memcpy(problem.keys + p.flat, rows.keys, size_t(p.live) * sizeof(int64_t));
+  for (int lane = 0; lane < p.live; ++lane) problem.keys[p.flat + lane] = rows.keys[lane];
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

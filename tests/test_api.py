@@ -247,7 +247,10 @@ def test_vjp_hands_down_what_backward_needs(recorder: RecordingKernel, rng: np.r
     gradients = pull_back(strided)
     assert [(g.shape, g.dtype) for g in gradients] == [(a.shape, a.dtype) for a in arrays]
     given = recorder.backward_arguments
-    assert given[:5] == recorder.forward_arguments[:5]
+    assert given[:4] == recorder.forward_arguments[:4]
+    kept = given[4]
+    np.testing.assert_array_equal(kept, forward["out"])  # type: ignore[arg-type]
+    assert not np.shares_memory(kept, out)  # type: ignore[call-overload]
     assert given[5].strides[-1] == 2  # type: ignore[attr-defined]
     assert given[6] is forward["row_state"]
     for handed, gradient in zip(given[7:10], gradients, strict=True):

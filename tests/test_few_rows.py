@@ -42,7 +42,7 @@ def test_every_option(rng: np.random.Generator, options: dict[str, Any], name: s
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("scale", [1e4, 1e11])
 def test_the_gradient_sees_the_weights_of_the_forward(rng: np.random.Generator, scale: float, name: str) -> None:
-    """Where logits are huge, scores summed in another order would be other scores: one key has all the weight in both."""
+    """Where logits are huge, scores summed in another order would be other scores: one key has all the weight."""
     arrays, d_out = decode_arrays(rng, np.float32)
     with target(name):
         out, pull_back = rootdk.attention_vjp(*arrays, scale=scale)

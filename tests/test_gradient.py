@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import assert_within, gradient_budget, option_sets, problem_of, random_arrays
 from judge import DTYPES, TARGETS, target
 
@@ -97,6 +98,18 @@ def test_pull_back_again(rng: np.random.Generator, dtype: str) -> None:
         np.testing.assert_array_equal(again, copy)
         np.testing.assert_array_equal(before, copy)  # and a result that was handed out is not written to
         np.testing.assert_array_equal(opposite, -copy)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_the_output_may_be_changed_in_place(rng: np.random.Generator, library: str) -> None:
+    arrays, d_out, options = case(rng, "causal")
+    if library == "torch":
+        arrays, d_out = [torch.from_numpy(a) for a in arrays], torch.from_numpy(d_out)
+    expected = rootdk.attention_vjp(*arrays, **options)[1](d_out)
+    out, pull_back = rootdk.attention_vjp(*arrays, **options)
+    out += 1
+    for gradient, before in zip(pull_back(d_out), expected, strict=True):
+        np.testing.assert_array_equal(gradient, before)
 
 
 def test_long_keys_in_parts(rng: np.random.Generator) -> None:

@@ -164,8 +164,8 @@ def attention_vjp(
         d_value = P' d_out      d_query = scale * ds K      d_key = scale * ds' Q
 
     d_out has the shape and type of the output, the gradients those of the inputs; shared key heads add up. A row with
-    every key hidden contributes 0. Inputs and output are kept, not copied: pull back before changing any of them in
-    place. Tensors are taken by their values; where autograd is used, attention() is all that is needed.
+    every key hidden contributes 0. The inputs are kept, not copied: pull back before changing them in place. Tensors
+    are taken by their values; where autograd is used, attention() is all that is needed.
 
     >>> import numpy as np, rootdk
     >>> q = np.array([[1.0, 0, 1, 0]])

@@ -93,9 +93,10 @@ def measure(problem: Problem) -> tuple[Array, dict[str, Any]]:
 def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Array]]]:
     row_state = np.empty((2, *_rows(problem)), _compute_type(problem.query))
     out, arrays, options = _forward(problem, row_state, None, None)
+    element, query, key, value, raw_out = arrays
+    raw_out = raw_out.copy()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Array, Array, Array]:
-        element, query, key, value, raw_out = arrays
         # Of the shapes and the type that came, in C order, whatever the strides of the inputs were.
         d_query = np.empty(problem.query.shape, problem.query.dtype)
         d_key = np.empty(problem.key.shape, problem.key.dtype)

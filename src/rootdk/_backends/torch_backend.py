@@ -125,9 +125,10 @@ def measure(problem: Problem) -> tuple[Tensor, dict[str, Any]]:
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:
     row_state = empty_row_state(problem.query)
     out = forward_state(problem, row_state, None, None)
+    kept = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return backward(problem, out, row_state, d_out)
+        return backward(problem, kept, row_state, d_out)
 
     return out, pull_back
 
