@@ -210,12 +210,13 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
-  // The largest floats stand for themselves: bias_log2 could not make them larger.
-  const auto natural = [&](vec<real> x) {
+  // The largest floats stand for themselves: bias_log2 could not make them larger, and nothing else makes them.
+  const auto natural = [&](vec<real> x) __attribute__((always_inline)) {
+    if (!problem.bias.data) return x * ln2;
     const vec<real> largest = broadcast(std::numeric_limits<real>::max());
     return select<real>((x == largest) | (x == -largest), x, x * ln2);
   };
-  alignas(64) real part[width];
+  real* const reading = static_cast<real*>(problem.reading) + p.flat;
   for (int at = 0; at < lanes; at += width) {
     const vec<real> sum = load(rows.sum + at), count = load(rows.count + at);
     const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
@@ -234,15 +235,16 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     field[reading_p_cubed] = load(rows.cube + at) * inverse * inverse * inverse;
     field[reading_sink_mass] = load(sink_weight + at) * inverse;
     // NaN or +inf among the visible logits reached the sum: no number of that row means anything.
-    const ivec<real> sound = (sum - sum) == zero;
-    for (int i = 0; i < reading_fields; ++i) {
-      const vec<real> x = select<real>(sound, field[i], broadcast(std::numeric_limits<real>::quiet_NaN()));
-      real* to = static_cast<real*>(problem.reading) + i * problem.rows() + p.flat + at;
-      if (at + width <= p.live) {
-        store(to, x);
-      } else {
-        store<real>(part, x);
-        for (int lane = 0; at + lane < p.live; ++lane) to[lane] = part[lane];
+    const ivec<real> unsound = (sum - sum) != zero;
+    if (any_lane<real>(unsound))
+      for (vec<real>& x : field) x = select<real>(unsound, broadcast(std::numeric_limits<real>::quiet_NaN()), x);
+    if (at + width <= p.live) {
+      for (int i = 0; i < reading_fields; ++i) store(reading + i * problem.rows() + at, field[i]);
+    } else {
+      alignas(64) real part[width];
+      for (int i = 0; i < reading_fields; ++i) {
+        store<real>(part, field[i]);
+        for (int lane = 0; at + lane < p.live; ++lane) reading[i * problem.rows() + at + lane] = part[lane];
       }
     }
   }

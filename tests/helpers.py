@@ -150,8 +150,11 @@ def measure_budget(problem: Problem) -> dict[str, tuple[Any, float]]:
     delta = _logit_error(problem)
     shown = expected["keys"] > 0
     spread = _largest(np.where(shown, expected["max"], 0) - np.where(shown, expected["min"], 0))
-    # n additions of one size round to either side: errors grow like sqrt(n). The mean's enters the variance squared.
-    adding = unit_roundoff(compute_type(dtype)) * problem.key.shape[-2] ** 0.5 * _largest(expected["mean"])
+    # n additions of one size round to either side: errors grow like sqrt(n). What the kernel adds are distances from the
+    # largest score, as large as the spread, and the mean is that score less their mean. Its error enters the variance
+    # squared.
+    added = _largest(expected["mean"]) + spread
+    adding = unit_roundoff(compute_type(dtype)) * problem.key.shape[-2] ** 0.5 * added
     moves = {
         "mean": delta + adding,
         "variance": 2 * spread * delta + (delta + adding) ** 2,

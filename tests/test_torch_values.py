@@ -70,7 +70,7 @@ class Spy:
         self.addresses: list[int] = []
 
     def forward(self, element: int, *arrays: Any) -> None:
-        self.addresses = [a.ctypes.data for a in arrays[:4]]
+        self.addresses = [a.data_ptr() for a in arrays[:4]]
         self.real.forward(element, *arrays)
 
 

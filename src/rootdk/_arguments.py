@@ -42,14 +42,14 @@ def resolve(
     """The adapter, the Problem, and whether the caller's arrays had no head axis (so that the result has none)."""
     backend = backend_of("query", query)
     query, key, value = backend.inputs(query, key, value)
-    shape = query.shape
-    if not (shape == key.shape == value.shape) or len(shape) < 2 or shape[-1] == 0:
-        check_shapes(tuple(shape), tuple(key.shape), tuple(value.shape))
+    shape, key_shape = query.shape, key.shape
+    if not (shape == key_shape == value.shape) or len(shape) < 2 or shape[-1] == 0:
+        check_shapes(tuple(shape), tuple(key_shape), tuple(value.shape))
     one_head = len(shape) == 2
     if one_head:
         query, key, value = query[None], key[None], value[None]
-        shape = query.shape
-    leading, n_query, n_key = tuple(shape[:-3]), shape[-2], key.shape[-2]
+        shape, key_shape = query.shape, key.shape
+    leading, n_query, n_key = tuple(shape)[:-3], shape[-2], key_shape[-2]
 
     lengths = None
     if key_lengths is not None:
@@ -78,7 +78,7 @@ def resolve(
         scale, row_scale = _scale(backend.plain("scale", scale), shape[-1], n_query, n_key, lengths, offset)
 
     rate = 0.0 if type(dropout) is float and dropout == 0.0 else _dropout(dropout)
-    scores = (*shape[:-1], n_key)
+    scores = () if mask is None and bias is None else (*shape[:-1], n_key)
     problem = Problem(
         query,
         key,

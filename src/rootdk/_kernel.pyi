@@ -2,14 +2,13 @@
 
 from typing import Any, TypeAlias
 
-from numpy.typing import NDArray
-
 FLOAT32: int
 FLOAT64: int
 FLOAT16: int
 BFLOAT16: int
 
-_Array: TypeAlias = NDArray[Any]
+# An array, a tensor, or (address, item bytes, shape, strides in items, owner): see bindings/memory.h.
+_Array: TypeAlias = Any
 
 def forward(
     element: int,

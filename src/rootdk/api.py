@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ._arguments import resolve
 from ._backends import backend_of, kernel, type_name
 from .errors import ArgumentError, ArgumentTypeError
-from .reading import Reading
+from .reading import Reading, reading_of
 from .scaling import ScaleRule
 
 Array = TypeVar("Array")
@@ -137,7 +137,7 @@ def measure(
     out, fields = backend.measure(problem)
     if one_head:
         out, fields = out[0], {name: field[0] for name, field in fields.items()}
-    return out, Reading(**fields, has_sinks=problem.sinks is not None)
+    return out, reading_of(fields, problem.sinks is not None)
 
 
 def attention_vjp(

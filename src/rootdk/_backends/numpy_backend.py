@@ -80,13 +80,12 @@ def forward(problem: Problem) -> Array:
 
 
 def measure(problem: Problem) -> tuple[Array, dict[str, Any]]:
-    rows = _rows(problem)
-    reading = np.empty((len(FIELDS), *rows), _compute_type(problem.query))
-    keys = np.empty(rows, np.int64)
-    out = _forward(problem, None, reading, keys)[0]
     shape = problem.query.shape[:-1]
-    fields: dict[str, Any] = dict(zip(FIELDS, reading.reshape((len(FIELDS), *shape)), strict=True))
-    fields["keys"] = keys.reshape(shape)
+    reading = np.empty((len(FIELDS), *shape), _compute_type(problem.query))
+    keys = np.empty(shape, np.int64)
+    out = _forward(problem, None, reading, keys)[0]
+    fields: dict[str, Any] = dict(zip(FIELDS, reading, strict=True))
+    fields["keys"] = keys
     return out, fields
 
 

@@ -3,12 +3,10 @@
 The adapters and the reference read a Problem; none of them decides anything.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """What to compute. `batch` below is the product of the leading axes of `query` (1 if there are none).
 
     query         (*leading, heads, n_query, d_k)

@@ -1,8 +1,8 @@
-"""CPU tensors in, CPU tensors out: the kernel walks the tensors' own memory, seen through NumPy.
+"""CPU tensors in, CPU tensors out: the kernel walks the tensors' own memory.
 
-Any strides with a contiguous last axis are walked as they lie; other tensors are copied. Half types travel as uint16,
-because NumPy has no bfloat16. What is here knows values only: a call that autograd, torch.compile or torch.func follows
-is recognised by traced() and goes through the registered operators, which end up here again.
+Any strides with a contiguous last axis are walked as they lie; other tensors are copied. What is here knows values
+only: a call that autograd, torch.compile or torch.func follows is recognised by traced() and goes through the
+registered operators, which end up here again.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,11 @@ _CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 
 _TYPES = "float32, float64, float16 or bfloat16"
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+# torch tells these three nowhere else.
+_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
+_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001
+_tracing = torch._C._get_tracing_state  # noqa: SLF001
+
 
 def holds(array: Any) -> bool:
     """True for every tensor; which device and type it may have is told later, by name."""
@@ -32,16 +37,14 @@ def traced(*arguments: Any) -> bool:
     if torch.compiler.is_compiling():
         return True
     for argument in arguments:
+        if argument is None:
+            continue
         if type(argument) in _PLAIN:
             if argument.requires_grad and torch.is_grad_enabled():
                 return True
-        elif argument is not None and isinstance(argument, Tensor):
+        elif isinstance(argument, Tensor):
             return True
-    return (
-        torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 -- torch tells these three nowhere else
-        or torch._C._are_functorch_transforms_active()  # noqa: SLF001
-        or torch._C._get_tracing_state() is not None  # noqa: SLF001
-    )
+    return _modes() > 0 or _transformed() or _tracing() is not None
 
 
 def plain(argument: str, given: Any) -> Any:
@@ -98,7 +101,7 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
     if not boolean and array.dtype not in _CODES:
         raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {_name(array.dtype)}")
     try:
-        return array.detach().expand(shape)
+        return array.detach().resolve_neg().expand(shape)
     except RuntimeError:
         raise ArgumentError(
             f"{argument}: must broadcast to (..., heads, n_query, n_key) = {tuple(shape)}, got {tuple(array.shape)}"
@@ -135,18 +138,19 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
 
 def forward_state(problem: Problem, row_state: Any, reading: Any, keys: Any) -> Tensor:
     """Run the kernel forward; whatever of the three tensors is given is filled."""
-    element = _CODES[problem.query.dtype]
-    out = empty_out(problem.query, problem.value)
+    query, value = problem.query, problem.value
+    element = _CODES[query.dtype]
+    out = empty_out(query, value)
     kernel().forward(
         element,
-        _walkable(problem.query, element),
-        _walkable(problem.key, element),
-        _walkable(problem.value, element),
-        out.numpy() if element < 2 else _raw(out, element),
+        _walkable(query),
+        _walkable(problem.key),
+        _walkable(value),
+        _memory(out),
         *_options(problem, element),
-        None if row_state is None else row_state.numpy(),
-        None if reading is None else reading.numpy(),
-        None if keys is None else keys.numpy(),
+        None if row_state is None else _memory(row_state),
+        None if reading is None else _memory(reading),
+        None if keys is None else _memory(keys),
     )
     return out
 
@@ -156,10 +160,9 @@ def backward(problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor) ->
     query, key, value = problem.query, problem.key, problem.value
     element = _CODES[query.dtype]
     gradients = empty_gradients(query, key, value)
-    arrays = [_walkable(tensor, element) for tensor in (query, key, value, out, d_out)]
-    grads = [_raw(tensor, element) for tensor in gradients]
-    state = row_state.detach().contiguous().numpy()
-    kernel().backward(element, *arrays, state, *grads, *_options(problem, element))
+    arrays = [_walkable(tensor) for tensor in (query, key, value, out, d_out)]
+    arrays += [_memory(tensor) for tensor in (row_state.contiguous(), *gradients)]
+    kernel().backward(element, *arrays, *_options(problem, element))
     return gradients
 
 
@@ -209,8 +212,8 @@ def _options(problem: Problem, element: int) -> tuple[Any, ...]:
         -1 if problem.right is None else problem.right,
         problem.query_offset,
         problem.key_lengths,
-        None if problem.mask is None else problem.mask.detach().numpy(),
-        None if bias is None else _raw(bias, bias_element),
+        None if problem.mask is None else _memory(problem.mask),
+        None if bias is None else _memory(bias),
         bias_element,
         problem.sinks,
         problem.dropout,
@@ -218,19 +221,23 @@ def _options(problem: Problem, element: int) -> tuple[Any, ...]:
     )
 
 
-def _walkable(tensor: Tensor, element: int) -> Any:
-    """The tensor's own memory if the kernel can walk it, else a copy in C order."""
-    if element < 2 and tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_neg()):
-        return tensor.numpy()
-    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+def _walkable(tensor: Tensor) -> Any:
+    """The tensor's own memory if the kernel can walk it, else that of a copy in C order."""
+    if not tensor.is_contiguous() and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         tensor = tensor.contiguous()
-    return _raw(tensor, element)
+    return _memory(tensor.resolve_neg() if tensor.is_neg() else tensor)
 
 
-def _raw(tensor: Tensor, element: int) -> Any:
-    if tensor.requires_grad or tensor.is_neg():
-        tensor = tensor.detach().resolve_neg()
-    return tensor.numpy() if element < 2 else tensor.view(torch.uint16).numpy()
+def _addressed(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride(), tensor
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+# A tensor as the kernel takes it. Where torch offers DLPack's table of C functions the kernel asks the tensor itself.
+_memory: Callable[[Tensor], Any] = _itself if hasattr(Tensor, "__dlpack_c_exchange_api__") else _addressed
 
 
 def _floats(argument: str, tensor: Any, dtype: Any = None) -> Tensor:

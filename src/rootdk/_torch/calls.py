@@ -12,7 +12,7 @@ from torch import Tensor
 from .._arguments import check_shapes, truth, window_limits
 from .._backends import torch_backend
 from ..errors import ArgumentError, ArgumentTypeError
-from ..reading import Reading
+from ..reading import Reading, reading_of
 from ..scaling import ScaleRule, rule
 from .gradient import Attention
 from .operators import attention_forward
@@ -30,7 +30,7 @@ def measure(query: Any, *arguments: Any) -> tuple[Tensor, Reading]:
     fields = torch_backend.fields_of(reading, keys)
     if query.dim() == 2:
         out, fields = out[0], {name: field[0] for name, field in fields.items()}
-    return out, Reading(**fields, has_sinks=arguments[10] is not None)
+    return out, reading_of(fields, arguments[10] is not None)
 
 
 def _call(

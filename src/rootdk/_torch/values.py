@@ -4,7 +4,6 @@ Options arrive unresolved; None is the default of rootdk.attention(). Two differ
 is a tensor, `row_scale` one factor per query row, of shape (*leading, n_query).
 """
 
-from dataclasses import replace
 from typing import Any, Optional
 
 import torch
@@ -119,7 +118,7 @@ def problem_of(
     if row_scale is None:
         return problem
     rows = row_scale.detach().double().reshape(len(problem.query_offset), query.shape[-2])
-    return replace(problem, row_scale=rows.contiguous().numpy())
+    return problem._replace(row_scale=rows.contiguous().numpy())
 
 
 def _sinks_gradient(d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Tensor) -> Tensor:
