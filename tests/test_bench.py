@@ -3,14 +3,11 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from rich.console import Console
 
-from rootdk.bench import memory, race, sgemm, table, targets, truth
+from rootdk.bench import memory, race, sgemm, truth
 from rootdk.bench import timing as timing_module
 from rootdk.bench.launch import environment
 from rootdk.bench.peers import NAMES, open_peers
@@ -18,7 +15,6 @@ from rootdk.bench.peers.peer import Peer
 from rootdk.bench.ratios import geometric_mean, timing
 from rootdk.bench.shapes import MATRIX, QUICK, Inputs, Shape, make_inputs
 from rootdk.bench.timing import Call, interleave
-from rootdk.cli import main
 
 TINY = (Shape(2, 4, 4, 19, 8, causal=False), Shape(2, 4, 4, 19, 8, causal=True), Shape(1, 4, 2, 17, 16, causal=True))
 
@@ -197,105 +193,19 @@ def test_a_shared_turn_is_warmed_up_by_the_same_rule(monkeypatch: pytest.MonkeyP
         assert bool(untimed) == (warm_up == 2e-3)
 
 
+def test_a_pause_comes_right_before_every_timed_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, noted = record_turns(monkeypatch, "ab", seconds=0.1)
+    monkeypatch.setattr(timing_module.time, "sleep", lambda seconds: noted.append(f"{seconds:g} "))
+    interleave(calls, budget=0.01, fewest=2, most=2, pause=0.5)
+    assert sorted("".join(noted[4:]).split("-")[1:]) == ["0.5 A", "0.5 A", "0.5 B", "0.5 B"]
+    # The pause counts when rounds are fitted into the budget: two windows, the call and the pause, twice a round.
+    assert len(timing_module.rounds(calls, budget=6.5, pause=0.5)["a"]) == 5
+    assert len(timing_module.rounds(calls, budget=12.5, pause=0.5)["a"]) == 10
+
+
 def test_one_short_call_warms_up_its_whole_turn() -> None:
     assert timing_module._warms_itself([0.015, 0.4])
     assert not timing_module._warms_itself([0.0149, 0.4])
-
-
-def row(n: int = 2048, d: int = 64, causal: bool = False, **seconds: tuple[float, float]) -> targets.Row:
-    timed = {
-        name.replace("_", " "): {"best": best, "median": median, "calls": 5} for name, (best, median) in seconds.items()
-    }
-    shape = {"batch": 1, "heads": 1, "kv_heads": 1, "n": n, "d": d, "causal": causal}
-    return {
-        "name": "made up",
-        "shape": shape,
-        "flops": 1e9,
-        "sgemm": {"best": 1e9, "median": 1e9},
-        "seconds": timed,
-        "left_out": {},
-    }
-
-
-def verdicts(**report: object) -> dict[str, bool]:
-    return {one["name"]: one["met"] for one in targets.judge({"sections": ["forward", "measure"], **report})}
-
-
-def test_targets_take_the_worse_of_best_and_median() -> None:
-    name = "forward against torch, geometric mean"
-    assert verdicts(forward=[row(rootdk=(1.0, 1.0), torch=(1.4, 1.4))])[name]
-    assert not verdicts(forward=[row(rootdk=(1.0, 1.0), torch=(1.2, 1.4))])[name]
-    assert not verdicts(forward=[row(rootdk=(1.0, 1.0), torch=(1.4, 1.2))])[name]
-
-
-def test_targets_over_several_shapes() -> None:
-    found = verdicts(forward=[row(rootdk=(1, 1), torch=(3, 3)), row(rootdk=(1, 1), torch=(0.9, 0.9))])
-    assert found["forward against torch, geometric mean"]
-    assert not found["forward against torch, slowest shape"]
-
-
-def test_targets_of_measure_sgemm_memory_and_gradient() -> None:
-    rows = [row(rootdk=(1, 1), measure=(1.05, 1.05), torch=(1.2, 1.2)), row(d=32, rootdk=(1, 1), measure=(1.11, 1.11))]
-    found = verdicts(forward=rows, memory={"keys": 9, "extra_bytes": 2**30 - 1})
-    assert found["measure / attention, d >= 64, highest"]
-    assert found["measure / attention, d = 32, highest"]
-    assert found["measure against torch unmeasured, slowest shape"]
-    assert found["long full forward as a share of sgemm, lowest"]
-    assert found["memory above inputs and output, 9 keys"]
-    rows = [row(rootdk=(1.2, 1.2), measure=(1.3, 1.3), torch=(1.2, 1.2), torch_by_hand=(5, 5))]
-    found = verdicts(
-        forward=rows, backward=[row(rootdk=(1, 1), torch=(1.3, 1.3))], memory={"keys": 9, "extra_bytes": 2**30}
-    )
-    met = {"forward against torch, slowest shape", "forward + backward against torch, slowest shape"}
-    assert {name for name, reached in found.items() if reached} == met
-    assert len(found) == 9
-    assert verdicts(forward=[]) == {}
-
-
-def test_quick_shapes_are_not_judged() -> None:
-    rows = [row(rootdk=(1.0, 1.0), measure=(1.0, 1.0), torch=(1.4, 1.4))]
-    assert verdicts(forward=rows, quick=False)
-    assert verdicts(forward=rows, memory={"keys": 9, "extra_bytes": 0}, quick=True) == {}
-
-
-def test_a_quick_report_says_that_it_is_not_for_quoting(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row(rootdk=(1.0, 1.0), torch=(1.4, 1.4))]
-    report = {
-        "machine": {"rootdk": "0", "kernel target": "plain", "cpu": "made up", "compiler": "made up"},
-        "threads": 1,
-        "peers": {"torch": "0"},
-        "absent": {},
-        "load_before": None,
-        "sections": ["forward"],
-        "forward": rows,
-    }
-    for quick in (False, True):
-        judged = targets.judge(report | {"quick": quick})
-        table.show(report | {"quick": quick, "targets": judged})
-        shown = capsys.readouterr().out
-        assert (" met" in shown) != quick
-        assert ("not for quoting" in shown) == quick
-
-
-@pytest.mark.parametrize(
-    ("extra", "shown"),
-    [(0, "under 1 MiB"), (2**20 - 1, "under 1 MiB"), (2**20, "1 MiB"), (int(37.6 * 2**20), "38 MiB")],
-)
-def test_memory_below_what_is_shown_is_not_called_nothing(
-    capsys: pytest.CaptureFixture[str], extra: int, shown: str
-) -> None:
-    found = {
-        "keys": 9,
-        "d": 64,
-        "input_bytes": 0,
-        "output_bytes": 0,
-        "full_scores_bytes": 0,
-        "extra_bytes": extra,
-    }
-    table._memory(Console(width=500), found)
-    assert f": {shown} above inputs" in capsys.readouterr().out
-    (judged,) = targets.judge({"sections": ["memory"], "memory": found})
-    assert judged["reached"] == shown
 
 
 def test_sgemm_rate_is_that_of_the_faster_one() -> None:
@@ -361,23 +271,6 @@ def test_memory_is_that_of_the_first_call_of_the_process() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(finished.stdout)["extra_bytes"] >= 0.95 * 2**25
-
-
-@pytest.mark.slow
-def test_whole_command(tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
-    result = CliRunner().invoke(main, ["bench", "--quick", "--peer", "numpy", "--peer", "torch", "--output", str(file)])
-    assert result.exit_code == 0, result.output
-    assert max(map(len, result.output.splitlines())) <= 80 + len(str(file))
-    report = json.loads(file.read_text())
-    assert set(report["peers"]) == {"numpy", "torch"}
-    assert len(report["forward"]) == len(report["backward"]) == len(QUICK)
-    for one in report["forward"]:
-        assert set(one["seconds"]) == {"rootdk", "measure", "numpy", "torch"}
-        assert all(0 < t["best"] <= t["median"] for t in one["seconds"].values())
-    assert report["memory"]["keys"] == 16384
-    assert report["targets"] == []
-    assert "not for quoting" in result.output
 
 
 def test_a_peer_that_was_asked_for_and_is_absent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

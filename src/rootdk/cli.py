@@ -157,7 +157,9 @@ def info(as_json: bool) -> None:
 @main.command()
 @click.option(
     "--what",
-    type=click.Choice(["forward", "measure", "backward", "memory", "all"]),
+    type=click.Choice(
+        ["forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "import", "memory", "all"]
+    ),
     multiple=True,
     default=("all",),
     show_default=True,
@@ -188,9 +190,10 @@ def bench(
     from rootdk._backends import kernel
     from rootdk.bench.launch import BenchError, Options, run
     from rootdk.bench.machine import cpus_allowed
+    from rootdk.bench.setting import SECTIONS
 
     kernel()  # so that a missing one is an error here and not in the middle of another process's output
-    sections = ("forward", "measure", "backward", "memory") if "all" in what else what
+    sections = SECTIONS if "all" in what else what
     options = Options(sections=sections, peers=peers, threads=threads or cpus_allowed(), quick=quick)
     try:
         report: dict[str, Any] = run(options)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rootdk._backends import kernel
-from rootdk.bench import machine, memory, race, targets
+from rootdk.bench import machine, plan, targets
 from rootdk.bench.peers import NAMES, open_peers
-from rootdk.bench.shapes import MATRIX, QUICK
+from rootdk.bench.setting import SECTIONS, Setting
 from rootdk.errors import RootdkError
 
-SECONDS_PER_SHAPE, SECONDS_PER_QUICK_SHAPE = 8.0, 1.0
-QUICK_MEMORY_KEYS = 16_384
+# These keys of the report hold one result; the others a list with one entry per race.
+SINGLE = ("import", "memory")
 
 
 def measure_all(options: dict[str, Any]) -> dict[str, Any]:
@@ -22,47 +22,35 @@ def measure_all(options: dict[str, Any]) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    threads, sections, quick = options["threads"], set(options["sections"]), options["quick"]
+    threads, quick = options["threads"], options["quick"]
     _narrow_affinity(threads)
     kernel().set_num_threads(threads)
     peers, absent = open_peers(options["peers"] or NAMES, threads)
     if options["peers"] and absent:
         raise SystemExit("\n".join(f"peer {name}: {reason}" for name, reason in absent.items()))
 
-    shapes, budget = (QUICK, SECONDS_PER_QUICK_SHAPE) if quick else (MATRIX, SECONDS_PER_SHAPE)
+    setting = Setting(frozenset(options["sections"]), peers, threads, quick)
     report: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine.describe(),
         "threads": threads,
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "quick": quick,
-        "sections": sorted(sections),
+        "sections": [section for section in SECTIONS if section in setting.sections],
         "peers": {peer.name: peer.version for peer in peers},
         "absent": absent,
     }
-    forward = bool(sections & {"forward", "measure"})
-    steps = len(shapes) * (forward + ("backward" in sections)) + ("memory" in sections)
+    steps = list(plan.steps(setting))
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=steps)
-        if forward:
-            # Without "forward" only torch stays: measure is held against its unmeasured call.
-            rivals = peers if "forward" in sections else [peer for peer in peers if peer.name == "torch"]
-            report["forward"] = []
-            for shape in shapes:
-                progress.update(task, description=shape.name)
-                report["forward"].append(race.forward(shape, rivals, measured="measure" in sections, budget=budget))
-                progress.advance(task)
-        if "backward" in sections:
-            report["backward"] = []
-            for shape in shapes:
-                progress.update(task, description=f"{shape.name}, gradient")
-                report["backward"].append(race.backward(shape, peers, budget=budget))
-                progress.advance(task)
-        if "memory" in sections:
-            keys = QUICK_MEMORY_KEYS if quick else memory.KEYS
-            progress.update(task, description=f"memory at {keys} keys")
-            report["memory"] = memory.in_fresh_process(keys)
+        task = progress.add_task("", total=len(steps))
+        for step in steps:
+            progress.update(task, description=step.label)
+            found = step.run()
+            if step.key in SINGLE:
+                report[step.key] = found
+            else:
+                report.setdefault(step.key, []).append(found)
             progress.advance(task)
     report["targets"] = targets.judge(report)
     return report

@@ -1,6 +1,6 @@
 """One shape, all contestants: get ready, check the answers, take turns, write down the times."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,8 +28,8 @@ def forward(shape: Shape, peers: Sequence[Peer], *, measured: bool, budget: floa
             call = peer.prepare(inputs)
             truth.check(call(), inputs)
             calls[peer.name] = call
-        except Exception as error:  # noqa: BLE001 - see _reason
-            left_out[peer.name] = _reason(error)
+        except Exception as error:  # noqa: BLE001 - see reason
+            left_out[peer.name] = reason(error)
     if measured and shape.n == BY_HAND_KEYS and "torch" in calls:
         from rootdk.bench.peers.torch_peer import prepare_by_hand
 
@@ -51,12 +51,30 @@ def backward(shape: Shape, peers: Sequence[Peer], *, budget: float) -> dict[str,
             call = peer.prepare_backward(inputs)
             truth.check_gradients(call(), inputs)
             calls[peer.name] = call
-        except Exception as error:  # noqa: BLE001 - see _reason
-            left_out[peer.name] = _reason(error)
+        except Exception as error:  # noqa: BLE001 - see reason
+            left_out[peer.name] = reason(error)
     return _race(shape, calls, left_out, peers, budget)
 
 
-def _reason(error: Exception) -> str:
+def only_right(
+    calls: dict[str, Call], check: Callable[[str, Any], Any], note: Callable[[str], Any] = str
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """Call each once and hand its name and result to `check`: those that pass, and why the others are left out.
+
+    `note` gets each name before its call.
+    """
+    right, left_out = {}, {}
+    for name, call in calls.items():
+        note(name)
+        try:
+            check(name, call())
+            right[name] = call
+        except Exception as error:  # noqa: BLE001 - see reason
+            left_out[name] = reason(error)
+    return right, left_out
+
+
+def reason(error: Exception) -> str:
     """Why a peer does not take part in one shape. A foreign library fails in its own ways and must not end the run."""
     if isinstance(error, UnsupportedError | truth.WrongAnswerError):
         return str(error)
@@ -75,11 +93,16 @@ def _gradients(inputs: Inputs) -> Any:
 def _race(
     shape: Shape, calls: dict[str, Call], left_out: dict[str, str], peers: Sequence[Peer], budget: float
 ) -> dict[str, Any]:
+    facts = {"name": shape.name, "shape": asdict(shape), "flops": shape.flops}
+    return facts | take_turns(calls, left_out, peers, budget)
+
+
+def take_turns(
+    calls: dict[str, Call], left_out: dict[str, str], peers: Sequence[Peer], budget: float
+) -> dict[str, Any]:
+    """Time the calls, with sgemm among them; the part of a row that is the same for every kind of race."""
     timings = interleave(calls | sgemm.contestants(peers), budget, together=("rootdk", "measure"))
     return {
-        "name": shape.name,
-        "shape": asdict(shape),
-        "flops": shape.flops,
         "sgemm": sgemm.rate(timings),
         "seconds": {name: asdict(timings[name]) for name in calls},
         "left_out": left_out,

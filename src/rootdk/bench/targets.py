@@ -1,16 +1,14 @@
-"""What rootdk wants to reach, as ratios inside one run, and what a report reached of it.
+"""What rootdk wants to reach, as ratios inside one run, and what a report reached of it."""
 
-A ratio is taken twice, from the best calls and from the medians, and the worse of the two is judged: a target that
-only one of them meets is not met.
-"""
-
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from rootdk.bench.decode import PREFIX as PLAIN_SUM
+from rootdk.bench.half import KINDS
 from rootdk.bench.ratios import geometric_mean
+from rootdk.bench.verdict import Figure, Row, Target, Verdict, verdict
 
-Row = dict[str, Any]
-STATISTICS = ("best", "median")
+IMPORT_SECONDS = 0.15
 
 
 def speed_ratio(row: Row, rival: str, ours: str, statistic: str) -> float:
@@ -24,12 +22,22 @@ def share_of_sgemm(row: Row, statistic: str) -> float:
     return float(row["flops"] / row["seconds"]["rootdk"][statistic] / row["sgemm"][statistic])
 
 
-def judge(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """One record per target that was measured: what is wanted, what was reached, whether it is met.
+def share_of_plain_sum(row: Row, statistic: str) -> float:
+    """Bytes of K and V per second, as a share of what the fastest plain sum over them reached in the same turns."""
+    sums = [found[statistic] for name, found in row["seconds"].items() if name.startswith(PLAIN_SUM)]
+    return float(min(sums) / row["seconds"]["rootdk"][statistic])
 
-    None for a quick report: the targets are about the shapes of a full one.
+
+def judge(report: dict[str, Any]) -> list[Verdict]:
+    """One record per target of the sections that were run: what is wanted, what was reached, whether it is met.
+
+    A target that could not be judged is there too, with the reason. A quick report shows what it reached and judges
+    nothing: the targets are about the shapes of a full one.
     """
-    return [] if report.get("quick") else list(_judged(report))
+    found = list(_judged(report))
+    if report.get("quick"):
+        return [one | {"met": None, "why": one["why"] or "quick"} for one in found]
+    return found
 
 
 def mebibytes(size: float) -> str:
@@ -37,79 +45,143 @@ def mebibytes(size: float) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else "under 1 MiB"
 
 
-def _judged(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    forward: list[Row] = report.get("forward", [])
-    backward: list[Row] = report.get("backward", [])
-    torch_rows = _with(forward, "torch")
-    if torch_rows and "forward" in report["sections"]:
-        yield _at_least("forward against torch, geometric mean", 1.3, torch_rows, _faster_than("torch"), geometric_mean)
-        yield _at_least("forward against torch, slowest shape", 1.0, torch_rows, _faster_than("torch"), min)
-    long_full = [
-        row for row in forward if row["shape"]["n"] >= 2048 and row["shape"]["d"] >= 64 and not row["shape"]["causal"]
-    ]
-    if long_full and "forward" in report["sections"]:
-        yield _at_least("long full forward as a share of sgemm, lowest", 0.85, long_full, share_of_sgemm, min)
-    measured = _with(forward, "measure")
-    for name, limit, chosen in (
-        ("measure / attention, d >= 64, highest", 1.06, [row for row in measured if row["shape"]["d"] >= 64]),
-        ("measure / attention, d = 32, highest", 1.12, [row for row in measured if row["shape"]["d"] == 32]),
-    ):
-        if chosen:
-            yield _at_most(
-                name, limit, chosen, lambda row, statistic: speed_ratio(row, "measure", "rootdk", statistic), max
-            )
-    if measured_torch := _with(measured, "torch"):
-        yield _at_least(
-            "measure against torch unmeasured, slowest shape",
-            1.0,
-            measured_torch,
-            _faster_than("torch", "measure"),
-            min,
-        )
-    if by_hand := _with(measured, "torch by hand"):
-        faster = _faster_than("torch by hand", "measure")
-        yield _at_least("measure against torch by hand, 4096 keys, lowest", 5.0, by_hand, faster, min)
-    if torch_backward := _with(backward, "torch"):
-        yield _at_least(
-            "forward + backward against torch, geometric mean",
-            1.4,
-            torch_backward,
-            _faster_than("torch"),
-            geometric_mean,
-        )
-        yield _at_least(
-            "forward + backward against torch, slowest shape", 1.0, torch_backward, _faster_than("torch"), min
-        )
-    if memory := report.get("memory"):
-        extra = memory["extra_bytes"]
-        name = f"memory above inputs and output, {memory['keys']} keys"
-        yield {"name": name, "wanted": "< 1024 MiB", "reached": mebibytes(extra), "met": extra < 2**30}
+def _judged(report: dict[str, Any]) -> Iterator[Verdict]:
+    sections: set[str] = set(report["sections"])
+    no_torch = f"torch {report.get('absent', {}).get('torch', 'takes no part')}"
+    for section, of_section in _BY_ROWS.items():
+        if section in sections:
+            for key, chosen, target in of_section:
+                rows: list[Row] = report.get(key, [])
+                without_torch = "torch" in target.needs and "torch" not in report.get("peers", {"torch": ""})
+                picked = [row for row in rows if chosen(row)]
+                yield target.judge(picked, no_torch if without_torch else "no such shape in this run")
+    if "options" in sections:
+        yield from _one_by_one(report.get("options", []), "", no_torch)
+    if "beside" in sections:
+        yield from _one_by_one(report.get("beside", []), "between torch's layers, ", no_torch)
+    if "import" in sections:
+        yield from _import(report["import"])
+    if "memory" in sections:
+        extra = report["memory"]["extra_bytes"]
+        name = f"memory above inputs and output, {report['memory']['keys']} keys"
+        yield verdict(name, "< 1024 MiB", mebibytes(extra), met=extra < 2**30)
 
 
-def _with(rows: Iterable[Row], contestant: str) -> list[Row]:
-    return [row for row in rows if contestant in row["seconds"]]
+def _one_by_one(rows: list[Row], prefix: str, no_torch: str) -> Iterator[Verdict]:
+    """No option and no place may be slower than torch, so each row is a target."""
+    for row in rows:
+        yield _slowest(f"{prefix}{row['name']}").judge([row])
+    if not rows:
+        yield verdict(prefix.rstrip(", ") or "fused options against torch", ">= 1.00", "-", met=None, why=no_torch)
 
 
-def _faster_than(rival: str, ours: str = "rootdk") -> Callable[[Row, str], float]:
+def _import(found: dict[str, Any]) -> Iterator[Verdict]:
+    both = [found["seconds"]["rootdk"][statistic] for statistic in ("best", "median")]
+    reached = " / ".join(f"{seconds:.3f}" for seconds in both)
+    yield verdict("import rootdk, seconds", f"<= {IMPORT_SECONDS:.2f}", reached, met=max(both) <= IMPORT_SECONDS)
+    loaded = ", ".join(found["frameworks"]) or "none"
+    yield verdict("import rootdk, frameworks loaded", "none", loaded, met=not found["frameworks"])
+
+
+def _faster(rival: str, ours: str = "rootdk") -> Figure:
     return lambda row, statistic: speed_ratio(row, rival, ours, statistic)
 
 
-def _both(
-    rows: list[Row], value: Callable[[Row, str], float], over: Callable[[list[float]], float]
-) -> tuple[list[float], str]:
-    figures = [over([value(row, statistic) for row in rows]) for statistic in STATISTICS]
-    return figures, " / ".join(f"{figure:.2f}" for figure in figures)
+def _mean(name: str, limit: float) -> Target:
+    return Target(f"{name}, geometric mean", limit, _faster("torch"), geometric_mean, ("rootdk", "torch"))
 
 
-def _at_least(
-    name: str, limit: float, rows: list[Row], value: Callable[[Row, str], float], over: Callable[[list[float]], float]
-) -> dict[str, Any]:
-    figures, reached = _both(rows, value, over)
-    return {"name": name, "wanted": f">= {limit:.2f}", "reached": reached, "met": min(figures) >= limit}
+def _slowest(name: str) -> Target:
+    return Target(name, 1.0, _faster("torch"), min, ("rootdk", "torch"))
 
 
-def _at_most(
-    name: str, limit: float, rows: list[Row], value: Callable[[Row, str], float], over: Callable[[list[float]], float]
-) -> dict[str, Any]:
-    figures, reached = _both(rows, value, over)
-    return {"name": name, "wanted": f"<= {limit:.2f}", "reached": reached, "met": max(figures) <= limit}
+def _measure_cost(name: str, limit: float) -> Target:
+    # pairs.py: best over best, and the median of the ratios inside a pair.
+    def figure(row: Row, statistic: str) -> float:
+        return float(row["measure_over_attention"][statistic])
+
+    return Target(name, limit, figure, max, ("rootdk", "measure"), at_most=True)
+
+
+def _tiny_in_torch(name: str) -> Target:
+    figure: Figure = lambda row, statistic: speed_ratio(row, "rootdk on tensors", "torch", statistic)  # noqa: E731
+    return Target(name, 1.5, figure, max, ("rootdk on tensors", "torch"), at_most=True)
+
+
+def _any(row: Row) -> bool:  # noqa: ARG001 - one signature for all choices
+    return True
+
+
+def _long_full(row: Row) -> bool:
+    shape = row["shape"]
+    return bool(shape["n"] >= 2048 and shape["d"] >= 64 and not shape["causal"])
+
+
+def _of_kind(kind: str) -> Callable[[Row], bool]:
+    return lambda row: bool(row["kind"] == kind)
+
+
+def _microseconds(row: Row, statistic: str) -> float:
+    return float(row["seconds"]["rootdk"][statistic] * 1e6)
+
+
+# Section: under which key of the report its rows are, which of them count, the target.
+_BY_ROWS: dict[str, list[tuple[str, Callable[[Row], bool], Target]]] = {
+    "forward": [
+        ("forward", _any, _mean("forward against torch", 1.5)),
+        ("forward", _any, _slowest("forward against torch, slowest shape")),
+        (
+            "forward",
+            _long_full,
+            Target("long full forward as a share of sgemm, lowest", 0.85, share_of_sgemm, min, ("rootdk",)),
+        ),
+    ],
+    "backward": [
+        ("backward", _any, _mean("forward + backward against torch", 1.4)),
+        ("backward", _any, _slowest("forward + backward against torch, slowest shape")),
+    ],
+    "half": [("half", _of_kind(kind), _mean(f"{kind} forward against torch", 1.5)) for kind in KINDS],
+    "decode": [
+        (
+            "decode",
+            _of_kind(kind),
+            Target(f"decode, {kind}, as a share of a plain sum", 0.85, share_of_plain_sum, min, ("rootdk",)),
+        )
+        for kind in ("float32", "bfloat16")
+    ],
+    "measure": [
+        ("pairs", lambda row: row["shape"]["d"] >= 64, _measure_cost("measure / attention, d >= 64, highest", 1.06)),
+        ("pairs", lambda row: row["shape"]["d"] == 32, _measure_cost("measure / attention, d = 32, highest", 1.12)),
+        (
+            "forward",
+            _any,
+            Target(
+                "measure against torch unmeasured, slowest shape",
+                1.0,
+                _faster("torch", "measure"),
+                min,
+                ("measure", "torch"),
+            ),
+        ),
+        (
+            "forward",
+            lambda row: row["shape"]["n"] == 4096,
+            Target(
+                "measure against torch by hand, 4096 keys, lowest",
+                5.0,
+                _faster("torch by hand", "measure"),
+                min,
+                ("measure", "torch by hand"),
+            ),
+        ),
+    ],
+    "tiny": [
+        (
+            "tiny",
+            lambda row: not row["gradient"] and row["shape"]["heads"] == 1,
+            Target("tiny call in NumPy, microseconds", 15.0, _microseconds, max, ("rootdk",), at_most=True),
+        ),
+        ("tiny", lambda row: not row["gradient"], _tiny_in_torch("tiny call on tensors / torch's, highest")),
+        ("tiny", lambda row: row["gradient"], _tiny_in_torch("tiny forward + backward / torch's, highest")),
+    ],
+}

@@ -55,24 +55,40 @@ def interleave(
     fewest: int = 5,
     most: int = 60,
     together: tuple[str, ...] = (),
+    pause: float = 0.0,
 ) -> dict[str, Timing]:
     """Time all contestants in turns, one call each in every round, in about `budget` seconds.
 
-    Those in `together` share one turn.
+    Those in `together` share one turn. With `pause`, every timed call comes so many seconds after the one before it.
     """
+    seconds_of = rounds(contestants, budget, fewest, most, together, pause)
+    return {name: timing(seconds) for name, seconds in seconds_of.items()}
+
+
+def rounds(
+    contestants: Mapping[str, Call],
+    budget: float,
+    fewest: int = 5,
+    most: int = 60,
+    together: tuple[str, ...] = (),
+    pause: float = 0.0,
+) -> dict[str, list[float]]:
+    """The same, with every single time: entry r of each list is of round r."""
     usual = {}
     for name, call in contestants.items():
         call()
         usual[name] = timed(call)
     shared = tuple(name for name in together if name in contestants)
     turns = [shared] * bool(shared) + [(name,) for name in contestants if name not in shared]
-    cost = sum(2 * SETTLE_WINDOW + _seconds_of_turn([usual[name] for name in turn]) for turn in turns)
-    rounds = max(fewest, min(most, int(budget / cost)))
+    cost = pause * len(contestants) + sum(
+        2 * SETTLE_WINDOW + _seconds_of_turn([usual[name] for name in turn]) for turn in turns
+    )
+    number = max(fewest, min(most, int(budget / cost)))
     seconds_of: dict[str, list[float]] = {name: [] for name in contestants}
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for round_ in range(rounds):
+        for round_ in range(number):
             # Another one starts each round, and every second round runs backwards: nobody always follows the same
             # neighbour.
             first = round_ % len(turns)
@@ -82,11 +98,13 @@ def interleave(
                 names = turn if round_ % 2 == 0 else turn[::-1]
                 _warm_up([contestants[name] for name in names], [usual[name] for name in names])
                 for name in names:
+                    if pause:
+                        time.sleep(pause)
                     seconds_of[name].append(timed(contestants[name]))
     finally:
         if collecting:
             gc.enable()
-    return {name: timing(seconds) for name, seconds in seconds_of.items()}
+    return seconds_of
 
 
 def _warms_itself(usual: Sequence[float]) -> bool:

@@ -1,0 +1,73 @@
+"""Beside torch: attention between two linear layers of torch, which is where it is used.
+
+Two thread pools in one process can stand in each other's way: torch's workers spin for a while after the first layer,
+and the attention's workers are to be awake when they are needed. So the whole chain is timed, rootdk's attention
+against torch's in the same place; and again 20 ms after the chain before it, when every worker is asleep.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rootdk.bench import race as races
+from rootdk.bench import truth
+from rootdk.bench.setting import Setting, Step
+from rootdk.bench.timing import Call, interleave
+
+PAUSE = 0.020
+HEADS, D = 8, 64
+TOKENS = (128, 1024)
+
+
+def steps(setting: Setting) -> Iterator[Step]:
+    """Each length in a row of calls and after a pause; none without torch."""
+    if not setting.torch:
+        return
+    for n in TOKENS[:1] if setting.quick else TOKENS:
+        for pause in (0.0, PAUSE):
+            name = f"{n} tokens{f', after {pause * 1e3:.0f} ms' if pause else ''}"
+            yield Step("beside", f"chain, {name}", partial(race, name, n, pause=pause, budget=setting.seconds(2.5)))
+
+
+def race(name: str, n: int, *, pause: float, budget: float) -> dict[str, Any]:
+    """linear -> attention -> linear with either attention, and without any: what both share."""
+    import torch
+
+    from rootdk.torch import scaled_dot_product_attention
+
+    generator = torch.Generator().manual_seed(0)
+    width = HEADS * D
+    tokens = torch.randn(1, n, width, generator=generator)
+    into = torch.randn(3 * width, width, generator=generator) / width**0.5
+    out_of = torch.randn(width, width, generator=generator) / width**0.5
+
+    def chain(attend: Any) -> Any:
+        with torch.no_grad():
+            split = torch.nn.functional.linear(tokens, into).view(1, n, 3, HEADS, D)
+            query, key, value = split.transpose(1, 3).unbind(2)
+            out = attend(query, key, value)
+            return torch.nn.functional.linear(out.transpose(1, 2).reshape(1, n, width), out_of)
+
+    calls: dict[str, Call] = {
+        "rootdk": partial(chain, partial(scaled_dot_product_attention, is_causal=True)),
+        "torch": partial(chain, partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)),
+    }
+    expected = by_formula(*(tensor.double().numpy() for tensor in (tokens[0], into, out_of)))
+    calls, left_out = races.only_right(calls, lambda _, found: truth.check_near(found[0].numpy(), expected))
+    timings = interleave(calls | {"layers alone": partial(chain, lambda query, *_: query)}, budget, pause=pause)
+    seconds = {side: asdict(found) for side, found in timings.items()}
+    return {"name": name, "tokens": n, "pause": pause, "seconds": seconds, "left_out": left_out}
+
+
+def by_formula(tokens: Any, into: Any, out_of: Any) -> Any:
+    """The chain in float64."""
+    n, width = tokens.shape
+    query, key, value = (tokens @ into.T).reshape(n, 3, HEADS, D).transpose(1, 2, 0, 3)
+    scores = query @ key.swapaxes(-1, -2) / D**0.5
+    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = weights @ value / weights.sum(-1, keepdims=True)
+    return out.transpose(1, 0, 2).reshape(n, width) @ out_of.T
