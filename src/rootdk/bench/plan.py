@@ -12,7 +12,7 @@ QUICK_MEMORY_KEYS = 16_384
 def steps(setting: Setting) -> Iterator[Step]:
     """All steps of the sections that were asked for."""
     sections = setting.sections
-    shapes, budget = QUICK if setting.quick else MATRIX, setting.seconds(7.0, 1.0)
+    shapes, budget = QUICK if setting.quick else MATRIX, setting.seconds(6.0, 0.5)
     measured = "measure" in sections
     if sections & {"forward", "measure"}:
         # Without "forward" only torch stays: measure is held against its unmeasured call.

@@ -38,7 +38,9 @@ class Target:
         ours = self.needs[0]
         unable = [row for row in rows if ours not in row["seconds"]]
         if unable:
-            why = f"{unable[0]['name']}: {unable[0]['left_out'].get(ours, 'took no part')}"
+            first = unable[0]
+            place = "" if first["name"] in self.name else f"{first['name']}: "
+            why = f"{place}{ours} {first['left_out'].get(ours, 'took no part')}"
             return self._say("no result", met=False, why=why)
         complete = [row for row in rows if all(name in row["seconds"] for name in self.needs)]
         if not complete:
