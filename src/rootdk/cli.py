@@ -160,10 +160,11 @@ def info(as_json: bool) -> None:
     type=click.Choice(
         ["forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "import", "memory", "all"]
     ),
+    metavar="SECTION",
     multiple=True,
     default=("all",),
     show_default=True,
-    help="What to time; repeat it.",
+    help="What to time; repeat it: forward, measure, backward, half, decode, options, tiny, beside, import, memory.",
 )
 @click.option(
     "--peer",

@@ -1,7 +1,7 @@
 """bfloat16 and float16 against torch, on some shapes of the matrix, each race in a process of its own.
 
-torch's half-type attention hands its products to oneDNN, which may pick instructions that a virtual machine hides, and
-then the process dies: isolated.py says what happens next. torch's float32 call, which its user would fall back to,
+torch's half-type attention hands its products to oneDNN, which may pick instructions that a virtual machine refuses,
+and then the process dies: isolated.py says what happens next. torch's float32 call, which its user would fall back to,
 takes part beside it.
 """
 

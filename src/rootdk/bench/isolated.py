@@ -1,8 +1,8 @@
 """A race in a process of its own, for contestants that may die: an illegal instruction cannot be caught.
 
 The process notes in a file whose first call comes next. When it dies, the race is run again with a narrower
-instruction set for the library behind torch: it goes by the CPU's family, and a virtual machine may lack what the
-family has (AMX above all). Only if that does not help is the contestant out. Either way the row says so.
+instruction set for the library behind torch: AMX is an instruction that a virtual machine may list and still refuse.
+Only if that does not help is the contestant out. Either way the row says so.
 """
 
 import json
