@@ -1,13 +1,15 @@
-"""What every test may use: a random generator of its own, and a stand-in for the kernel that notes what it is given."""
+"""What every test may use: a random generator of its own, and what notes the calls that reach the kernel or rootdk."""
 
 import sys
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import RecordingKernel
 
+import rootdk
 from rootdk import _backends
 
 
@@ -25,3 +27,30 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingKernel]:
     _backends.kernel.cache_clear()
     yield stand_in
     _backends.kernel.cache_clear()
+
+
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options of every call that a model makes to rootdk: unwatched, it may well run on torch's own kernel."""
+    from rootdk._torch import functional, hugging_face
+
+    calls: list[dict[str, Any]] = []
+
+    def noted(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        calls.append(options)
+        return rootdk.attention(query, key, value, **options)
+
+    monkeypatch.setattr(functional, "attention", noted)
+    monkeypatch.setattr(hugging_face, "attention", noted)
+    return calls
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For small models: on a busy machine torch's threads wait for each other longer than the work takes."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -54,9 +54,22 @@ def test_dropout_follows_torch() -> None:
     assert not torch.equal(first, transformers_attention(DECODER, Q, K, V, None)[0])
 
 
-def test_a_paged_cache_is_refused() -> None:
-    with pytest.raises(rootdk.ArgumentError, match=r"^cache: must be None, got int: paged caches are not supported$"):
-        transformers_attention(DECODER, Q, K, V, None, cache=3)
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("cache", 3, "got int: paged caches are not supported"),
+        ("indices", torch.zeros(2, 6, 3), "got Tensor: keys that an indexer picks are not supported"),
+        ("block_indices", torch.zeros(2, 6, 3), "got Tensor: blocks of keys"),
+        ("cu_seq_lens_q", torch.tensor([0, 3, 6]), "got Tensor: packed sequences are told by position_ids"),
+        ("output_attentions", True, "got bool: the weights are never there as a whole"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(name: str, given: Any, message: str) -> None:
+    with pytest.raises(rootdk.ArgumentError, match=rf"^{name}: must be None, {message}"):
+        transformers_attention(DECODER, Q, K, V, None, **{name: given})
+    absent = {name: False if name == "output_attentions" else None}
+    out, _ = transformers_attention(DECODER, Q, K, V, None, **absent)
+    assert torch.equal(out, transformers_attention(DECODER, Q, K, V, None, sliding_window=6, position_ids=Q)[0])
 
 
 def test_both_interfaces_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:

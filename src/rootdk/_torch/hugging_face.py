@@ -10,6 +10,16 @@ from ..errors import ArgumentError
 
 NAME = "rootdk"
 
+# What models hand over beyond the arguments below is for other implementations or without effect on the result, except
+# for these: dropped in silence, they would give an answer to another question.
+REFUSED = {
+    "cache": "paged caches are not supported",
+    "indices": "keys that an indexer picks are not supported; sdpa puts them into its mask",
+    "block_indices": "blocks of keys that an indexer picks are not supported; sdpa puts them into its mask",
+    "cu_seq_lens_q": "packed sequences are told by position_ids that start again at 0 and no attention_mask",
+    "output_attentions": "the weights are never there as a whole; eager gives them",
+}
+
 
 def register_transformers() -> str:
     """Register rootdk with transformers and return the name to give it: "rootdk".
@@ -20,15 +30,16 @@ def register_transformers() -> str:
 
     Both the attention and its mask are registered under the name: without a mask of its own a model would lose its
     causality without a word. Softcap (Gemma 2), sinks (gpt-oss), position biases (T5, without a gradient for them),
-    grouped heads and dropout go to the kernel. set_attn_implementation only warns where a model cannot switch; see that
-    model.config._attn_implementation is "rootdk" afterwards.
+    grouped heads and dropout go to the kernel; what it has no answer to, such as the sparse attention of DeepSeek V3.2
+    or a paged cache, is an error. set_attn_implementation only warns where a model cannot switch (Falcon); see that
+    model.config._attn_implementation is "rootdk" afterwards, or take rootdk.torch.use() around the model on sdpa.
     """
     try:
         library = import_module("transformers")
         sdpa_mask = import_module("transformers.masking_utils").sdpa_mask
     except ImportError as error:
         raise ImportError(
-            "transformers: must be installed (version 5 or newer, `pip install 'rootdk[audit]'`), "
+            "transformers: must be installed (version 5 or newer, `pip install 'transformers>=5'`), "
             f"got {type(error).__name__}: {error}"
         ) from error
     library.AttentionInterface.register(NAME, transformers_attention)
@@ -55,10 +66,10 @@ def transformers_attention(
     A mask of None means that the callee takes care of causality: more than one query and a causal module. A sliding
     window is in the mask that transformers makes, whenever it hides anything.
     """
-    if others.get("cache") is not None:
-        raise ArgumentError(
-            f"cache: must be None, got {type(others['cache']).__name__}: paged caches are not supported"
-        )
+    for name, reason in REFUSED.items():
+        given = others.get(name)
+        if given is not None and given is not False:
+            raise ArgumentError(f"{name}: must be None, got {type(given).__name__}: {reason}")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     causal = bool(query.shape[2] > 1 and attention_mask is None and is_causal)
