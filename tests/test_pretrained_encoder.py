@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers_zoo  # noqa: F401 -- registers "textbook"
+from transformers_zoo import PLAIN
 from whole_models import UNITS, budget
 
 import rootdk.torch
@@ -45,7 +45,7 @@ def embeddings(implementation: str, dtype: torch.dtype = torch.float32) -> Any:
 def judged() -> tuple[Any, float]:
     """The embeddings in float64, and what float32 costs with the attention that the model has."""
     judge = embeddings("textbook", torch.float64)
-    return judge, max(float((embeddings(own) - judge).abs().max()) for own in ("sdpa", "eager", "textbook"))
+    return judge, max(float((embeddings(own) - judge).abs().max()) for own in ("sdpa", "eager", *PLAIN))
 
 
 @pytest.mark.parametrize("route", ["use", "registered"])

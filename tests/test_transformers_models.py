@@ -4,15 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-import whole_models
-from transformers_zoo import FAMILIES, ROUTES, built, inputs, judged, on_rootdk, outcome, own_errors, paddings
+from transformers_zoo import FAMILIES, ROUTES, built, judged, on_rootdk, outcome, own_errors, paddings
 from whole_models import UNITS, assert_within, errors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PADDED_ROUTES = [(name, padding, route) for name, route in ROUTES for padding in paddings(name)]
 TYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-DROPOUT = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "t5": "dropout_rate",
-           "vit": "attention_probs_dropout_prob"}  # fmt: skip
 
 
 def assert_judged(found: dict[str, Any], name: str, padding: str, dtype: torch.dtype) -> None:
@@ -44,32 +41,3 @@ def test_recomputed_in_the_backward_pass(routed: list[dict[str, Any]], name: str
         found = outcome(model, name, "none")
     assert len(routed) == 2 * FAMILIES[name].attentions
     assert_judged(found, name, "none", torch.float64)
-
-
-@pytest.mark.parametrize(("name", "route"), [(n, r) for n, r in ROUTES if n not in {"bert", "t5", "vit"}])
-def test_sequences_packed_into_one_row(routed: list[dict[str, Any]], name: str, route: str) -> None:
-    """Positions that start again and no mask: transformers tells the sequences apart in the mask that it makes."""
-    given, real = inputs(name, "none")
-    positions = torch.cat([torch.arange(6), torch.arange(real.shape[1] - 6)])
-    given |= {"position_ids": positions.expand(real.shape), "use_cache": False}
-    judge = built(name, "textbook")
-    expected = whole_models.outcome(judge, judge(**given).logits[real])
-    assert errors(expected, judged(name, "none"))[0] > 0.01, "the sequences were not told apart"
-    with on_rootdk(name, route) as model:
-        found = whole_models.outcome(model, model(**given).logits[real])
-    assert len(routed) == FAMILIES[name].attentions
-    assert_within(errors(found, expected), own_errors(name), torch.float64)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("name", "route"), ROUTES)
-def test_dropout_is_that_of_the_config_and_only_in_training(
-    routed: list[dict[str, Any]], name: str, route: str
-) -> None:
-    given, _ = inputs(name, "none")
-    with on_rootdk(name, route, torch.float32, **{DROPOUT.get(name, "attention_dropout"): 0.25}) as model:
-        model(**given)
-        assert [call["dropout"] for call in routed] == [0.25] * FAMILIES[name].attentions
-        routed.clear()
-        model.eval()(**given)
-    assert [call["dropout"] for call in routed] == [0.0] * FAMILIES[name].attentions

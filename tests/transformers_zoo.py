@@ -5,6 +5,7 @@ its attention switched on. Weights are float32 numbers, so the float64 model is 
 """
 
 import copy
+import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -187,12 +188,19 @@ def textbook(
     softcap: float | None = None,
     s_aux: Any = None,
     position_bias: Any = None,
+    folded: bool = False,
     **_: Any,
 ) -> tuple[Any, None]:
-    """Attention as the papers write it, in the type of the query; eager versions take the softmax in float32."""
+    """Attention as the papers write it, in the type of the query; eager versions take the softmax in float32.
+
+    folded    with the scale and log2(e) multiplied into the query before the product, which rounds each component once:
+              the kernel does it, and helpers.py grants it. With a scale of 1, as in T5, nobody else rounds there.
+    """
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    logits = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    before, after = (scale / math.log(2), math.log(2)) if folded else (1.0, scale)
+    logits = (query * before) @ key.transpose(-1, -2) * after
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     for added in (position_bias, attention_mask):
@@ -204,8 +212,10 @@ def textbook(
 
 
 # The judge gets a mask that is always written out: what rootdk leaves to causal=True is in it.
-transformers.AttentionInterface.register("textbook", textbook)
-transformers.AttentionMaskInterface.register("textbook", eager_mask)
+PLAIN = {"textbook": textbook, "folded": partial(textbook, folded=True)}
+for _name, _function in PLAIN.items():
+    transformers.AttentionInterface.register(_name, _function)
+    transformers.AttentionMaskInterface.register(_name, eager_mask)
 
 
 @cache
@@ -216,6 +226,6 @@ def judged(name: str, padding: str) -> dict[str, Any]:
 
 @cache
 def own_errors(name: str) -> tuple[float, float]:
-    """errors() of float32 with the attention that the model has against judged(), the largest over all paddings."""
-    runs = [(implementation, p) for implementation in (*FAMILIES[name].own, "textbook") for p in paddings(name)]
+    """errors() of float32 without rootdk against judged(), the largest over all paddings."""
+    runs = [(implementation, p) for implementation in (*FAMILIES[name].own, *PLAIN) for p in paddings(name)]
     return largest([errors(outcome(built(name, i, torch.float32), name, p), judged(name, p)) for i, p in runs])

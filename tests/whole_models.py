@@ -1,8 +1,8 @@
 """Whole models on one attention and on another: what is compared, and how far apart it may be.
 
 A model turns a rounding in its attention into errors of its own size, so no bound from theory fits all of them. The
-model itself gives it: twice what float32 costs it with the attention that it has, and one rounding of the result. In
-float64 that cost is less by the 29 bits between the types: the numbers of the model are the same, and so is what it
+model itself gives it: twice what float32 costs it with attention that is not rootdk's, and one rounding of the result.
+In float64 that cost is less by the 29 bits between the types: the numbers of the model are the same, and so is what it
 makes of an error. The judge is then a float64 run as well, and is granted the same once more.
 """
 

@@ -14,8 +14,8 @@ NAME = "rootdk"
 # for these: dropped in silence, they would give an answer to another question.
 REFUSED = {
     "cache": "paged caches are not supported",
-    "indices": "keys that an indexer picks are not supported; sdpa puts them into its mask",
-    "block_indices": "blocks of keys that an indexer picks are not supported; sdpa puts them into its mask",
+    "indices": "for keys that an indexer picks run the model on sdpa inside rootdk.torch.use()",
+    "block_indices": "for blocks of keys that an indexer picks run the model on sdpa inside rootdk.torch.use()",
     "cu_seq_lens_q": "packed sequences are told by position_ids that start again at 0 and no attention_mask",
     "output_attentions": "the weights are never there as a whole; eager gives them",
 }
@@ -29,10 +29,10 @@ def register_transformers() -> str:
         model.set_attn_implementation("rootdk")        for a model that is already there
 
     Both the attention and its mask are registered under the name: without a mask of its own a model would lose its
-    causality without a word. Softcap (Gemma 2), sinks (gpt-oss), position biases (T5, without a gradient for them),
-    grouped heads and dropout go to the kernel; what it has no answer to, such as the sparse attention of DeepSeek V3.2
-    or a paged cache, is an error. set_attn_implementation only warns where a model cannot switch (Falcon); see that
-    model.config._attn_implementation is "rootdk" afterwards, or take rootdk.torch.use() around the model on sdpa.
+    causality without a word. Softcap (Gemma 2), sinks (gpt-oss), position biases (T5), grouped heads and dropout go to
+    the kernel; what it has no answer to, such as the keys that an indexer picks (DeepSeek V3.2) or a paged cache, is an
+    error. set_attn_implementation only warns where a model cannot switch (Falcon): see that
+    model.config._attn_implementation is "rootdk" afterwards, or run the model on sdpa inside rootdk.torch.use().
     """
     try:
         library = import_module("transformers")
