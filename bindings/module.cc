@@ -70,10 +70,10 @@ struct call {
   }
 
   pairs_view pairs(const memory& a, int64_t item_bytes) {
-    require(a.axes() >= 3 && a.item_bytes() == item_bytes, "kernel: mask or bias has a wrong rank or element size");
+    require(a.axes() >= 3 && a.item_bytes() == item_bytes, "kernel: mask, bias or d_bias has a wrong rank or element size");
     require(a.shape_from_end(2) == problem.heads && a.shape_from_end(1) == problem.n_query &&
                 a.shape_from_end(0) == problem.n_key,
-            "kernel: mask and bias must be broadcast to (heads, n_query, n_key)");
+            "kernel: mask, bias and d_bias must be broadcast to (heads, n_query, n_key)");
     return {a.data(), batch_offsets(a), a.stride_from_end(2), a.stride_from_end(1), a.stride_from_end(0)};
   }
 };
@@ -155,7 +155,7 @@ void backward(int type, nb::handle query, nb::handle key, nb::handle value, nb::
               nb::handle row_state, nb::handle d_query, nb::handle d_key, nb::handle d_value, double scale,
               nb::handle row_scale, double softcap, int64_t left, int64_t right, nb::handle query_offset,
               nb::handle key_lengths, nb::handle mask, nb::handle bias, int bias_type, nb::handle sinks, double dropout,
-              uint64_t seed) {
+              uint64_t seed, nb::handle d_bias) {
   call c;
   describe(c, type, query, key, value, scale, row_scale, softcap, left, right, query_offset, key_lengths, mask, bias,
            bias_type, sinks, dropout, seed);
@@ -166,6 +166,7 @@ void backward(int type, nb::handle query, nb::handle key, nb::handle value, nb::
   p.d_query = c.rows(c.out(d_query), p.heads, p.n_query, p.d_k);
   p.d_key = c.rows(c.out(d_key), p.kv_heads, p.n_key, p.d_k);
   p.d_value = c.rows(c.out(d_value), p.kv_heads, p.n_key, p.d_v);
+  if (!d_bias.is_none()) p.d_bias = c.pairs(c.out(d_bias), p.type == element::float64 ? 8 : 4);
   nb::gil_scoped_release unlocked;
   rootdk::attention_backward(p);
 }
@@ -202,7 +203,8 @@ NB_MODULE(_kernel, m) {
         "bias_element"_a, "sinks"_a.none(), "dropout"_a, "seed"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none());
   m.def("backward", &backward, "element"_a, "query"_a, "key"_a, "value"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a,
         "d_key"_a, "d_value"_a, "scale"_a, "row_scale"_a.none(), "softcap"_a, "left"_a, "right"_a, "query_offset"_a,
-        "key_lengths"_a.none(), "mask"_a.none(), "bias"_a.none(), "bias_element"_a, "sinks"_a.none(), "dropout"_a, "seed"_a);
+        "key_lengths"_a.none(), "mask"_a.none(), "bias"_a.none(), "bias_element"_a, "sinks"_a.none(), "dropout"_a, "seed"_a,
+        "d_bias"_a.none() = nb::none());
   m.def("target", [] { return std::string(rootdk::current_target().name); });
   m.def("targets", &target_names);
   m.def("set_target", &set_target, "name"_a);

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "pool.h"
+#include "waves.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -103,7 +104,8 @@ thread_local thread_scratch scratch;
 constexpr double serial_work = 400e3;
 
 int threads_for(const attention_problem& problem) {
-  const double work = double(problem.rows()) * double(problem.n_key) * double(problem.d_k + problem.d_v);
+  const double rows = double(problem.pairs()) * double(problem.group() * problem.n_query);
+  const double work = rows * double(problem.n_key) * double(problem.d_k + problem.d_v);
   return work < serial_work ? 1 : num_threads();
 }
 
@@ -119,12 +121,29 @@ void run(const attention_problem& problem, const kernel_pass& pass) {
   parallel_for(pass.merges(problem), threads, [&](int64_t merge) { pass.merge(problem, merge, shared_buffer); });
 }
 
+// One wave after the other, each a backward pass over its own pairs.
+void run_waves(attention_problem problem, const kernel_pass& pass) {
+  for (const std::vector<int64_t>& wave : bias_waves(problem)) {
+    problem.pair_list = wave.data(), problem.pair_list_size = int64_t(wave.size());
+    run(problem, pass);
+  }
+}
+
 }  // namespace
 
 void attention_forward(const attention_problem& problem) {
   if (problem.rows() > 0) run(problem, current_target().forward);
 }
 
-void attention_backward(const attention_problem& problem) { run(problem, current_target().backward); }
+void attention_backward(const attention_problem& problem) {
+  const kernel_pass& pass = current_target().backward;
+  if (!problem.d_bias.data) return run(problem, pass);
+  bias_copies copies(problem);
+  if (!copies.useful()) return run_waves(problem, pass);
+  attention_problem apart = problem;
+  apart.d_bias = copies.view();
+  run_waves(apart, pass);
+  copies.merge();
+}
 
 }  // namespace rootdk

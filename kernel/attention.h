@@ -25,7 +25,7 @@ struct rows_view {
 
 // (batch, head, query, key), every stride free; zero where the array was broadcast.
 struct pairs_view {
-  const char* data = nullptr;  // null: absent
+  char* data = nullptr;  // null: absent
   const int64_t* batch_offset = nullptr;
   int64_t head_stride = 0;
   int64_t query_stride = 0;
@@ -71,7 +71,15 @@ struct attention_problem {
 
   // Backward only. `out` and `row_state` are then inputs.
   rows_view d_out, d_query, d_key, d_value;
+  // Added to, so the caller clears it; in the type that is computed with, whatever the type of the bias. Strides are zero
+  // where the bias was broadcast: all pairs that read one number of it add to one number here. Else no two overlap.
+  pairs_view d_bias;
+  // The (batch, key head) pairs to work on, each as batch * kv_heads + kv_head; null: all of them.
+  const int64_t* pair_list = nullptr;
+  int64_t pair_list_size = 0;
 
+  int64_t pairs() const { return pair_list ? pair_list_size : batch * kv_heads; }
+  int64_t pair(int64_t i) const { return pair_list ? pair_list[i] : i; }
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
   int64_t rows() const { return batch * heads * n_query; }
 };

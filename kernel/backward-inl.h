@@ -6,7 +6,7 @@
 //
 //   P  = 2^(S - max) / sum          the forward's weights, from the row's saved maximum and sum
 //   dP = dO V'                      (times the dropout factor)
-//   dS = P * (dP - <dO, O>)         (times the softcap's slope)
+//   dS = P * (dP - <dO, O>)         the gradient of the bias; times the softcap's slope that of the products
 //   dV = P' dO     dK = dS' Q     dQ = dS K
 
 namespace rootdk::ROOTDK_TARGET {
@@ -15,18 +15,15 @@ namespace rootdk::ROOTDK_TARGET {
 constexpr int64_t wanted_items = 8;
 
 inline int64_t backward_chunks(const attention_problem& problem) {
-  const int64_t heads = problem.batch * problem.kv_heads;
-  const int64_t most = ceil_div(problem.n_key, 2 * key_block);
-  return heads == 0 || most == 0 ? 1 : at_least(1, at_most(ceil_div(wanted_items, heads), most));
+  const int64_t pairs = problem.pairs(), most = ceil_div(problem.n_key, 2 * key_block);
+  return pairs == 0 || most == 0 ? 1 : at_least(1, at_most(ceil_div(wanted_items, pairs), most));
 }
 
 inline int64_t chunk_keys(const attention_problem& problem) {
   return ceil_div(ceil_div(problem.n_key, backward_chunks(problem)), key_block) * key_block;
 }
 
-inline int64_t backward_items_of(const attention_problem& problem) {
-  return problem.batch * problem.kv_heads * backward_chunks(problem);
-}
+inline int64_t backward_items_of(const attention_problem& problem) { return problem.pairs() * backward_chunks(problem); }
 
 template <typename real>
 ROOTDK_INLINE int64_t padded(int64_t length) {
@@ -39,6 +36,7 @@ struct backward_panel {
   static constexpr int lanes = panel_lanes<real>;
   panel<real> place;
   alignas(64) real maximum[lanes], inverse_sum[lanes], delta[lanes], query_factor[lanes];
+  alignas(64) real bias_sum[lanes];  // of dS over the chunk's keys; only where the bias has no axis of keys
   real *q_packed, *d_out_packed;  // [d][lane]; where few-inl.h made the scores q_packed is [row][d], as there
   real *q_rows, *d_out_rows;      // [lane][padded d]; the query's already times the scale
   real* d_query;                  // [d][lane]
@@ -49,7 +47,7 @@ struct backward_scratch {
   typedef compute<stored> real;
   static constexpr int64_t panels = item_rows<real> / panel_lanes<real>;
   real *d_key, *d_value;  // sums of the chunk, [key][padded d]
-  real *scores, *gradient, *slope, *factors, *key_copy, *value_copy, *out_packed, *marks;
+  real *scores, *gradient, *slope, *d_bias, *factors, *key_copy, *value_copy, *out_packed, *marks;
   backward_panel<real>* rows;
   int64_t bytes;
 
@@ -63,6 +61,7 @@ struct backward_scratch {
     scores = carve.take<real>(key_block * lanes);
     gradient = carve.take<real>(key_block * lanes);
     slope = carve.take<real>(problem.softcap > 0 ? key_block * lanes : 0);
+    d_bias = carve.take<real>(problem.softcap > 0 && problem.d_bias.data ? key_block * lanes : 0);
     factors = carve.take<real>(problem.dropout > 0 ? key_block * lanes : 0);
     key_copy = carve.take<real>(converted ? key_block * problem.d_k : 0);
     value_copy = carve.take<real>(converted ? key_block * problem.d_v : 0);
@@ -92,7 +91,7 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, backwa
   const real* state = static_cast<const real*>(problem.row_state);
   for (int lane = 0; lane < lanes; ++lane) {
     one[lane] = 1;
-    b.maximum[lane] = b.inverse_sum[lane] = b.query_factor[lane] = 0;
+    b.maximum[lane] = b.inverse_sum[lane] = b.query_factor[lane] = b.bias_sum[lane] = 0;
     if (lane >= p.live) continue;
     const real maximum = state[p.flat + lane], sum = state[problem.rows() + p.flat + lane];
     // A row that saw nothing: weights 0, whatever is computed.
@@ -129,10 +128,10 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, backwa
   std::memset(b.d_query, 0, size_t(problem.d_k * lanes) * sizeof(real));
 }
 
-// scores -> weights (dropout applied), dP -> dS.
+// scores -> weights (dropout applied), dP -> dS. d_bias, where wanted, gets dS without the slope.
 template <typename real>
 inline void score_gradient(const backward_panel<real>& b, int64_t keys, real* scores, real* gradient, const real* slope,
-                           const real* factors) {
+                           const real* factors, real* d_bias) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   for (int v = 0; v < lanes; v += width) {
     const vec<real> maximum = load(b.maximum + v), inverse_sum = load(b.inverse_sum + v), delta = load(b.delta + v);
@@ -147,10 +146,12 @@ inline void score_gradient(const backward_panel<real>& b, int64_t keys, real* sc
         d_p *= factor;
         dropped *= factor;
       }
-      vec<real> d_s = p * (d_p - delta);
-      if (slope) d_s *= load(slope + at);
       // A hidden pair has weight 0, but 0 times the NaN of a hidden value would not be 0.
-      store(gradient + at, select<real>(score == broadcast(minus_infinity<real>), vec<real>{}, d_s));
+      const ivec<real> hidden = score == broadcast(minus_infinity<real>);
+      vec<real> d_s = p * (d_p - delta);
+      if (d_bias) store(d_bias + at, select<real>(hidden, vec<real>{}, d_s));
+      if (slope) d_s *= load(slope + at);
+      store(gradient + at, select<real>(hidden, vec<real>{}, d_s));
       store(scores + at, dropped);
     }
   }
@@ -213,7 +214,11 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
                                            overwrite{});
       if (problem.dropout > 0) dropout_factors(problem, b.place, start, keys, s.factors);
-      score_gradient<real>(b, keys, s.scores, s.gradient, slope, problem.dropout > 0 ? s.factors : nullptr);
+      // Once, not again with care: dS is the same both times, and d_bias is added to.
+      const bool adds_bias = problem.d_bias.data && !careful;
+      score_gradient<real>(b, keys, s.scores, s.gradient, slope, problem.dropout > 0 ? s.factors : nullptr,
+                           adds_bias && slope ? s.d_bias : nullptr);
+      if (adds_bias) add_bias_gradient(problem, batch, b.place, start, keys, slope ? s.d_bias : s.gradient, b.bias_sum);
       real* d_key = s.d_key + (start - chunk_first) * k_width;
       real* d_value = s.d_value + (start - chunk_first) * v_width;
       if (careful)
@@ -227,10 +232,21 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   return true;
 }
 
+// Rows of the pairs at hand, one after the other: what the shared buffer holds for each chunk.
+inline int64_t shared_rows(const attention_problem& problem) { return problem.pairs() * problem.group() * problem.n_query; }
+
 // Where an item leaves its part of the query's gradient when several add to the same rows: [chunk][row][d].
 template <typename real>
-ROOTDK_INLINE real* partial_row(const attention_problem& problem, void* shared, int64_t chunk, int64_t flat) {
-  return static_cast<real*>(shared) + (chunk * problem.rows() + flat) * problem.d_k;
+ROOTDK_INLINE real* partial_row(const attention_problem& problem, void* shared, int64_t chunk, int64_t row) {
+  return static_cast<real*>(shared) + (chunk * shared_rows(problem) + row) * problem.d_k;
+}
+
+// And behind them its sums of dS where the bias has no axis of keys: [chunk][row].
+template <typename real>
+ROOTDK_INLINE real* partial_bias(const attention_problem& problem, void* shared, int64_t chunk, int64_t row) {
+  const int64_t chunks = backward_chunks(problem);
+  const int64_t before = chunks == 1 ? 0 : chunks * shared_rows(problem) * problem.d_k;
+  return static_cast<real*>(shared) + before + chunk * shared_rows(problem) + row;
 }
 
 template <typename stored>
@@ -238,7 +254,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
                               bool careful) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
-  const int64_t chunks = backward_chunks(problem), chunk = item % chunks, pair = item / chunks;
+  const int64_t chunks = backward_chunks(problem), chunk = item % chunks, pair = problem.pair(item / chunks);
   const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
   const int64_t chunk_first = at_most(chunk * chunk_keys(problem), problem.n_key);
   const int64_t chunk_last = at_most(chunk_first + chunk_keys(problem), problem.n_key), keys = chunk_last - chunk_first;
@@ -257,13 +273,16 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
     finite &= walk_chunk(problem, batch, kv_head, panels, chunk_first, chunk_last, s, careful);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<real>& p = s.rows[i].place;
+      const int64_t row = item / chunks * rows + start + i * lanes;
+      if (bias_lacks_keys(problem) && !careful)
+        std::memcpy(partial_bias<real>(problem, shared, chunk, row), s.rows[i].bias_sum, size_t(p.live) * sizeof(real));
       if (chunks == 1) {
         stored* to[lanes];
         row_pointers(problem.d_query, batch, p, to);
         unpack_transposed<stored>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);
       } else {
         real* to[lanes];
-        for (int lane = 0; lane < p.live; ++lane) to[lane] = partial_row<real>(problem, shared, chunk, p.flat + lane);
+        for (int lane = 0; lane < p.live; ++lane) to[lane] = partial_row<real>(problem, shared, chunk, row + lane);
         unpack_transposed<real>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);
       }
     }
@@ -291,30 +310,57 @@ int64_t backward_bytes_of(const attention_problem& problem) {
 
 inline int64_t backward_shared_bytes_of(const attention_problem& problem) {
   const int64_t chunks = backward_chunks(problem), real_bytes = problem.type == element::float64 ? 8 : 4;
-  return chunks == 1 ? 0 : chunks * problem.rows() * problem.d_k * real_bytes;
+  const int64_t numbers_per_row = (chunks == 1 ? 0 : problem.d_k) + (bias_lacks_keys(problem) ? 1 : 0);
+  return chunks * shared_rows(problem) * numbers_per_row * real_bytes;
 }
 
 constexpr int64_t merge_rows = 256;
 
+inline int64_t query_merges(const attention_problem& problem) {
+  return backward_chunks(problem) == 1 ? 0 : ceil_div(shared_rows(problem), merge_rows);
+}
+
 inline int64_t backward_merge_items_of(const attention_problem& problem) {
-  return backward_chunks(problem) == 1 ? 0 : ceil_div(problem.rows(), merge_rows);
+  return query_merges(problem) + (bias_lacks_keys(problem) ? problem.pairs() : 0);
 }
 
 // Adds up the chunks' parts, first to last, whoever made them and whenever.
 template <typename stored>
-void backward_merge_item_of(const attention_problem& problem, int64_t item, void* shared) {
+inline void merge_query_rows(const attention_problem& problem, int64_t item, void* shared) {
   typedef compute<stored> real;
   std::vector<real> sum(static_cast<size_t>(problem.d_k));
-  const int64_t stop = at_most((item + 1) * merge_rows, problem.rows());
-  for (int64_t flat = item * merge_rows; flat < stop; ++flat) {
-    const int64_t pair = flat / problem.n_query, batch = pair / problem.heads;
+  const int64_t rows = problem.group() * problem.n_query, stop = at_most((item + 1) * merge_rows, shared_rows(problem));
+  for (int64_t row = item * merge_rows; row < stop; ++row) {
+    const int64_t pair = problem.pair(row / rows), head = pair % problem.kv_heads * problem.group() + row % rows / problem.n_query;
     for (real& x : sum) x = 0;
     for (int64_t chunk = 0; chunk < backward_chunks(problem); ++chunk) {
-      const real* part = partial_row<real>(problem, shared, chunk, flat);
+      const real* part = partial_row<real>(problem, shared, chunk, row);
       for (int64_t d = 0; d < problem.d_k; ++d) sum[size_t(d)] += part[d];
     }
-    narrow_row(sum.data(), problem.d_k, row_pointer<stored>(problem.d_query, batch, pair % problem.heads, flat % problem.n_query));
+    narrow_row(sum.data(), problem.d_k,
+               row_pointer<stored>(problem.d_query, pair / problem.kv_heads, head, row % problem.n_query));
   }
+}
+
+// One pair's sums over the keys, chunk by chunk and row by row, into the bias' gradient.
+template <typename real>
+inline void merge_bias_rows(const attention_problem& problem, int64_t slot, void* shared) {
+  const int64_t rows = problem.group() * problem.n_query, pair = problem.pair(slot), batch = pair / problem.kv_heads;
+  for (int64_t row = 0; row < rows; ++row) {
+    real sum = 0;
+    for (int64_t chunk = 0; chunk < backward_chunks(problem); ++chunk)
+      sum += *partial_bias<real>(problem, shared, chunk, slot * rows + row);
+    const int64_t head = pair % problem.kv_heads * problem.group() + row / problem.n_query;
+    *bias_gradient_row<real>(problem, batch, head, row % problem.n_query) += sum;
+  }
+}
+
+template <typename stored>
+void backward_merge_item_of(const attention_problem& problem, int64_t item, void* shared) {
+  if (item < query_merges(problem))
+    merge_query_rows<stored>(problem, item, shared);
+  else
+    merge_bias_rows<compute<stored>>(problem, item - query_merges(problem), shared);
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

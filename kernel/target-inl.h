@@ -16,6 +16,7 @@
 #include "dropout-inl.h"
 #include "forward-inl.h"
 #include "few-inl.h"
+#include "bias_gradient-inl.h"
 #include "backward-inl.h"
 
 #define ROOTDK_TEXT_OF(name) #name

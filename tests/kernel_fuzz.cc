@@ -76,6 +76,10 @@ void run_kernel(random_problem& p) {
   for (strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value}) a->block.fill();
   for (exact_block* block : {&p.row_state, &p.reading, &p.keys})
     if (block->size()) block->fill();
+  if (p.facts.d_bias.data) {  // added to: starts at zero
+    p.d_bias.block.fill();
+    p.d_bias.each([&](int64_t b, int64_t h, int64_t i, int64_t j) { p.d_bias.set({b, h, i, j}, 0); });
+  }
   rootdk::attention_forward(p.facts);
   if (p.with_backward) rootdk::attention_backward(p.facts);
 }
@@ -83,7 +87,8 @@ void run_kernel(random_problem& p) {
 std::string results(const random_problem& p) {
   std::string all;
   for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value}) all.append(a->block.data(), size_t(a->block.size()));
-  for (const exact_block* block : {&p.row_state, &p.reading, &p.keys}) all.append(block->data(), size_t(block->size()));
+  for (const exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_bias.block})
+    all.append(block->data(), size_t(block->size()));
   return all;
 }
 
@@ -105,6 +110,7 @@ std::string check_target(random_problem& p, const expectation& want, tally& coun
     failure = check_rows("d_query", p.d_query, want.d_query, counts);
     if (failure.empty()) failure = check_rows("d_key", p.d_key, want.d_key, counts);
     if (failure.empty()) failure = check_rows("d_value", p.d_value, want.d_value, counts);
+    if (failure.empty() && p.facts.d_bias.data) failure = check_rows("d_bias", p.d_bias, want.d_bias, counts);
   }
   if (failure.empty() && inputs(p) != before) failure = "an input was written to";
   if (!failure.empty() || p.seed % 4 != 0) return failure;

@@ -8,6 +8,8 @@
 // pair is never looked at.
 #pragma once
 
+#include <map>
+
 #include "weights.h"
 
 namespace fuzz {
@@ -29,7 +31,7 @@ struct bounded_number {
 
 // What one problem must give; every list in C order.
 struct expectation {
-  std::vector<bounded_number> out, reading, d_query, d_key, d_value;
+  std::vector<bounded_number> out, reading, d_query, d_key, d_value, d_bias;
   std::vector<int64_t> keys;
 };
 
@@ -134,9 +136,23 @@ inline void define_reading(const query_row& row, const reading_writer& write) {
   write(reading_p_cubed, cube.value, cube.error(units, write.real));
 }
 
+// What every number of d_bias is the sum of, by where it lies: pairs that share a number share its sum.
+struct bias_sums {
+  struct terms {
+    bounded_sum sum;
+    int64_t count = 0;
+  };
+  std::map<const char*, terms> at;
+  void add(const char* place, exact value, exact error) {
+    terms& t = at[place];
+    t.sum.add(value, error, 1), ++t.count;
+  }
+};
+
 // One row's part of the gradients.
 inline void define_row_gradient(const random_problem& p, const query_row& row, int64_t flat, const bounded_number* out,
-                                bounded_number* d_query, std::vector<bounded_sum>& d_key, std::vector<bounded_sum>& d_value) {
+                                bounded_number* d_query, std::vector<bounded_sum>& d_key, std::vector<bounded_sum>& d_value,
+                                bias_sums& d_bias) {
   const rootdk::attention_problem& f = p.facts;
   const precision real = compute_precision(f.type);
   const exact u = real.unit;
@@ -157,6 +173,8 @@ inline void define_row_gradient(const random_problem& p, const query_row& row, i
     const exact off = kept * d_weight.error(exact(f.d_v + 4), real) + delta_error + 2 * u * std::fabs(difference);
     bounded_sum d_logit, d_score;
     d_logit.add(x.weight, x.weight_error, difference, off);
+    if (f.d_bias.data)
+      d_bias.add(p.d_bias.at({row.batch, row.head, row.query, x.key}), d_logit.value, d_logit.error(2, real));
     d_score.add(d_logit.value, d_logit.error(2, real), x.slope, x.slope_error);
     const exact gradient = d_score.value, gradient_error = d_score.error(3, real);
     for (int64_t d = 0; d < f.d_k; ++d) {
@@ -179,6 +197,7 @@ inline expectation define(const random_problem& p) {
   e.reading.resize(f.reading ? size_t(rootdk::reading_fields * f.rows()) : 0);
   std::vector<bounded_sum> d_key(size_t(f.batch * f.kv_heads * f.n_key * f.d_k));
   std::vector<bounded_sum> d_value(size_t(f.batch * f.kv_heads * f.n_key * f.d_v));
+  bias_sums d_bias;
   for (int64_t flat = 0; flat < f.rows(); ++flat) {
     const int64_t pair = flat / f.n_query;
     const query_row row = define_row(p, pair / f.heads, pair % f.heads, flat % f.n_query);
@@ -186,11 +205,21 @@ inline expectation define(const random_problem& p) {
     define_output(p, row, flat, out);
     if (f.reading) define_reading(row, {e.reading, f.rows(), flat, real});
     e.keys.push_back(int64_t(row.seen.size()));
-    if (p.with_backward) define_row_gradient(p, row, flat, out, e.d_query.data() + flat * f.d_k, d_key, d_value);
+    if (p.with_backward) define_row_gradient(p, row, flat, out, e.d_query.data() + flat * f.d_k, d_key, d_value, d_bias);
   }
   const exact units = exact(f.group() * f.n_query + 8);
   for (const bounded_sum& sum : d_key) e.d_key.push_back(stored(sum.value, sum.error(units, real), type));
   for (const bounded_sum& sum : d_value) e.d_value.push_back(stored(sum.value, sum.error(units, real), type));
+  if (f.d_bias.data)
+    p.d_bias.each([&](int64_t b, int64_t h, int64_t i, int64_t j) {
+      const auto found = d_bias.at.find(p.d_bias.at({b, h, i, j}));
+      if (found == d_bias.at.end()) {  // every pair that reads it is hidden: exactly zero
+        e.d_bias.push_back({});
+        return;
+      }
+      const exact error = found->second.sum.error(exact(found->second.count + 4), real);
+      e.d_bias.push_back(stored(found->second.sum.value, error, real));
+    });
   return e;
 }
 

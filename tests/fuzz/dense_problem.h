@@ -1,6 +1,7 @@
 // A plain causal float32 problem, large enough to be shared among threads: for tests of the threads, not of the numbers.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -15,7 +16,7 @@ class dense_problem {
 
   explicit dense_problem(uint64_t seed)
       : zero_(1, 0), query_(size()), key_(size()), value_(size()), d_out_(size()), out_(size()), d_query_(size()),
-        d_key_(size()), d_value_(size()), row_state_(size_t(2 * heads * n)) {
+        d_key_(size()), d_value_(size()), d_bias_(size_t(n * n)), row_state_(size_t(2 * heads * n)) {
     random_source random(seed);
     for (std::vector<float>* numbers : {&query_, &key_, &value_, &d_out_})
       for (float& x : *numbers) x = float(random.normal());
@@ -24,15 +25,17 @@ class dense_problem {
     facts_.scale = 0.35, facts_.right = 0, facts_.query_offset = zero_.data(), facts_.row_state = row_state_.data();
     facts_.query = view(query_), facts_.key = view(key_), facts_.value = view(value_), facts_.out = view(out_);
     facts_.d_out = view(d_out_), facts_.d_query = view(d_query_), facts_.d_key = view(d_key_), facts_.d_value = view(d_value_);
+    facts_.d_bias = {reinterpret_cast<char*>(d_bias_.data()), zero_.data(), 0, n, 1};  // heads share it: they take turns
   }
   dense_problem(const dense_problem&) = delete;
 
   // Forward and backward; all results one after the other.
   std::vector<float> run() {
+    std::fill(d_bias_.begin(), d_bias_.end(), 0.0f);
     rootdk::attention_forward(facts_);
     rootdk::attention_backward(facts_);
     std::vector<float> all;
-    for (const std::vector<float>* part : {&out_, &d_query_, &d_key_, &d_value_})
+    for (const std::vector<float>* part : {&out_, &d_query_, &d_key_, &d_value_, &d_bias_})
       all.insert(all.end(), part->begin(), part->end());
     return all;
   }
@@ -43,7 +46,7 @@ class dense_problem {
     return {reinterpret_cast<char*>(numbers.data()), zero_.data(), n * d, d};
   }
   std::vector<int64_t> zero_;
-  std::vector<float> query_, key_, value_, d_out_, out_, d_query_, d_key_, d_value_, row_state_;
+  std::vector<float> query_, key_, value_, d_out_, out_, d_query_, d_key_, d_value_, d_bias_, row_state_;
   rootdk::attention_problem facts_;
 };
 

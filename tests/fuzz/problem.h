@@ -13,7 +13,7 @@ struct random_problem {
   uint64_t seed = 0;
   rootdk::attention_problem facts;
   strided_array query, key, value, d_out, mask, bias;          // inputs
-  strided_array out, d_query, d_key, d_value;                  // results
+  strided_array out, d_query, d_key, d_value, d_bias;          // results
   std::vector<int64_t> query_offset, key_length;
   std::vector<double> row_scale, sinks;
   exact_block row_state, reading, keys;
@@ -195,6 +195,11 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
   p->d_key = result_rows(random, *p, f.kv_heads, f.n_key, f.d_k);
   p->d_value = result_rows(random, *p, f.kv_heads, f.n_key, f.d_v);
   f.query = p->query.rows(), f.key = p->key.rows(), f.value = p->value.rows(), f.out = p->out.rows();
+  if (f.bias.data && random.chance(0.8)) {
+    // Any axes broadcast, whatever those of the bias are: the sums are the same.
+    p->d_bias = strided_array(random, p->real(), rootdk::element_bytes(p->real()), p->bias.shape, {true, false, 0.4});
+    f.d_bias = p->d_bias.pairs();
+  }
   f.d_out = p->d_out.rows(), f.d_query = p->d_query.rows(), f.d_key = p->d_key.rows(), f.d_value = p->d_value.rows();
 
   const int64_t real_bytes = rootdk::element_bytes(p->real());
@@ -236,6 +241,7 @@ inline std::string describe(const random_problem& p) {
   layout("d_out", p.d_out), layout("d_query", p.d_query), layout("d_key", p.d_key), layout("d_value", p.d_value);
   if (f.mask.data) layout("mask", p.mask);
   if (f.bias.data) layout("bias", p.bias), s << ' ' << element_name(f.bias_type);
+  if (f.d_bias.data) layout("d_bias", p.d_bias);
   if (!p.notes.empty()) s << "\n  special values:" << p.notes;
   return s.str() + "\n";
 }

@@ -131,7 +131,7 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
     kept = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return backward(problem, kept, row_state, d_out)
+        return backward(problem, kept, row_state, d_out)[:3]
 
     return out, pull_back
 
@@ -155,15 +155,22 @@ def forward_state(problem: Problem, row_state: Any, reading: Any, keys: Any) -> 
     return out
 
 
-def backward(problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the kernel backward."""
+def backward(
+    problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, learned_bias: Any = None
+) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """Run the kernel backward. `learned_bias` is the bias before it was broadcast, where its gradient is wanted."""
     query, key, value = problem.query, problem.key, problem.value
     element = _CODES[query.dtype]
     gradients = empty_gradients(query, key, value)
     arrays = [_walkable(tensor) for tensor in (query, key, value, out, d_out)]
     arrays += [_memory(tensor) for tensor in (row_state.contiguous(), *gradients)]
-    kernel().backward(element, *arrays, *_options(problem, element))
-    return gradients
+    if learned_bias is None:
+        kernel().backward(element, *arrays, *_options(problem, element))
+        return *gradients, None
+    # The kernel adds to it in its own type; a number that many pairs read is one number here too.
+    d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query))
+    kernel().backward(element, *arrays, *_options(problem, element), _memory(d_bias.expand(problem.bias.shape)))
+    return *gradients, d_bias.to(learned_bias.dtype)
 
 
 def empty_out(query: Tensor, value: Tensor) -> Tensor:

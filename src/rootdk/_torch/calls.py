@@ -60,11 +60,6 @@ def _call(
     for name, tensor in (("mask", mask), ("bias", bias)):
         if tensor is not None and not isinstance(tensor, Tensor):
             torch_backend.broadcast(name, tensor, (), boolean=False)  # says what is wrong with it
-    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(
-            "bias: must not require a gradient, got one that does "
-            "(this version of rootdk has no gradient for the bias: pass bias.detach())"
-        )
     left, right = (None, None) if window is None else window_limits(window)
     if truth("causal", causal):
         right = 0

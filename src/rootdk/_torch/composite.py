@@ -61,7 +61,8 @@ def dropped(problem: Problem, weights: Tensor) -> Tensor:
 def output(problem: Problem, leaves: dict[str, Any]) -> Tensor:
     """The output in the wide type: float64 for float64, else float32."""
     query, value = leaves["query"], leaves["value"]
-    kept = dropped(problem, weights(problem, query, leaves["key"], leaves["scale"], None, leaves["sinks"]))
+    learned = (leaves["scale"], leaves.get("bias"), leaves["sinks"])
+    kept = dropped(problem, weights(problem, query, leaves["key"], *learned))
     return kept @ _per_query_head(problem, value.to(kept.dtype))
 
 
@@ -80,23 +81,22 @@ def scale_gradient(d_out: Tensor, problem: Problem, learned: Tensor) -> Tensor:
 
 
 def second_derivative(
-    grads: tuple[Any, ...], d_out: Tensor, problem: Problem, arguments: list[Any]
-) -> tuple[Tensor | None, ...]:
-    """Of sum(grads * (d_query, d_key, d_value, d_sinks, d_scale)): in d_out, query, key, value, scale, sinks."""
-    given = {"query": 0, "key": 1, "value": 2, "scale": 4, "sinks": 14}
+    grads: tuple[Any, ...], d_out: Tensor, problem: Problem, given: dict[str, Any]
+) -> dict[str, Tensor | None]:
+    """Of sum(grads * (d_query, d_key, d_value, d_sinks, d_scale, d_bias)): in d_out and every given tensor, by name."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         # Fresh views, because one tensor may be query and key at once and each has a derivative of its own.
-        leaves = {name: _leaf(arguments[i]) for name, i in given.items()}
+        leaves = {name: _leaf(tensor) for name, tensor in given.items()}
         d_out = _leaf(d_out)
         present = {name: leaf for name, leaf in leaves.items() if leaf is not None}
         out = output(problem, leaves)
         firsts = torch.autograd.grad(out, list(present.values()), d_out.to(out.dtype), create_graph=True)
         by_name = dict(zip(present, firsts, strict=True))
-        order = ("query", "key", "value", "sinks", "scale")
+        order = ("query", "key", "value", "sinks", "scale", "bias")
         pairs = [(by_name[name], g) for name, g in zip(order, grads, strict=True) if name in by_name and g is not None]
         if not pairs:
-            return (None,) * 6
+            return {}
         wanted = [d_out, *present.values()]
         seconds = torch.autograd.grad(
             [first for first, _ in pairs],
@@ -105,8 +105,7 @@ def second_derivative(
             create_graph=further,
             allow_unused=True,
         )
-    found = dict(zip(("d_out", *present), seconds, strict=True))
-    return tuple(found.get(name) for name in ("d_out", "query", "key", "value", "scale", "sinks"))
+    return dict(zip(("d_out", *present), seconds, strict=True))
 
 
 def _leaf(tensor: Any) -> Any:

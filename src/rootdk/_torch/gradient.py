@@ -35,16 +35,19 @@ def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
         return tuple(gradients)
     out, row_state, *tensors = ctx.saved_tensors
     arguments = _together(ctx.numbers, tensors)
-    d_query, d_key, d_value, d_sinks, d_scale = run(d_out, out, row_state, *arguments)
+    # The one gradient that may be of size n x n is made only for a bias that asks for it.
+    bias_learned = bool(ctx.needs_input_grad[_BIAS])
+    d_query, d_key, d_value, d_sinks, d_scale, d_bias = run(d_out, out, row_state, *arguments, bias_learned)
     gradients[:3] = d_query, d_key, d_value
     gradients[_LEARNED] = None if arguments[_LEARNED] is None else d_scale
     gradients[_SINKS] = None if arguments[_SINKS] is None else d_sinks
+    gradients[_BIAS] = d_bias if bias_learned else None
     return tuple(gradients)
 
 
 def keep_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
     """Note what second needs. The output and the state of the rows follow from the rest."""
-    d_out, _, _, *arguments = inputs
+    d_out, _, _, *arguments = inputs[:-1]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(d_out, *(arguments[i] for i in _TENSORS))
     ctx.numbers = [None if i in _TENSORS else arguments[i] for i in range(_COUNT)]
@@ -59,9 +62,15 @@ def second(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         )
     d_out, *tensors = ctx.saved_tensors
     arguments = _together(ctx.numbers, tensors)
-    found = composite.second_derivative(grads, d_out, problem_of(*arguments), arguments)
-    gradients: list[Any] = [None] * (3 + _COUNT)
-    gradients[0], gradients[3], gradients[4], gradients[5], gradients[3 + _LEARNED], gradients[3 + _SINKS] = found
+    leaves = {"query": 0, "key": 1, "value": 2, "sinks": _SINKS, "scale": _LEARNED}
+    if ctx.needs_input_grad[3 + _BIAS]:
+        leaves["bias"] = _BIAS
+    given = {name: arguments[i] for name, i in leaves.items()}
+    found = composite.second_derivative(grads, d_out, problem_of(*arguments), given)
+    gradients: list[Any] = [None] * (3 + _COUNT + 1)
+    gradients[0] = found.get("d_out")
+    for name, i in leaves.items():
+        gradients[3 + i] = found.get(name)
     return tuple(gradients)
 
 
@@ -93,15 +102,19 @@ class Pullback(_Direct):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        d_out, out, row_state, *rest = arguments
-        size = info.batch_size
+        d_out, out, row_state, *rest, bias_learned = arguments
+        size, dims = info.batch_size, list(in_dims[3:-1])
         if rest[_SINKS] is not None or rest[_LEARNED] is not None:
             raise RuntimeError("sinks, scale: torch.func.vmap has no rule for their gradients; map over a leading axis")
         state = row_state.expand(size, *row_state.shape) if in_dims[2] is None else row_state.movedim(in_dims[2], 0)
         front = [_front(t, dim, size) for t, dim in zip((d_out, out), in_dims, strict=False)]
-        mapped = _mapped(in_dims[3:], rest, size)
-        results = Pullback.apply(*front, state.movedim(0, 1).contiguous(), *mapped)
-        return results, (0, 0, 0, None, None)
+        if bias_learned:  # its gradient differs from entry to entry, even where one bias serves all
+            rest[_BIAS], dims[_BIAS] = _front(rest[_BIAS], dims[_BIAS], size), 0
+        mapped = _mapped(tuple(dims), rest, size)
+        *results, d_bias = Pullback.apply(*front, state.movedim(0, 1).contiguous(), *mapped, bias_learned)
+        if bias_learned:
+            d_bias = d_bias.reshape(rest[_BIAS].shape)
+        return (*results, d_bias), (0, 0, 0, None, None, 0 if bias_learned else None)
 
 
 class Attention(_Direct):

@@ -28,11 +28,12 @@ def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor,
 
 @attention_backward.register_fake  # type: ignore[untyped-decorator]
 def _(d_out: Tensor, out: Tensor, row_state: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:  # noqa: ARG001
-    learned, sinks = options[1], options[11]
+    learned, bias, sinks, bias_learned = options[1], options[10], options[11], options[14]
     return (
         *torch_backend.empty_gradients(query, key, value),
         query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape),
         query.new_empty(0) if learned is None else learned.new_empty(learned.shape),
+        bias.new_empty(bias.shape) if bias_learned else query.new_empty(0),
     )
 
 

@@ -71,13 +71,15 @@ def backward_values(
     sinks: Optional[Tensor],
     dropout: float,
     seed: Optional[Tensor],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """d_query, d_key, d_value, d_sinks, d_scale; the last two are empty where there is nothing learned."""
+    bias_learned: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """d_query, d_key, d_value, d_sinks, d_scale, d_bias; the last three are empty where there is nothing learned."""
     problem = problem_of(
         query, key, value, scale, learned, row_scale, softcap, left, right, offset, query_offset, key_lengths, mask,
         bias, sinks, dropout, seed,
     )  # fmt: skip
-    d_query, d_key, d_value = torch_backend.backward(problem, out, row_state, d_out)
+    learned_bias = bias if bias_learned else None
+    d_query, d_key, d_value, d_bias = torch_backend.backward(problem, out, row_state, d_out, learned_bias)
     d_sinks = query.new_empty(0) if sinks is None else _sinks_gradient(d_out, out, row_state, sinks)
     if learned is None:
         d_scale = query.new_empty(0)
@@ -86,7 +88,7 @@ def backward_values(
         d_scale = composite.scale_gradient(d_out, problem, learned)
     else:
         d_scale = ((d_query.to(row_state.dtype) * query).sum(dtype=torch.float64) / problem.scale).to(learned.dtype)
-    return d_query, d_key, d_value, d_sinks, d_scale
+    return d_query, d_key, d_value, d_sinks, d_scale, query.new_empty(0) if d_bias is None else d_bias
 
 
 def problem_of(
