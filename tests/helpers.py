@@ -184,6 +184,28 @@ def gradient_budget(problem: Problem, d_out: Any) -> list[tuple[Any, float]]:
     return budget
 
 
+def bias_gradient_budget(problem: Problem, d_out: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Any, float]:
+    """The same for the gradient of a bias of that shape and type. A number that N pairs read is a sum of N terms.
+
+    Terms of one size round to either side when they are added up: those errors grow like sqrt(N).
+    """
+    kind = problem.query.dtype
+    expected = sum_to(reference.backward(problem, d_out, judge_type(kind))[3], shape)
+    plain = sum_to(reference.backward(problem, d_out, compute_type(kind))[3], shape).astype(dtype)
+    sizes = _d_logit_sizes(problem, d_out)
+    adding = unit_roundoff(compute_type(kind)) * (sizes.size / max(expected.size, 1)) ** 0.5
+    relative = 2 * _logit_error(problem) + unit_roundoff(kind) + adding
+    rounding = relative * _largest(sum_to(sizes, shape)) + unit_roundoff(dtype) * _largest(expected)
+    return expected, 2 * (_difference(plain, expected) + rounding)
+
+
+def sum_to(array: Any, shape: tuple[int, ...]) -> Any:
+    """The sum over every axis along which `shape` was broadcast to the array's."""
+    padded = (1,) * (array.ndim - len(shape)) + tuple(shape)
+    axes = tuple(i for i, n in enumerate(padded) if n == 1)
+    return array.sum(axis=axes, keepdims=True).reshape(shape)
+
+
 def assert_within(actual: Any, expected: Any, bound: float, what: str = "result") -> None:
     """Equal NaN and inf, and no other element further away than the bound."""
     assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
@@ -205,14 +227,22 @@ def _logit_error(problem: Problem) -> float:
     return unit_roundoff(compute_type(problem.query.dtype)) * (2 * size + 4)
 
 
+def _d_logit_sizes(problem: Problem, d_out: Any) -> Any:
+    """P * (D + rowsum(P * D)) in absolute values, (*leading, heads, n_query, n_key)."""
+    group = problem.query.shape[-3] // max(problem.key.shape[-3], 1)
+    value, grad = (np.abs(_finite(a)) for a in (problem.value, d_out))
+    weights = _finite(reference.weights(problem))
+    pulled = (grad @ np.swapaxes(np.repeat(value, group, axis=-3), -1, -2)) / (1 - problem.dropout)
+    return weights * (pulled + (weights * pulled).sum(axis=-1, keepdims=True))
+
+
 def _gradient_sizes(problem: Problem, d_out: Any) -> tuple[float, float, float]:
     group = problem.query.shape[-3] // max(problem.key.shape[-3], 1)
-    query, key, value, grad = (np.abs(_finite(a)) for a in (problem.query, problem.key, problem.value, d_out))
-    key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
+    query, key, grad = (np.abs(_finite(a)) for a in (problem.query, problem.key, d_out))
+    key = np.repeat(key, group, axis=-3)
     weights = _finite(reference.weights(problem))
     factor = abs(problem.scale) * (1.0 if problem.row_scale is None else _largest(problem.row_scale))
-    pulled = (grad @ np.swapaxes(value, -1, -2)) / (1 - problem.dropout)
-    d_logits = factor * weights * (pulled + (weights * pulled).sum(axis=-1, keepdims=True))
+    d_logits = factor * _d_logit_sizes(problem, d_out)
     d_value = np.swapaxes(weights, -1, -2) @ grad / (1 - problem.dropout)
     return (
         _largest(d_logits @ key),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.utils import fresh_cache
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rootdk
@@ -29,7 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "everything": {
         "learned": torch.tensor(0.4, requires_grad=True), "softcap": 2.0, "left": 3, "right": 1,
         "query_offset": torch.tensor([0, 1]), "key_lengths": torch.tensor([5, 7]),
-        "mask": torch.rand(7, 7) < 0.9, "bias": torch.randn(4, 7, 7), "sinks": torch.randn(4, requires_grad=True),
+        "mask": torch.rand(7, 7) < 0.9, "bias": torch.randn(4, 1, 7, requires_grad=True),
+        "sinks": torch.randn(4, requires_grad=True),
         "dropout": 0.2, "seed": torch.tensor([7]),
     },
 }  # fmt: skip
@@ -41,7 +43,10 @@ def test_opcheck(case: str) -> None:
     torch.library.opcheck(attention_forward, given)
     plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
     out, row_state, _, _ = attention_forward(*plain)
-    torch.library.opcheck(attention_backward, (torch.randn_like(out), out, row_state, *plain[:-1]))
+    for bias_learned in {False, "bias" in CASES[case]}:
+        torch.library.opcheck(
+            attention_backward, (torch.randn_like(out), out, row_state, *plain[:-1], bias_learned)
+        )
 
 
 def test_opcheck_in_the_usual_layout() -> None:
@@ -53,8 +58,9 @@ def test_both_ways_through_autograd_give_the_same_bits() -> None:
     """The dispatcher's way, which compiled code takes, and the direct one of eager calls."""
     given = arguments(**CASES["everything"])
     q, k, v, *_ = given
-    options = {name: CASES["everything"][name] for name in ("softcap", "query_offset", "key_lengths", "mask", "bias")}
-    learned = {"scale": CASES["everything"]["learned"], "sinks": CASES["everything"]["sinks"]}
+    options = {name: CASES["everything"][name] for name in ("softcap", "query_offset", "key_lengths", "mask")}
+    learned = {"scale": CASES["everything"]["learned"]}
+    learned |= {name: CASES["everything"][name] for name in ("sinks", "bias")}
     leaves = (q, k, v, *learned.values())
     direct = rootdk.attention(q, k, v, **options, **learned, window=(3, 1), dropout=0.2, seed=7)
     dispatched = attention_forward(*given)[0]
@@ -111,7 +117,7 @@ def test_fullgraph_with_every_option() -> None:
 
     tensors = [torch.randn(2, heads, 7, 8, requires_grad=True) for heads in (4, 2, 2)]
     tensors += [torch.randn(4, requires_grad=True), torch.tensor(0.4, requires_grad=True)]
-    tensors += [torch.rand(7, 7) < 0.9, torch.randn(4, 7, 7), torch.tensor([4, 7])]
+    tensors += [torch.rand(7, 7) < 0.9, torch.randn(4, 7, 7, requires_grad=True), torch.tensor([4, 7])]
     compare(torch.compile(call, fullgraph=True, backend="aot_eager"), call, *tensors)
 
 
@@ -130,10 +136,29 @@ def test_a_rule_by_row_does_not_compile_and_says_so() -> None:
         compiled(torch.randn(4, 7, 8))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_learned_mask_compiles(dynamic: bool) -> None:
+    torch.compiler.reset()
+
+    def call(q: Any, k: Any, v: Any, attn_mask: Any) -> Any:
+        return rootdk.torch.scaled_dot_product_attention(q.sin(), k, v, attn_mask=attn_mask.cos())
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for n in (5, 9) if dynamic else (5,):
+        tensors = [torch.randn(2, 4, n, 8, requires_grad=True) for _ in range(3)]
+        compare(compiled, call, *tensors, torch.randn(n, n, requires_grad=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor(dynamic: bool) -> None:
+    def biased(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return rootdk.attention(q.sin(), k, v, bias=bias.cos(), causal=True)
+
     torch.compiler.reset()
-    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
-    for n in (5, 9, 70):
-        compare(compiled, step, *(torch.randn(2, 4, n, 8, requires_grad=True) for _ in range(3)))
+    with fresh_cache():  # not what an earlier version of this operator left on the disk
+        compiled, with_bias = (torch.compile(f, fullgraph=True, dynamic=dynamic) for f in (step, biased))
+        for n in (5, 9, 70):
+            tensors = [torch.randn(2, 4, n, 8, requires_grad=True) for _ in range(3)]
+            compare(compiled, step, *tensors)
+            compare(with_bias, biased, *tensors, torch.randn(4, 1, n, requires_grad=True))

@@ -194,14 +194,6 @@ def test_refused_by_name(given: dict[str, Any], message: str, followed: bool) ->
     assert str(caught.value) == message
 
 
-def test_a_gradient_for_the_bias_is_refused() -> None:
-    bias = torch.zeros(6, 6, requires_grad=True)
-    with pytest.raises(RootdkError, match=r"^bias: must not require a gradient, got one that does \(this version"):
-        rootdk.attention(Q, Q, Q, bias=bias)
-    with torch.no_grad():
-        assert rootdk.attention(Q, Q, Q, bias=bias).shape == Q.shape
-
-
 def test_d_out_is_checked() -> None:
     _, pull_back = rootdk.attention_vjp(Q, Q, Q)
     with pytest.raises(RootdkError) as caught:

@@ -47,7 +47,7 @@ def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
 
 def keep_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
     """Note what second needs. The output and the state of the rows follow from the rest."""
-    d_out, _, _, *arguments = inputs[:-1]
+    d_out, _, _, *arguments = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(d_out, *(arguments[i] for i in _TENSORS))
     ctx.numbers = [None if i in _TENSORS else arguments[i] for i in range(_COUNT)]

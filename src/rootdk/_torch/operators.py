@@ -28,7 +28,8 @@ def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor,
 
 @attention_backward.register_fake  # type: ignore[untyped-decorator]
 def _(d_out: Tensor, out: Tensor, row_state: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:  # noqa: ARG001
-    learned, bias, sinks, bias_learned = options[1], options[10], options[11], options[14]
+    learned, bias, sinks = options[1], options[10], options[11]
+    bias_learned = options[14:] == (True,)  # torch leaves out what equals its default
     return (
         *torch_backend.empty_gradients(query, key, value),
         query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape),

@@ -71,7 +71,7 @@ def backward_values(
     sinks: Optional[Tensor],
     dropout: float,
     seed: Optional[Tensor],
-    bias_learned: bool,
+    bias_learned: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """d_query, d_key, d_value, d_sinks, d_scale, d_bias; the last three are empty where there is nothing learned."""
     problem = problem_of(
