@@ -17,6 +17,7 @@
 #include "forward-inl.h"
 #include "few-inl.h"
 #include "bias_gradient-inl.h"
+#include "backward_parts-inl.h"
 #include "backward-inl.h"
 
 #define ROOTDK_TEXT_OF(name) #name

@@ -13,7 +13,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import rootdk
 from rootdk._backends import torch_backend
-from rootdk.torch import scaled_dot_product_attention
+from rootdk._torch.hugging_face import transformers_attention
+from rootdk.torch import MultiHeadAttention, scaled_dot_product_attention
 
 SMALL: dict[str, Any] = {"leading": (2,), "heads": 2, "kv_heads": 1, "n_query": 3, "n_key": 4, "d_k": 2, "d_v": 3}
 
@@ -43,7 +44,7 @@ def without_bias(rng: np.random.Generator, name: str, dtype: Any, **sizes: Any) 
 
 def broadcast_shapes(full: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Every shape that broadcasts to this one: each axis whole or 1, leading ones also missing."""
-    some = {tuple(n if whole else 1 for n, whole in zip(full, kept, strict=True)) for kept in product((0, 1), repeat=len(full))}
+    some = set(product(*((1, n) for n in full)))
     missing = {shape[i:] for shape in some for i in range(len(full) + 1) if all(n == 1 for n in shape[:i])}
     return sorted(some | missing, key=lambda shape: (len(shape), shape))
 
@@ -183,8 +184,10 @@ def test_a_nan_reaches_what_sees_it(rng: np.random.Generator) -> None:
 
 
 THREADED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    # Large, so that every turn has work for several threads and no copy is made.
-    "batch entries take turns": ({"leading": (3,), "heads": 2, "kv_heads": 2, "n_query": 300, "n_key": 520}, (2, 300, 520)),
+    # Above 1 MiB: too large for copies.
+    "batch entries take turns": (
+        {"leading": (3,), "heads": 2, "kv_heads": 2, "n_query": 300, "n_key": 520}, (2, 300, 520),
+    ),
     "heads take turns": ({"leading": (1,), "heads": 6, "kv_heads": 3, "n_query": 400, "n_key": 700}, (400, 700)),
     "some batch entries take turns": (
         {"leading": (2, 3), "heads": 2, "kv_heads": 1, "n_query": 300, "n_key": 300}, (2, 1, 2, 300, 300),
@@ -257,6 +260,34 @@ def test_a_learned_attn_mask_equals_torch(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("which", ["attn_mask", "key_padding_mask"])
+def test_the_module_passes_it_on_through_output_and_weights(which: str) -> None:
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True, add_zero_attn=True, dtype=torch.float64)
+    ours = MultiHeadAttention(8, 2, batch_first=True, add_zero_attn=True, dtype=torch.float64)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    mask = torch.randn((5, 5) if which == "attn_mask" else (3, 5), dtype=torch.float64, requires_grad=True)
+    gradients = []
+    for layer in (ours, theirs):
+        out, weights = layer(x, x, x, **{which: mask})
+        gradients.append([torch.autograd.grad(t.sin().sum(), mask, retain_graph=True)[0] for t in (out, weights)])
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)
+
+
+def test_a_position_bias_from_transformers_gets_it() -> None:
+    module = torch.nn.Module()
+    module.is_causal = False
+    q = torch.randn(2, 4, 6, 8, dtype=torch.float64)
+    mask = torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    position_bias = torch.randn(1, 4, 6, 6, dtype=torch.float64, requires_grad=True)
+    out, _ = transformers_attention(module, q, q, q, mask, scaling=1.0, position_bias=position_bias)
+    torch_out = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask + position_bias, scale=1.0)
+    (ours,) = torch.autograd.grad(out.sin().sum(), position_bias)
+    (theirs,) = torch.autograd.grad(torch_out.sin().sum(), position_bias)
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+
+
 def test_autocast_leaves_the_bias_its_type() -> None:
     q = torch.randn(2, 4, 20, 8, requires_grad=True)
     bias = torch.randn(4, 20, 20, requires_grad=True)
@@ -282,8 +313,8 @@ def test_no_gradient_is_made_that_nobody_asked_for(monkeypatch: pytest.MonkeyPat
 
 def test_func_grad_and_vmap() -> None:
     q, k, v = (torch.randn(3, 2, 5, 4, dtype=torch.float64) for _ in range(3))
-    for bias, in_dim in ((torch.randn(3, 5, 5), 0), (torch.randn(5, 3, 5), 1), (torch.randn(2, 1, 5), None)):
-        bias = bias.double()
+    for shape, in_dim in (((3, 5, 5), 0), ((5, 3, 5), 1), ((2, 1, 5), None)):
+        bias = torch.randn(shape, dtype=torch.float64)
 
         def loss(q: Any, k: Any, v: Any, bias: Any) -> Any:
             return rootdk.attention(q, k, v, bias=bias, causal=True).sin().sum()

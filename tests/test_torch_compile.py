@@ -44,9 +44,7 @@ def test_opcheck(case: str) -> None:
     plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
     out, row_state, _, _ = attention_forward(*plain)
     for bias_learned in {False, "bias" in CASES[case]}:
-        torch.library.opcheck(
-            attention_backward, (torch.randn_like(out), out, row_state, *plain[:-1], bias_learned)
-        )
+        torch.library.opcheck(attention_backward, (torch.randn_like(out), out, row_state, *plain[:-1], bias_learned))
 
 
 def test_opcheck_in_the_usual_layout() -> None:

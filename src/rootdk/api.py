@@ -59,7 +59,9 @@ def attention(
                   seed gives the same result on any number of threads.
 
     CPU tensors of torch are read where they lie. The result is differentiable: gradients reach query, key, value,
-    sinks and a tensor `scale`; there is none for `bias` yet, and asking for one is an error.
+    bias, sinks and a tensor `scale`. That of a bias has the bias' own shape: with P the weights and D = d_out V',
+
+        d_bias = P * (D - rowsum(P * D))      summed over the axes along which the bias was broadcast
 
     With 3 queries after 2 cached keys, causal (n_query = 3, n_key = 5) sees
 

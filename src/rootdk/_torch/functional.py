@@ -28,7 +28,7 @@ def scaled_dot_product_attention(
                  the end). Together with attn_mask it is an error, as torch documents it (its fused path lets it pass).
     enable_gqa   several query heads share a key head (axis -3); without it the head counts must be equal or broadcast
 
-    A row that is hidden altogether is 0. A gradient for attn_mask is not there yet, and asking for one is an error.
+    A row that is hidden altogether is 0. A float attn_mask that requires a gradient gets one, of its own shape.
 
     >>> import torch
     >>> from rootdk.torch import scaled_dot_product_attention

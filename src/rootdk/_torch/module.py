@@ -194,5 +194,5 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
             options.get("query_offset"), None, None, options["mask"], options["bias"], None,
             options.get("dropout", 0.0), None if seed is None else torch.tensor(seed),
         )  # fmt: skip
-        weights = composite.dropped(problem, composite.weights(problem, q, k)).to(q.dtype)
+        weights = composite.dropped(problem, composite.weights(problem, q, k, bias=options["bias"])).to(q.dtype)
         return weights.mean(dim=1) if average else weights
