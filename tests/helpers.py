@@ -150,9 +150,8 @@ def measure_budget(problem: Problem) -> dict[str, tuple[Any, float]]:
     delta = _logit_error(problem)
     shown = expected["keys"] > 0
     spread = _largest(np.where(shown, expected["max"], 0) - np.where(shown, expected["min"], 0))
-    # n additions of one size round to either side: errors grow like sqrt(n). What the kernel adds are distances from the
-    # largest score, as large as the spread, and the mean is that score less their mean. Its error enters the variance
-    # squared.
+    # n additions of one size round to either side: errors grow like sqrt(n). The kernel adds distances from the largest
+    # score, as large as the spread, and the mean is that score less their mean. Its error enters the variance squared.
     added = _largest(expected["mean"]) + spread
     adding = unit_roundoff(compute_type(dtype)) * problem.key.shape[-2] ** 0.5 * added
     moves = {
