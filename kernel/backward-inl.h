@@ -193,7 +193,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       // The weights must be the forward's, so the scores are computed the way the forward did it: beside logits of 1e11
       // another order of the same sums would be another problem.
       if (has_few_rows<real>(problem))
-        few_scores(problem, batch, b.place, b.q_packed, k, start, view, s.scores, slope);
+        few_scores<stored>(problem, batch, kv_head, b.place, b.q_packed, start, view, s.scores, slope);
       else
         compute_scores<real>(problem, batch, b.place, b.q_packed, k, start, view, s.scores, slope);
       if (careful) mark_hidden(s.scores, keys * lanes, s.marks);

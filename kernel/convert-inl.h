@@ -83,16 +83,33 @@ ROOTDK_INLINE void narrow(float x, half_bits* to) {
 #endif
 }
 
+// As many stored numbers as a register holds computed ones.
+template <typename stored>
+ROOTDK_INLINE vec<compute<stored>> load_wide(const stored* from) {
+  if constexpr (std::is_same<stored, compute<stored>>::value) {
+    return load(from);
+  } else {
+#if defined(__AVX512F__)
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    if constexpr (std::is_same<stored, half_bits>::value) return (vec<float>)_mm512_cvtph_ps(bits);
+    return (vec<float>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+#elif defined(__AVX2__)
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    if constexpr (std::is_same<stored, half_bits>::value) return (vec<float>)_mm256_cvtph_ps(bits);
+    return (vec<float>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
+#else
+    alignas(64) float wide[simd<float>::width];
+    for (int i = 0; i < simd<float>::width; ++i) wide[i] = widen(from[i]);
+    return load(wide);
+#endif
+  }
+}
+
 template <typename stored>
 ROOTDK_INLINE void widen_row(const stored* from, int64_t count, compute<stored>* to) {
+  constexpr int width = simd<compute<stored>>::width;
   int64_t i = 0;
-#if defined(__AVX512F__)
-  if constexpr (std::is_same<stored, half_bits>::value)
-    for (; i + 16 <= count; i += 16) _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(from + i))));
-#elif defined(__F16C__)
-  if constexpr (std::is_same<stored, half_bits>::value)
-    for (; i + 8 <= count; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i))));
-#endif
+  for (; i + width <= count; i += width) store(to + i, load_wide(from + i));
   for (; i < count; ++i) to[i] = widen(from[i]);
 }
 

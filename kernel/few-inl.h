@@ -44,40 +44,19 @@ inline few_part<real> few_part_at(const attention_problem& problem, void* shared
 template <typename stored>
 struct few_scratch {
   typedef compute<stored> real;
-  real *queries, *scores, *factors, *key_copy, *value_copy, *marks;
+  real *queries, *scores, *factors, *marks;
   int64_t bytes;
 
   few_scratch(const attention_problem& problem, void* buffer) {
-    constexpr bool converted = !std::is_same<stored, real>::value;
     constexpr int64_t lanes = panel_lanes<real>;
     carver carve{static_cast<char*>(buffer)};
     queries = carve.take<real>(few_rows<real> * problem.d_k);
     scores = carve.take<real>(key_block * lanes);
     factors = carve.take<real>(problem.dropout > 0 ? key_block * lanes : 0);
-    key_copy = carve.take<real>(converted ? key_block * problem.d_k : 0);
-    value_copy = carve.take<real>(converted ? key_block * problem.d_v : 0);
     marks = carve.take<real>(key_block * lanes);
     bytes = carve.used;
   }
 };
-
-template <typename real>
-ROOTDK_INLINE real dot(const real* a, const real* b, int64_t length) {
-  constexpr int width = simd<real>::width;
-  vec<real> even = vec<real>{}, odd = vec<real>{};
-  int64_t d = 0;
-  for (; d + 2 * width <= length; d += 2 * width) {
-    even += load(a + d) * load(b + d);
-    odd += load(a + d + width) * load(b + d + width);
-  }
-  if (d + width <= length) {
-    even += load(a + d) * load(b + d);
-    d += width;
-  }
-  real sum = sum_lanes<real>(even + odd);
-  for (; d < length; ++d) sum += a[d] * b[d];
-  return sum;
-}
 
 // The queries with their factors, [row][d].
 template <typename stored>
@@ -93,47 +72,132 @@ inline void pack_few_queries(const attention_problem& problem, int64_t batch, co
   }
 }
 
+// Calls f with 4, 2, 1 as compile-time constants, as far as there are so many rows on this target.
+template <typename real, typename function>
+ROOTDK_INLINE void few_row_groups(const function& f) {
+  if constexpr (few_rows<real> >= 4) f(std::integral_constant<int, 4>{});
+  if constexpr (few_rows<real> >= 2) f(std::integral_constant<int, 2>{});
+  f(std::integral_constant<int, 1>{});
+}
+
+// scores[key][row] for some rows: one register per pair, and all of them are summed over their lanes together.
+template <typename stored, int rows>
+inline void few_dots(const stored* keys, int64_t stride, int64_t count, const compute<stored>* queries, int64_t d_k,
+                     compute<stored>* scores) {
+  typedef compute<stored> real;
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>, together = width / rows;
+  for (int64_t first = 0; first < count; first += together) {
+    const int here = int(at_most(together, count - first));
+    vec<real> sum[width];
+    int64_t d = 0;
+    for (int i = 0; i < together; ++i) {
+      const stored* key = keys + (first + (i < here ? i : here - 1)) * stride;  // beyond the last key: the last one again
+      vec<real> own[rows];
+      for (vec<real>& x : own) x = vec<real>{};
+      for (d = 0; d + width <= d_k; d += width) {
+        const vec<real> numbers = load_wide(key + d);
+        for (int row = 0; row < rows; ++row) own[row] += numbers * load(queries + row * d_k + d);
+      }
+      for (int row = 0; row < rows; ++row) sum[i * rows + row] = own[row];
+    }
+    alignas(64) real total[width];
+    store<real>(total, sum_rows<real>(sum));
+    for (int i = 0; i < here; ++i)
+      for (int row = 0; row < rows; ++row) {
+        real score = total[i * rows + row];
+        for (int64_t rest = d; rest < d_k; ++rest) score += widen(keys[(first + i) * stride + rest]) * queries[row * d_k + rest];
+        scores[(first + i) * lanes + row] = score;
+      }
+  }
+}
+
 // compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike.
-template <typename real>
-inline __attribute__((noinline)) void few_scores(const attention_problem& problem, int64_t batch, const panel<real>& p,
-                                                 const real* queries, row_block<real> keys, int64_t start,
-                                                 const block_view& view, real* scores, real* slope) {
-  constexpr int lanes = panel_lanes<real>;
-  for (int64_t key = 0; key < view.keys(); ++key)
-    for (int row = 0; row < p.live; ++row)
-      scores[key * lanes + row] = dot(keys.data + key * keys.stride, queries + row * problem.d_k, problem.d_k);
+template <typename stored>
+inline __attribute__((noinline)) void few_scores(const attention_problem& problem, int64_t batch, int64_t kv_head,
+                                                 const panel<compute<stored>>& p, const compute<stored>* queries,
+                                                 int64_t start, const block_view& view, compute<stored>* scores,
+                                                 compute<stored>* slope) {
+  const stored* keys = row_pointer<stored>(problem.key, batch, kv_head, start);
+  const int64_t stride = problem.key.row_stride, count = view.keys(), d_k = problem.d_k;
+  int row = 0;
+  // Several rows at once load and widen a key once.
+  few_row_groups<compute<stored>>([&](auto rows) __attribute__((always_inline)) {
+    for (; row + rows <= p.live; row += rows)
+      few_dots<stored, rows>(keys, stride, count, queries + row * d_k, d_k, scores + row);
+  });
   shape_scores(problem, batch, p, start, view, scores, slope);
 }
 
-// out[d] = out[d] * before + block * sum over keys of weight[key] * value[key][d], for one row. `marks` as in tile-inl.h, or null.
-template <typename real, int vectors>
-ROOTDK_INLINE void few_values_at(row_block<real> values, int64_t count, const real* weights, const real* marks, real before,
-                                 real block, real* out) {
+// out[row][d] = out * before[row] + block[row] * sum over keys of weight[key][row] * value[key][d]. `marks` as in
+// tile-inl.h: pairs that are stepped over.
+template <typename stored, int rows, int vectors, bool careful>
+ROOTDK_INLINE void few_values_at(const stored* values, int64_t stride, int64_t count, const compute<stored>* weights,
+                                 const compute<stored>* marks, const compute<stored>* before,
+                                 const compute<stored>* block, int64_t out_stride, compute<stored>* out) {
+  typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  vec<real> sum[vectors];
-  for (int v = 0; v < vectors; ++v) sum[v] = vec<real>{};
-  for (int64_t key = 0; key < count; ++key) {
-    if (marks && marks[key * lanes] < 0) continue;
-    const vec<real> weight = broadcast(weights[key * lanes]);
-    for (int v = 0; v < vectors; ++v) sum[v] += weight * load(values.data + key * values.stride + v * width);
-  }
-  for (int v = 0; v < vectors; ++v) store(out + v * width, load(out + v * width) * before + sum[v] * block);
+  constexpr int chains = rows * vectors <= 4 ? 2 : 1;  // keys side by side where one leaves too few sums to keep busy
+  vec<real> sum[chains][rows][vectors];
+  for (auto& chain : sum)
+    for (auto& row : chain)
+      for (auto& x : row) x = vec<real>{};
+  const auto take = [&](int chain, int64_t key) __attribute__((always_inline)) {
+    for (int v = 0; v < vectors; ++v) {
+      const vec<real> numbers = load_wide(values + key * stride + v * width);
+      for (int row = 0; row < rows; ++row) {
+        if (careful && marks[key * lanes + row] < 0) continue;
+        sum[chain][row][v] += broadcast(weights[key * lanes + row]) * numbers;
+      }
+    }
+  };
+  int64_t key = 0;
+  for (; key + chains <= count; key += chains)
+    for (int chain = 0; chain < chains; ++chain) take(chain, key + chain);
+  for (; key < count; ++key) take(0, key);
+  for (int row = 0; row < rows; ++row)
+    for (int v = 0; v < vectors; ++v) {
+      real* to = out + row * out_stride + v * width;
+      for (int chain = 1; chain < chains; ++chain) sum[0][row][v] += sum[chain][row][v];
+      store(to, load(to) * before[row] + sum[0][row][v] * block[row]);
+    }
 }
 
-template <typename real>
-inline void few_values(row_block<real> values, int64_t count, const real* weights, const real* marks, real before,
-                       real block, int64_t d_v, real* out) {
+template <typename stored, int rows, bool careful>
+inline void few_values(const stored* values, int64_t stride, int64_t count, const compute<stored>* weights,
+                       const compute<stored>* marks, const compute<stored>* before, const compute<stored>* block,
+                       int64_t d_v, compute<stored>* out) {
+  typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   int64_t d = 0;
-  const auto at = [&] { return row_block<real>{values.data + d, values.stride}; };
-  for (; d + 4 * width <= d_v; d += 4 * width) few_values_at<real, 4>(at(), count, weights, marks, before, block, out + d);
-  for (; d + width <= d_v; d += width) few_values_at<real, 1>(at(), count, weights, marks, before, block, out + d);
-  for (; d < d_v; ++d) {
-    real sum = 0;
-    for (int64_t key = 0; key < count; ++key)
-      if (!(marks && marks[key * lanes] < 0)) sum += weights[key * lanes] * values.data[key * values.stride + d];
-    out[d] = out[d] * before + sum * block;
-  }
+  for (; d + 4 * width <= d_v; d += 4 * width)
+    few_values_at<stored, rows, 4, careful>(values + d, stride, count, weights, marks, before, block, d_v, out + d);
+  for (; d + width <= d_v; d += width)
+    few_values_at<stored, rows, 1, careful>(values + d, stride, count, weights, marks, before, block, d_v, out + d);
+  for (; d < d_v; ++d)
+    for (int row = 0; row < rows; ++row) {
+      real sum = 0;
+      for (int64_t key = 0; key < count; ++key)
+        if (!(careful && marks[key * lanes + row] < 0)) sum += weights[key * lanes + row] * widen(values[key * stride + d]);
+      out[row * d_v + d] = out[row * d_v + d] * before[row] + sum * block[row];
+    }
+}
+
+template <typename stored, bool careful>
+inline void few_values(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<compute<stored>>& p,
+                       int64_t start, int64_t count, const compute<stored>* weights, const compute<stored>* marks,
+                       const rescale_add<compute<stored>>& finish, compute<stored>* out) {
+  typedef compute<stored> real;
+  alignas(64) real before[simd<real>::width], block[simd<real>::width];
+  store<real>(before, finish.before[0]);
+  store<real>(block, finish.block[0]);
+  const stored* values = row_pointer<stored>(problem.value, batch, kv_head, start);
+  const int64_t stride = problem.value.row_stride, d_v = problem.d_v;
+  int row = 0;
+  few_row_groups<real>([&](auto rows) __attribute__((always_inline)) {
+    for (; row + rows <= p.live; row += rows)
+      few_values<stored, rows, careful>(values, stride, count, weights + row, marks + row, before + row, block + row, d_v,
+                                        out + row * d_v);
+  });
 }
 
 // One chunk of keys. Returns whether its output is finite.
@@ -149,22 +213,20 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
   std::memset(part.out, 0, size_t(p.live * problem.d_v) * sizeof(real));
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     const int64_t start = at_least(block, first), keys = at_most(block + key_block, last) - start;
-    const auto [k, v] = fetch_keys<stored>(problem, batch, kv_head, start, keys, s.key_copy, s.value_copy);
     const block_view view = view_block(problem, p, start, keys);
-    few_scores(problem, batch, p, s.queries, k, start, view, s.scores, static_cast<real*>(nullptr));
+    few_scores<stored>(problem, batch, kv_head, p, s.queries, start, view, s.scores, static_cast<real*>(nullptr));
     if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
     rescale_add<real> finish;
     if (problem.reading)
-      softmax_block<real, true>(s.scores, view, *part.rows, finish);
+      softmax_block<real, true>(s.scores, view, *part.rows, finish, 1);
     else
-      softmax_block<real, false>(s.scores, view, *part.rows, finish);
+      softmax_block<real, false>(s.scores, view, *part.rows, finish, 1);
     if (problem.dropout > 0) {
       dropout_factors(problem, p, start, keys, s.factors);
       for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
     }
-    for (int row = 0; row < p.live; ++row)
-      few_values(v, keys, s.scores + row, careful ? s.marks + row : nullptr, finish.before[0][row], finish.block[0][row],
-                 problem.d_v, part.out + row * problem.d_v);
+    const auto add = careful ? few_values<stored, true> : few_values<stored, false>;
+    add(problem, batch, kv_head, p, start, keys, s.scores, s.marks, finish, part.out);
   }
   if (part.rows->fresh) part.rows->clear();
   return finite_numbers(part.out, p.live * problem.d_v);

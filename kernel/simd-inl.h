@@ -299,4 +299,15 @@ ROOTDK_INLINE void transpose(vec<real>* rows) {
   transpose_round<real, simd<real>::width / 2>(rows);
 }
 
+// Lane i becomes the sum over the lanes of rows[i]: the rounds of a transpose, adding as they go.
+template <typename real, int half = simd<real>::width / 2>
+ROOTDK_INLINE vec<real> sum_rows(vec<real>* rows) {
+  for (int row = 0; row < half; ++row) {
+    swap_parts<real, half>(rows[row], rows[row + half], std::make_integer_sequence<int, simd<real>::width>{});
+    rows[row] += rows[row + half];
+  }
+  if constexpr (half > 1) return sum_rows<real, half / 2>(rows);
+  return rows[0];
+}
+
 }  // namespace rootdk::ROOTDK_TARGET

@@ -171,11 +171,12 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
   }
 }
 
+// `vectors`: how many of the panel's hold rows.
 template <typename real, bool measuring>
 inline __attribute__((noinline)) void softmax_block(real* scores, const block_view& view, row_sums<real>& rows,
-                                                    rescale_add<real>& rescale) {
+                                                    rescale_add<real>& rescale, int vectors = panel_vectors) {
   constexpr int width = simd<real>::width;
-  for (int v = 0; v < panel_vectors; ++v)
+  for (int v = 0; v < vectors; ++v)
     softmax_column<real, measuring>(scores + v * width, view.clean[v], view.stop[v], rows, v, rescale);
   rows.fresh = false;
 }
