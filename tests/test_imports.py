@@ -40,6 +40,11 @@ def test_a_call_on_numpy_arrays_loads_no_framework() -> None:
     assert foreign_after(call) == []
 
 
+def test_theory_loads_scipy_and_nothing_else_and_only_when_asked() -> None:
+    assert foreign_after("import rootdk; rootdk.predict") == []
+    assert foreign_after("import rootdk; rootdk.predict(8, 16)") == ["scipy"]
+
+
 def test_bfloat16_is_recognised_without_importing_ml_dtypes_first() -> None:
     """The adapter goes by the name of the type, so it works whichever of the two is imported first."""
     assert fresh("""

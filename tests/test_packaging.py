@@ -35,7 +35,7 @@ def declared() -> dict[str, set[str]]:
 
 def test_every_core_dependency_is_imported_and_the_reverse() -> None:
     core, imported = declared()[""], imported_names()
-    assert core == {"numpy", "click", "rich"}
+    assert core == {"numpy", "scipy", "click", "rich"}
     assert core <= imported
     optional = set().union(*(names for extra, names in declared().items() if extra))
     assert imported <= core | optional

@@ -3,6 +3,7 @@
 from . import scaling
 from .api import attention, attention_vjp, measure, num_threads, set_num_threads
 from .errors import ArgumentError, ArgumentTypeError, KernelMissingError, RootdkError
+from .prediction import predict
 from .reading import Reading
 from .scaling import ScaleRule
 from .summary import HeadSummary
@@ -21,6 +22,7 @@ __all__ = [
     "attention_vjp",
     "measure",
     "num_threads",
+    "predict",
     "scaling",
     "set_num_threads",
 ]

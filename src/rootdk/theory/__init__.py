@@ -1,0 +1,68 @@
+"""Why the root of d_k: closed forms and exact quadrature, for arrays of settings.
+
+    scores        mean and variance of a score for any means and covariances; `enumeration`: its exact law in fractions
+    softmax       averages over rows of n Gaussian logits; `attention`: of attention with Gaussian q and k
+    rows          the largest weight of a row; `landmarks`: where the softmax freezes, and the simple laws on either
+    side jacobian      the derivative of softmax; `gradient`: what of a change of the query arrives in the output
+    effects       of rules, correlation, means, caps and norms; `formats`: of rounding
+
+Every function says in which range it holds and refuses elsewhere. Needs SciPy, so `import rootdk` does not load it.
+"""
+
+from .attention import attention_moments
+from .effects import (
+    correlated_score_variance,
+    qk_norm_variance,
+    rule_variance,
+    shared_mean_variance,
+    softcap_slope,
+    softcap_variance,
+)
+from .enumeration import exact_score_moments, score_law
+from .formats import FormatEffect, format_effect
+from .gradient import relative_gradient
+from .jacobian import jacobian_norm_bounds, jacobian_spectral_norm, softmax_jacobian
+from .landmarks import (
+    critical_sigma,
+    expected_maximum,
+    frozen_jacobian_trace,
+    frozen_saturation,
+    warm_entropy,
+    warm_p_squared,
+)
+from .rows import saturation, top_probability
+from .scores import row_variance, score_excess_kurtosis, score_variance, square_term_counts, square_terms
+from .softmax import SoftmaxMoments, softmax_moments
+
+__all__ = [
+    "FormatEffect",
+    "SoftmaxMoments",
+    "attention_moments",
+    "correlated_score_variance",
+    "critical_sigma",
+    "exact_score_moments",
+    "expected_maximum",
+    "format_effect",
+    "frozen_jacobian_trace",
+    "frozen_saturation",
+    "jacobian_norm_bounds",
+    "jacobian_spectral_norm",
+    "qk_norm_variance",
+    "relative_gradient",
+    "row_variance",
+    "rule_variance",
+    "saturation",
+    "score_excess_kurtosis",
+    "score_law",
+    "score_variance",
+    "shared_mean_variance",
+    "softcap_slope",
+    "softcap_variance",
+    "softmax_jacobian",
+    "softmax_moments",
+    "square_term_counts",
+    "square_terms",
+    "top_probability",
+    "warm_entropy",
+    "warm_p_squared",
+]

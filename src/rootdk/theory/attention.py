@@ -1,0 +1,117 @@
+"""The same averages for attention itself: Gaussian q and k, so that the spread of the logits differs from row to row.
+
+Given q, the logits scale * <q, k_j> are independent N(0, sigma^2) with sigma = |scale| |q|, and |q|^2 is chi-square
+with d_k degrees of freedom. So the averages of `softmax_moments` are averaged once more, over v = ln sigma. Its density
+
+    2^(1 - d/2) / Gamma(d/2) e^(d w - e^(2w)/2),   w = v - ln |scale|
+
+is analytic, and the trapezoidal rule with step h errs by its Fourier transform at 2 pi/h,
+|Gamma(d/2 + i pi/h) / Gamma(d/2)|: the step is the largest for which that is below e^-32, but at most 1/8 and at most
+1.5/ln n, because as a function of ln sigma the averages themselves bend where the weight moves to few keys, the more
+sharply the more keys there are.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy.special import gammaincc, gammainccinv, gammaincinv, gammaln, loggamma
+
+from ._arguments import Floats, broadcast, keys_of, numbers, whole
+from .softmax import SoftmaxMoments, averages_of, record
+
+MOST_D_K = 1e6
+
+
+def attention_moments(keys: Any, d_k: Any, scale: Any) -> SoftmaxMoments:
+    """The averages over rows of softmax(scale q k') for standard normal q and k with d_k components.
+
+    keys from 2 to 1e15, d_k from 1 to 1e6, scale any number up to 1e50 in size; all broadcast. The relative error is
+    below 1e-8 in every field. A point takes some 30 values of sigma, a millisecond each; below d_k = 16 more, up to
+    250. For components with another variance multiply scale by both standard deviations.
+
+    >>> none, sqrt = attention_moments(512, 64, [1.0, 0.125]).jacobian_trace
+    >>> print(f"{none:.2f} {sqrt:.3f}")
+    0.38 0.995
+    """
+    return record(attention_averages(*checked(keys, d_k, scale)))
+
+
+def checked(keys: Any, d_k: Any, scale: Any) -> tuple[Floats, ...]:
+    """The three arguments as arrays of one shape."""
+    return broadcast(
+        keys=keys_of(keys),
+        d_k=whole("d_k", d_k, 1, MOST_D_K),
+        scale=numbers("scale", scale, least=-1e50, most=1e50),
+    )
+
+
+def attention_averages(keys: Floats, d_k: Floats, scale: Floats) -> Floats:
+    """`averages_of`, averaged over the length of the query."""
+    nodes = [spread_nodes(*point) for point in zip(keys.flat, d_k.flat, scale.flat, strict=True)]
+    sizes = [len(sigma) for sigma, _ in nodes]
+    if not sizes:
+        return averages_of(keys, keys)
+    # All points in one call: those that share a sigma share the work.
+    sigma, weight = (np.concatenate(parts) for parts in zip(*nodes, strict=True))
+    found = averages_of(np.repeat(keys.reshape(-1), sizes), sigma) * weight
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp)
+    return np.asarray(np.add.reduceat(found, starts, axis=-1).reshape(-1, *keys.shape))
+
+
+def spread_nodes(
+    keys: float, d_k: float, scale: float, log_error: float = -32.0, finer: int = 1
+) -> tuple[Floats, Floats]:
+    """Values of sigma = |scale| |q| and their weights, on a lattice of ln sigma that other calls share.
+
+    log_error bounds what the step and the limits leave out; `finer` divides the step, for functions of sigma that bend
+    more than the averages do.
+    """
+    if scale == 0.0:
+        return np.zeros(1), np.ones(1)
+    half, shift = d_k / 2, math.log(abs(scale))
+    step = _step(half, keys, log_error) / finer
+    # A row can be rare and still count: where n is large a typical sum p^3 is n^-2 and that of a sharp row is 1. To
+    # the left, where a typical row is sharp, a flat row counts in proportion to sigma, in the slope to its cube.
+    rare = log_error - 2.5
+    high = _log_quantile(half, rare - 2 * math.log(keys), upper=True)
+    low = _log_quantile(half, rare - 3 * max(0.0, shift + math.log(d_k) / 2), upper=False)
+    # Rows below are as good as sigma = 0: what they differ by is sigma^2, and they are e^(d w) of all.
+    flat = (log_error - 2 * shift) / (d_k + 2)
+    index = np.arange(math.floor((max(low, flat) + shift) / step), math.ceil((high + shift) / step) + 1)
+    v = index * step
+    w = v - shift
+    # Around the peak at w = ln(d)/2, so that large d does not subtract large numbers.
+    off = w - math.log(d_k) / 2
+    density = d_k * (off - np.expm1(2 * off) / 2) + _log_peak(half)
+    sigma, weight = np.exp(v), np.exp(density) * step
+    if flat > low:
+        sigma, weight = np.append(sigma, 0.0), np.append(weight, 1.0 - weight.sum())
+    return sigma, weight
+
+
+def _log_peak(half: float) -> float:
+    """ln of the density at its peak: ln 2 + half ln half - half - ln Gamma(half), without its cancellation."""
+    if half < 20:
+        return float(math.log(2) + half * math.log(half) - half - gammaln(half))
+    stirling = 1 / (12 * half) - 1 / (360 * half**3) + 1 / (1260 * half**5) - 1 / (1680 * half**7)
+    return math.log(2) + 0.5 * math.log(half / (2 * math.pi)) - stirling
+
+
+def _step(half: float, keys: float, log_error: float) -> float:
+    """The largest 2^(-j/4) up to 1/8 and 1.5/ln n where the Fourier transform of the density is below e^log_error."""
+    j = max(12, math.ceil(4 * math.log2(math.log(keys) / 1.5)))
+    while (loggamma(half + 1j * math.pi * 2 ** (j / 4)) - gammaln(half)).real > log_error:
+        j += 1
+    return float(2 ** (-j / 4))
+
+
+def _log_quantile(half: float, log_tail: float, upper: bool) -> float:
+    """ln of the length |q| that is exceeded (or not reached) with this log probability, or somewhat further out."""
+    tail = math.exp(max(log_tail, -690.0))
+    square = 2 * (gammainccinv(half, tail) if upper else gammaincinv(half, tail))
+    if not upper:
+        return 0.5 * math.log(max(square, 1e-300))
+    while gammaincc(half, square / 2) > tail * 1.01:  # the inverse gives up far out in the tail
+        square *= 1.1
+    return 0.5 * math.log(square)

@@ -1,0 +1,134 @@
+"""Mean, variance and shape of one score <q, k>, for any means and covariances of q and k.
+
+Only independence of q and k from each other is used. Nothing here asks for a Gaussian.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from rootdk.errors import ArgumentError
+
+from ._arguments import Floats, broadcast, count, numbers, whole
+
+_LARGEST_TABLE = 4096
+
+
+def score_variance(cov_query: Any, cov_key: Any, mean_query: Any = 0.0, mean_key: Any = 0.0) -> Any:
+    """Var <q, k> = tr(S_q S_k) + m_q' S_k m_q + m_k' S_q m_k.
+
+    S_q and S_k are covariances of shape (..., d, d), the means numbers or shape (..., d); leading axes broadcast.
+
+    >>> float(score_variance(np.eye(64), np.eye(64)))
+    64.0
+    >>> float(score_variance(np.eye(64), np.eye(64), mean_query=0.5, mean_key=0.5))
+    96.0
+    """
+    s_query, s_key, m_query, m_key = _laws(cov_query, cov_key, mean_query, mean_key)
+    return (_trace(s_query, s_key) + _form(m_query, s_key) + _form(m_key, s_query))[()]
+
+
+def row_variance(cov_query: Any, cov_key: Any, mean_query: Any = 0.0) -> Any:
+    """E Var(<q, k> | q) = tr(S_q S_k) + m_q' S_k m_q: the variance inside a row, which is all that softmax feels.
+
+    A mean of the keys adds <q, m_k> to every score of the row, and softmax ignores it; so there is no such argument. A
+    row of n keys that is centred on its own mean shows (n - 1)/n of this.
+
+    >>> float(row_variance(np.eye(64), np.eye(64), mean_query=0.5))
+    80.0
+    """
+    s_query, s_key, m_query, _ = _laws(cov_query, cov_key, mean_query, 0.0)
+    return (_trace(s_query, s_key) + _form(m_query, s_key))[()]
+
+
+def square_terms(
+    d: int, cov_query: Any = None, cov_key: Any = None, mean_query: Any = 0.0, mean_key: Any = 0.0
+) -> Floats:
+    """The d x d table of averages of the terms of <q, k>^2 = sum_ij q_i k_i q_j k_j.
+
+    Entry (i, j) is E[q_i q_j] E[k_i k_j]. With independent components of mean 0 and variance 1, the default, the d on
+    the diagonal are 1 and the other d(d - 1) are 0. The sum of the table is E <q, k>^2. d from 1 to 4096;
+    `square_term_counts` has no such limit.
+
+    >>> square_terms(3)
+    array([[1., 0., 0.],
+           [0., 1., 0.],
+           [0., 0., 1.]])
+    >>> float(square_terms(3, mean_query=1.0, mean_key=1.0).sum())
+    18.0
+    """
+    d = count("d", d, 1, _LARGEST_TABLE)
+    unit = np.eye(d)
+    s_query, s_key, m_query, m_key = _laws(
+        unit if cov_query is None else cov_query, unit if cov_key is None else cov_key, mean_query, mean_key
+    )
+    if s_query.shape != (d, d):
+        raise ArgumentError(f"cov_query: must have shape ({d}, {d}) to match d, got {s_query.shape}")
+    return (s_query + np.outer(m_query, m_query)) * (s_key + np.outer(m_key, m_key))
+
+
+def square_term_counts(d: Any) -> dict[str, Any]:
+    """How many terms <q, k>^2 has, and of which kind, for unit components: the table of `square_terms` for any d.
+
+    >>> square_term_counts(512)
+    {'terms': 262144, 'average_1': 512, 'average_0': 261632, 'sum': 512}
+    """
+    size = whole("d", d, 1, 1e9).astype(np.int64)
+    columns = {"terms": size * size, "average_1": size, "average_0": size * (size - 1), "sum": size}
+    return {name: column if column.ndim else int(column) for name, column in columns.items()}
+
+
+def score_excess_kurtosis(d_k: Any, kurtosis_query: Any = 3.0, kurtosis_key: Any = 3.0) -> Any:
+    """(kappa_q kappa_k - 3)/d_k, for independent components of mean 0, variance 1 and fourth moments kappa.
+
+    6/d_k for Gaussian q and k: a score is nearly Gaussian for large d_k only. kappa is at least 1, as for a fair sign.
+
+    >>> float(score_excess_kurtosis(64)), float(score_excess_kurtosis(64, 1, 1))
+    (0.09375, -0.03125)
+    """
+    sizes, kappa_query, kappa_key = broadcast(
+        d_k=whole("d_k", d_k, 1, 1e15),
+        kurtosis_query=numbers("kurtosis_query", kurtosis_query, least=1.0),
+        kurtosis_key=numbers("kurtosis_key", kurtosis_key, least=1.0),
+    )
+    return ((kappa_query * kappa_key - 3.0) / sizes)[()]
+
+
+def _laws(cov_query: Any, cov_key: Any, mean_query: Any, mean_key: Any) -> tuple[Floats, Floats, Floats, Floats]:
+    s_query, s_key = _covariance("cov_query", cov_query), _covariance("cov_key", cov_key)
+    d = s_query.shape[-1]
+    if s_key.shape[-1] != d:
+        raise ArgumentError(f"cov_key: last axes must be ({d}, {d}) to match cov_query, got {s_key.shape[-2:]}")
+    means = []
+    for name, given in (("mean_query", mean_query), ("mean_key", mean_key)):
+        mean = numbers(name, given)
+        if mean.ndim and mean.shape[-1] not in (1, d):
+            raise ArgumentError(f"{name}: last axis must be {d} to match cov_query, got {mean.shape[-1]}")
+        means.append(np.broadcast_to(mean, (*mean.shape[:-1], d)))
+    try:
+        np.broadcast_shapes(s_query.shape[:-2], s_key.shape[:-2], *(mean.shape[:-1] for mean in means))
+    except ValueError:
+        shapes = ", ".join(str(array.shape) for array in (s_query, s_key, *means))
+        raise ArgumentError(f"cov_query, cov_key, means: must have leading axes that broadcast, got {shapes}") from None
+    return s_query, s_key, means[0], means[1]
+
+
+def _covariance(argument: str, given: Any) -> Floats:
+    array = numbers(argument, given)
+    if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.shape[-1] == 0:
+        raise ArgumentError(f"{argument}: must have shape (..., d, d) with d at least 1, got {array.shape}")
+    size = np.abs(array).max(initial=0.0)
+    if np.abs(array - np.swapaxes(array, -1, -2)).max(initial=0.0) > 1e-8 * size:
+        raise ArgumentError(f"{argument}: must be symmetric, got a matrix that is not")
+    lowest = float(np.linalg.eigvalsh(array).min(initial=0.0))
+    if lowest < -1e-6 * size:
+        raise ArgumentError(f"{argument}: must have no negative eigenvalue, got {lowest:.3g}")
+    return array
+
+
+def _trace(a: Floats, b: Floats) -> Floats:
+    return np.asarray((a * np.swapaxes(b, -1, -2)).sum(axis=(-1, -2)))
+
+
+def _form(mean: Floats, cov: Floats) -> Floats:
+    return np.asarray(((mean[..., None, :] @ cov)[..., 0, :] * mean).sum(axis=-1))
