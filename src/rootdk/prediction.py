@@ -13,7 +13,7 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
 
     d_k       components of q and k, from 1 to 1e6
     keys      keys that each row sees, from 2 to 1e12; d_k and keys broadcast, and the entries come in their C order
-    rule      name of a rule, a rule from rootdk.scaling, or a number, the scale itself
+    rule      name of a rule, a rule from rootdk.scaling, or a number up to 1e6, the scale itself
     rows      over how many rows the extremes are taken; as many as keys unless given
     position  where the query stands, for rules that ask; the last one, keys - 1, unless given
 
@@ -22,12 +22,11 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
     are expected extremes, exact if every row has keys of its own; of rows that share their keys the extremes lie a
     little lower.
 
-    Approximate, to 6 %, and only from 8 keys on and where rows of equal |q| differ little (sum p^2 by at most 40 %, 1
-    - sum p^2 by 25 %):
-    median_entropy_ratio, mean_effective_keys, median_effective_keys, median_top_probability, median_jacobian_trace,
-    mean_jacobian_norm, median_jacobian_norm. Elsewhere they are NaN, but for median_top_probability, which is exact
-    where it is above one half; where it is above 0.9 the median trace and effective keys are those of two keys, lower
-    bounds that are nearly reached.
+    Approximate, to 6 %, and only from 8 keys on where rows of equal |q| differ little (sum p^2 by at most 40 %,
+    1 - sum p^2 by 25 %): median_entropy_ratio, mean_effective_keys, median_effective_keys, median_top_probability,
+    median_jacobian_trace, mean_jacobian_norm, median_jacobian_norm. Elsewhere they are NaN, but for
+    median_top_probability, which is exact where it is above one half (not always known with 3 to 9 keys). Where it is
+    above 0.9 the median trace and effective keys are those of two keys, lower bounds that are nearly reached.
 
     Absent, NaN: min_log_sum_exp, for want of a formula for the law of ln Z.
 
@@ -63,7 +62,7 @@ def _factor(given: Any, d_k: int, keys: int, position: int) -> float:
     from .theory.effects import rule_of
 
     if not isinstance(given, str) and np.ndim(given) == 0 and np.asarray(given).dtype.kind in "fiu":
-        return float(numbers("rule", given, least=-1e30, most=1e30))
+        return float(numbers("rule", given, least=-1e6, most=1e6))
     chosen = rule_of(given)
     if chosen.unit_length:
         raise ArgumentError(

@@ -1,8 +1,8 @@
 """Every softmax average from one function: the Laplace transform of a log-normal number.
 
 For n Gaussian logits s = sigma x the sum Z = sum e^s enters as 1/Z^k = integral of t^(k-1) e^(-t Z) / (k-1)! dt. Given
-t the keys are independent, so an average over all of them becomes a product of averages over one. With u = ln t and y
-= u + s:
+t the keys are independent, so an average over all of them becomes a product of averages over one. With u = ln t and
+y = u + s:
 
     phi(u)   = E exp(-e^y)               what one key contributes that is only in the denominator
     psi_k(u) = E e^(k y) exp(-e^y)       what one key contributes that is p^k in the numerator

@@ -10,6 +10,7 @@ import math
 import numpy as np
 from scipy.special import ndtri
 
+from ._arguments import Floats
 from .attention import spread_nodes
 from .mixtures import (
     Nodes,
@@ -63,11 +64,11 @@ def fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, floa
         | dict.fromkeys(("median_entropy_ratio", "mean_jacobian_norm", "median_jacobian_norm"), math.nan)
         | dict.fromkeys(("mean_effective_keys", "median_effective_keys", "median_jacobian_trace"), math.nan)
         | {"median_top_probability": math.nan}
-        | (_concentrated(keys, d_k, scale, fine) or _one_key(keys, coarse))
+        | (_concentrated(keys, d_k, scale, fine[1], moments) or _one_key(keys, coarse))
     )
 
 
-def _concentrated(keys: float, d_k: float, scale: float, nodes: Nodes) -> dict[str, float]:
+def _concentrated(keys: float, d_k: float, scale: float, weight: Floats, moments: Floats) -> dict[str, float]:
     """Medians at the median sigma, and means over sigma, with sum p^2 at one sigma taken as log-normal.
 
     A log-normal number of mean m and relative variance c has the median m/sqrt(1 + c). The largest weight of a
@@ -79,17 +80,16 @@ def _concentrated(keys: float, d_k: float, scale: float, nodes: Nodes) -> dict[s
     spread = variance / typical[2] ** 2
     if keys < _MANY or spread > _CONCENTRATED**2 or variance > (_ALIVE * typical[4]) ** 2:
         return {}
-    moments = averages_of(np.full(len(nodes[0]), keys), nodes[0])
     spreads = np.minimum(p_squared_variance(moments) / moments[2] ** 2, 1.0)
     p_squared = typical[2] / math.sqrt(1 + spread)
     largest = float(ndtri(2 ** (-1 / keys)))
     return {
         "median_entropy_ratio": typical[1] / math.log(keys),
-        "mean_effective_keys": float(nodes[1] @ (np.sqrt(1 + spreads) / moments[2])),
+        "mean_effective_keys": float(weight @ (np.sqrt(1 + spreads) / moments[2])),
         "median_effective_keys": 1 / p_squared,
         "median_top_probability": math.exp(sigma * largest - typical[0]),
         "median_jacobian_trace": 1 - p_squared,
-        "mean_jacobian_norm": float(nodes[1] @ (np.sqrt(moments[5]) * (1 + spreads) ** -0.125)),
+        "mean_jacobian_norm": float(weight @ (np.sqrt(moments[5]) * (1 + spreads) ** -0.125)),
         "median_jacobian_norm": math.sqrt(typical[5]) / (1 + spread) ** 0.25,
     }
 

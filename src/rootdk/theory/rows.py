@@ -19,12 +19,12 @@ def top_probability(keys: Any, sigma: Any) -> Any:
 
         n integral of density(x) e^(v - e^v) P(x, v)^(n-1),    P(x, v) = E[exp(-e^(v - sigma (x - X))); X < x]
 
-    keys from 2 to 1e15, sigma from 0 to 1e4; both broadcast. Relative error below 1e-8. About 10 ms per point.
+    keys from 2 to 1e15, sigma from 0 to 1e12; both broadcast. Relative error below 1e-8. About 10 ms per point.
 
     >>> print(f"{top_probability(1024, 1.0):.4f} {top_probability(1024, 8.0):.3f}")
     0.0162 0.709
     """
-    counts, spreads = broadcast(keys=keys_of(keys), sigma=numbers("sigma", sigma, least=0.0, most=1e4))
+    counts, spreads = broadcast(keys=keys_of(keys), sigma=numbers("sigma", sigma, least=0.0, most=1e12))
     found = [_top(n, s) for n, s in zip(counts.flat, spreads.flat, strict=True)]
     return np.array(found).reshape(counts.shape)[()]
 
@@ -36,7 +36,7 @@ def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
     transform of D is known, E e^(-s D) = e^(s^2 sigma^2/2)/Gamma(1 + s) integral of e^(s u) m psi_1 phi^(m-1) du, and
     is turned back along a line Re s = const near the saddle point, where nothing cancels.
 
-    keys from 2 to 1e15, sigma from 0 to 1e4; all broadcast. Relative error below 1e-6 where the result is above 1e-9.
+    keys from 2 to 1e15, sigma from 0 to 1e12; all broadcast. Relative error below 1e-6 where the result is above 1e-9.
     Refused where 1/Gamma outgrows the Gaussian and the result is not negligible: sigma < 0.35 with 3 to 9 keys and a
     low threshold.
 
@@ -45,7 +45,7 @@ def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
     """
     counts, spreads, limits = broadcast(
         keys=keys_of(keys),
-        sigma=numbers("sigma", sigma, least=0.0, most=1e4),
+        sigma=numbers("sigma", sigma, least=0.0, most=1e12),
         threshold=numbers("threshold", threshold, least=0.5, most=1.0 - 1e-12),
     )
     points = zip(counts.flat, spreads.flat, limits.flat, strict=True)
