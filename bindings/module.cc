@@ -133,11 +133,12 @@ void describe(call& c, int type, nb::handle query, nb::handle key, nb::handle va
 void forward(int type, nb::handle query, nb::handle key, nb::handle value, nb::handle out, double scale,
              nb::handle row_scale, double softcap, int64_t left, int64_t right, nb::handle query_offset,
              nb::handle key_lengths, nb::handle mask, nb::handle bias, int bias_type, nb::handle sinks, double dropout,
-             uint64_t seed, nb::handle row_state, nb::handle reading, nb::handle keys) {
+             uint64_t seed, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
   call c;
   describe(c, type, query, key, value, scale, row_scale, softcap, left, right, query_offset, key_lengths, mask, bias,
            bias_type, sinks, dropout, seed);
   attention_problem& p = c.problem;
+  p.team = team;
   p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
   if (!row_state.is_none())
     p.row_state = flat_real(c.out(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
@@ -155,11 +156,12 @@ void backward(int type, nb::handle query, nb::handle key, nb::handle value, nb::
               nb::handle row_state, nb::handle d_query, nb::handle d_key, nb::handle d_value, double scale,
               nb::handle row_scale, double softcap, int64_t left, int64_t right, nb::handle query_offset,
               nb::handle key_lengths, nb::handle mask, nb::handle bias, int bias_type, nb::handle sinks, double dropout,
-              uint64_t seed, nb::handle d_bias) {
+              uint64_t seed, nb::handle d_bias, int team) {
   call c;
   describe(c, type, query, key, value, scale, row_scale, softcap, left, right, query_offset, key_lengths, mask, bias,
            bias_type, sinks, dropout, seed);
   attention_problem& p = c.problem;
+  p.team = team;
   p.out = c.rows(c.in(out), p.heads, p.n_query, p.d_v);
   p.d_out = c.rows(c.in(d_out), p.heads, p.n_query, p.d_v);
   p.row_state = flat_real(c.in(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
@@ -200,14 +202,16 @@ NB_MODULE(_kernel, m) {
   m.attr("BFLOAT16") = int(element::bfloat16);
   m.def("forward", &forward, "element"_a, "query"_a, "key"_a, "value"_a, "out"_a, "scale"_a, "row_scale"_a.none(),
         "softcap"_a, "left"_a, "right"_a, "query_offset"_a, "key_lengths"_a.none(), "mask"_a.none(), "bias"_a.none(),
-        "bias_element"_a, "sinks"_a.none(), "dropout"_a, "seed"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none());
+        "bias_element"_a, "sinks"_a.none(), "dropout"_a, "seed"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none(),
+        "team"_a = 0);
   m.def("backward", &backward, "element"_a, "query"_a, "key"_a, "value"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a,
         "d_key"_a, "d_value"_a, "scale"_a, "row_scale"_a.none(), "softcap"_a, "left"_a, "right"_a, "query_offset"_a,
         "key_lengths"_a.none(), "mask"_a.none(), "bias"_a.none(), "bias_element"_a, "sinks"_a.none(), "dropout"_a, "seed"_a,
-        "d_bias"_a.none() = nb::none());
+        "d_bias"_a.none() = nb::none(), "team"_a = 0);
   m.def("target", [] { return std::string(rootdk::current_target().name); });
   m.def("targets", &target_names);
   m.def("set_target", &set_target, "name"_a);
+  m.def("has_openmp", &rootdk::has_openmp);
   m.def("num_threads", &rootdk::num_threads);
   m.def("set_num_threads", &rootdk::set_num_threads, "threads"_a);
   m.def("tile", &tile);

@@ -117,8 +117,9 @@ void run(const attention_problem& problem, const kernel_pass& pass) {
   parallel_for(pass.items(problem), threads, [&](int64_t item) {
     pass.item(problem, item, scratch.get(bytes), shared_buffer);
     scratch.shrink();
-  });
-  parallel_for(pass.merges(problem), threads, [&](int64_t merge) { pass.merge(problem, merge, shared_buffer); });
+  }, problem.team);
+  parallel_for(pass.merges(problem), threads, [&](int64_t merge) { pass.merge(problem, merge, shared_buffer); },
+               problem.team);
 }
 
 // One wave after the other, each a backward pass over its own pairs.

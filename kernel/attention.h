@@ -63,6 +63,7 @@ struct attention_problem {
   const double* sinks = nullptr;  // (heads,), or null
   double dropout = 0.0;
   uint64_t seed = 0;
+  int team = 0;  // threads of the framework's OpenMP team beside which this runs, or 0: see pool.h
 
   // In the type that is computed with (float, double for float64), each C-contiguous; null where not wanted.
   void* row_state = nullptr;  // (2, batch, heads, n_query): the row's maximum in log2 units, and its sum

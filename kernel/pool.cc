@@ -18,6 +18,8 @@
 #include <xmmintrin.h>
 #endif
 
+#include "openmp.h"
+
 namespace rootdk {
 namespace {
 
@@ -196,7 +198,10 @@ void start_afresh() {
 // When the library is loaded, not at the first call: a fork() in the middle of that would leave a lock held for ever.
 const bool prepared = [] {
   start_afresh();
-  pthread_atfork(nullptr, nullptr, start_afresh);
+  pthread_atfork(nullptr, nullptr, [] {
+    forget_openmp();
+    start_afresh();
+  });
   return true;
 }();
 
@@ -206,19 +211,40 @@ int num_threads() { return thread_setting().load(std::memory_order_relaxed); }
 
 void set_num_threads(int threads) { thread_setting().store(threads < 1 ? 1 : threads, std::memory_order_relaxed); }
 
-void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body) {
+bool has_openmp() { return find_openmp() != nullptr; }
+
+namespace {
+
+// A team of another size than the framework's would make the runtime end threads and start others, so all of it comes;
+// those beyond the wanted number go back at once.
+void run_on_team(openmp_parallel parallel, job& work, int threads, int team) {
+  struct admission {
+    job& work;
+    std::atomic<int> places;
+  } door{work, {threads}};
+  const auto enter = [](void* data) {
+    admission& door = *static_cast<admission*>(data);
+    if (door.places.fetch_sub(1, std::memory_order_relaxed) > 0) door.work.work();
+  };
+  parallel(enter, &door, unsigned(team), 0);
+}
+
+}  // namespace
+
+void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body, int team) {
   if (items <= 0) return;
   job work(body, items);
-  const int64_t threads = items < max_threads ? items : int64_t(max_threads);
-  if (threads <= 1) {
+  int threads = items < max_threads ? int(items) : max_threads;
+  if (team > 0 && team < threads) threads = team;
+  if (threads <= 1 || in_use.exchange(true)) {
     work.work();
   } else {
-    if (!in_use.exchange(true)) {
-      the_pool->run(work, int(threads) - 1);
-      in_use.store(false);
-    } else {
-      work.work();
-    }
+    const openmp_parallel parallel = team > 0 ? find_openmp() : nullptr;
+    if (parallel)
+      run_on_team(parallel, work, threads, team);
+    else
+      the_pool->run(work, threads - 1);
+    in_use.store(false);
   }
   if (work.error) std::rethrow_exception(work.error);
 }

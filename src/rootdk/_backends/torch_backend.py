@@ -151,6 +151,7 @@ def forward_state(problem: Problem, row_state: Any, reading: Any, keys: Any) -> 
         None if row_state is None else _memory(row_state),
         None if reading is None else _memory(reading),
         None if keys is None else _memory(keys),
+        torch.get_num_threads(),
     )
     return out
 
@@ -164,13 +165,13 @@ def backward(
     gradients = empty_gradients(query, key, value)
     arrays = [_walkable(tensor) for tensor in (query, key, value, out, d_out)]
     arrays += [_memory(tensor) for tensor in (row_state.contiguous(), *gradients)]
-    if learned_bias is None:
-        kernel().backward(element, *arrays, *_options(problem, element))
-        return *gradients, None
     # The kernel adds to it in its own type; a number that many pairs read is one number here too.
-    d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query))
-    kernel().backward(element, *arrays, *_options(problem, element), _memory(d_bias.expand(problem.bias.shape)))
-    return *gradients, d_bias.to(learned_bias.dtype)
+    d_bias = None
+    if learned_bias is not None:
+        d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query))
+    spread = None if d_bias is None else _memory(d_bias.expand(problem.bias.shape))
+    kernel().backward(element, *arrays, *_options(problem, element), spread, torch.get_num_threads())
+    return *gradients, None if d_bias is None else d_bias.to(learned_bias.dtype)
 
 
 def empty_out(query: Tensor, value: Tensor) -> Tensor:
