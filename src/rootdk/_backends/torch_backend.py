@@ -23,7 +23,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 # torch tells these three nowhere else.
 _modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001
+transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001
 _tracing = torch._C._get_tracing_state  # noqa: SLF001
 
 
@@ -44,7 +44,17 @@ def traced(*arguments: Any) -> bool:
                 return True
         elif isinstance(argument, Tensor):
             return True
-    return _modes() > 0 or _transformed() or _tracing() is not None
+    return _modes() > 0 or transformed() or _tracing() is not None
+
+
+def dispatched(query: Any, key: Any, value: Any) -> bool:
+    """Whether a compiler, a mode or a tensor type of its own must see an operator and not what it computes."""
+    return (
+        torch.compiler.is_compiling()
+        or not (type(query) in _PLAIN and type(key) in _PLAIN and type(value) in _PLAIN)
+        or _modes() > 0
+        or _tracing() is not None
+    )
 
 
 def plain(argument: str, given: Any) -> Any:

@@ -9,31 +9,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import check_shapes, truth, window_limits
+from .._arguments import check_shapes, resolve, truth, window_limits
 from .._backends import torch_backend
 from ..errors import ArgumentError, ArgumentTypeError
 from ..reading import Reading, reading_of
 from ..scaling import ScaleRule, rule
-from .gradient import Attention
+from . import eager, gradient
 from .operators import attention_forward
 
 
 def attention(query: Any, *arguments: Any) -> Tensor:
     """rootdk.attention() for tensors that autograd, a compiler or a transform follows."""
-    out, _, _, _ = _call(query, *arguments, measured=False)
+    out, _, _ = _call(False, query, *arguments)
     return out[0] if query.dim() == 2 else out
 
 
 def measure(query: Any, *arguments: Any) -> tuple[Tensor, Reading]:
     """rootdk.measure() for the same tensors."""
-    out, _, reading, keys = _call(query, *arguments, measured=True)
+    out, reading, keys = _call(True, query, *arguments)
     fields = torch_backend.fields_of(reading, keys)
     if query.dim() == 2:
         out, fields = out[0], {name: field[0] for name, field in fields.items()}
     return out, reading_of(fields, arguments[10] is not None)
 
 
-def _call(
+def _call(measured: bool, query: Any, key: Any, value: Any, *options: Any) -> tuple[Any, Any, Any]:
+    """The output and the two tensors of a Reading, each with an axis of heads."""
+    if torch_backend.dispatched(query, key, value):
+        run = attention_forward
+    elif torch_backend.transformed():
+        run = gradient.Attention.apply
+    else:
+        return _eager(measured, query, key, value, *options)
+    out, _, reading, keys = run(*_operands(query, key, value, *options), measured)
+    return out, reading, keys
+
+
+def _eager(measured: bool, query: Any, key: Any, value: Any, scale: Any, *options: Any) -> tuple[Any, Any, Any]:
+    _, problem, one_head = resolve(query, key, value, scale, *options)
+    query, key, value = problem[:3]
+    mask, bias, sinks = options[1], options[2], options[7]
+    if not isinstance(sinks, Tensor):
+        sinks = None
+    elif one_head and sinks.dim() == 0:
+        sinks = sinks[None]
+    learned = (query, key, value, sinks, scale if isinstance(scale, Tensor) else None, bias)
+    reading, keys = torch_backend.empty_reading(query) if measured else (None, None)
+    return eager.Attention.apply(problem, reading, keys, mask, *learned), reading, keys
+
+
+def _operands(
     query: Any,
     key: Any,
     value: Any,
@@ -48,9 +73,8 @@ def _call(
     sinks: Any,
     dropout: Any,
     seed: Any,
-    *,
-    measured: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Any, ...]:
+    """The arguments of the operator attention_forward, but for the last."""
     query, key, value = torch_backend.inputs(query, key, value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
     if query.dim() == 2:
@@ -67,8 +91,7 @@ def _call(
         seed = torch.randint(2**63 - 1, (1,))
     factor, learned, row_scale = _scale(scale, query, key, query_offset, key_lengths)
     whole_offset = query_offset if isinstance(query_offset, int) and not isinstance(query_offset, bool) else None
-    run = attention_forward if _dispatched(query, key, value) else Attention.apply
-    return run(  # type: ignore[no-any-return]
+    return (
         query,
         key,
         value,
@@ -86,17 +109,6 @@ def _call(
         _sinks(sinks),
         dropout if isinstance(dropout, float) else _number("dropout", dropout),
         _seed(seed),
-        measured,
-    )
-
-
-def _dispatched(*tensors: Tensor) -> bool:
-    """Whether a compiler, a mode or a tensor type of its own must see an operator and not what it computes."""
-    return (
-        torch.compiler.is_compiling()
-        or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors)
-        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 -- torch tells it nowhere else
-        or torch._C._get_tracing_state() is not None  # noqa: SLF001
     )
 
 
@@ -129,8 +141,6 @@ def _scale(
 
 
 def _row_scale(given: ScaleRule, query: Tensor, key: Tensor, query_offset: Any, key_lengths: Any) -> Tensor:
-    from .._arguments import resolve
-
     rest = (False, None, None, None, query_offset, key_lengths, None, None, 0.0, None)
     _, problem, _ = resolve(query.detach(), key.detach(), key.detach(), given, *rest)
     return torch.tensor(problem.row_scale).reshape(*query.shape[:-3], query.shape[-2])

@@ -1,8 +1,7 @@
 """What autograd does with the operator: what is kept, how it is pulled back, and what vmap makes of it.
 
 Kept are query, key, value, the output, two numbers per row and the options: all of it grows with n, not with n x n.
-Attention and Pullback are the same two operators without the dispatcher in between, which costs ten times as much as a
-small call; torch.func needs them as well.
+Attention and Pullback are the same two operators for torch.func, which does not look into an operator's derivative.
 """
 
 from typing import Any
@@ -81,17 +80,8 @@ def _together(numbers: list[Any], tensors: list[Any]) -> list[Any]:
     return arguments
 
 
-class _Direct(torch.autograd.Function):  # type: ignore[misc]
-    @classmethod
-    def apply(cls, *arguments: Any) -> Any:
-        """Go straight to the engine where no transform is active; torch's own way there binds names for 40 us first."""
-        if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- torch tells it nowhere else
-            return super().apply(*arguments)
-        return super(torch.autograd.Function, cls).apply(*arguments)
-
-
-class Pullback(_Direct):
-    """attention_backward for eager calls."""
+class Pullback(torch.autograd.Function):  # type: ignore[misc]
+    """attention_backward under torch.func."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -117,8 +107,8 @@ class Pullback(_Direct):
         return (*results, d_bias), (0, 0, 0, None, None, 0 if bias_learned else None)
 
 
-class Attention(_Direct):
-    """attention_forward for eager calls."""
+class Attention(torch.autograd.Function):  # type: ignore[misc]
+    """attention_forward under torch.func."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -128,9 +118,7 @@ class Attention(_Direct):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        # Only create_graph=True and torch.func look into the backward pass.
-        followed = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()  # noqa: SLF001
-        return pull_back(Pullback.apply if followed else backward_values, ctx, *grads)
+        return pull_back(Pullback.apply, ctx, *grads)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:

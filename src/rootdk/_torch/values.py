@@ -78,17 +78,28 @@ def backward_values(
         query, key, value, scale, learned, row_scale, softcap, left, right, offset, query_offset, key_lengths, mask,
         bias, sinks, dropout, seed,
     )  # fmt: skip
-    learned_bias = bias if bias_learned else None
-    d_query, d_key, d_value, d_bias = torch_backend.backward(problem, out, row_state, d_out, learned_bias)
-    d_sinks = query.new_empty(0) if sinks is None else _sinks_gradient(d_out, out, row_state, sinks)
+    found = gradients(problem, d_out, out, row_state, sinks, learned, bias if bias_learned else None)
+    return tuple(query.new_empty(0) if gradient is None else gradient for gradient in found)  # type: ignore[return-value]
+
+
+def gradients(
+    problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Any, learned: Any, bias: Any
+) -> tuple[Any, ...]:
+    """d_query, d_key, d_value, d_sinks, d_scale, d_bias; None for a gradient of the last three that is not asked for.
+
+    `learned` is the scale as a tensor, `bias` the bias before it was broadcast.
+    """
+    d_query, d_key, d_value, d_bias = torch_backend.backward(problem, out, row_state, d_out, bias)
+    d_sinks = None if sinks is None else _sinks_gradient(d_out, out, row_state, sinks)
     if learned is None:
-        d_scale = query.new_empty(0)
+        d_scale = None
     elif problem.scale == 0.0:
         # <d_query, query>/scale is 0/0 here: the one scale whose gradient is computed from the scores themselves.
         d_scale = composite.scale_gradient(d_out, problem, learned)
     else:
-        d_scale = ((d_query.to(row_state.dtype) * query).sum(dtype=torch.float64) / problem.scale).to(learned.dtype)
-    return d_query, d_key, d_value, d_sinks, d_scale, query.new_empty(0) if d_bias is None else d_bias
+        d_scale = (d_query.to(row_state.dtype) * problem.query).sum(dtype=torch.float64) / problem.scale
+        d_scale = d_scale.to(learned.dtype)
+    return d_query, d_key, d_value, d_sinks, d_scale, d_bias
 
 
 def problem_of(
