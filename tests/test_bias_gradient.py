@@ -12,7 +12,7 @@ from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 from torch.autograd import gradcheck, gradgradcheck
 
 import rootdk
-from rootdk._backends import torch_backend
+from rootdk._backends import torch_kernel
 from rootdk._torch.hugging_face import transformers_attention
 from rootdk.torch import MultiHeadAttention, scaled_dot_product_attention
 
@@ -300,8 +300,8 @@ def test_autocast_leaves_the_bias_its_type() -> None:
 
 def test_no_gradient_is_made_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    run = torch_backend.backward
-    monkeypatch.setattr(torch_backend, "backward", lambda *a: asked.append(a[4]) or run(*a))
+    run = torch_kernel.backward
+    monkeypatch.setattr(torch_kernel, "backward", lambda *a: asked.append(a[4]) or run(*a))
     q = torch.randn(2, 4, 6, 8, requires_grad=True)
     bias = torch.randn(6, 6)
     rootdk.attention(q, q, q, bias=bias).sum().backward()

@@ -12,7 +12,7 @@ from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 
 import rootdk
 from rootdk import RootdkError
-from rootdk._backends import kernel, torch_backend
+from rootdk._backends import kernel, torch_kernel
 from rootdk.reading import FIELDS
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_copied(rng: np.random.Generator, monkeypatch: pytest.MonkeyP
 
     tensors = [made() for _ in range(3)]
     spy = Spy(kernel())
-    monkeypatch.setattr(torch_backend, "kernel", lambda: spy)
+    monkeypatch.setattr(torch_kernel, "kernel", lambda: spy)
     out = rootdk.attention(*tensors, causal=True)
     assert spy.addresses == [t.data_ptr() for t in (*tensors, out)]
     assert torch.equal(out, rootdk.attention(*(t.contiguous() for t in tensors), causal=True))

@@ -92,7 +92,7 @@ def attention(
     backend, problem, one_head = resolve(
         query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
     )
-    out: Array = backend.forward(problem)
+    out: Array = backend.forward(problem, scale, mask, bias, sinks)
     return out[0] if one_head else out  # type: ignore[index]
 
 
@@ -136,7 +136,7 @@ def measure(
     backend, problem, one_head = resolve(
         query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
     )
-    out, fields = backend.measure(problem)
+    out, fields = backend.measure(problem, scale, mask, bias, sinks)
     if one_head:
         out, fields = out[0], {name: field[0] for name, field in fields.items()}
     return out, reading_of(fields, problem.sinks is not None)

@@ -26,7 +26,7 @@ class Backend(Protocol):
         """Whether this is an array of the library that can be used as it is."""
 
     def traced(self, *arguments: Any) -> bool:
-        """Whether autograd, a compiler or a transform follows this call, so that values alone are not enough."""
+        """Whether a compiler or a transform follows this call, so that it must see operators."""
 
     def plain(self, argument: str, given: Any) -> Any:
         """Numbers of the library as Python or NumPy takes them; anything else as it is."""
@@ -43,10 +43,10 @@ class Backend(Protocol):
     def gradient(self, array: Any, query: Any, shape: tuple[int, ...]) -> Any:
         """The caller's d_out, checked to be of the type of query and of that shape."""
 
-    def forward(self, problem: "Problem") -> Any:
-        """The output."""
+    def forward(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> Any:
+        """The output. The other four are as the caller gave them, for a library whose arrays have gradients."""
 
-    def measure(self, problem: "Problem") -> tuple[Any, dict[str, Any]]:
+    def measure(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Any, dict[str, Any]]:
         """The output and the fields of a Reading."""
 
     def vjp(self, problem: "Problem") -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:

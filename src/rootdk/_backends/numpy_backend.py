@@ -75,11 +75,11 @@ def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Array:
     return grad
 
 
-def forward(problem: Problem) -> Array:
+def forward(problem: Problem, *_: Any) -> Array:
     return _forward(problem, None, None, None)[0]
 
 
-def measure(problem: Problem) -> tuple[Array, dict[str, Any]]:
+def measure(problem: Problem, *_: Any) -> tuple[Array, dict[str, Any]]:
     shape = problem.query.shape[:-1]
     reading = np.empty((len(FIELDS), *shape), _compute_type(problem.query))
     keys = np.empty(shape, np.int64)

@@ -10,55 +10,30 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_shapes, resolve, truth, window_limits
-from .._backends import torch_backend
+from .._backends import torch_backend, torch_kernel
 from ..errors import ArgumentError, ArgumentTypeError
 from ..reading import Reading, reading_of
 from ..scaling import ScaleRule, rule
-from . import eager, gradient
+from .gradient import Attention
 from .operators import attention_forward
 
 
 def attention(query: Any, *arguments: Any) -> Tensor:
-    """rootdk.attention() for tensors that autograd, a compiler or a transform follows."""
-    out, _, _ = _call(False, query, *arguments)
+    """rootdk.attention() for tensors that a compiler or a transform follows."""
+    out, _, _, _ = _call(query, *arguments, measured=False)
     return out[0] if query.dim() == 2 else out
 
 
 def measure(query: Any, *arguments: Any) -> tuple[Tensor, Reading]:
     """rootdk.measure() for the same tensors."""
-    out, reading, keys = _call(True, query, *arguments)
-    fields = torch_backend.fields_of(reading, keys)
+    out, _, reading, keys = _call(query, *arguments, measured=True)
+    fields = torch_kernel.fields_of(reading.detach(), keys)
     if query.dim() == 2:
         out, fields = out[0], {name: field[0] for name, field in fields.items()}
     return out, reading_of(fields, arguments[10] is not None)
 
 
-def _call(measured: bool, query: Any, key: Any, value: Any, *options: Any) -> tuple[Any, Any, Any]:
-    """The output and the two tensors of a Reading, each with an axis of heads."""
-    if torch_backend.dispatched(query, key, value):
-        run = attention_forward
-    elif torch_backend.transformed():
-        run = gradient.Attention.apply
-    else:
-        return _eager(measured, query, key, value, *options)
-    out, _, reading, keys = run(*_operands(query, key, value, *options), measured)
-    return out, reading, keys
-
-
-def _eager(measured: bool, query: Any, key: Any, value: Any, scale: Any, *options: Any) -> tuple[Any, Any, Any]:
-    _, problem, one_head = resolve(query, key, value, scale, *options)
-    query, key, value = problem[:3]
-    mask, bias, sinks = options[1], options[2], options[7]
-    if not isinstance(sinks, Tensor):
-        sinks = None
-    elif one_head and sinks.dim() == 0:
-        sinks = sinks[None]
-    learned = (query, key, value, sinks, scale if isinstance(scale, Tensor) else None, bias)
-    reading, keys = torch_backend.empty_reading(query) if measured else (None, None)
-    return eager.Attention.apply(problem, reading, keys, mask, *learned), reading, keys
-
-
-def _operands(
+def _call(
     query: Any,
     key: Any,
     value: Any,
@@ -73,8 +48,9 @@ def _operands(
     sinks: Any,
     dropout: Any,
     seed: Any,
-) -> tuple[Any, ...]:
-    """The arguments of the operator attention_forward, but for the last."""
+    *,
+    measured: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key, value = torch_backend.inputs(query, key, value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
     if query.dim() == 2:
@@ -91,7 +67,8 @@ def _operands(
         seed = torch.randint(2**63 - 1, (1,))
     factor, learned, row_scale = _scale(scale, query, key, query_offset, key_lengths)
     whole_offset = query_offset if isinstance(query_offset, int) and not isinstance(query_offset, bool) else None
-    return (
+    run = attention_forward if _dispatched(query, key, value) else Attention.apply
+    return run(  # type: ignore[no-any-return]
         query,
         key,
         value,
@@ -109,6 +86,17 @@ def _operands(
         _sinks(sinks),
         dropout if isinstance(dropout, float) else _number("dropout", dropout),
         _seed(seed),
+        measured,
+    )
+
+
+def _dispatched(*tensors: Tensor) -> bool:
+    """Whether a compiler, a mode or a tensor type of its own must see an operator and not what it computes."""
+    return (
+        torch.compiler.is_compiling()
+        or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors)
+        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 -- torch tells it nowhere else
+        or torch._C._get_tracing_state() is not None  # noqa: SLF001
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import composite
+from .._backends import torch_composite
+from .._backends.problem import Problem
 from .values import backward_values, forward_values, problem_of
 
 # Positions of the arguments of forward_values that are tensors; the others are numbers.
@@ -65,7 +66,7 @@ def second(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     if ctx.needs_input_grad[3 + _BIAS]:
         leaves["bias"] = _BIAS
     given = {name: arguments[i] for name, i in leaves.items()}
-    found = composite.second_derivative(grads, d_out, problem_of(*arguments), given)
+    found = torch_composite.second_derivative(grads, d_out, problem_of(*arguments), given)
     gradients: list[Any] = [None] * (3 + _COUNT + 1)
     gradients[0] = found.get("d_out")
     for name, i in leaves.items():
@@ -125,6 +126,52 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         measured = arguments[-1]
         mapped = _mapped(in_dims[:_COUNT], arguments[:_COUNT], info.batch_size)
         return Attention.apply(*mapped, measured), (0, 1, 1 if measured else None, 0 if measured else None)
+
+
+def followed(
+    problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor,
+    sinks: Any = None, learned: Any = None, bias: Any = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """torch_autograd.gradients() through Pullback: a Problem is taken apart again into what torch can follow."""
+    query = problem.query
+    batch = tuple(query.shape[:-3]) or (1,)
+    signed = problem.seed - 2**64 if problem.seed >= 2**63 else problem.seed
+    *found, d_bias = Pullback.apply(
+        d_out,
+        out,
+        row_state,
+        query,
+        problem.key,
+        problem.value,
+        problem.scale if learned is None else None,
+        learned,
+        _as_tensor(problem.row_scale, (*query.shape[:-3], query.shape[-2])),
+        problem.softcap,
+        problem.left,
+        problem.right,
+        None,
+        _as_tensor(problem.query_offset, batch),
+        _as_tensor(problem.key_lengths, batch),
+        problem.mask,
+        problem.bias if bias is None else bias,
+        _as_tensor(problem.sinks, query.shape[-3:-2]) if sinks is None else sinks,
+        problem.dropout,
+        None if problem.dropout == 0.0 else torch.tensor([signed]),
+        bias is not None,
+    )
+    d_query, d_key, d_value, d_sinks, d_scale = found
+    return (
+        d_query,
+        d_key,
+        d_value,
+        None if sinks is None else d_sinks,
+        None if learned is None else d_scale,
+        None if bias is None else d_bias,
+    )
+
+
+def _as_tensor(array: Any, shape: tuple[int, ...]) -> Any:
+    return None if array is None else torch.tensor(array).reshape(shape)
 
 
 def _mapped(in_dims: tuple[Any, ...], arguments: Any, size: int) -> list[Any]:

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._backends import torch_composite
 from ..api import attention, measure
 from ..errors import ArgumentError
 from ..reading import Reading
 from ..scaling import ScaleRule
-from . import composite
 from .values import problem_of
 
 
@@ -194,5 +194,7 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
             options.get("query_offset"), None, None, options["mask"], options["bias"], None,
             options.get("dropout", 0.0), None if seed is None else torch.tensor(seed),
         )  # fmt: skip
-        weights = composite.dropped(problem, composite.weights(problem, q, k, bias=options["bias"])).to(q.dtype)
+        weights = torch_composite.dropped(problem, torch_composite.weights(problem, q, k, bias=options["bias"])).to(
+            q.dtype
+        )
         return weights.mean(dim=1) if average else weights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_shapes
-from .._backends import torch_backend
+from .._backends import torch_kernel
 from . import gradient
 from .values import backward_values, empty_reading, forward_values
 
@@ -23,7 +23,7 @@ attention_backward = torch.library.custom_op("rootdk::attention_backward", backw
 def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
     reading, keys = empty_reading(query, options[-1])
-    return torch_backend.empty_out(query, value), torch_backend.empty_row_state(query), reading, keys
+    return torch_kernel.empty_out(query, value), torch_kernel.empty_row_state(query), reading, keys
 
 
 @attention_backward.register_fake  # type: ignore[untyped-decorator]
@@ -31,7 +31,7 @@ def _(d_out: Tensor, out: Tensor, row_state: Tensor, query: Tensor, key: Tensor,
     learned, bias, sinks = options[1], options[10], options[11]
     bias_learned = options[14:] == (True,)  # torch leaves out what equals its default
     return (
-        *torch_backend.empty_gradients(query, key, value),
+        *torch_kernel.empty_gradients(query, key, value),
         query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape),
         query.new_empty(0) if learned is None else learned.new_empty(learned.shape),
         bias.new_empty(bias.shape) if bias_learned else query.new_empty(0),

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from .._arguments import resolve
-from .._backends import torch_backend
+from .._backends import torch_autograd, torch_kernel
 from .._backends.problem import Problem
-from . import composite
-
-_LOG2_E = 1.4426950408889634
 
 
 # The types are read by torch to make the operator's schema, and not every version of it reads `Tensor | None`.
@@ -44,10 +41,10 @@ def forward_values(
         query, key, value, scale, learned, row_scale, softcap, left, right, offset, query_offset, key_lengths, mask,
         bias, sinks, dropout, seed,
     )  # fmt: skip
-    row_state = torch_backend.empty_row_state(query)
+    row_state = torch_kernel.empty_row_state(query)
     reading, keys = empty_reading(query, measured)
     filled = (reading, keys) if measured else (None, None)
-    return torch_backend.forward_state(problem, row_state, *filled), row_state, reading, keys
+    return torch_kernel.forward(problem, row_state, *filled), row_state, reading, keys
 
 
 def backward_values(
@@ -78,28 +75,8 @@ def backward_values(
         query, key, value, scale, learned, row_scale, softcap, left, right, offset, query_offset, key_lengths, mask,
         bias, sinks, dropout, seed,
     )  # fmt: skip
-    found = gradients(problem, d_out, out, row_state, sinks, learned, bias if bias_learned else None)
-    return tuple(query.new_empty(0) if gradient is None else gradient for gradient in found)  # type: ignore[return-value]
-
-
-def gradients(
-    problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Any, learned: Any, bias: Any
-) -> tuple[Any, ...]:
-    """d_query, d_key, d_value, d_sinks, d_scale, d_bias; None for a gradient of the last three that is not asked for.
-
-    `learned` is the scale as a tensor, `bias` the bias before it was broadcast.
-    """
-    d_query, d_key, d_value, d_bias = torch_backend.backward(problem, out, row_state, d_out, bias)
-    d_sinks = None if sinks is None else _sinks_gradient(d_out, out, row_state, sinks)
-    if learned is None:
-        d_scale = None
-    elif problem.scale == 0.0:
-        # <d_query, query>/scale is 0/0 here: the one scale whose gradient is computed from the scores themselves.
-        d_scale = composite.scale_gradient(d_out, problem, learned)
-    else:
-        d_scale = (d_query.to(row_state.dtype) * problem.query).sum(dtype=torch.float64) / problem.scale
-        d_scale = d_scale.to(learned.dtype)
-    return d_query, d_key, d_value, d_sinks, d_scale, d_bias
+    found = torch_autograd.gradients(problem, d_out, out, row_state, sinks, learned, bias if bias_learned else None)
+    return tuple(query.new_empty(0) if gradient is None else gradient for gradient in found)
 
 
 def problem_of(
@@ -134,16 +111,7 @@ def problem_of(
     return problem._replace(row_scale=rows.contiguous().numpy())
 
 
-def _sinks_gradient(d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Tensor) -> Tensor:
-    """-sum over rows of sink_weight * <d_out, out>: the sink has no value, it only takes weight from the keys."""
-    maximum, total = row_state.unbind(0)
-    weight = torch.exp2(sinks.to(row_state.dtype)[:, None] * _LOG2_E - maximum) / total
-    pulled = (d_out.to(row_state.dtype) * out).sum(dim=-1)
-    per_head = (weight * pulled).sum(dim=-1)
-    return -per_head.reshape(-1, per_head.shape[-1]).sum(dim=0).to(sinks.dtype)
-
-
 def empty_reading(query: Tensor, measured: bool) -> tuple[Tensor, Tensor]:
     if measured:
-        return torch_backend.empty_reading(query)
+        return torch_kernel.empty_reading(query)
     return query.new_empty(0), query.new_empty(0, dtype=torch.int64)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._backends import reference
-from .._backends.problem import Problem
+from . import reference
+from .problem import Problem
 
 
 def weights(

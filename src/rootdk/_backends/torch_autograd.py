@@ -1,0 +1,121 @@
+"""Autograd for plain eager calls: resolved once, then straight to the kernel, forward and back.
+
+The operators of _torch/operators.py compute the same, in terms that a compiler and torch.func can carry. To take a call
+apart into those and to resolve it again at every step costs several times as much as a small call itself.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import torch_composite, torch_kernel
+from .problem import Problem
+
+_LOG2_E = 1.4426950408889634
+
+# A Problem is query, key, value, numbers, mask, bias, numbers.
+_MASK, _AFTER_BIAS = Problem._fields.index("mask"), Problem._fields.index("bias") + 1
+
+
+def attend(
+    problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any, reading: Any = None, keys: Any = None
+) -> Tensor:
+    """The output, followed by autograd if it asks for any of the tensors; reading and keys are filled if given.
+
+    scale, mask, bias and sinks are what the caller gave before it became part of the Problem.
+    """
+    if not torch.is_grad_enabled():
+        return torch_kernel.forward(problem, None, reading, keys)
+    tensors: tuple[Any, ...] = problem[:3]
+    scale = scale if isinstance(scale, Tensor) else None
+    sinks = torch.atleast_1d(sinks) if isinstance(sinks, Tensor) else None
+    if not (sinks is scale is bias is mask is None):  # every argument of an autograd.Function takes its time
+        tensors += sinks, scale, bias, mask
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            out: Tensor = _attention(problem, (reading, keys), *tensors)
+            return out
+    return torch_kernel.forward(problem, None, reading, keys)
+
+
+class Attention(torch.autograd.Function):  # type: ignore[misc]
+    """The output of a Problem as a function of its tensors, which come once more by themselves.
+
+    They are query, key, value and, if there is one of them, sinks, scale, bias, mask. All are kept by autograd, which
+    notices a change in place and shows them to hooks, mask and bias as they were before broadcasting; of the Problem
+    only the numbers stay.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, filled: tuple[Any, Any], *tensors: Any) -> Tensor:
+        row_state = torch_kernel.empty_row_state(problem.query, eager=True)
+        out = torch_kernel.forward(problem, row_state, *filled)
+        ctx.save_for_backward(out, row_state, *tensors)
+        ctx.numbers = problem[3:_MASK], problem[_AFTER_BIAS:]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
+        out, row_state, query, key, value, *rest = ctx.saved_tensors
+        problem = _problem(ctx.numbers, query, key, value, *rest)
+        # Only what is asked for: the gradient of a bias may be of size n x n.
+        asked = zip(rest[:3], ctx.needs_input_grad[5:8], strict=True)
+        learned = [tensor if wanted else None for tensor, wanted in asked]
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():  # noqa: SLF001
+            # create_graph=True, or many d_out at once: the gradient is something that torch must be able to follow.
+            from .._torch.gradient import followed
+
+            found = followed(problem, d_out, out, row_state, *learned)
+        else:
+            found = gradients(problem, d_out, out, row_state, *learned)
+        return (None, None, *found, None)[: len(ctx.needs_input_grad)]
+
+
+def _problem(
+    numbers: Any, query: Tensor, key: Tensor, value: Tensor,
+    _sinks: Any = None, _scale: Any = None, bias: Any = None, mask: Any = None,
+) -> Problem:  # fmt: skip
+    if mask is not None or bias is not None:
+        scores = (*query.shape[:-1], key.shape[-2])
+        mask, bias = (None if t is None else t.detach().resolve_neg().expand(scores) for t in (mask, bias))
+    return Problem._make((query, key, value, *numbers[0], mask, bias, *numbers[1]))
+
+
+# Straight to the engine: torch's own `apply` looks for transforms and binds names for 40 us first.
+_attention = super(torch.autograd.Function, Attention).apply
+
+
+def gradients(
+    problem: Problem,
+    d_out: Tensor,
+    out: Tensor,
+    row_state: Tensor,
+    sinks: Any = None,
+    learned: Any = None,
+    bias: Any = None,
+) -> tuple[Any, ...]:
+    """d_query, d_key, d_value, d_sinks, d_scale, d_bias; None for a gradient of the last three that is not asked for.
+
+    `learned` is the scale as a tensor, `bias` the bias before it was broadcast.
+    """
+    d_query, d_key, d_value, d_bias = torch_kernel.backward(problem, out, row_state, d_out, bias)
+    d_sinks = None if sinks is None else _sinks_gradient(d_out, out, row_state, sinks)
+    if learned is None:
+        d_scale = None
+    elif problem.scale == 0.0:
+        # <d_query, query>/scale is 0/0 here: the one scale whose gradient is computed from the scores themselves.
+        d_scale = torch_composite.scale_gradient(d_out, problem, learned)
+    else:
+        d_scale = (d_query.to(row_state.dtype) * problem.query).sum(dtype=torch.float64) / problem.scale
+        d_scale = d_scale.to(learned.dtype)
+    return d_query, d_key, d_value, d_sinks, d_scale, d_bias
+
+
+def _sinks_gradient(d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Tensor) -> Tensor:
+    """-sum over rows of sink_weight * <d_out, out>: the sink has no value, it only takes weight from the keys."""
+    maximum, total = row_state.unbind(0)
+    weight = torch.exp2(sinks.to(row_state.dtype)[:, None] * _LOG2_E - maximum) / total
+    pulled = (d_out.to(row_state.dtype) * out).sum(dim=-1)
+    per_head = (weight * pulled).sum(dim=-1)
+    return -per_head.reshape(-1, per_head.shape[-1]).sum(dim=0).to(sinks.dtype)
