@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rootdk
-from rootdk._backends import kernel, torch_backend
+from rootdk._backends import kernel, torch_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def everything() -> list[torch.Tensor]:
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_the_team_is_torchs(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     spy = Spy()
-    monkeypatch.setattr(torch_backend, "kernel", lambda: spy)
+    monkeypatch.setattr(torch_kernel, "kernel", lambda: spy)
     torch.set_num_threads(n)
     everything()
     assert spy.teams == [n, n]

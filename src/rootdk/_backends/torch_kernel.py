@@ -34,6 +34,7 @@ def forward(problem: Problem, row_state: Any, reading: Any, keys: Any) -> Tensor
         None if row_state is None else _memory(row_state),
         None if reading is None else _memory(reading),
         None if keys is None else _memory(keys),
+        torch.get_num_threads(),
     )
     return out
 
@@ -61,6 +62,7 @@ def backward(
         *map(_memory, gradients),
         *_options(problem, element),
         room,
+        torch.get_num_threads(),
     )
     return *gradients, None if d_bias is None else d_bias.to(learned_bias.dtype)
 
