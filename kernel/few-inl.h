@@ -86,19 +86,26 @@ inline void few_dots(const stored* keys, int64_t stride, int64_t count, const co
                      compute<stored>* scores) {
   typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>, together = width / rows;
+  // So that a number of the query is loaded once for several keys, and the sums are enough to hide an addition's time.
+  constexpr int side_by_side = together < 4 ? together : rows == 4 ? 2 : 4;
   for (int64_t first = 0; first < count; first += together) {
     const int here = int(at_most(together, count - first));
     vec<real> sum[width];
     int64_t d = 0;
-    for (int i = 0; i < together; ++i) {
-      const stored* key = keys + (first + (i < here ? i : here - 1)) * stride;  // beyond the last key: the last one again
-      vec<real> own[rows];
-      for (vec<real>& x : own) x = vec<real>{};
-      for (d = 0; d + width <= d_k; d += width) {
-        const vec<real> numbers = load_wide(key + d);
-        for (int row = 0; row < rows; ++row) own[row] += numbers * load(queries + row * d_k + d);
+    for (int i = 0; i < together; i += side_by_side) {
+      const stored* key[side_by_side];
+      vec<real> own[side_by_side][rows];
+      for (int j = 0; j < side_by_side; ++j) {
+        key[j] = keys + (first + (i + j < here ? i + j : here - 1)) * stride;  // beyond the last key: the last one again
+        for (vec<real>& x : own[j]) x = vec<real>{};
       }
-      for (int row = 0; row < rows; ++row) sum[i * rows + row] = own[row];
+      for (d = 0; d + width <= d_k; d += width)
+        for (int row = 0; row < rows; ++row) {
+          const vec<real> query = load(queries + row * d_k + d);
+          for (int j = 0; j < side_by_side; ++j) own[j][row] += load_wide(key[j] + d) * query;
+        }
+      for (int j = 0; j < side_by_side; ++j)
+        for (int row = 0; row < rows; ++row) sum[(i + j) * rows + row] = own[j][row];
     }
     alignas(64) real total[width];
     store<real>(total, sum_rows<real>(sum));

@@ -208,7 +208,7 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
 template <typename real>
 inline void write_readings(const attention_problem& problem, const panel<real>& p, const row_sums<real>& rows,
                            const real* scores_maximum, const real* sink_weight) {
-  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  constexpr int width = simd<real>::width;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
   // The largest floats stand for themselves: bias_log2 could not make them larger, and nothing else makes them.
@@ -218,7 +218,7 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     return select<real>((x == largest) | (x == -largest), x, x * ln2);
   };
   real* const reading = static_cast<real*>(problem.reading) + p.flat;
-  for (int at = 0; at < lanes; at += width) {
+  for (int at = 0; at < p.live; at += width) {  // a vector without rows may hold anything
     const vec<real> sum = load(rows.sum + at), count = load(rows.count + at);
     const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
     const vec<real> inverse = select<real>(sum > zero, real(1) / sum, zero);

@@ -63,6 +63,9 @@ inline void draw_sizes(random_source& random, rootdk::attention_problem& p) {
     if (p.n_query > 64 && p.n_key > 9) p.n_key = random.between(1, 9);
   } else if (random.chance(0.01)) {
     (random.chance(0.5) ? p.d_k : p.d_v) = random.pick<int64_t>({128, 129, 200, 257});
+  } else if (random.chance(0.02)) {  // the few rows of a decoder over several blocks, now and then several chunks, of keys
+    p.batch = 1, p.kv_heads = random.pick<int64_t>({1, 2}), p.heads = p.kv_heads * random.pick<int64_t>({1, 1, 2, 4, 7});
+    p.n_query = 1, p.n_key = random.chance(0.1) ? 8 * size.block() + 70 : size.long_one();
   } else if (random.chance(0.002)) {  // many rows and several chunks of keys: the backward pass merges more than one part
     p.batch = 1, p.kv_heads = 1, p.heads = 3, p.n_query = 90, p.n_key = 2 * size.block() + 9, p.d_k = 2, p.d_v = 1;
   }
