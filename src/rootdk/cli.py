@@ -10,6 +10,7 @@ import click
 from rootdk import RootdkError, __version__
 
 if TYPE_CHECKING:
+    from rootdk.claims import Record
     from rootdk.first_look import Look
 
 # Past this the first look would no longer be a look; the operator itself has no such limit.
@@ -152,6 +153,60 @@ def info(as_json: bool) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         click.echo(f"{name:<{width}}  {', '.join(value) if isinstance(value, list) else value}")
+
+
+def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int, ...]) -> tuple[int, ...]:
+    from rootdk.claims import LEDGER
+
+    try:
+        for one in ids:
+            LEDGER[one]
+    except RootdkError as error:
+        raise click.BadParameter(str(error).partition(": ")[2]) from error
+    return ids
+
+
+@main.command()
+@click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; repeat it.")
+@click.option(
+    "--rows",
+    type=click.IntRange(256, 1_000_000),
+    default=2048,
+    show_default=True,
+    help="Random rows per measured setting: 512 for a quick look, 20000 for a thorough one.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of what is drawn.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
+def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool) -> None:
+    """What is said about the scale, checked.
+
+    Each claim with its source, the evidence with its standard error, and the verdict that follows from it.
+    """
+    import shutil
+
+    from rootdk.claims import Setting
+    from rootdk.claims.table import counts, lines
+
+    records = _checked(ids, Setting(rows=rows, seed=seed))
+    if as_json:
+        found = [one.to_dict() for one in records]
+        click.echo(json.dumps({"rows": rows, "seed": seed, "verdicts": counts(records), "claims": found}, indent=2))
+    else:
+        click.echo("\n".join(lines(records, min(shutil.get_terminal_size().columns, 120))))
+
+
+def _checked(ids: Sequence[int], setting: Any) -> list["Record"]:
+    """The records, with a bar on a terminal's standard error: the whole ledger takes some seconds."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from rootdk.claims import LEDGER
+
+    chosen = ids or LEDGER.ids
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        found = LEDGER.check(chosen, setting)
+        return list(progress.track(found, total=len(dict.fromkeys(chosen)), description="checking claims"))
 
 
 @main.command()

@@ -1,0 +1,140 @@
+"""Claims 9, 11 and 12: how the scale spreads the weight over the keys, or gathers it."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from rootdk.theory import attention_moments, relative_gradient, rule_variance
+
+from .draw import over_groups, reading
+from .evidence import LIMITS, SHOWN, Evidence
+from .ledger import LATER, Setting, claim
+
+KEYS = 512
+Scale = Callable[[int], float]
+
+
+def unscaled(_d_k: int) -> float:
+    """The factor 1."""
+    return 1.0
+
+
+def root(d_k: int) -> float:
+    """The factor 1/sqrt(d_k)."""
+    return 1 / math.sqrt(d_k)
+
+
+@claim(
+    9,
+    statement="At d_k = 4 the query 1, 0, 1, 0 and the key 0, 1, 1, 1 score 1, and 0.5 after the scale: for small d_k "
+    "the scale hardly matters.",
+    source=LATER,
+    method="The product itself. How much of the entropy of the weights is lost without the scale, as a share of ln n "
+    f"for {KEYS} keys: exact averages over normal q and k.",
+)
+def small_d_k(
+    _setting: Setting,
+    query: Sequence[float] = (1, 0, 1, 0),
+    key: Sequence[float] = (0, 1, 1, 1),
+    small: int = 4,
+    larger: Sequence[int] = (64, 512),
+    without: Scale = unscaled,
+    hardly: float = 0.05,
+) -> Iterator[Evidence]:
+    """hardly is how much of ln n may be lost without anybody noticing."""
+    score = float(np.dot(query, key))
+    yield Evidence("q.k", score, "=", 1.0)
+    yield Evidence("q.k / sqrt(d_k)", score / math.sqrt(len(query)), "=", 0.5)
+    d_ks = np.array([small, *larger])
+    entropy = [
+        attention_moments(KEYS, d_ks, np.array([scale(d_k) for d_k in d_ks.tolist()])).entropy
+        for scale in (root, without)
+    ]
+    lost = ((entropy[0] - entropy[1]) / math.log(KEYS)).tolist()
+    for d_k, share in zip(larger, lost[1:], strict=True):
+        yield Evidence(f"lost at d_k = {small}, as a share of d_k = {d_k}", lost[0] / share, "<", 0.5)
+    said = f"in comparison only: at d_k = {small} the entropy is still {lost[0]:.0%} of ln n lower without the scale, "
+    said += " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
+    yield Evidence(f"lost at d_k = {small} / ln n", lost[0], "<", hardly, role=LIMITS, otherwise=said)
+
+
+@claim(
+    11,
+    statement="Without the scale one word takes nearly all the weight.",
+    source=LATER,
+    method="Share of measured rows in which one key has more than 99 %, and the median effective number of keys, for "
+    "normal q and k without a scale.",
+)
+def one_key_takes_all(
+    setting: Setting,
+    scale: Scale = unscaled,
+    keys: Sequence[int] = (64, 512, 4096),
+    d_ks: Sequence[int] = (64, 256, 512, 1024),
+    usual: int = 64,
+) -> Iterator[Evidence]:
+    """usual is the d_k at which the claim is illustrated; the largest of d_ks decides whether it is ever true."""
+    middle, largest = keys[len(keys) // 2], max(d_ks)
+    taken = {d_k: _taken(setting, d_k, middle, scale(d_k)) for d_k in d_ks}
+    for d_k in sorted({*d_ks} - {usual, largest}):
+        share, error = taken[d_k]
+        yield Evidence(f"rows with p > .99, d_k = {d_k}, {middle} keys", share, error=error, role=SHOWN)
+    yield Evidence(
+        f"rows with p > .99, d_k = {largest}, {middle} keys", taken[largest][0], ">", 0.5, error=taken[largest][1]
+    )
+    effective, error = over_groups(reading(setting, largest, middle, scale(largest)).effective_keys, np.median)
+    yield Evidence(f"effective keys, d_k = {largest}, {middle} keys", effective, "<", 2.0, error=error)
+    most = [d_k for d_k in sorted(d_ks) if taken[d_k][0] > 0.5]
+    said = f"in most rows for large d_k only: with {middle} keys in {taken[usual][0]:.0%} of rows at d_k = {usual}"
+    said += f", in more than half from d_k = {most[0]} on" if most else ", never in more than half"
+    for n in keys:
+        share, error = taken[usual] if n == middle else _taken(setting, usual, n, scale(usual))
+        text = f"rows with p > .99, d_k = {usual}, {n} keys"
+        yield Evidence(text, share, ">", 0.5, error=error, role=LIMITS, otherwise=said)
+    effective, error = over_groups(reading(setting, usual, middle, scale(usual)).effective_keys, np.median)
+    yield Evidence(f"effective keys, d_k = {usual}, {middle} keys", effective, error=error, role=SHOWN)
+
+
+def _taken(setting: Setting, d_k: int, keys: int, scale: float) -> tuple[float, float]:
+    return over_groups(reading(setting, d_k, keys, scale).saturated(0.99))
+
+
+@claim(
+    12,
+    statement="Dividing by d_k itself gives scores of variance 1/d_k and weights near 1/n each, less able to tell keys "
+    "apart.",
+    source=LATER,
+    method=f"The rule's variance; entropy and largest weight of measured rows of {KEYS} keys; |do/dq|/|o|, exact, "
+    "against the scale 1/sqrt(d_k). Once more with q and k grown by d_k^(1/4) each.",
+)
+def divided_by_d_k(
+    setting: Setting,
+    rule: str = "dk",
+    d_ks: Sequence[int] = (64, 512),
+    growth: Scale = lambda d_k: d_k**0.25,
+) -> Iterator[Evidence]:
+    """growth is by how much training may have scaled q and k, each."""
+    for d_k in d_ks:
+        yield Evidence(f"d_k = {d_k}: variance times d_k", float(rule_variance(rule, d_k)) * d_k, "=", 1.0, slack=1e-15)
+        found = reading(setting, d_k, KEYS, rule)
+        ratio, error = over_groups(found.entropy_ratio)
+        yield Evidence(f"d_k = {d_k}: entropy / ln n", ratio, ">", 0.99, error=error)
+        top, error = over_groups(found.top_probability * KEYS)
+        yield Evidence(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error=error)
+        factor = math.sqrt(float(rule_variance(rule, d_k)) / d_k)
+        gradient = float(relative_gradient(KEYS, d_k, factor) / relative_gradient(KEYS, d_k, root(d_k)))
+        yield Evidence(f"d_k = {d_k}: |do/dq|/|o| against 1/sqrt(d_k)", gradient, "<", 0.25)
+        grown, error = over_groups(reading(setting, d_k, KEYS, factor * growth(d_k) ** 2).entropy_ratio)
+        yield Evidence(
+            f"d_k = {d_k}, grown q and k: entropy / ln n",
+            grown,
+            ">",
+            0.99,
+            error=error,
+            role=LIMITS,
+            otherwise="while q and k have variance 1, as at the start: training can grow them, and at d_k^(1/4) times "
+            "their size the weights are those of 1/sqrt(d_k)",
+        )
+
+
+CLAIMS = (small_d_k, one_key_takes_all, divided_by_d_k)
