@@ -62,7 +62,7 @@ def formula_holds(
 
 
 def _sizes(d_k: int, keys: int, d_v: int) -> tuple[tuple[int, int], ...]:
-    return (64, d_k), (keys, d_k), (keys, d_v)
+    return (8, d_k), (keys, d_k), (keys, d_v)
 
 
 def _rounding(query: Floats, key: Floats, value: Floats) -> float:
@@ -108,9 +108,9 @@ def derivative_holds(
         by_difference = max(by_difference, float(np.abs((up - down).T / (2 * step) - table).max()))
         by_operator = max(by_operator, float(np.abs(pulled_back(logits) - table).max()))
     # Central differences leave step^2/6 of a third derivative that is below 1, and lose the digits that the step eats.
-    yield Evidence("largest difference from finite differences", by_difference, "<", step**2 + 4 * unit / step)
+    yield Evidence("largest gap to finite differences", by_difference, "<", step**2 + 4 * unit / step)
     # A weight of the operator is off by some units of rounding, and so is the product of two.
-    yield Evidence("largest difference from attention_vjp", by_operator, "<", (2 * keys + 24) * unit)
+    yield Evidence("largest gap to attention_vjp", by_operator, "<", (2 * keys + 24) * unit)
 
 
 def pulled_back(logits: Any) -> Floats:

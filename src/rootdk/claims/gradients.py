@@ -56,7 +56,7 @@ def gradients_vanish(
     said += "rows of " + " and of ".join(f"{name} is {ratio:.1f} times" for name, ratio in ratios.items())
     said += " what it is with the scale"
     for name, ratio in ratios.items():
-        text = f"d_k = {d_ks[-1]}: {name}, against 1/sqrt(d_k)"
+        text = f"d_k = {d_ks[-1]}: {name} by 1/sqrt(d_k)'s"
         yield Evidence(text, ratio, "<", 1.0, role=LIMITS, otherwise=said)
 
 

@@ -53,7 +53,7 @@ def small_d_k(
     ]
     lost = ((entropy[0] - entropy[1]) / math.log(KEYS)).tolist()
     for d_k, share in zip(larger, lost[1:], strict=True):
-        yield Evidence(f"lost at d_k = {small}, as a share of d_k = {d_k}", lost[0] / share, "<", 0.5)
+        yield Evidence(f"lost at d_k = {small} / ln n, and half of d_k = {d_k}", lost[0], "<", share / 2)
     said = f"in comparison only: at d_k = {small} the entropy is still {lost[0]:.0%} of ln n lower without the scale, "
     said += " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
     yield Evidence(f"lost at d_k = {small} / ln n", lost[0], "<", hardly, role=LIMITS, otherwise=said)
@@ -84,9 +84,9 @@ def one_key_takes_all(
     )
     effective, error = over_groups(reading(setting, largest, middle, scale(largest)).effective_keys, np.median)
     yield Evidence(f"effective keys, d_k = {largest}, {middle} keys", effective, "<", 2.0, error=error)
-    most = [d_k for d_k in sorted(d_ks) if taken[d_k][0] > 0.5]
+    most = [d_k for d_k, (share, error) in sorted(taken.items()) if Evidence("", share, ">", 0.5, error).agrees]
     said = f"in most rows for large d_k only: with {middle} keys in {taken[usual][0]:.0%} of rows at d_k = {usual}"
-    said += f", in more than half from d_k = {most[0]} on" if most else ", never in more than half"
+    said += f", clearly in more than half at d_k = {most[0]}" if most else ", nowhere clearly in more than half"
     for n in keys:
         share, error = taken[usual] if n == middle else _taken(setting, usual, n, scale(usual))
         text = f"rows with p > .99, d_k = {usual}, {n} keys"
@@ -123,7 +123,7 @@ def divided_by_d_k(
         yield Evidence(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error=error)
         factor = math.sqrt(float(rule_variance(rule, d_k)) / d_k)
         gradient = float(relative_gradient(KEYS, d_k, factor) / relative_gradient(KEYS, d_k, root(d_k)))
-        yield Evidence(f"d_k = {d_k}: |do/dq|/|o| against 1/sqrt(d_k)", gradient, "<", 0.25)
+        yield Evidence(f"d_k = {d_k}: |do/dq|/|o| by 1/sqrt(d_k)'s", gradient, "<", 0.25)
         grown, error = over_groups(reading(setting, d_k, KEYS, factor * growth(d_k) ** 2).entropy_ratio)
         yield Evidence(
             f"d_k = {d_k}, grown q and k: entropy / ln n",

@@ -1,0 +1,164 @@
+"""The ledger itself: how a verdict follows from evidence, how claims join, what goes to JSON and back."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rootdk import ArgumentError, ArgumentTypeError
+from rootdk.claims import (
+    CONDITIONAL,
+    FAILS,
+    HOLDS,
+    LEDGER,
+    OPEN,
+    Claim,
+    Evidence,
+    Ledger,
+    Record,
+    Setting,
+    claim,
+)
+from rootdk.claims.draw import over_groups
+from rootdk.claims.evidence import CLEAR
+from rootdk.claims.table import lines, summary
+
+TRUE = Evidence("seen", 1.0, "=", 1.0)
+FALSE = Evidence("seen", 2.0, "=", 1.0)
+
+
+def record(*evidence: Evidence) -> Record:
+    return Record(1, "It is so.", "somewhere", "by looking", evidence)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "verdict"),
+    [
+        ([TRUE], HOLDS),
+        ([FALSE], FAILS),
+        ([TRUE, replace(FALSE, role="limits")], CONDITIONAL),
+        ([FALSE, replace(FALSE, role="limits")], FAILS),
+        ([TRUE, replace(TRUE, role="limits")], HOLDS),
+        ([TRUE, replace(FALSE, role="shown")], HOLDS),
+        ([replace(FALSE, role="shown")], OPEN),
+        ([], OPEN),
+    ],
+)
+def test_verdict_follows_from_the_evidence(evidence: list[Evidence], verdict: str) -> None:
+    assert record(*evidence).verdict == verdict
+
+
+def test_condition_is_what_the_disagreeing_evidence_says_and_each_thing_once() -> None:
+    limit = replace(FALSE, role="limits", otherwise="only on Sundays")
+    assert record(TRUE, limit, replace(limit, name="again")).condition == "only on Sundays"
+    assert record(FALSE, limit).condition == "seen is 2, not = 1"
+    assert record(TRUE).condition == ""
+
+
+@pytest.mark.parametrize(
+    ("evidence", "agrees"),
+    [
+        (Evidence("x", 1.04, "=", 1.0, error=0.01), True),
+        (Evidence("x", 1.06, "=", 1.0, error=0.01), False),
+        (Evidence("x", 0.94, "=", 1.0, error=0.01), False),
+        (Evidence("x", 1.06, "=", 1.0, error=0.01, slack=0.02), True),
+        (Evidence("x", 0.96, "<", 1.0, error=0.01), False),
+        (Evidence("x", 0.94, "<", 1.0, error=0.01), True),
+        (Evidence("x", 1.04, ">", 1.0, error=0.01), False),
+        (Evidence("x", 1.06, ">", 1.0, error=0.01), True),
+        (Evidence("x", 1.0, "<", 1.0), False),
+        *((Evidence("x", math.nan, relation, 1.0), False) for relation in "=<>"),
+        *((Evidence("x", 0.5, relation, 1.0, error=math.nan), False) for relation in "=<>"),
+    ],
+)
+def test_agreement_counts_standard_errors(evidence: Evidence, agrees: bool) -> None:
+    assert CLEAR == 5
+    assert evidence.agrees == agrees
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"relation": "~"}, "relation: must be"), ({"role": "helps"}, "role: must be"), ({"relation": ""}, "relation: ")],
+)
+def test_evidence_refuses_what_it_can_not_judge(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        replace(TRUE, **changes)
+
+
+def test_json_and_back() -> None:
+    full = record(TRUE, Evidence("wild", math.inf, "<", 2.0, error=math.nan, role="limits", slack=0.5, otherwise="no"))
+    again = Record.from_dict(json.loads(full.to_json()))
+    assert again.to_json() == full.to_json()
+    assert (again.verdict, again.condition) == (full.verdict, full.condition) == (CONDITIONAL, "no")
+    assert again.evidence[1].value == math.inf
+
+
+def test_a_verdict_that_was_typed_in_is_refused() -> None:
+    data = record(FALSE).to_dict() | {"verdict": HOLDS}
+    with pytest.raises(ArgumentError, match="verdict: must be 'does not hold' by the evidence, got 'holds'"):
+        Record.from_dict(data)
+    with pytest.raises(ArgumentError, match=r"kind 'rootdk\.claims\.Record'"):
+        Record.from_dict({"kind": "rootdk.Reading"})
+    broken = record(TRUE).to_dict()
+    del broken["evidence"][0]["value"]
+    with pytest.raises(ArgumentError, match=r"evidence: must hold .* got no 'value'"):
+        Record.from_dict(broken)
+
+
+def test_another_module_fills_in_what_is_open_and_nothing_else() -> None:
+    ledger = Ledger()
+    ledger.add(*LEDGER)
+
+    @claim(16, statement="Learning slows.", source="a study", method="trained")
+    def slows(_setting: Setting, steps: float = 3.0) -> list[Evidence]:
+        return [Evidence("steps without / with", steps, ">", 1.0)]
+
+    assert ledger[16].check().verdict == OPEN
+    ledger.add(slows)
+    assert ledger[16].check().verdict == HOLDS
+    assert ledger[16].check(steps=0.5).verdict == FAILS
+    assert LEDGER[16].check().verdict == OPEN, "the package's own ledger was not asked to change"
+    with pytest.raises(ArgumentError, match="numbers that are free, got 16"):
+        ledger.add(slows)
+    with pytest.raises(ArgumentError, match="id: must be one of 1-23, got 24"):
+        ledger.check([1, 24])
+    ledger.add(Claim(30, "More.", "elsewhere", "later"))
+    with pytest.raises(ArgumentError, match="one of 1-23, 30"):
+        ledger[24]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"rows": 255}, ArgumentError, "rows: must be from 256"),
+        ({"rows": 512.0}, ArgumentTypeError, "rows: must be an int"),
+        ({"seed": -1}, ArgumentError, "seed: must be from 0"),
+        ({"seed": True}, ArgumentTypeError, "seed: must be an int"),
+    ],
+)
+def test_setting_is_checked(changes: dict[str, int], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Setting(**changes)
+
+
+def test_standard_error_is_that_of_groups_and_not_of_rows(rng: np.random.Generator) -> None:
+    """Rows of one group that share a shift of variance 1: the error of the mean of 50 groups is 1/sqrt(50)."""
+    found = [over_groups(rng.standard_normal((50, 1)) + 0.1 * rng.standard_normal((50, 40))) for _ in range(400)]
+    means, errors = np.array(found).T
+    assert means.std() == pytest.approx(50**-0.5, rel=0.15)
+    assert np.median(errors) == pytest.approx(50**-0.5, rel=0.05)
+    assert (np.abs(means) < 2 * errors).mean() > 0.9
+
+
+def test_text_fits_and_marks_what_disagrees() -> None:
+    long = Evidence("a name that is far too long for one line of a terminal of this width", 65432.1, "<", 2.0, 123.0)
+    full = [record(TRUE, replace(long, role="limits")), record()]
+    for width in (60, 80, 120):
+        text = list(lines(full, width))
+        assert max(map(len, text)) <= width
+        marked = [line for line in text if line.endswith("  no")]
+        assert len(marked) == 1
+        assert "65432 ± 1e+02  < 2" in marked[0]
+    assert summary(full) == "2 claims: holds under a condition 1, not checked 1"
