@@ -132,7 +132,7 @@ def test_another_module_fills_in_what_is_open_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"rows": 255}, ArgumentError, "rows: must be from 256"),
+        ({"rows": 1023}, ArgumentError, "rows: must be from 1024"),
         ({"rows": 512.0}, ArgumentTypeError, "rows: must be an int"),
         ({"seed": -1}, ArgumentError, "seed: must be from 0"),
         ({"seed": True}, ArgumentTypeError, "seed: must be an int"),

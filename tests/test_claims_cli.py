@@ -17,7 +17,7 @@ def run(*arguments: str, columns: int = 80) -> Result:
 
 @pytest.fixture(scope="module")
 def whole() -> Result:
-    return run("--rows", "512")
+    return run("--rows", "1024")
 
 
 def test_every_claim_is_shown_and_fits_80_columns(whole: Result) -> None:
@@ -50,11 +50,11 @@ def test_some_claims_in_the_order_asked_for_and_each_once() -> None:
 
 
 def test_json_is_the_records() -> None:
-    result = run("--json", "--id", "7", "--id", "16", "--id", "3", "--rows", "256", "--seed", "4")
+    result = run("--json", "--id", "7", "--id", "16", "--id", "3", "--rows", "1024", "--seed", "4")
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert set(report) == {"rows", "seed", "verdicts", "claims"}
-    assert (report["rows"], report["seed"]) == (256, 4)
+    assert (report["rows"], report["seed"]) == (1024, 4)
     assert set(report["verdicts"]) == set(VERDICTS)
     assert sum(report["verdicts"].values()) == 3
     records = [Record.from_dict(one) for one in report["claims"]]
@@ -69,7 +69,7 @@ def test_json_is_the_records() -> None:
         (["--id", "24"], "must be one of 1-23, got 24"),
         (["--id", "0"], "must be one of 1-23, got 0"),
         (["--id", "seven"], "--id"),
-        (["--rows", "10"], "--rows"),
+        (["--rows", "1000"], "--rows"),
         (["--seed", "-1"], "--seed"),
         (["--seed", str(2**63)], "--seed"),
         (["--shout"], "--shout"),

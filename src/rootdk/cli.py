@@ -170,10 +170,10 @@ def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int,
 @click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; repeat it.")
 @click.option(
     "--rows",
-    type=click.IntRange(256, 1_000_000),
+    type=click.IntRange(1024, 1_000_000),
     default=2048,
     show_default=True,
-    help="Random rows per measured setting: 512 for a quick look, 20000 for a thorough one.",
+    help="Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of what is drawn.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")

@@ -7,8 +7,8 @@ from typing import Any
 from rootdk._views import expect_fields
 from rootdk.errors import ArgumentError
 
-# A ledger makes some hundred comparisons with errors that are themselves estimated from 32 groups. At 4 standard
-# errors one seed in thirty would raise a false alarm, at 5 one in five hundred.
+# A ledger makes some forty comparisons with chance in them, and their errors are estimated from 32 groups. At 4
+# standard errors one seed in eighty would raise a false alarm, at 5 one in a thousand.
 CLEAR = 5.0
 
 DECIDES, LIMITS, SHOWN = "decides", "limits", "shown"

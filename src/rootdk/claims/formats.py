@@ -47,7 +47,8 @@ def small_values(
                 found[f"{name}, d_k = {d_k}: {what}"] = over_groups(off / usual[what][0])
                 tiny[f"{name}, d_k = {d_k}: {what}"] = below
     worst = max(found, key=lambda text: found[text][0])
-    fine, unstable = ({t: r for t, (r, _) in found.items() if (r > twice) == bad} for bad in (False, True))
+    clear = {text: Evidence(text, ratio, ">", twice, error).agrees for text, (ratio, error) in found.items()}
+    fine, unstable = ({t: r for t, (r, _) in found.items() if clear[t] == bad} for bad in (False, True))
     lost = max(fine.values(), default=0.0)
     kept = f"the relative error is at most {lost:.2f} times that of 1/sqrt(d_k), for small scores have small errors"
     nowhere = f"in {', '.join(known)} {kept}"
@@ -88,7 +89,7 @@ def relative_errors(
     for size in upstream:
         d_out = (direction.astype(np.float64) * size).astype(kind)
         true = reference.backward(problem, d_out[None])[0].reshape(query.shape)
-        errors[f"gradient, d_out {size:.1g}"] = _off(pull_back(d_out)[0], true, smallest)
+        errors[f"d_query, d_out {size:.1g}"] = _off(pull_back(d_out)[0], true, smallest)
     return errors
 
 

@@ -56,7 +56,7 @@ def gradients_vanish(
     said += "rows of " + " and of ".join(f"{name} is {ratio:.1f} times" for name, ratio in ratios.items())
     said += " what it is with the scale"
     for name, ratio in ratios.items():
-        text = f"d_k = {d_ks[-1]}: {name} by 1/sqrt(d_k)'s"
+        text = f"d_k {d_ks[-1]}: {name}, unscaled / scaled"
         yield Evidence(text, ratio, "<", 1.0, role=LIMITS, otherwise=said)
 
 
@@ -89,8 +89,8 @@ def skewed_rows(
         "=",
         0.0,
         role=LIMITS,
-        otherwise=f"for the typical row and by count: the norm |J| (root mean square) first grows with the skew, from "
-        f"{norm[0]:.3f} at sigma = {spreads[0]:g} to {norm[top]:.3f} at {spreads[top]:g}, and falls beyond",
+        otherwise=f"for the typical row and by count: the norm |J| (root mean square) grows with the skew at first, "
+        f"from {norm[0]:.3f} at sigma = {spreads[0]:g} to {norm[top]:.3f} at {spreads[top]:g}",
     )
 
 

@@ -26,14 +26,14 @@ LATER = "a later explanation"
 class Setting:
     """How much is drawn, and from which seed. `rows` are query rows per measured setting, in groups of 64.
 
-    512 rows make a quick look, 20,000 a thorough one. Below 256 standard errors mean nothing.
+    1024 rows make a quick look, 20,000 a thorough one. With fewer than 16 groups standard errors would be guesses.
     """
 
     rows: int = 2048
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least, most in (("rows", 256, 1_000_000), ("seed", 0, 2**63 - 1)):
+        for name, least, most in (("rows", 1024, 1_000_000), ("seed", 0, 2**63 - 1)):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int):
                 raise ArgumentTypeError(f"{name}: must be an int, got {given!r}")

@@ -141,7 +141,9 @@ def direction(
     d_ks: Sequence[int] = (16, 256),
 ) -> Iterator[Evidence]:
     """Both give the factor of the scores."""
-    said = "if it means that they are divided: multiplied by sqrt(d_k), scores have variance d_k^2"
+    far = max(d_ks)
+    wide = multiplied(far) ** 2 * far
+    said = f"if it means that they are divided: multiplied, they have variance {wide:.0f} at d_k = {far}"
     for d_k in d_ks:
         # Four roundings: the root, the quotient, its square, the product.
         exact = divided(d_k) ** 2 * d_k

@@ -53,10 +53,10 @@ def small_d_k(
     ]
     lost = ((entropy[0] - entropy[1]) / math.log(KEYS)).tolist()
     for d_k, share in zip(larger, lost[1:], strict=True):
-        yield Evidence(f"lost at d_k = {small} / ln n, and half of d_k = {d_k}", lost[0], "<", share / 2)
+        yield Evidence(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2)
     said = f"in comparison only: at d_k = {small} the entropy is still {lost[0]:.0%} of ln n lower without the scale, "
     said += " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
-    yield Evidence(f"lost at d_k = {small} / ln n", lost[0], "<", hardly, role=LIMITS, otherwise=said)
+    yield Evidence(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=said)
 
 
 @claim(
@@ -121,20 +121,23 @@ def divided_by_d_k(
         yield Evidence(f"d_k = {d_k}: entropy / ln n", ratio, ">", 0.99, error=error)
         top, error = over_groups(found.top_probability * KEYS)
         yield Evidence(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error=error)
-        factor = math.sqrt(float(rule_variance(rule, d_k)) / d_k)
-        gradient = float(relative_gradient(KEYS, d_k, factor) / relative_gradient(KEYS, d_k, root(d_k)))
-        yield Evidence(f"d_k = {d_k}: |do/dq|/|o| by 1/sqrt(d_k)'s", gradient, "<", 0.25)
-        grown, error = over_groups(reading(setting, d_k, KEYS, factor * growth(d_k) ** 2).entropy_ratio)
-        yield Evidence(
-            f"d_k = {d_k}, grown q and k: entropy / ln n",
-            grown,
-            ">",
-            0.99,
-            error=error,
-            role=LIMITS,
-            otherwise="while q and k have variance 1, as at the start: training can grow them, and at d_k^(1/4) times "
-            "their size the weights are those of 1/sqrt(d_k)",
-        )
+        gradient = float(relative_gradient(KEYS, d_k, rule_factor(rule, d_k)) / relative_gradient(KEYS, d_k, root(d_k)))
+        yield Evidence(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", gradient, "<", 0.25)
+    grown = {
+        d_k: over_groups(reading(setting, d_k, KEYS, rule_factor(rule, d_k) * growth(d_k) ** 2).entropy_ratio)
+        for d_k in d_ks
+    }
+    said = "while q and k have variance 1, as at the start: training can grow them, and "
+    said += " and ".join(f"{growth(d_k):.3g} times as large at d_k = {d_k}" for d_k in d_ks)
+    said += f" they leave an entropy of {', '.join(f'{ratio:.2f}' for ratio, _ in grown.values())} ln n"
+    for d_k, (ratio, error) in grown.items():
+        text = f"d_k = {d_k}, grown q and k: entropy / ln n"
+        yield Evidence(text, ratio, ">", 0.99, error=error, role=LIMITS, otherwise=said)
+
+
+def rule_factor(rule: str, d_k: int) -> float:
+    """What a rule multiplies scores by, from their variance under it."""
+    return math.sqrt(float(rule_variance(rule, d_k)) / d_k)
 
 
 CLAIMS = (small_d_k, one_key_takes_all, divided_by_d_k)
