@@ -257,17 +257,21 @@ inline void few_item(const attention_problem& problem, int64_t item, void* buffe
 
 // Adds the rows of `other`, which saw other keys, to `rows`. The factors say by how much each side's output must shrink.
 template <typename real>
-inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int lane, real* shrink, real* other_shrink) {
+inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int lane, bool measured, real* shrink,
+                       real* other_shrink) {
   const real before = rows.maximum[lane], theirs = other.maximum[lane], now = theirs > before ? theirs : before;
   const real base = now == minus_infinity<real> ? real(0) : now;
   const real f = std::exp2(before - base), g = std::exp2(theirs - base);
+  const real sum = rows.sum[lane];
+  *shrink = f, *other_shrink = g;
+  rows.maximum[lane] = now;
+  rows.sum[lane] = sum * f + other.sum[lane] * g;
+  if (!measured) return;  // the rest was never set
   constexpr real floor = simd<real>::exp2_floor;  // below it a side has shrunk to 0, and a larger step would overflow
   const real step = before - base > floor ? before - base : floor;
   const real their_step = theirs - base > floor ? theirs - base : floor;
-  rows.moment[lane] = (rows.moment[lane] + rows.sum[lane] * step) * f +
+  rows.moment[lane] = (rows.moment[lane] + sum * step) * f +
                       (other.moment[lane] + other.sum[lane] * their_step) * g;
-  rows.maximum[lane] = now;
-  rows.sum[lane] = rows.sum[lane] * f + other.sum[lane] * g;
   rows.square[lane] = rows.square[lane] * (f * f) + other.square[lane] * (g * g);
   rows.cube[lane] = rows.cube[lane] * (f * f * f) + other.cube[lane] * (g * g * g);
   rows.minimum[lane] = other.minimum[lane] < rows.minimum[lane] ? other.minimum[lane] : rows.minimum[lane];
@@ -277,7 +281,6 @@ inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int la
   rows.mean[lane] += distance * share;
   rows.count[lane] = count;
   rows.keys[lane] += other.keys[lane];
-  *shrink = f, *other_shrink = g;
 }
 
 // One key head: its chunks, first to last, into the first one's part; then the finished rows.
@@ -293,7 +296,7 @@ inline void few_merge_item(const attention_problem& problem, int64_t pair, void*
     const few_part<real> part = few_part_at<real>(problem, shared, pair, chunk);
     for (int row = 0; row < p.live; ++row) {
       real shrink, other_shrink;
-      merge_sums(*whole.rows, *part.rows, row, &shrink, &other_shrink);
+      merge_sums(*whole.rows, *part.rows, row, problem.reading != nullptr, &shrink, &other_shrink);
       for (int64_t d = row * problem.d_v; d < (row + 1) * problem.d_v; ++d)
         whole.out[d] = whole.out[d] * shrink + part.out[d] * other_shrink;
     }
