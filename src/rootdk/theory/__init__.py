@@ -1,6 +1,7 @@
 """Why the root of d_k: closed forms and exact quadrature, for arrays of settings.
 
     scores        mean and variance of a score for any means and covariances; `enumeration`: its exact law in fractions
+    density       the law of a score of Gaussian q and k
     softmax       averages over rows of n Gaussian logits; `attention`: of attention with Gaussian q and k
     rows          the largest weight of a row; `landmarks`: where the softmax freezes, and the simple laws on either
     side jacobian      the derivative of softmax; `gradient`: what of a change of the query arrives in the output
@@ -10,6 +11,7 @@ Every function says in which range it holds and refuses elsewhere. Needs SciPy, 
 """
 
 from .attention import attention_moments
+from .density import score_density, score_tail
 from .effects import (
     correlated_score_variance,
     qk_norm_variance,
@@ -52,8 +54,10 @@ __all__ = [
     "row_variance",
     "rule_variance",
     "saturation",
+    "score_density",
     "score_excess_kurtosis",
     "score_law",
+    "score_tail",
     "score_variance",
     "shared_mean_variance",
     "softcap_slope",

@@ -1,0 +1,80 @@
+"""How sharp the softmax of n Gaussian logits is, as their standard deviation grows."""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from rootdk.api import measure
+from rootdk.theory import saturation, softmax_moments, top_probability
+
+from . import checks
+from .result import Comparison, Result
+from .sampling import Tell, chunks, compare, compare_share
+
+
+@dataclass(frozen=True, slots=True)
+class SharpnessSpec:
+    """rows of `keys` logits, no logit in two rows; every sigma sees the same rows, stretched."""
+
+    sigma: tuple[float, ...] = (0.125, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+    keys: int = 1024
+    rows: int = 20_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.positive("sigma", self.sigma)
+        checks.counts("keys", (self.keys,), 2, 10**7)
+        checks.counts("rows", (self.rows,), 2, 10**8)
+        checks.seed(self.seed)
+
+
+# Property of a Reading -> what the comparison is called.
+_MEANS = {
+    "log_sum_exp": "log sum exp",
+    "entropy": "entropy",
+    "p_squared": "sum p^2",
+    "jacobian_trace": "trace of J",
+}
+
+
+def run(spec: SharpnessSpec, tell: Tell) -> Result:
+    """Means over rows through rootdk.measure: one query component sigma, one key component per logit."""
+    rng = np.random.default_rng([spec.seed, 3])
+    names = (*_MEANS, "jacobian_norm", "top_probability")
+    kept: dict[float, dict[str, list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]]] = {
+        sigma: {name: [] for name in names} for sigma in spec.sigma
+    }
+    done = 0
+    for rows in chunks(spec.rows, spec.keys, most=500_000):
+        # float64, because 1 - sum p^2 of a flat row loses in float32 what the standard error still shows.
+        key = rng.standard_normal((rows, spec.keys, 1))
+        for sigma in spec.sigma:
+            _, reading = measure(np.full((rows, 1, 1), sigma), key, key, scale=1.0)
+            for name in names:
+                kept[sigma][name].append(getattr(reading, name)[..., 0])
+        done += rows
+        tell(done / spec.rows)
+    found: list[Comparison] = []
+    for sigma, told in zip(spec.sigma, _theory(spec), strict=True):
+        rows_of = {name: np.concatenate(parts) for name, parts in kept[sigma].items()}
+        setting = {"sigma": sigma, "keys": spec.keys}
+        found += [compare(label, setting, told[name], rows_of[name]) for name, label in _MEANS.items()]
+        found.append(compare("|J|^2", setting, told["norm"], rows_of["jacobian_norm"] ** 2))
+        found.append(compare("largest weight", setting, told["top"], rows_of["top_probability"]))
+        if "frozen" in told:
+            frozen = rows_of["top_probability"] > 0.99
+            found.append(compare_share("rows with p > .99", setting, told["frozen"], frozen))
+    return Result("sharpness", asdict(spec), tuple(found))
+
+
+def _theory(spec: SharpnessSpec) -> list[dict[str, float]]:
+    moments = softmax_moments(spec.keys, np.array(spec.sigma))
+    told = []
+    for number, sigma in enumerate(spec.sigma):
+        one = {name: float(getattr(moments, name)[number]) for name in _MEANS}
+        one["norm"] = float(moments.jacobian_norm_squared[number])
+        one["top"] = float(top_probability(spec.keys, sigma))
+        if sigma >= 0.35 or spec.keys >= 10:  # elsewhere theory refuses
+            one["frozen"] = float(saturation(spec.keys, sigma))
+        told.append(one)
+    return told
