@@ -84,7 +84,7 @@ def test_a_wrong_theory_or_operator_is_seen(monkeypatch: pytest.MonkeyPatch, nam
 
 def test_the_longest_rows_are_computed_and_long_ones_measured() -> None:
     spec = next(spec for spec in plan("default") if study.name_of(spec) == "length")
-    assert max(spec.theory) == 10**9
+    assert max(spec.computed) == 10**9
     assert max(spec.measured) == 100_000
 
 
@@ -225,7 +225,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ("rules", {"rules": ("cube",)}, "must be one of the names 'none'"),
         ("rules", {"keys": 262_144, "d_k": (8192,)}, "keys: must be at most 16384 at d_k = 8192, got 262144"),
         ("gradient", {"logits": 1}, "logits: must be whole numbers from 2"),
-        ("length", {"theory": (1,)}, "theory: must be whole numbers from 2"),
+        ("length", {"computed": (1,)}, "computed: must be whole numbers from 2"),
         ("formats", {"formats": ("float8",)}, "formats: must be some of 'float32'"),
         ("premises", {"correlation": (1.5,)}, "correlation_query: must be numbers from -1 to 1, got 1.5"),
         ("scores", {"d_k": (2,)}, "d_k: must be whole numbers from 3"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rootdk.claims import Record
     from rootdk.first_look import Look
 
-# Past this the first look would no longer be a look; the operator itself has no such limit.
+# Past this a look or a study would take too long; the operator itself has no such limit.
 LARGEST_D_K, LARGEST_KEYS, LARGEST_ROWS = 8192, 262_144, 65_536
 
 
@@ -39,7 +39,85 @@ def _known_rules(_ctx: click.Context, _option: click.Parameter, names: tuple[str
     return names
 
 
+_RULE_OPTION: dict[str, Any] = {
+    "multiple": True,
+    "callback": _known_rules,
+    "default": ("none", "sqrt", "dk"),
+    "show_default": True,
+    "help": "Name of a scale rule; repeat it.",
+}
+_SEED: dict[str, Any] = {"type": click.IntRange(0, 2**63 - 1), "default": 0, "show_default": True}
+
+
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", "size", flag_value="quick", help="Some seconds: to see that it works.")
+@click.option("--full", "size", flag_value="full", help="Some minutes: 20,000 rows for every number.")
+@click.option(
+    "--d-k",
+    type=click.IntRange(1, LARGEST_D_K),
+    multiple=True,
+    default=(64, 512),
+    show_default=True,
+    help="Your d_k, the length of q and k; repeat it.",
+)
+@click.option(
+    "--keys", type=click.IntRange(2, LARGEST_KEYS), default=1024, show_default=True, help="Keys that each query sees."
+)
+@click.option("--rule", **_RULE_OPTION)
+@click.option("--seed", help="Seed of all that is drawn.", **_SEED)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Where to write the report.  [default: rootdk-report.html]",
+)
+@click.option("--no-report", is_flag=True, help="Print the summary and write nothing.")
+@click.option("--no-cache", is_flag=True, help="Run everything again, and keep nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the summary; a report only with --out.")
+@click.version_option(__version__, message="rootdk %(version)s")
+@click.pass_context
+def main(
+    ctx: click.Context,
+    size: str | None,
+    d_k: tuple[int, ...],
+    keys: int,
+    rule: tuple[str, ...],
+    seed: int,
+    out: Path | None,
+    no_report: bool,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Attention that can be measured.
+
+    Without a command: why 1/sqrt(d_k), and is it true? Runs the study and the claims, prints a summary, and writes a
+    report to look at. Exit code 0: done; 1: something failed, or the report needs plotly and it is not installed (the
+    summary is printed all the same); 2: an option is wrong.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_stray_options(ctx)
+        return
+    from rootdk._backends import kernel
+    from rootdk.terminal.command import answer
+    from rootdk.terminal.job import Job
+
+    kernel()  # so that a missing one is an error before anything is drawn
+    if no_report and out is not None:
+        raise click.UsageError("--out and --no-report exclude each other", ctx)
+    job = Job(size or "default", tuple(dict.fromkeys(d_k)), keys, tuple(dict.fromkeys(rule)), seed)
+    wanted = out or (None if no_report or as_json else Path("rootdk-report.html"))
+    answer(job, wanted, asked_for=out is not None, cached=not no_cache, as_json=as_json)
+
+
+def _refuse_stray_options(ctx: click.Context) -> None:
+    """`rootdk --keys 9 info` would drop the option without a word; say so instead."""
+    for name in ctx.params:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = next(p.opts[0] for p in ctx.command.params if p.name == name)
+            raise click.UsageError(f"{option} belongs to rootdk itself and not to '{ctx.invoked_subcommand}'", ctx)
+
+
+@main.command()
 @click.option(
     "--d-k",
     type=click.IntRange(1, LARGEST_D_K),
@@ -48,38 +126,24 @@ def _known_rules(_ctx: click.Context, _option: click.Parameter, names: tuple[str
     show_default=True,
     help="Length of q and k; repeat it.",
 )
-@click.option(
-    "--rule",
-    multiple=True,
-    callback=_known_rules,
-    default=("none", "sqrt", "dk"),
-    show_default=True,
-    help="Name of a scale rule; repeat it.",
-)
+@click.option("--rule", **_RULE_OPTION)
 @click.option(
     "--keys", type=click.IntRange(2, LARGEST_KEYS), default=1024, show_default=True, help="Keys that each query sees."
 )
 @click.option(
     "--rows", type=click.IntRange(1, LARGEST_ROWS), default=1024, show_default=True, help="Queries to measure."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random q and k.")
+@click.option("--seed", help="Seed of the random q and k.", **_SEED)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
-@click.version_option(__version__, message="rootdk %(version)s")
-@click.pass_context
-def main(
-    ctx: click.Context, d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed: int, as_json: bool
-) -> None:
-    """Attention that can be measured.
+def look(d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed: int, as_json: bool) -> None:
+    """A first look at what the scale does.
 
-    Without a command: a first look at what the scale does. The same random q and k go through rootdk.measure under
-    every rule.
+    The same random q and k go through rootdk.measure under every rule.
     """
-    if ctx.invoked_subcommand is not None:
-        _refuse_stray_options(ctx)
-        return
-    from rootdk.first_look import look, meaning
+    from rootdk.first_look import look as measured
+    from rootdk.first_look import meaning
 
-    looks = look(d_k, rule, keys, rows, seed)
+    looks = measured(d_k, rule, keys, rows, seed)
     if as_json:
         click.echo(
             json.dumps({"seed": seed, "looks": [one.to_dict() for one in looks], "meaning": meaning(looks)}, indent=2)
@@ -88,12 +152,66 @@ def main(
         _print_looks(looks, meaning(looks))
 
 
-def _refuse_stray_options(ctx: click.Context) -> None:
-    """`rootdk --keys 9 info` would drop the option without a word; say so instead."""
-    for name in ctx.params:
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            option = next(p.opts[0] for p in ctx.command.params if p.name == name)
-            raise click.UsageError(f"{option} belongs to the first look and not to '{ctx.invoked_subcommand}'", ctx)
+def _rule_or_number(_ctx: click.Context, _option: click.Parameter, given: str) -> str | float:
+    """A name of a rule, or the scale itself."""
+    import math
+
+    from rootdk.scaling import rule
+
+    try:
+        number = float(given)
+    except ValueError:
+        try:
+            return rule(given).name
+        except RootdkError as error:
+            raise click.BadParameter(f"{str(error).partition(': ')[2]}; a number is taken as the scale") from error
+    if not math.isfinite(number) or abs(number) > 1e3:
+        raise click.BadParameter(f"must be the name of a rule or a number up to 1000 in size, got {given}")
+    return number
+
+
+def _spread(_ctx: click.Context, _option: click.Parameter, given: float) -> float:
+    """A standard deviation; click's own range would let NaN pass."""
+    if not 0.0 < given <= 1e3:
+        raise click.BadParameter(f"must be a number above 0 and up to 1000, got {given:g}")
+    return given
+
+
+@main.command()
+@click.option("--d-k", type=click.IntRange(1, 10**6), required=True, help="Length of q and k.")
+@click.option("--keys", type=click.IntRange(2, 10**12), required=True, help="Keys that each query sees.")
+@click.option(
+    "--rule", default="sqrt", show_default=True, callback=_rule_or_number, help="Name of a rule, or the scale itself."
+)
+@click.option(
+    "--sigma",
+    type=float,
+    default=1.0,
+    show_default=True,
+    callback=_spread,
+    help="Standard deviation of the components of q and k.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
+def predict(d_k: int, keys: int, rule: str | float, sigma: float, as_json: bool) -> None:
+    """Theory for one setting, with a recommendation. Nothing is drawn."""
+    from rootdk.study import setting
+    from rootdk.terminal.predicted import lines
+
+    report = setting(d_k, keys, rule, sigma)
+    click.echo(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(lines(report)))
+
+
+@main.command()
+@click.option("--d", type=click.IntRange(1, 10**6), default=3, show_default=True, help="Length of q and k.")
+@click.option("--seed", help="Seed of the random pairs.", **_SEED)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
+def prove(d: int, seed: int, as_json: bool) -> None:
+    """Why the variance of q.k is d, step by step with the actual terms."""
+    from rootdk.study import prove as proof_of
+    from rootdk.terminal.proved import lines
+
+    proof = proof_of(d, seed)
+    click.echo(json.dumps(proof.to_dict(), indent=2) if as_json else "\n".join(lines(proof)))
 
 
 def _print_looks(looks: Sequence["Look"], line: str) -> None:

@@ -15,12 +15,12 @@ from .sampling import Tell, compare, factor_of
 
 @dataclass(frozen=True, slots=True)
 class LengthSpec:
-    """measured: numbers of keys that are drawn, groups x rows queries each; theory: those that are only computed."""
+    """measured: numbers of keys that are drawn, groups x rows queries each; computed: those for theory alone."""
 
     d_k: int = 64
     rules: tuple[str, ...] = ("none", "sqrt", "entropy_invariant")
     measured: tuple[int, ...] = (16, 256, 4096, 100_000)
-    theory: tuple[int, ...] = (64, 1024, 16_384, 10**6, 10**7, 10**8, 10**9)
+    computed: tuple[int, ...] = (64, 1024, 16_384, 10**6, 10**7, 10**8, 10**9)
     groups: int = 16
     rows: int = 16
     seed: int = 0
@@ -29,7 +29,7 @@ class LengthSpec:
         checks.counts("d_k", (self.d_k,), 1, 8192)
         checks.rules(self.rules)
         checks.counts("measured", self.measured, 2, 10**6)
-        checks.counts("theory", self.theory, 2, 10**12)
+        checks.counts("computed", self.computed, 2, 10**12)
         checks.counts("groups", (self.groups,), 2, 10**5)
         checks.counts("rows", (self.rows,), 1, 10**5)
         checks.seed(self.seed)
@@ -38,7 +38,7 @@ class LengthSpec:
 def run(spec: LengthSpec, tell: Tell) -> Result:
     """Entropy in nats, H / ln n and the trace of J for each rule and number of keys."""
     found: list[Comparison] = []
-    for keys in spec.theory:
+    for keys in spec.computed:
         if keys not in spec.measured:
             found += _told(spec, keys)
     # Short rows get more groups, so that no number of keys has less than a quarter of a million logits of its own.

@@ -54,10 +54,10 @@ def plan(
         "quick": [
             VarianceSpec(d_k=(4, 64, 256), rows=4000, seed=seed),
             ScoresSpec(groups=30, seed=seed),
-            SharpnessSpec(rows=1000, sigma=(0.125, 1.0, 8.0), seed=seed),
+            SharpnessSpec(rows=1000, sigma=(0.125, 1.0, 8.0), computed=(2.0, 4.0), seed=seed),
             GradientSpec(jacobians=500, d_k=(16, 64), groups=32, seed=seed),
             replace(rule_spec, curve=(16, 64, 256), groups=max(16, groups // 2), rows=16),
-            LengthSpec(measured=(16, 256, 4096), theory=(10**6, 10**9), seed=seed),
+            LengthSpec(measured=(16, 256, 4096), computed=(10**6, 10**9), seed=seed),
             FormatsSpec(rows=20_000, seed=seed),
             PremisesSpec(groups=200, seed=seed),
         ],

@@ -13,7 +13,7 @@ from . import checks
 from .sampling import chunks, compare, draw
 
 MOST_WRITTEN_OUT = 6  # 36 terms are a table to read; 49 are not
-_MOST_ENUMERATED = 400
+MOST_ENUMERATED = 400
 _MOST_DRAWN = 20_000_000
 
 
@@ -26,7 +26,7 @@ class Proof:
     exact              variance of the score with random signs as components, from all outcomes; None where d is large
     divisor            sqrt(d), which makes the variance 1
     measured           name -> (mean, standard error) over `pairs` random pairs: one squared term, one cross term,
-                       the square of the sum, the same after dividing by sqrt(d)
+                       the square of the sum s, and of s/sqrt(d)
     """
 
     d: int
@@ -73,7 +73,7 @@ def prove(d: Any, seed: Any = 0) -> Proof:
         ones=counts["average_1"],
         zeros=counts["average_0"],
         total=counts["sum"],
-        exact=exact_score_moments(size, _SIGNS)["variance"] if size <= _MOST_ENUMERATED else None,
+        exact=exact_score_moments(size, _SIGNS)["variance"] if size <= MOST_ENUMERATED else None,
         divisor=size**0.5,
         pairs=pairs,
         seed=start,
@@ -96,7 +96,7 @@ def _measured(d: int, pairs: int, seed: int) -> dict[str, tuple[float, float]]:
     samples = {"q1^2 k1^2": a * a}
     if d > 1:
         samples[f"q1 k1 q{d} k{d}"] = a * b
-    samples |= {"square of the sum": score**2, "the same over sqrt(d)": score**2 / d}
+    samples |= {"square of s": score**2, "square of s / sqrt(d)": score**2 / d}
     found = {}
     for name, values in samples.items():
         one = compare(name, {}, 0.0, values)

@@ -22,12 +22,14 @@ _SHOWN_KEYS = 16  # bars that a person can tell apart
 class RulesSpec:
     """groups x rows queries over `keys` keys per group, the same q and k under every rule.
 
-    d_k     where everything is compared
-    curve   where entropy and trace are, for a curve along d_k
+    d_k       where everything is compared
+    curve     where entropy and trace are, for a curve along d_k
+    computed  further points of that curve, for theory alone
     """
 
     d_k: tuple[int, ...] = (64, 512)
     curve: tuple[int, ...] = (4, 16, 64, 256)
+    computed: tuple[int, ...] = (8, 32, 128, 512)
     rules: tuple[str, ...] = ("none", "sqrt", "dk")
     keys: int = 1024
     groups: int = 64
@@ -37,6 +39,7 @@ class RulesSpec:
     def __post_init__(self) -> None:
         checks.counts("d_k", self.d_k, 1, 8192)
         checks.counts("curve", self.curve, 1, 8192)
+        checks.counts("computed", self.computed, 1, 8192)
         checks.rules(self.rules)
         checks.counts("keys", (self.keys,), 2, 262_144)
         if self.keys * max(*self.d_k, *self.curve) > _LARGEST_GROUP:
@@ -59,11 +62,14 @@ def run(spec: RulesSpec, tell: Tell) -> Result:
     for number, d_k in enumerate(sizes):
         for rule, (reading, bars) in _measured(spec, d_k).items():
             scale = factor_of(rule, d_k, spec.keys)
-            found += _along(reading, spec, d_k, rule, scale)
+            found += _along(spec, d_k, rule, reading)
             if d_k in spec.d_k:
                 found += _at(reading, spec, d_k, rule, scale)
                 series.append(bars)
         tell(float(cost[number] / cost[-1]))
+    found += [
+        one for d_k in spec.computed if d_k not in sizes for rule in spec.rules for one in _along(spec, d_k, rule)
+    ]
     return Result("rules", asdict(spec), tuple(found), tuple(series))
 
 
@@ -85,14 +91,18 @@ def _measured(spec: RulesSpec, d_k: int) -> dict[str, tuple[Reading, Series]]:
     return {rule: (Reading.concatenate(parts[rule], axis=0), bars[rule]) for rule in spec.rules}
 
 
-def _along(reading: Reading, spec: RulesSpec, d_k: int, rule: str, scale: float) -> list[Comparison]:
+def _along(spec: RulesSpec, d_k: int, rule: str, reading: Reading | None = None) -> list[Comparison]:
     setting: Setting = {"d_k": d_k, "rule": rule, "keys": spec.keys}
-    told = attention_moments(spec.keys, d_k, scale)
-    return [
-        compare("H / ln n", setting, told.entropy / np.log(spec.keys), reading.entropy_ratio),
-        compare("trace of J", setting, told.jacobian_trace, reading.jacobian_trace),
-        compare("|J|^2", setting, told.jacobian_norm_squared, reading.jacobian_norm**2),
-    ]
+    moments = attention_moments(spec.keys, d_k, factor_of(rule, d_k, spec.keys))
+    told = {
+        "H / ln n": float(moments.entropy) / float(np.log(spec.keys)),
+        "trace of J": float(moments.jacobian_trace),
+        "|J|^2": float(moments.jacobian_norm_squared),
+    }
+    if reading is None:
+        return [Comparison(name, setting, value) for name, value in told.items()]
+    rows = (reading.entropy_ratio, reading.jacobian_trace, reading.jacobian_norm**2)
+    return [compare(name, setting, value, seen) for (name, value), seen in zip(told.items(), rows, strict=True)]
 
 
 def _at(reading: Reading, spec: RulesSpec, d_k: int, rule: str, scale: float) -> list[Comparison]:

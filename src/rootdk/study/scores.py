@@ -11,7 +11,7 @@ from .result import Comparison, Result, Series
 from .sampling import Tell, compare, compare_share, draw
 
 _SIDE = 64  # queries and keys of a group: 4096 scores from 128 vectors
-_BINS = 81
+_REACH, _BINS = 7, 113  # in standard deviations: beyond it nothing is counted or drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ def run(spec: ScoresSpec, tell: Tell) -> Result:
 
 def _pictures(z: np.ndarray[tuple[int, ...], np.dtype[np.float64]], d_k: int) -> list[Series]:
     """Histogram and density, of z and of the unscaled score: the same counts, on another axis."""
-    edges = np.linspace(-5, 5, _BINS + 1)
+    edges = np.linspace(-_REACH, _REACH, _BINS + 1)
     counts, _ = np.histogram(z, edges)
     centres, height = (edges[1:] + edges[:-1]) / 2, counts / z.size / (edges[1] - edges[0])
-    curve = np.linspace(-5, 5, 161)
+    curve = np.linspace(-_REACH, _REACH, 225)
     found = []
     for rule, stretch in (("sqrt", 1.0), ("none", d_k**0.5)):
         setting: dict[str, int | float | str] = {"d_k": d_k, "rule": rule}

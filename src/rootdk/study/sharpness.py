@@ -14,15 +14,20 @@ from .sampling import Tell, chunks, compare, compare_share
 
 @dataclass(frozen=True, slots=True)
 class SharpnessSpec:
-    """rows of `keys` logits, no logit in two rows; every sigma sees the same rows, stretched."""
+    """rows of `keys` logits, no logit in two rows; every sigma sees the same rows, stretched.
+
+    computed   further values of sigma, for theory alone
+    """
 
     sigma: tuple[float, ...] = (0.125, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+    computed: tuple[float, ...] = (0.18, 0.25, 0.35, 0.7, 1.4, 2.4, 2.8, 3.4, 4.8, 5.7, 6.7, 9.5, 11.3, 13.5)
     keys: int = 1024
     rows: int = 20_000
     seed: int = 0
 
     def __post_init__(self) -> None:
         checks.positive("sigma", self.sigma)
+        checks.positive("computed", self.computed)
         checks.counts("keys", (self.keys,), 2, 10**7)
         checks.counts("rows", (self.rows,), 2, 10**8)
         checks.seed(self.seed)
@@ -35,6 +40,7 @@ _MEANS = {
     "p_squared": "sum p^2",
     "jacobian_trace": "trace of J",
 }
+_LABELS = _MEANS | {"norm": "|J|^2", "top": "largest weight", "frozen": "rows with p > .99"}
 
 
 def run(spec: SharpnessSpec, tell: Tell) -> Result:
@@ -55,26 +61,29 @@ def run(spec: SharpnessSpec, tell: Tell) -> Result:
         done += rows
         tell(done / spec.rows)
     found: list[Comparison] = []
-    for sigma, told in zip(spec.sigma, _theory(spec), strict=True):
+    for sigma, told in zip(spec.sigma, _theory(spec.sigma, spec.keys), strict=True):
         rows_of = {name: np.concatenate(parts) for name, parts in kept[sigma].items()}
         setting = {"sigma": sigma, "keys": spec.keys}
         found += [compare(label, setting, told[name], rows_of[name]) for name, label in _MEANS.items()]
-        found.append(compare("|J|^2", setting, told["norm"], rows_of["jacobian_norm"] ** 2))
-        found.append(compare("largest weight", setting, told["top"], rows_of["top_probability"]))
+        found.append(compare(_LABELS["norm"], setting, told["norm"], rows_of["jacobian_norm"] ** 2))
+        found.append(compare(_LABELS["top"], setting, told["top"], rows_of["top_probability"]))
         if "frozen" in told:
             frozen = rows_of["top_probability"] > 0.99
-            found.append(compare_share("rows with p > .99", setting, told["frozen"], frozen))
+            found.append(compare_share(_LABELS["frozen"], setting, told["frozen"], frozen))
+    for sigma, told in zip(spec.computed, _theory(spec.computed, spec.keys), strict=True):
+        setting = {"sigma": sigma, "keys": spec.keys}
+        found += [Comparison(label, setting, told[name]) for name, label in _LABELS.items() if name in told]
     return Result("sharpness", asdict(spec), tuple(found))
 
 
-def _theory(spec: SharpnessSpec) -> list[dict[str, float]]:
-    moments = softmax_moments(spec.keys, np.array(spec.sigma))
+def _theory(sigmas: tuple[float, ...], keys: int) -> list[dict[str, float]]:
+    moments = softmax_moments(keys, np.array(sigmas))
     told = []
-    for number, sigma in enumerate(spec.sigma):
+    for number, sigma in enumerate(sigmas):
         one = {name: float(getattr(moments, name)[number]) for name in _MEANS}
         one["norm"] = float(moments.jacobian_norm_squared[number])
-        one["top"] = float(top_probability(spec.keys, sigma))
-        if sigma >= 0.35 or spec.keys >= 10:  # elsewhere theory refuses
-            one["frozen"] = float(saturation(spec.keys, sigma))
+        one["top"] = float(top_probability(keys, sigma))
+        if sigma >= 0.35 or keys >= 10:  # elsewhere theory refuses
+            one["frozen"] = float(saturation(keys, sigma))
         told.append(one)
     return told

@@ -1,0 +1,136 @@
+"""The main job: the study and the claims, at one size, with a bar that moves."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rootdk.study import Cache, Result, name_of, plan, run
+
+# Seconds of one core at the default size: how far the bar moves for each.
+_COST = {
+    "variance": 1.8,
+    "scores": 0.9,
+    "sharpness": 2.2,
+    "gradient": 0.6,
+    "rules": 2.8,
+    "length": 2.4,
+    "formats": 0.2,
+    "premises": 0.7,
+    "claims": 4.0,
+}
+_CLAIM_ROWS = {"quick": 1024, "default": 2048, "full": 20_000}
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was asked for."""
+
+    size: str
+    d_k: tuple[int, ...]
+    keys: int
+    rules: tuple[str, ...]
+    seed: int
+
+    @property
+    def specs(self) -> list[Any]:
+        """The experiments, checked."""
+        return plan(self.size, d_k=self.d_k, keys=self.keys, rules=self.rules, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What came of it. claims are dictionaries, as `rootdk claims --json` prints them."""
+
+    job: Job
+    results: tuple[Result, ...]
+    claims: tuple[dict[str, Any], ...]
+    seconds: float
+
+    def of(self, experiment: str) -> Result:
+        """The result of one experiment."""
+        return next(one for one in self.results if one.experiment == experiment)
+
+
+def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
+    """Two at a time: while one experiment draws numbers on one core, another computes on the other.
+
+    Seeds belong to the experiments, so the numbers do not depend on who runs beside whom.
+    """
+    start = time.perf_counter()
+    specs = job.specs
+    # The longest first, so that the last to finish is a short one.
+    order = sorted(specs, key=lambda spec: -_COST[name_of(spec)])
+    pool = ThreadPoolExecutor(2)
+    try:
+        claims = pool.submit(_claims, job, progress)
+        running = {name_of(spec): pool.submit(run, spec, cache=cache, progress=progress) for spec in order}
+        results = tuple(running[name_of(spec)].result() for spec in specs)
+        checked = tuple(claims.result())
+    finally:
+        # Whatever went wrong, what has not begun does not begin.
+        pool.shutdown(cancel_futures=True)
+    return Findings(job, results, checked, time.perf_counter() - start)
+
+
+def _claims(job: Job, progress: Progress) -> list[dict[str, Any]]:
+    from rootdk.claims import LEDGER, Setting
+
+    found = []
+    progress("claims", 0.0)
+    for one in LEDGER.check(setting=Setting(rows=_CLAIM_ROWS[job.size], seed=job.seed)):
+        found.append(one.to_dict())
+        progress("claims", len(found) / len(LEDGER))
+    return found
+
+
+@contextmanager
+def bar() -> Iterator[Progress]:
+    """One bar for all, on standard error and only on a terminal; what it is at is written beside it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:<22}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    shares: dict[str, float] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task("starting", total=sum(_COST.values()))
+
+        def tell(name: str, share: float) -> None:
+            shares[name] = share
+            active = [one for one, done in shares.items() if done < 1.0]
+            done = sum(_COST[one] * part for one, part in list(shares.items()))
+            shown.update(task, completed=done, description=", ".join(active[:2]) or "finishing")
+
+        yield tell
+
+
+def to_dict(findings: Findings) -> dict[str, Any]:
+    """Everything, ready for JSON."""
+    import rootdk
+
+    job = findings.job
+    return {
+        "rootdk": rootdk.__version__,
+        "size": job.size,
+        "d_k": list(job.d_k),
+        "keys": job.keys,
+        "rules": list(job.rules),
+        "seed": job.seed,
+        "seconds": round(findings.seconds, 3),
+        "results": [one.to_dict() for one in findings.results],
+        "claims": list(findings.claims),
+    }
+
+
+def worst(results: Sequence[Result]) -> Result:
+    """The result with the largest disagreement."""
+    return max(results, key=lambda one: abs(one.worst.disagreement or 0.0))
