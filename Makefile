@@ -3,6 +3,7 @@
 # Set-up runs in steps, each with a stamp file, so that nothing is done twice:
 #   .venv/.made    the environment and the build tools           (again when constraints.txt changes)
 #   .venv/.built   the package, compiled and installed           (again when a source file changes)
+#   .venv/.lab     plotly, for the report                        (again when the list of them changes)
 #   .venv/.tested  what the tests import, torch among it         (again when the list of them changes)
 # Compiling happens in build/cmake with the build tools of .venv, so that only changed files are compiled again.
 
@@ -37,8 +38,8 @@ endef
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-run: $(VENV)/.built ## set up, then the first look: what the scale does to attention
-	$(VENV)/bin/rootdk
+run: $(VENV)/.lab ## set up, then why 1/sqrt(d_k): the study, the claims, and a report to look at
+	$(VENV)/bin/rootdk $(ARGS)
 
 test: $(VENV)/.tested ## set up, then every test but the slow ones
 	$(PYTEST) -m "not slow" $(ARGS)
@@ -117,6 +118,10 @@ $(VENV)/.built: $(SOURCES) $(VENV)/.made
 # Order-only on .built: a changed source is reinstalled without asking pip about the tools again.
 $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/.built
 	$(INSTALL) "$(WHEEL)[test]"
+	@touch $@
+
+$(VENV)/.lab: pyproject.toml constraints.txt | $(VENV)/.built
+	$(INSTALL) "$(WHEEL)[lab]"
 	@touch $@
 
 $(VENV)/.benched: pyproject.toml constraints.txt | $(VENV)/.built

@@ -23,7 +23,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_first_look_shows_every_rule_at_every_d_k() -> None:
-    result = run()
+    result = run("look")
     assert result.exit_code == 0, result.output
     rows = re.findall(r"^\s+(\d+)\s+(none|sqrt|dk)\s", result.output, re.MULTILINE)
     assert rows == [(d_k, rule) for d_k in ("64", "512") for rule in ("none", "sqrt", "dk")]
@@ -33,7 +33,9 @@ EVERY_RULE = [argument for name in rootdk.scaling.rules() for argument in ("--ru
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), (*EVERY_RULE, "--d-k", "8192", *SMALL), ("info",), ("bench", "--help")], ids=" ".join
+    "arguments",
+    [("look",), ("look", *EVERY_RULE, "--d-k", "8192", *SMALL), ("info",), ("bench", "--help")],
+    ids=" ".join,
 )
 def test_fits_80_columns(arguments: tuple[str, ...]) -> None:
     result = run(*arguments)
@@ -44,15 +46,15 @@ def test_fits_80_columns(arguments: tuple[str, ...]) -> None:
 
 def test_nothing_is_cut_or_broken_apart() -> None:
     """Names and formulas stand in one piece, however many rules there are."""
-    output = run(*EVERY_RULE, "--d-k", "8192", *SMALL).output
+    output = run("look", *EVERY_RULE, "--d-k", "8192", *SMALL).output
     for name, rule in rootdk.scaling.rules().items():
         assert f"{name} = {rule.formula}" in output
         assert re.search(rf"^ +8192 +{name} +[\d.e+-]+ ", output, re.MULTILINE)
-    assert "sqrt = 1/sqrt(d_k)" in run().output
+    assert "sqrt = 1/sqrt(d_k)" in run("look").output
 
 
 def test_json_of_the_first_look() -> None:
-    result = run("--json", "--seed", "3", *SMALL)
+    result = run("look", "--json", "--seed", "3", *SMALL)
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert set(report) == {"seed", "looks", "meaning"}
@@ -122,7 +124,7 @@ def test_meaning_fits_two_lines_of_80_columns() -> None:
 
 
 def test_meaning_repeats_the_digits_of_the_table() -> None:
-    output = run().output
+    output = run("look").output
     table, _, sentence = output.partition("At d_k = ")
     numbers = re.findall(r"\d+\.\d+%?", sentence)
     assert len(numbers) >= 2
@@ -132,13 +134,13 @@ def test_meaning_repeats_the_digits_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--keys", "1"], "--keys"),
-        (["--keys", "many"], "--keys"),
-        (["--d-k", "0"], "--d-k"),
-        (["--rows", "-5"], "--rows"),
-        (["--seed", "-1"], "--seed"),
-        (["--rule", "cube"], "'--rule': must be one of the names 'none', 'sqrt', "),
-        (["--keys", "9", "info"], "--keys belongs to the first look"),
+        (["look", "--keys", "1"], "--keys"),
+        (["look", "--keys", "many"], "--keys"),
+        (["look", "--d-k", "0"], "--d-k"),
+        (["look", "--rows", "-5"], "--rows"),
+        (["look", "--seed", "-1"], "--seed"),
+        (["look", "--rule", "cube"], "'--rule': must be one of the names 'none', 'sqrt', "),
+        (["--keys", "9", "info"], "--keys belongs to rootdk itself and not to 'info'"),
         (["launch"], "No such command"),
         (["bench", "--threads", "0"], "--threads"),
         (["bench", "--peer", "abacus"], "--peer"),
@@ -152,7 +154,15 @@ def test_bad_input_is_exit_code_2_and_says_what(arguments: list[str], message: s
     assert "Traceback" not in result.output
 
 
-COMMANDS = [[], ["--json"], ["info"], ["info", "--json"], ["bench", "--what", "memory", "--quick"]]
+COMMANDS = [
+    [],
+    ["--json"],
+    ["look"],
+    ["look", "--json"],
+    ["info"],
+    ["info", "--json"],
+    ["bench", "--what", "memory", "--quick"],
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -56,7 +56,7 @@ SECTIONS = {
     "formats": Section(
         "Number formats",
         "It is said that dividing by d_k makes scores too small to be stored well. A floating-point number has as many "
-        "digits when it is small: the relative error does not move.",
+        "digits when it is small, down to the smallest numbers of the format: the relative error does not move.",
     ),
     "premises": Section(
         "When the premise is wrong",

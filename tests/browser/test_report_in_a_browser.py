@@ -1,0 +1,156 @@
+"""The report in headless Chromium: no request leaves the file, no error in the console, every figure is drawn.
+
+Slow, and it needs a Chromium that is installed (Debian: apt install chromium) or named by ROOTDK_CHROMIUM; so
+`make test-all` runs it and `make test` does not. Screenshots go to pytest's temporary folder; ROOTDK_SCREENSHOTS names
+another one.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rootdk.claims import LEDGER, Setting
+from rootdk.files import write_atomically
+from rootdk.report import render
+from rootdk.study import plan, run_all
+
+pytestmark = pytest.mark.slow
+
+
+def chromium() -> str:
+    named = os.environ.get("ROOTDK_CHROMIUM")
+    found = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    assert found, "no Chromium: install one (Debian: apt install chromium) or set ROOTDK_CHROMIUM"
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "rootdk-report.html"
+    claims = [one.to_dict() for one in LEDGER.check(setting=Setting(rows=1024))]
+    write_atomically(path, render(run_all(plan("quick")), claims, {"seed": "0"}, [("0.125", "the scale for d_k = 64")]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class Visit:
+    """A page on which every request but those for files is blocked and noted, and so is every complaint."""
+
+    def __init__(self, browser: Any, width: int, scheme: str = "light") -> None:
+        self.outside: list[str] = []
+        self.complaints: list[str] = []
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context.route("**/*", self._route)
+        self.page = context.new_page()
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type != "log" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _route(self, route: Any) -> None:
+        if route.request.url.startswith(("file:", "data:", "blob:")):
+            route.continue_()
+        else:
+            self.outside.append(route.request.url)
+            route.abort()
+
+    def open(self, path: Path) -> Any:
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-drawn=yes]")
+        return self.page
+
+
+def keep(page: Any, folder: Path, name: str) -> None:
+    place = Path(os.environ.get("ROOTDK_SCREENSHOTS") or folder)
+    page.screenshot(path=place / f"{name}.png", full_page=True)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_opens_offline_and_fits(browser: Any, report: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    visit = Visit(browser, width, scheme)
+    page = visit.open(report)
+    keep(page, tmp_path, f"report-{width}-{scheme}")
+    assert visit.outside == []
+    assert visit.complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    drawn = page.evaluate(
+        "[...document.querySelectorAll('.plot')].map(plot => plot.querySelector('svg.main-svg') !== null)"
+    )
+    assert len(drawn) > 15
+    assert all(drawn)
+    # Every figure lies inside the screen, and is as high as it is meant to be.
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('.plot .main-svg')].map(e => e.getBoundingClientRect().toJSON())"
+    )
+    assert all(box["left"] >= 0 and box["right"] <= width and box["height"] == 340 for box in boxes)
+
+
+def test_text_is_readable_in_both_schemes(browser: Any, report: Path) -> None:
+    """Ink and paper, on the page and in the figures, differ by a contrast of at least 7 to 1."""
+    for scheme in ("light", "dark"):
+        page = Visit(browser, 800, scheme).open(report)
+        ink = page.evaluate("getComputedStyle(document.querySelector('.plot .xtick text')).fill")
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert contrast(ink, paper) > 7
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_figures_change_with_the_scheme(browser: Any, report: Path) -> None:
+    visit = Visit(browser, 800)
+    page = visit.open(report)
+    colour = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
+    before = page.evaluate(colour)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"{colour} !== {before!r}")
+    assert visit.complaints == []
+
+
+def test_details_open(browser: Any, report: Path) -> None:
+    page = Visit(browser, 390).open(report)
+    table = page.locator("section details table").first
+    assert not table.is_visible()
+    page.locator("section details summary").first.click()
+    assert table.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_request_would_be_seen(browser: Any, tmp_path: Path) -> None:
+    """The tests above can fail: a page that asks for something is caught, and so is an error in its script."""
+    (tmp_path / "bad.html").write_text(
+        "<html><script>new Image().src = 'http://example.invalid/x.png'; setTimeout(() => {"
+        "document.documentElement.dataset.drawn = 'yes'; nothing.at.all }, 50)</script></html>"
+    )
+    visit = Visit(browser, 800)
+    visit.open(tmp_path / "bad.html")
+    assert visit.outside == ["http://example.invalid/x.png"]
+    assert any("nothing is not defined" in one for one in visit.complaints)
+
+
+def test_the_policy_stops_what_the_page_asks_for(browser: Any, report: Path, tmp_path: Path) -> None:
+    asking = report.read_text("utf-8").replace("<body>", "<body><img src='http://example.invalid/x.png'>", 1)
+    (tmp_path / "asking.html").write_text(asking, "utf-8")
+    visit = Visit(browser, 800)
+    visit.open(tmp_path / "asking.html")
+    assert visit.outside == []
+    assert any("Content Security Policy" in one for one in visit.complaints)
