@@ -1,0 +1,76 @@
+"""docs/why-root-dk.md is what docs/why_root_dk.py computes, and what it claims in words follows from its numbers."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("why_root_dk", DOCS / "why_root_dk.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def made(maker: ModuleType) -> str:
+    return str(maker.text())
+
+
+def test_the_file_is_what_the_code_computes(made: str) -> None:
+    """To the last digit but one: other builds of NumPy and SciPy may round the other way."""
+    written = (DOCS / "why-root-dk.md").read_text("utf-8")
+    number = re.compile(r"\d[\d,]*\.?\d*(?:e-?\d+)?")
+    assert number.sub("#", written) == number.sub("#", made), "run: python docs/why_root_dk.py"
+    for old, new in zip(number.findall(written), number.findall(made), strict=True):
+        a, b = (float(text.replace(",", "") or 0) for text in (old, new))
+        assert a == pytest.approx(b, abs=1.01 * 10.0 ** -len(new.partition(".")[2].partition("e")[0]), rel=0)
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    part = text.partition(f"## {heading}")[2].partition("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")]
+    return lines[2:]
+
+
+def test_only_the_root_keeps_every_column(made: str) -> None:
+    for scale, constant in (("1", False), ("1/sqrt(d_k)", True), ("1/d_k", False)):
+        some = [row for row in rows(made, "Attention, rule by rule") if row[1] == scale]
+        ratio, flow = ([float(row[column]) for row in some] for column in (3, 7))
+        assert len(some) == 4
+        assert (max(flow) / min(flow) < 1.25) == constant
+        assert (max(ratio) - min(ratio) < 0.01) == (scale != "1" if scale == "1/sqrt(d_k)" else False)
+
+
+def test_the_norm_of_the_jacobian_rises_before_it_falls(made: str) -> None:
+    norms = [float(row[5]) for row in rows(made, "What softmax does with wide logits")]
+    peak = norms.index(max(norms))
+    assert 0 < peak < len(norms) - 1
+    traces = [float(row[4]) for row in rows(made, "What softmax does with wide logits")]
+    assert traces == sorted(traces, reverse=True)
+
+
+def test_long_rows_go_flat_under_the_root_and_sharpen_under_ln_n(made: str) -> None:
+    found = [[float(cell) for cell in row[3:]] for row in rows(made, "Length is another matter")]
+    root, log = zip(*found, strict=True)
+    assert list(root) == sorted(root)
+    assert list(log) == sorted(log, reverse=True)
+
+
+def test_every_command_of_the_text_exists(made: str) -> None:
+    from click.testing import CliRunner
+
+    from rootdk.cli import main
+
+    commands = re.findall(r"^rootdk (\w+)", made, re.MULTILINE)
+    assert {"predict", "prove", "claims"} <= set(commands)
+    for command in commands:
+        assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0
