@@ -75,16 +75,7 @@ def rules() -> str:
                     f"{flow:.2f}",
                 ]
             )
-    head = [
-        "d_k",
-        "scale",
-        "variance",
-        "H / ln n",
-        "rows with p > .99",
-        "tr J",
-        "|J|",
-        "&#124;do/dq&#124;/&#124;o&#124;",
-    ]
+    head = ["d_k", "scale", "variance", "H / ln n", "rows with p > .99", "tr J", NORM, FLOW]
     return table(head, rows)
 
 
@@ -201,8 +192,8 @@ Random q and k, {KEYS} keys. The last column is what arrives at the query, relat
 
 {rules()}
 
-Only with 1/sqrt(d_k) does every column stay where it is as d_k grows. That is the whole argument: not that the others cannot work, but that
-with them the softmax starts from another state at every width.
+Only with 1/sqrt(d_k) does every column stay where it is as d_k grows. That is the whole argument: not that the others
+cannot work, but that with them the softmax starts from another state at every width.
 
 ## Length is another matter
 
