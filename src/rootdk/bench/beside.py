@@ -2,7 +2,8 @@
 
 Two thread pools in one process can stand in each other's way: torch's workers spin for a while after the first layer,
 and the attention's workers are to be awake when they are needed. So the whole chain is timed, rootdk's attention
-against torch's in the same place; and again 20 ms after the chain before it, when every worker is asleep.
+against torch's in the same place; and again 20 ms after the chain before it, when every worker is asleep. What rootdk
+would do with threads of its own in place of torch's team is timed beside it.
 """
 
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ def race(name: str, n: int, *, pause: float, budget: float) -> dict[str, Any]:
     """linear -> attention -> linear with either attention, and without any: what both share."""
     import torch
 
+    from rootdk._backends import torch_kernel
     from rootdk.torch import scaled_dot_product_attention
 
     generator = torch.Generator().manual_seed(0)
@@ -51,8 +53,16 @@ def race(name: str, n: int, *, pause: float, budget: float) -> dict[str, Any]:
             out = attend(query, key, value)
             return torch.nn.functional.linear(out.transpose(1, 2).reshape(1, n, width), out_of)
 
+    def on_own_threads(query: Any, key: Any, value: Any) -> Any:
+        before, torch_kernel.team = torch_kernel.team, lambda: 0
+        try:
+            return scaled_dot_product_attention(query, key, value, is_causal=True)
+        finally:
+            torch_kernel.team = before
+
     calls: dict[str, Call] = {
         "rootdk": partial(chain, partial(scaled_dot_product_attention, is_causal=True)),
+        "rootdk, own threads": partial(chain, on_own_threads),
         "torch": partial(chain, partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)),
     }
     expected = by_formula(*(tensor.double().numpy() for tensor in (tokens[0], into, out_of)))
