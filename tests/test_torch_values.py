@@ -102,6 +102,16 @@ def test_nothing_is_copied(rng: np.random.Generator, monkeypatch: pytest.MonkeyP
         assert out.transpose(1, 2).is_contiguous(), "what follows attention would have to copy"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_the_table_of_dlpack(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """torch before 2.10: address, shape and strides are handed over one by one."""
+    q, k, v = (torch.randn(2, 9, 4, 8).to(DTYPES[dtype][0]).transpose(1, 2) for _ in range(3))
+    expected = rootdk.attention(q, k, v, causal=True)
+    monkeypatch.setattr(torch_kernel, "_memory", torch_kernel._addressed)
+    assert isinstance(torch_kernel._walkable(q), tuple)
+    assert torch.equal(rootdk.attention(q, k, v, causal=True), expected)
+
+
 def test_a_scattered_last_axis_is_copied_and_right(rng: np.random.Generator) -> None:
     q, k, v = (torch.randn(2, 4, 8, 9).transpose(2, 3) for _ in range(3))
     assert torch.equal(rootdk.attention(q, k, v), rootdk.attention(q.contiguous(), k.contiguous(), v.contiguous()))
