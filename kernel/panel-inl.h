@@ -59,6 +59,7 @@ inline void place_panel(const attention_problem& problem, int64_t batch, int64_t
     p.last_all[v] = at_most(p.last_all[v], last);
     p.vector_last[v] = at_least(p.vector_last[v], last);
   }
+  p.first_any -= p.first_any % 2;  // the softmax takes keys in pairs, and the same pairs wherever the visible ones begin
 }
 
 // rows -> lanes: to[d][lane] = factor[lane] * from[lane][d], for d < length. Lanes out of use become zero.
