@@ -65,11 +65,12 @@ format: $(VENV)/.linted ## let ruff rewrite the files
 # The kernel knows no Python, so the sanitizers need none either: they build it alone, with the programs that attack it.
 KERNEL_CC := $(filter-out kernel/target_%.cc,$(wildcard kernel/*.cc))
 MACHINE := $(shell uname -m)
-KERNEL_TARGETS := plain $(if $(filter x86_64,$(MACHINE)),avx2 avx512) $(if $(filter aarch64 arm64,$(MACHINE)),neon)
+KERNEL_TARGETS := plain $(if $(filter x86_64,$(MACHINE)),avx2 avx512 amx) $(if $(filter aarch64 arm64,$(MACHINE)),neon)
 FLAGS_avx2 := -mavx2 -mfma -mf16c
 FLAGS_avx512 := -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c -mprefer-vector-width=512
+FLAGS_amx := $(FLAGS_avx512) -mamx-tile -mamx-bf16
 # Everything but the level of optimisation as CMakeLists.txt has it.
-SANITIZE_CXX := -std=c++17 -O1 -g -fno-omit-frame-pointer -ffp-contract=fast -Ikernel -pthread \
+SANITIZE_CXX := -std=c++17 $(if $(filter amx,$(KERNEL_TARGETS)),-DROOTDK_AMX) -O1 -g -fno-omit-frame-pointer -ffp-contract=fast -Ikernel -pthread \
   -Wall -Wextra -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized -Wno-maybe-uninitialized
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread

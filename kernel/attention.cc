@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "amx_permission.h"
 #include "pool.h"
 #include "waves.h"
 
@@ -16,6 +17,11 @@
 namespace rootdk {
 
 #if defined(__x86_64__)
+#if defined(ROOTDK_AMX)  // the compiler knows it
+namespace amx {
+const kernel_target& target();
+}
+#endif
 namespace avx512 {
 extern const kernel_target target;
 }
@@ -44,8 +50,12 @@ std::vector<const kernel_target*> available_targets() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && has_f16c())
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && has_f16c()) {
+#if defined(ROOTDK_AMX)
+    if (amx_permitted()) found.push_back(&amx::target());
+#endif
     found.push_back(&avx512::target);
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) found.push_back(&avx2::target);
 #elif defined(__aarch64__)
   found.push_back(&neon::target);

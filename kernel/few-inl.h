@@ -224,10 +224,7 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
     few_scores<stored>(problem, batch, kv_head, p, s.queries, start, view, s.scores, static_cast<real*>(nullptr));
     if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
     rescale_add<real> finish;
-    if (problem.reading)
-      softmax_block<real, true>(s.scores, view, *part.rows, finish, 1);
-    else
-      softmax_block<real, false>(s.scores, view, *part.rows, finish, 1);
+    softmax(problem, s.scores, view, *part.rows, finish, 1);
     if (problem.dropout > 0) {
       dropout_factors(problem, p, start, keys, s.factors);
       for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];

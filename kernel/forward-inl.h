@@ -120,10 +120,7 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
                            static_cast<real*>(nullptr));
       if (marks) mark_hidden(s.scores, keys * lanes, marks);
       rescale_add<real> finish;
-      if (problem.reading)
-        softmax_block<real, true>(s.scores, view, s.rows[i], finish);
-      else
-        softmax_block<real, false>(s.scores, view, s.rows[i], finish);
+      softmax(problem, s.scores, view, s.rows[i], finish);
       if (problem.dropout > 0) {
         dropout_factors(problem, p, start, keys, s.factors);
         for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];

@@ -84,6 +84,18 @@ ROOTDK_INLINE void add_keys(vec<real> count, int64_t* keys) {
   for (int lane = 0; lane < simd<real>::width; ++lane) keys[lane] = (more ? keys[lane] : 0) + whole[lane];
 }
 
+// What a column holds before, and after: logits, and the weights that take their place.
+template <typename real>
+struct logits_to_weights {
+  ROOTDK_INLINE vec<real> logit(vec<real> score, int /*v*/) const { return score; }
+  ROOTDK_INLINE vec<real> distance(vec<real> score, vec<real> base, int /*v*/) const { return score - base; }
+  ROOTDK_INLINE void keep(real* column, int64_t key, vec<real> a) const { store(column + key * panel_lanes<real>, a); }
+  ROOTDK_INLINE void keep(real* column, int64_t key, vec<real> a, vec<real> b) const {
+    keep(column, key, a);
+    keep(column, key + 1, b);
+  }
+};
+
 // All visible; some hidden; some hidden and some very far below the others.
 enum key_kind { clean_keys, mixed_keys, far_keys };
 
@@ -91,9 +103,9 @@ enum key_kind { clean_keys, mixed_keys, far_keys };
 // on. Taking distances from the block's maximum serves weights, moment and variance with one subtraction: the maximum is
 // one of at most 128 scores, so its distance from the mean is at most sqrt(128) deviations, and the shifted sum of squares
 // loses at most that much; from the row's running maximum, which may be far away, it could lose everything.
-template <typename real, bool measuring>
+template <typename real, bool measuring, typename contents>
 ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
-                                  rescale_add<real>& rescale) {
+                                  rescale_add<real>& rescale, const contents& holds) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const int at = v * width;
   const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
@@ -102,6 +114,7 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
     clean = 0;
     seen = look<real, measuring>(column, clean, keys);
   }
+  seen.maximum = holds.logit(seen.maximum, v), seen.minimum = holds.logit(seen.minimum, v);
   // Where nothing was seen the maximum is -inf; subtracting it would make NaN, so distances are taken from zero.
   const vec<real> base = select<real>(seen.maximum == nowhere, zero, seen.maximum);
 
@@ -112,9 +125,8 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
   vec<real> sum = zero, moment = zero, square = zero, cube = zero, distance = zero, distance_squared = zero;
   const auto weigh = [&](int64_t key, auto keys_are) __attribute__((always_inline)) {
     const vec<real> score = load(column + key * lanes);
-    vec<real> relative = score - base;
+    vec<real> relative = holds.distance(score, base, v);
     const vec<real> e = exp2(relative);
-    store(column + key * lanes, e);
     if constexpr (measuring) {
       // Hidden, the distance is infinite and must add nothing.
       if constexpr (keys_are != clean_keys) relative = select<real>(score == nowhere, zero, relative);
@@ -140,9 +152,14 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
     int64_t key = from;
     for (; key + 1 < to; key += 2) {
       const vec<real> a = weigh(key, keys_are), b = weigh(key + 1, keys_are);
+      holds.keep(column, key, a, b);
       take(a, b);
     }
-    if (key < to) take(weigh(key, keys_are), zero);
+    if (key < to) {
+      const vec<real> a = weigh(key, keys_are);
+      holds.keep(column, key, a);
+      take(a, zero);
+    }
   };
   // Pairs begin at even keys (blocks do too), so that the same keys meet wherever the visible ones begin and end.
   const int64_t plain = !measuring || clean == keys ? keys : clean / 2 * 2;
@@ -206,13 +223,24 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
 }
 
 // `vectors`: how many of the panel's hold rows.
-template <typename real, bool measuring>
+template <typename real, bool measuring, typename contents = logits_to_weights<real>>
 inline __attribute__((noinline)) void softmax_block(real* scores, const block_view& view, row_sums<real>& rows,
-                                                    rescale_add<real>& rescale, int vectors = panel_vectors) {
+                                                    rescale_add<real>& rescale, int vectors = panel_vectors,
+                                                    const contents& holds = {}) {
   constexpr int width = simd<real>::width;
   for (int v = 0; v < vectors; ++v)
-    softmax_column<real, measuring>(scores + v * width, view.clean[v], view.stop[v], rows, v, rescale);
+    softmax_column<real, measuring>(scores + v * width, view.clean[v], view.stop[v], rows, v, rescale, holds);
   rows.fresh = false;
+}
+
+// With or without a Reading, as the problem asks.
+template <typename real, typename contents = logits_to_weights<real>>
+ROOTDK_INLINE void softmax(const attention_problem& problem, real* scores, const block_view& view, row_sums<real>& rows,
+                           rescale_add<real>& rescale, int vectors = panel_vectors, const contents& holds = {}) {
+  if (problem.reading)
+    softmax_block<real, true>(scores, view, rows, rescale, vectors, holds);
+  else
+    softmax_block<real, false>(scores, view, rows, rescale, vectors, holds);
 }
 
 // A sink is one more logit in the denominator. Called once, after the last block: it moves the row's maximum like any
