@@ -65,7 +65,8 @@ format: $(VENV)/.linted ## let ruff rewrite the files
 # The kernel knows no Python, so the sanitizers need none either: they build it alone, with the programs that attack it.
 KERNEL_CC := $(filter-out kernel/target_%.cc,$(wildcard kernel/*.cc))
 MACHINE := $(shell uname -m)
-KERNEL_TARGETS := plain $(if $(filter x86_64,$(MACHINE)),avx2 avx512 amx) $(if $(filter aarch64 arm64,$(MACHINE)),neon)
+KNOWS_AMX := $(if $(filter x86_64,$(MACHINE)),$(shell $(CXX) -mamx-tile -mamx-bf16 -E -x c++ /dev/null >/dev/null 2>&1 && echo amx))
+KERNEL_TARGETS := plain $(if $(filter x86_64,$(MACHINE)),avx2 avx512 $(KNOWS_AMX)) $(if $(filter aarch64 arm64,$(MACHINE)),neon)
 FLAGS_avx2 := -mavx2 -mfma -mf16c
 FLAGS_avx512 := -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c -mprefer-vector-width=512
 FLAGS_amx := $(FLAGS_avx512) -mamx-tile -mamx-bf16
