@@ -136,10 +136,10 @@ def measure(
     backend, problem, one_head = resolve(
         query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
     )
-    out, fields = backend.measure(problem, scale, mask, bias, sinks)
+    out, block, keys = backend.measure(problem, scale, mask, bias, sinks)
     if one_head:
-        out, fields = out[0], {name: field[0] for name, field in fields.items()}
-    return out, reading_of(fields, problem.sinks is not None)
+        out, block, keys = out[0], block[:, 0], keys[0]
+    return out, reading_of(block, keys, problem.sinks is not None)
 
 
 def attention_vjp(

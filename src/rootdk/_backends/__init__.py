@@ -46,8 +46,8 @@ class Backend(Protocol):
     def forward(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> Any:
         """The output. The other four are as the caller gave them, for a library whose arrays have gradients."""
 
-    def measure(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Any, dict[str, Any]]:
-        """The output and the fields of a Reading."""
+    def measure(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Any, Any, Any]:
+        """The output, the block of a Reading's fields, and its keys."""
 
     def vjp(self, problem: "Problem") -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
         """The output and the function from d_out to d_query, d_key, d_value."""

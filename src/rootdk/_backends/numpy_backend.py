@@ -79,14 +79,11 @@ def forward(problem: Problem, *_: Any) -> Array:
     return _forward(problem, None, None, None)[0]
 
 
-def measure(problem: Problem, *_: Any) -> tuple[Array, dict[str, Any]]:
+def measure(problem: Problem, *_: Any) -> tuple[Array, Array, Array]:
     shape = problem.query.shape[:-1]
     reading = np.empty((len(FIELDS), *shape), _compute_type(problem.query))
     keys = np.empty(shape, np.int64)
-    out = _forward(problem, None, reading, keys)[0]
-    fields: dict[str, Any] = dict(zip(FIELDS, reading, strict=True))
-    fields["keys"] = keys
-    return out, fields
+    return _forward(problem, None, reading, keys)[0], reading, keys
 
 
 def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Array]]]:

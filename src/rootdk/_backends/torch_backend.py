@@ -109,10 +109,9 @@ def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Tensor:
 forward = torch_autograd.attend
 
 
-def measure(problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Tensor, dict[str, Any]]:
+def measure(problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Tensor, Tensor, Tensor]:
     reading, keys = torch_kernel.empty_reading(problem.query, eager=True)
-    out = torch_autograd.attend(problem, scale, mask, bias, sinks, reading, keys)
-    return out, torch_kernel.fields_of(reading, keys)
+    return torch_autograd.attend(problem, scale, mask, bias, sinks, reading, keys), reading, keys
 
 
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:

@@ -104,10 +104,6 @@ def _empty(query: Tensor, shape: tuple[int, ...], dtype: Any, eager: bool) -> Te
     return torch.from_numpy(np.empty(shape, _IN_NUMPY[dtype])) if eager else query.new_empty(shape, dtype=dtype)
 
 
-def fields_of(reading: Tensor, keys: Tensor) -> dict[str, Any]:
-    return {**dict(zip(FIELDS, reading.unbind(0), strict=True)), "keys": keys}
-
-
 def _options(problem: Problem, element: int) -> tuple[Any, ...]:
     bias = problem.bias
     bias_element = element if bias is None else CODES[bias.dtype]

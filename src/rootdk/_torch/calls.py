@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_shapes, resolve, truth, window_limits
-from .._backends import torch_backend, torch_kernel
+from .._backends import torch_backend
 from ..errors import ArgumentError, ArgumentTypeError
 from ..reading import Reading, reading_of
 from ..scaling import ScaleRule, rule
@@ -26,11 +26,10 @@ def attention(query: Any, *arguments: Any) -> Tensor:
 
 def measure(query: Any, *arguments: Any) -> tuple[Tensor, Reading]:
     """rootdk.measure() for the same tensors."""
-    out, _, reading, keys = _call(query, *arguments, measured=True)
-    fields = torch_kernel.fields_of(reading.detach(), keys)
+    out, _, block, keys = _call(query, *arguments, measured=True)
     if query.dim() == 2:
-        out, fields = out[0], {name: field[0] for name, field in fields.items()}
-    return out, reading_of(fields, arguments[10] is not None)
+        out, block, keys = out[0], block[:, 0], keys[0]
+    return out, reading_of(block.detach(), keys, arguments[10] is not None)
 
 
 def _call(
