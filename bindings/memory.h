@@ -2,13 +2,16 @@
 // - anything with the buffer protocol (NumPy);
 // - anything whose type offers DLPack's table of C functions (torch from 2.10 on): the address, the shape and the strides
 //   without a single Python call;
-// - (address, item bytes, shape, strides in items, owner), for tensors without that table.
+// - anything that answers as an older tensor of torch does: data_ptr(), dtype, shape, stride().
+// A format is the letter of Python's struct module: f d e ? q, and H, the bits of a uint16, for bfloat16, which has none.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <cstring>
+#include <utility>
 
 namespace rootdk {
 
@@ -43,14 +46,12 @@ class memory {
 
   // Throws TypeError or ValueError. The Python object must outlive this one.
   memory(nanobind::handle given, bool writable) {
-    if (PyTuple_Check(given.ptr()))
-      read_tuple(given.ptr());
-    else if (PyObject_CheckBuffer(given.ptr()))
+    if (PyObject_CheckBuffer(given.ptr()))
       read_buffer(given.ptr(), writable);
     else if (const exchange_table* table = exchange_table_of(given.ptr()))
       read_table(given.ptr(), *table);
     else
-      throw nanobind::type_error("kernel: memory must be a buffer, a tensor or a tuple");
+      read_attributes(given);
     for (int axis = 0; axis < axes_; ++axis) size_ *= shape_[axis];
   }
   memory(const memory&) = delete;
@@ -59,7 +60,7 @@ class memory {
   }
 
   int axes() const { return axes_; }
-  int64_t item_bytes() const { return item_bytes_; }
+  char format() const { return format_; }  // 0 for any type but those above
   int64_t size() const { return size_; }
   char* data() const { return data_; }
   // Counted from the end: 0 is the last axis.
@@ -67,20 +68,19 @@ class memory {
   int64_t stride_from_end(int axis) const { return stride_[axes_ - 1 - axis]; }
 
  private:
-  void read_tuple(PyObject* given) {
-    if (PyTuple_Size(given) != 5)
-      throw nanobind::type_error("kernel: memory must be (address, item bytes, shape, strides, owner)");
-    PyObject *shape = PyTuple_GetItem(given, 2), *strides = PyTuple_GetItem(given, 3);
-    data_ = reinterpret_cast<char*>(PyLong_AsVoidPtr(PyTuple_GetItem(given, 0)));
-    item_bytes_ = PyLong_AsLongLong(PyTuple_GetItem(given, 1));
-    if (!PyTuple_Check(shape) || !PyTuple_Check(strides) || PyTuple_Size(shape) != PyTuple_Size(strides))
-      throw nanobind::type_error("kernel: shape and strides must be tuples of one length");
-    set_axes(PyTuple_Size(shape));
+  void read_attributes(nanobind::handle given) {
+    const nanobind::tuple shape(given.attr("shape")), strides(given.attr("stride")());
+    const nanobind::str type(nanobind::handle(nanobind::object(given.attr("dtype"))));
+    for (const auto& [name, format] : {std::pair("torch.float32", 'f'), std::pair("torch.float64", 'd'),
+                                       std::pair("torch.float16", 'e'), std::pair("torch.bfloat16", 'H'),
+                                       std::pair("torch.bool", '?'), std::pair("torch.int64", 'q')})
+      if (std::strcmp(type.c_str(), name) == 0) format_ = format;
+    data_ = static_cast<char*>(PyLong_AsVoidPtr(nanobind::object(given.attr("data_ptr")()).ptr()));
+    set_axes(Py_ssize_t(shape.size()));
     for (int axis = 0; axis < axes_; ++axis) {
-      shape_[axis] = PyLong_AsLongLong(PyTuple_GetItem(shape, axis));
-      stride_[axis] = PyLong_AsLongLong(PyTuple_GetItem(strides, axis));
+      shape_[axis] = nanobind::cast<int64_t>(shape[axis]);
+      stride_[axis] = nanobind::cast<int64_t>(strides[axis]);
     }
-    if (PyErr_Occurred()) throw nanobind::python_error();
   }
 
   void read_table(PyObject* given, const exchange_table& table) {
@@ -89,7 +89,7 @@ class memory {
     if (view.device.device_type != nanobind::device::cpu::value || view.dtype.lanes != 1)
       throw nanobind::type_error("kernel: memory must be on the CPU");
     data_ = static_cast<char*>(view.data) + view.byte_offset;
-    item_bytes_ = view.dtype.bits / 8;
+    format_ = format_of(view.dtype);
     set_axes(view.ndim);
     int64_t contiguous = 1;
     for (int axis = axes_; axis-- > 0;) {
@@ -99,17 +99,28 @@ class memory {
     }
   }
 
+  static char format_of(nanobind::dlpack::dtype type) {
+    using nanobind::dlpack::dtype_code;
+    if (type.code == uint8_t(dtype_code::Float)) return type.bits == 32 ? 'f' : type.bits == 64 ? 'd' : type.bits == 16 ? 'e' : 0;
+    if (type.code == uint8_t(dtype_code::Bfloat)) return 'H';
+    if (type.code == uint8_t(dtype_code::Bool)) return '?';
+    return type.code == uint8_t(dtype_code::Int) && type.bits == 64 ? 'q' : 0;
+  }
+
   void read_buffer(PyObject* given, bool writable) {
-    if (PyObject_GetBuffer(given, &buffer_, writable ? PyBUF_STRIDED : PyBUF_STRIDED_RO) != 0) throw nanobind::python_error();
+    const int kind = PyBUF_STRIDED_RO | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(given, &buffer_, kind) != 0) throw nanobind::python_error();
     held_ = true;
     data_ = static_cast<char*>(buffer_.buf);
-    item_bytes_ = buffer_.itemsize;
+    const int64_t item_bytes = buffer_.itemsize;
+    format_ = buffer_.format[0] && !buffer_.format[1] ? buffer_.format[0] : 0;
+    if (format_ == 'l' && item_bytes == 8) format_ = 'q';
     bool whole = true;
     set_axes(buffer_.ndim);
     for (int axis = 0; axis < axes_; ++axis) {
       shape_[axis] = buffer_.shape[axis];
-      stride_[axis] = buffer_.strides[axis] / item_bytes_;
-      whole &= buffer_.strides[axis] % item_bytes_ == 0 || shape_[axis] <= 1;
+      stride_[axis] = buffer_.strides[axis] / item_bytes;
+      whole &= buffer_.strides[axis] % item_bytes == 0 || shape_[axis] <= 1;
     }
     if (whole) return;
     PyBuffer_Release(&buffer_);  // a constructor that throws runs no destructor
@@ -126,7 +137,8 @@ class memory {
   }
 
   char* data_ = nullptr;
-  int64_t item_bytes_ = 0, size_ = 1;
+  int64_t size_ = 1;
+  char format_ = 0;
   int axes_ = 0;
   int64_t shape_[most_axes], stride_[most_axes];
   Py_buffer buffer_;

@@ -8,6 +8,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "attention.h"
@@ -26,6 +27,20 @@ namespace {
 
 void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
+}
+
+// The fields of a Problem by their place: src/rootdk/_backends/problem.py tells what each of them is.
+enum field {
+  query, key, value, scale, row_scale, softcap, left, right, query_offset, key_lengths, mask, bias, sinks, dropout, seed,
+  fields
+};
+
+char format_of(element type) { return "fdeH"[int(type)]; }
+
+element element_of(const memory& a) {
+  for (const element type : {element::float32, element::float64, element::float16, element::bfloat16})
+    if (a.format() == format_of(type)) return type;
+  throw nb::value_error("kernel: an array must be of a supported floating type");
 }
 
 // Arrays and the offset lists that the views point to, alive as long as the call.
@@ -62,15 +77,15 @@ struct call {
   }
 
   rows_view rows(const memory& a, int64_t heads, int64_t rows, int64_t width) {
-    require(a.axes() >= 3 && a.item_bytes() == rootdk::element_bytes(problem.type), "kernel: wrong rank or element size");
+    require(a.axes() >= 3 && a.format() == format_of(problem.type), "kernel: wrong rank or type");
     require(a.shape_from_end(2) == heads && a.shape_from_end(1) == rows && a.shape_from_end(0) == width,
             "kernel: an array has an unexpected shape");
     require(width <= 1 || a.size() == 0 || a.stride_from_end(0) == 1, "kernel: the last axis must be contiguous");
     return {a.data(), batch_offsets(a), a.stride_from_end(2), a.stride_from_end(1)};
   }
 
-  pairs_view pairs(const memory& a, int64_t item_bytes) {
-    require(a.axes() >= 3 && a.item_bytes() == item_bytes, "kernel: mask, bias or d_bias has a wrong rank or element size");
+  pairs_view pairs(const memory& a, char format) {
+    require(a.axes() >= 3 && a.format() == format, "kernel: mask, bias or d_bias has a wrong rank or type");
     require(a.shape_from_end(2) == problem.heads && a.shape_from_end(1) == problem.n_query &&
                 a.shape_from_end(0) == problem.n_key,
             "kernel: mask, bias and d_bias must be broadcast to (heads, n_query, n_key)");
@@ -79,13 +94,16 @@ struct call {
 };
 
 template <typename type>
+constexpr char format_of_type = std::is_same_v<type, double> ? 'd' : std::is_same_v<type, float> ? 'f' : 'q';
+
+template <typename type>
 type* flat(const memory& a, int64_t count, const char* message) {
   int64_t expected_stride = 1;
   for (int axis = 0; axis < a.axes(); ++axis) {
     require(a.size() == 0 || a.shape_from_end(axis) <= 1 || a.stride_from_end(axis) == expected_stride, message);
     expected_stride *= a.shape_from_end(axis);
   }
-  require(a.item_bytes() == int64_t(sizeof(type)) && a.size() == count, message);
+  require(a.format() == format_of_type<type> && a.size() == count, message);
   return reinterpret_cast<type*>(a.data());
 }
 
@@ -95,14 +113,13 @@ void* flat_real(const memory& a, element type, int64_t count, const char* messag
 }
 
 // Everything that forward and backward share.
-void describe(call& c, int type, nb::handle query, nb::handle key, nb::handle value, double scale, nb::handle row_scale,
-              double softcap, int64_t left, int64_t right, nb::handle query_offset, nb::handle key_lengths,
-              nb::handle mask, nb::handle bias, int bias_type, nb::handle sinks, double dropout, uint64_t seed) {
-  require(type >= 0 && type <= 3 && bias_type >= 0 && bias_type <= 3, "kernel: unknown element code");
-  const memory &q = c.in(query), &k = c.in(key), &v = c.in(value);
+void describe(call& c, nb::tuple problem, int team) {
+  require(problem.size() == fields, "kernel: a Problem has another number of fields");
+  const auto given = [&](field which) { return nb::handle(PyTuple_GetItem(problem.ptr(), which)); };
+  const memory &q = c.in(given(query)), &k = c.in(given(key)), &v = c.in(given(value));
   require(q.axes() >= 3 && k.axes() >= 3 && v.axes() >= 3, "kernel: query, key and value need three axes");
   attention_problem& p = c.problem;
-  p.type = element(type);
+  p.type = element_of(q);
   p.batch = 1;
   for (int axis = 3; axis < q.axes(); ++axis) p.batch *= q.shape_from_end(axis);
   p.heads = q.shape_from_end(2), p.n_query = q.shape_from_end(1), p.d_k = q.shape_from_end(0);
@@ -112,33 +129,35 @@ void describe(call& c, int type, nb::handle query, nb::handle key, nb::handle va
   p.query = c.rows(q, p.heads, p.n_query, p.d_k);
   p.key = c.rows(k, p.kv_heads, p.n_key, p.d_k);
   p.value = c.rows(v, p.kv_heads, p.n_key, p.d_v);
-  p.scale = scale, p.softcap = softcap, p.left = left, p.right = right;
-  if (!row_scale.is_none())
-    p.row_scale = flat<double>(c.in(row_scale), p.batch * p.n_query, "kernel: row_scale must be float64 (batch, n_query)");
-  p.query_offset = flat<int64_t>(c.in(query_offset), p.batch, "kernel: query_offset must be int64 (batch,)");
-  if (!key_lengths.is_none()) {
-    p.key_length = flat<int64_t>(c.in(key_lengths), p.batch, "kernel: key_lengths must be int64 (batch,)");
+  p.scale = nb::cast<double>(given(scale));
+  if (!given(row_scale).is_none())
+    p.row_scale =
+        flat<double>(c.in(given(row_scale)), p.batch * p.n_query, "kernel: row_scale must be float64 (batch, n_query)");
+  if (!given(softcap).is_none()) p.softcap = nb::cast<double>(given(softcap));
+  if (!given(left).is_none()) p.left = nb::cast<int64_t>(given(left));
+  if (!given(right).is_none()) p.right = nb::cast<int64_t>(given(right));
+  p.query_offset = flat<int64_t>(c.in(given(query_offset)), p.batch, "kernel: query_offset must be int64 (batch,)");
+  if (!given(key_lengths).is_none()) {
+    p.key_length = flat<int64_t>(c.in(given(key_lengths)), p.batch, "kernel: key_lengths must be int64 (batch,)");
     for (int64_t b = 0; b < p.batch; ++b)
       require(p.key_length[b] >= 0 && p.key_length[b] <= p.n_key, "kernel: key_lengths out of range");
   }
-  if (!mask.is_none()) p.mask = c.pairs(c.in(mask), 1);
-  if (!bias.is_none()) {
-    p.bias_type = element(bias_type);
-    p.bias = c.pairs(c.in(bias), rootdk::element_bytes(p.bias_type));
+  if (!given(mask).is_none()) p.mask = c.pairs(c.in(given(mask)), '?');
+  if (!given(bias).is_none()) {
+    const memory& b = c.in(given(bias));
+    p.bias_type = element_of(b);
+    p.bias = c.pairs(b, b.format());
   }
-  if (!sinks.is_none()) p.sinks = flat<double>(c.in(sinks), p.heads, "kernel: sinks must be float64 (heads,)");
-  p.dropout = dropout, p.seed = seed;
+  if (!given(sinks).is_none())
+    p.sinks = flat<double>(c.in(given(sinks)), p.heads, "kernel: sinks must be float64 (heads,)");
+  p.dropout = nb::cast<double>(given(dropout)), p.seed = nb::cast<uint64_t>(given(seed));
+  p.team = team;
 }
 
-void forward(int type, nb::handle query, nb::handle key, nb::handle value, nb::handle out, double scale,
-             nb::handle row_scale, double softcap, int64_t left, int64_t right, nb::handle query_offset,
-             nb::handle key_lengths, nb::handle mask, nb::handle bias, int bias_type, nb::handle sinks, double dropout,
-             uint64_t seed, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
+void forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
   call c;
-  describe(c, type, query, key, value, scale, row_scale, softcap, left, right, query_offset, key_lengths, mask, bias,
-           bias_type, sinks, dropout, seed);
+  describe(c, problem, team);
   attention_problem& p = c.problem;
-  p.team = team;
   p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
   if (!row_state.is_none())
     p.row_state = flat_real(c.out(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
@@ -152,23 +171,18 @@ void forward(int type, nb::handle query, nb::handle key, nb::handle value, nb::h
   rootdk::attention_forward(p);
 }
 
-void backward(int type, nb::handle query, nb::handle key, nb::handle value, nb::handle out, nb::handle d_out,
-              nb::handle row_state, nb::handle d_query, nb::handle d_key, nb::handle d_value, double scale,
-              nb::handle row_scale, double softcap, int64_t left, int64_t right, nb::handle query_offset,
-              nb::handle key_lengths, nb::handle mask, nb::handle bias, int bias_type, nb::handle sinks, double dropout,
-              uint64_t seed, nb::handle d_bias, int team) {
+void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle row_state, nb::handle d_query, nb::handle d_key,
+              nb::handle d_value, nb::handle d_bias, int team) {
   call c;
-  describe(c, type, query, key, value, scale, row_scale, softcap, left, right, query_offset, key_lengths, mask, bias,
-           bias_type, sinks, dropout, seed);
+  describe(c, problem, team);
   attention_problem& p = c.problem;
-  p.team = team;
   p.out = c.rows(c.in(out), p.heads, p.n_query, p.d_v);
   p.d_out = c.rows(c.in(d_out), p.heads, p.n_query, p.d_v);
   p.row_state = flat_real(c.in(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
   p.d_query = c.rows(c.out(d_query), p.heads, p.n_query, p.d_k);
   p.d_key = c.rows(c.out(d_key), p.kv_heads, p.n_key, p.d_k);
   p.d_value = c.rows(c.out(d_value), p.kv_heads, p.n_key, p.d_v);
-  if (!d_bias.is_none()) p.d_bias = c.pairs(c.out(d_bias), p.type == element::float64 ? 8 : 4);
+  if (!d_bias.is_none()) p.d_bias = c.pairs(c.out(d_bias), p.type == element::float64 ? 'd' : 'f');
   nb::gil_scoped_release unlocked;
   rootdk::attention_backward(p);
 }
@@ -196,17 +210,8 @@ nb::dict tile() {
 }  // namespace
 
 NB_MODULE(_kernel, m) {
-  m.attr("FLOAT32") = int(element::float32);
-  m.attr("FLOAT64") = int(element::float64);
-  m.attr("FLOAT16") = int(element::float16);
-  m.attr("BFLOAT16") = int(element::bfloat16);
-  m.def("forward", &forward, "element"_a, "query"_a, "key"_a, "value"_a, "out"_a, "scale"_a, "row_scale"_a.none(),
-        "softcap"_a, "left"_a, "right"_a, "query_offset"_a, "key_lengths"_a.none(), "mask"_a.none(), "bias"_a.none(),
-        "bias_element"_a, "sinks"_a.none(), "dropout"_a, "seed"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none(),
-        "team"_a = 0);
-  m.def("backward", &backward, "element"_a, "query"_a, "key"_a, "value"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a,
-        "d_key"_a, "d_value"_a, "scale"_a, "row_scale"_a.none(), "softcap"_a, "left"_a, "right"_a, "query_offset"_a,
-        "key_lengths"_a.none(), "mask"_a.none(), "bias"_a.none(), "bias_element"_a, "sinks"_a.none(), "dropout"_a, "seed"_a,
+  m.def("forward", &forward, "problem"_a, "out"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
+  m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a, "d_key"_a, "d_value"_a,
         "d_bias"_a.none() = nb::none(), "team"_a = 0);
   m.def("target", [] { return std::string(rootdk::current_target().name); });
   m.def("targets", &target_names);

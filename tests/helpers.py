@@ -110,6 +110,10 @@ class RecordingKernel(types.ModuleType):
     def backward(self, *arguments: object) -> None:
         self.backward_arguments = arguments
 
+    @property
+    def problem(self) -> Any:
+        return self.forward_arguments[0]
+
     def num_threads(self) -> int:
         return self.threads
 

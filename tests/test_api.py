@@ -20,21 +20,24 @@ from helpers import (
 
 import rootdk
 from rootdk._backends import reference
+from rootdk._backends.problem import Problem
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 NAMES = list(option_sets(np.random.default_rng(0)))
-# The positions of forward's arguments, as the stub of the compiled module names them.
-ORDER = (
-    "element", "query", "key", "value", "out", "scale", "row_scale", "softcap", "left", "right", "query_offset",
-    "key_lengths", "mask", "bias", "bias_element", "sinks", "dropout", "seed", "row_state", "reading", "keys",
-)  # fmt: skip
+# What follows the Problem in a call of the kernel, as the stub of the compiled module names it.
+FILLED = ("out", "row_state", "reading", "keys")
 
 
 def handed_down(
     recorder: RecordingKernel, *arrays: Any, call: Any = rootdk.attention, **options: Any
 ) -> dict[str, Any]:
     call(*arrays, **options)
-    return dict(zip(ORDER, recorder.forward_arguments, strict=True))
+    return facts_of(recorder.forward_arguments)
+
+
+def facts_of(arguments: Any) -> dict[str, Any]:
+    problem, *filled = arguments
+    return dict(zip((*Problem._fields, *FILLED), (*problem, *filled), strict=True))
 
 
 def as_numbers(arrays: Any, dtype: Any) -> list[Any]:
@@ -48,13 +51,12 @@ def test_defaults(recorder: RecordingKernel, rng: np.random.Generator) -> None:
     q, k, v = random_arrays(rng, dtype=np.float32)
     facts = handed_down(recorder, q, k, v)
     assert all(facts[name] is array for name, array in (("query", q), ("key", k), ("value", v)))
-    assert (facts["element"], facts["left"], facts["right"], facts["softcap"]) == (0, -1, -1, 0.0)
     assert facts["scale"] == pytest.approx(8**-0.5, rel=1e-15)
     assert facts["query_offset"].dtype == np.int64
     assert facts["query_offset"].tolist() == [2, 2]
     assert (facts["dropout"], facts["seed"]) == (0.0, 0)
-    nothing = ("row_scale", "key_lengths", "mask", "bias", "sinks", "row_state", "reading", "keys")
-    assert all(facts[name] is None for name in nothing)
+    absent = ("row_scale", "softcap", "left", "right", "key_lengths", "mask", "bias", "sinks")
+    assert all(facts[name] is None for name in (*absent, "row_state", "reading", "keys"))
     out = facts["out"]
     assert out.shape == (2, 4, 7, 5)
     assert out.dtype == np.float32
@@ -75,7 +77,6 @@ def test_types_are_exact(recorder: RecordingKernel, rng: np.random.Generator) ->
         "dropout": 0.25,
         "seed": 2**64 - 1,
         "left": 3,
-        "right": -1,
     }.items():
         assert facts[name] == value
         assert type(facts[name]) in (int, float), name
@@ -87,16 +88,16 @@ def test_types_are_exact(recorder: RecordingKernel, rng: np.random.Generator) ->
 @pytest.mark.parametrize(
     ("options", "left", "right"),
     [
-        ({"causal": True}, -1, 0),
+        ({"causal": True}, None, 0),
         ({"window": 3}, 3, 3),
         ({"window": (2, 5)}, 2, 5),
         ({"window": [2, 5], "causal": True}, 2, 0),
-        ({"window": (None, 5)}, -1, 5),
+        ({"window": (None, 5)}, None, 5),
         ({"window": (0, None), "causal": True}, 0, 0),
         ({"window": 2**63 - 1}, 2**61, 2**61),
     ],
 )
-def test_limits(recorder: RecordingKernel, rng: np.random.Generator, options: Any, left: int, right: int) -> None:
+def test_limits(recorder: RecordingKernel, rng: np.random.Generator, options: Any, left: Any, right: Any) -> None:
     facts = handed_down(recorder, *random_arrays(rng), **options)
     assert (facts["left"], facts["right"]) == (left, right)
 
@@ -132,8 +133,7 @@ def test_mask_and_bias_are_views(recorder: RecordingKernel, rng: np.random.Gener
     assert facts["mask"].shape == facts["bias"].shape == (2, 4, 7, 9)
     assert np.shares_memory(facts["mask"], mask)
     assert np.shares_memory(facts["bias"], bias)
-    assert facts["bias"].dtype == np.uint16
-    assert facts["bias_element"] == 2
+    assert facts["bias"].dtype == np.float16
     assert facts["bias"].strides[0] == facts["bias"].strides[2] == 0
 
 
@@ -141,9 +141,8 @@ def test_mask_and_bias_are_views(recorder: RecordingKernel, rng: np.random.Gener
 def test_elements(recorder: RecordingKernel, rng: np.random.Generator, dtype: Any) -> None:
     arrays = random_arrays(rng, dtype=dtype)
     facts = handed_down(recorder, *arrays, bias=np.zeros(9, dtype))
-    code = DTYPES.index(dtype)
-    assert facts["element"] == facts["bias_element"] == code
-    raw = np.uint16 if code >= 2 else dtype
+    raw = np.uint16 if dtype is ml_dtypes.bfloat16 else dtype  # the buffer protocol does not know bfloat16
+    assert facts["bias"].dtype == raw
     for name, array in zip(("query", "key", "value"), arrays, strict=True):
         assert facts[name].dtype == raw
         assert np.shares_memory(facts[name], array)
@@ -238,25 +237,23 @@ def test_measure_hands_down_its_buffers(recorder: RecordingKernel, rng: np.rando
 
 
 def test_vjp_hands_down_what_backward_needs(recorder: RecordingKernel, rng: np.random.Generator) -> None:
-    arrays = random_arrays(rng, dtype=np.float16)
+    arrays = random_arrays(rng, dtype=ml_dtypes.bfloat16)
     out, pull_back = rootdk.attention_vjp(*arrays, causal=True)
-    forward = dict(zip(ORDER, recorder.forward_arguments, strict=True))
+    forward = facts_of(recorder.forward_arguments)
     assert forward["row_state"].shape == (2, 2, 4, 7)
     assert forward["row_state"].dtype == np.float32
     strided = np.asfortranarray(out)
     gradients = pull_back(strided)
     assert [(g.shape, g.dtype) for g in gradients] == [(a.shape, a.dtype) for a in arrays]
-    given = recorder.backward_arguments
-    assert given[:4] == recorder.forward_arguments[:4]
-    kept = given[4]
+    problem, kept, d_out, row_state, *room = recorder.backward_arguments
+    assert problem is recorder.forward_arguments[0]
     np.testing.assert_array_equal(kept, forward["out"])  # type: ignore[arg-type]
     assert not np.shares_memory(kept, out)  # type: ignore[call-overload]
-    assert given[5].strides[-1] == 2  # type: ignore[attr-defined]
-    assert given[6] is forward["row_state"]
-    for handed, gradient in zip(given[7:10], gradients, strict=True):
+    assert d_out.strides[-1] == 2  # type: ignore[attr-defined]
+    assert row_state is forward["row_state"]
+    for handed, gradient in zip(room, gradients, strict=True):
         assert np.shares_memory(handed, gradient)  # type: ignore[call-overload]
         assert handed.dtype == np.uint16  # type: ignore[attr-defined]
-    assert given[10:] == recorder.forward_arguments[5:18]
 
 
 def test_threads(recorder: RecordingKernel) -> None:

@@ -13,6 +13,7 @@ from judge import DTYPES, TARGETS, Judge, assert_same_bits, everything, target
 import rootdk
 from rootdk import _kernel
 from rootdk._backends import reference
+from rootdk._backends.problem import Problem
 
 BAD = [np.nan, np.inf, -np.inf]
 GRADIENTS = ("d_query", "d_key", "d_value")
@@ -537,11 +538,11 @@ def test_results_beyond_32_bits(rng: np.random.Generator) -> None:
     jumps = (16, BEYOND, 8192, 1)
     out = far_apart(expected.shape, np.float32, jumps)
     state, offset = np.empty((2, 2, 2, 5), np.float32), np.zeros(2, np.int64)
-    options = (1 / 3, None, 0.0, -1, -1, offset, None, None, None, 0, None, 0.0, 0)
-    _kernel.forward(0, *arrays, out, *options, state, None, None)
+    problem = Problem(*arrays, 1 / 3, None, None, None, None, offset, None, None, None, None, 0.0, 0)
+    _kernel.forward(problem, out, state, None, None)
     np.testing.assert_array_equal(out, expected)
     gradients = [far_apart(a.shape, np.float32, jumps) for a in d_expected]
-    _kernel.backward(0, *arrays, out, d_out, state, *gradients, *options)
+    _kernel.backward(problem, out, d_out, state, *gradients)
     for found, wanted in zip(gradients, d_expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
 

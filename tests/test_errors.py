@@ -148,13 +148,9 @@ def test_without_leading_axes_one_integer_may_stand_in_a_list(recorder: Recordin
     """A caller who dropped the batch axis of one may have kept it in the lengths."""
     arrays = [array[0] if axes == 3 else array[0, 0] for array in (Q, K, V)]
     rootdk.attention(*arrays, key_lengths=[5], query_offset=np.array([7]))
-    as_list = [
-        argument.tolist() for argument in recorder.forward_arguments if getattr(argument, "dtype", None) == np.int64
-    ]
+    as_list = [field.tolist() for field in recorder.problem if getattr(field, "dtype", None) == np.int64]
     rootdk.attention(*arrays, key_lengths=5, query_offset=7)
-    plain = [
-        argument.tolist() for argument in recorder.forward_arguments if getattr(argument, "dtype", None) == np.int64
-    ]
+    plain = [field.tolist() for field in recorder.problem if getattr(field, "dtype", None) == np.int64]
     assert as_list == plain == [[7], [5]]
     with pytest.raises(ArgumentError) as caught:
         rootdk.attention(*arrays, key_lengths=[5, 6])

@@ -69,9 +69,9 @@ class Spy:
         self.real = real
         self.addresses: list[int] = []
 
-    def forward(self, element: int, *arrays: Any) -> None:
-        self.addresses = [a.data_ptr() for a in arrays[:4]]
-        self.real.forward(element, *arrays)
+    def forward(self, problem: Any, out: Any, *rest: Any) -> None:
+        self.addresses = [a.data_ptr() for a in (*problem[:3], out)]
+        self.real.forward(problem, out, *rest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,14 +102,49 @@ def test_nothing_is_copied(rng: np.random.Generator, monkeypatch: pytest.MonkeyP
         assert out.transpose(1, 2).is_contiguous(), "what follows attention would have to copy"
 
 
+class Older:
+    """What a tensor of torch before 2.10 answers: DLPack's table is not among it."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.dtype, self.shape, self.stride, self.data_ptr = tensor.dtype, tensor.shape, tensor.stride, tensor.data_ptr
+
+
+class OlderKernel:
+    """The compiled module, given such tensors."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.seen: set[Any] = set()
+
+    def older(self, given: Any) -> Any:
+        if not isinstance(given, torch.Tensor):
+            return given
+        self.seen.add(given.dtype)
+        return Older(given)
+
+    def forward(self, problem: Any, *rest: Any) -> None:
+        self.real.forward(tuple(map(self.older, problem)), *map(self.older, rest))
+
+    def backward(self, problem: Any, *rest: Any) -> None:
+        self.real.backward(tuple(map(self.older, problem)), *map(self.older, rest))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_without_the_table_of_dlpack(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    """torch before 2.10: address, shape and strides are handed over one by one."""
-    q, k, v = (torch.randn(2, 9, 4, 8).to(DTYPES[dtype][0]).transpose(1, 2) for _ in range(3))
-    expected = rootdk.attention(q, k, v, causal=True)
-    monkeypatch.setattr(torch_kernel, "_memory", torch_kernel._addressed)
-    assert isinstance(torch_kernel._walkable(q), tuple)
-    assert torch.equal(rootdk.attention(q, k, v, causal=True), expected)
+    kind = DTYPES[dtype][0]
+    q, k, v = (torch.randn(2, 9, 4, 8).to(kind).transpose(1, 2).requires_grad_() for _ in range(3))
+    options: Any = {"mask": torch.rand(9, 9) < 0.8, "bias": torch.randn(4, 1, 9).to(kind)}
+
+    def everything() -> list[Any]:
+        out, reading = rootdk.measure(q, k, v, **options)
+        return [out, reading.entropy, reading.keys, *torch.autograd.grad(out.sum(), (q, k, v))]
+
+    expected = everything()
+    spy = OlderKernel(kernel())
+    monkeypatch.setattr(torch_kernel, "kernel", lambda: spy)
+    for ours, theirs in zip(everything(), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert {kind, torch.bool, torch.int64} <= spy.seen
 
 
 def test_a_scattered_last_axis_is_copied_and_right(rng: np.random.Generator) -> None:

@@ -49,26 +49,70 @@ def resolve(
     if one_head:
         query, key, value = query[None], key[None], value[None]
         shape, key_shape = query.shape, key.shape
-    leading, n_query, n_key = tuple(shape)[:-3], shape[-2], key_shape[-2]
+    n_key = key_shape[-2]
+    if (
+        mask is bias is window is key_lengths is softcap is sinks is seed is None
+        and (scale is None or type(scale) is float)
+        and (causal is False or causal is True)
+        and (query_offset is None or type(query_offset) is int)
+        and type(dropout) is float
+        and dropout == 0.0
+    ):
+        options = _usual(backend, shape, n_key, scale, causal, query_offset)  # type: ignore[arg-type]  # modules do hash
+    else:
+        options = _options(
+            backend, shape, n_key, one_head, scale, causal, mask, bias, window, query_offset, key_lengths, softcap,
+            sinks, dropout, seed,
+        )  # fmt: skip
+    return backend, Problem._make((query, key, value, *options)), one_head
 
+
+@lru_cache(maxsize=256)
+def _usual(
+    backend: Backend, shape: tuple[int, ...], n_key: int, scale: float | None, causal: bool, query_offset: int | None
+) -> tuple[Any, ...]:
+    """The options of nearly every call: numbers only, and the same ones again and again, so they are kept."""
+    absent = None, None, None, query_offset, None, None, None, 0.0, None
+    return _options(backend, shape, n_key, False, scale, causal, *absent)
+
+
+def _options(
+    backend: Backend,
+    shape: tuple[int, ...],
+    n_key: int,
+    one_head: bool,
+    scale: Any,
+    causal: Any,
+    mask: Any,
+    bias: Any,
+    window: Any,
+    query_offset: Any,
+    key_lengths: Any,
+    softcap: Any,
+    sinks: Any,
+    dropout: Any,
+    seed: Any,
+) -> tuple[Any, ...]:
+    """The fields of a Problem after query, key and value."""
+    leading, n_query = tuple(shape)[:-3], shape[-2]
     lengths = None
     if key_lengths is not None:
         lengths = _integers("key_lengths", backend.plain("key_lengths", key_lengths), leading, 0, n_key)
     if type(query_offset) is int and abs(query_offset) <= _FAR // 2:
-        offset = _same_offset(math.prod(leading), query_offset)
+        offset = np.full(math.prod(leading), query_offset, np.int64)
     elif query_offset is not None:
         given = backend.plain("query_offset", query_offset)
         offset = _integers("query_offset", given, leading, -_FAR // 2, _FAR // 2)
     elif lengths is not None:
         offset = lengths - n_query
     else:
-        offset = _same_offset(math.prod(leading), n_key - n_query)
+        offset = np.full(math.prod(leading), n_key - n_query, np.int64)
 
     left: int | None = None
     right: int | None = None
     if window is not None:
         left, right = window_limits(window)
-    if causal is not False and truth("causal", causal):
+    if truth("causal", causal):
         right = 0
 
     row_scale = None
@@ -77,12 +121,9 @@ def resolve(
     else:
         scale, row_scale = _scale(backend.plain("scale", scale), shape[-1], n_query, n_key, lengths, offset)
 
-    rate = 0.0 if type(dropout) is float and dropout == 0.0 else _dropout(dropout)
+    rate = _dropout(dropout)
     scores = () if mask is None and bias is None else (*shape[:-1], n_key)
-    problem = Problem(
-        query,
-        key,
-        value,
+    return (
         scale,
         row_scale,
         None if softcap is None else _positive("softcap", softcap),
@@ -96,7 +137,6 @@ def resolve(
         rate,
         _seed(backend, seed, rate),
     )
-    return backend, problem, one_head
 
 
 def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
@@ -124,11 +164,6 @@ def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int,
     else:
         return
     raise ArgumentError(problem)
-
-
-@lru_cache(maxsize=256)
-def _same_offset(batch: int, offset: int) -> Integers:
-    return np.full(batch, offset, np.int64)
 
 
 def _integers(argument: str, given: Any, leading: tuple[int, ...], low: int, high: int) -> Integers:

@@ -1,7 +1,7 @@
 """NumPy arrays in, NumPy arrays out: views, copies where the kernel cannot walk the memory, and the call.
 
 The kernel walks any strides as long as the last axis of query, key, value is contiguous and elements lie at multiples
-of their size. Half types travel as uint16, because C++ and NumPy share no name for bfloat16.
+of their size. bfloat16 travels as uint16, because the buffer protocol has no name for it.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from .problem import Problem
 
 Array = NDArray[Any]
 
-# Element codes of the kernel. bfloat16 joins when its first array arrives: ml_dtypes is never imported here.
-_CODES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
-_elements: dict[Any, int] = {np.dtype(name): _CODES[name] for name in ("float32", "float64", "float16")}
 _TYPES = "float32, float64, float16 or bfloat16"
+_NAMES = ("float32", "float64", "float16", "bfloat16")
+# NumPy's own three. bfloat16 is recognised by its name: ml_dtypes is never imported here.
+_NATIVE = frozenset(np.dtype(name) for name in _NAMES[:3])
 
 
 def holds(array: Any) -> bool:
@@ -45,7 +45,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
     # Nearly every call: three plain arrays of one type. Whatever else comes is converted or refused below.
     if type(query) is type(key) is type(value) is np.ndarray:
         dtype = query.dtype
-        if dtype is key.dtype and dtype is value.dtype and dtype in _elements:
+        if dtype is key.dtype and dtype is value.dtype and dtype in _NATIVE:
             return query, key, value
     query = _floats("query", query)
     return query, _floats("key", key, query.dtype), _floats("value", value, query.dtype)
@@ -88,8 +88,7 @@ def measure(problem: Problem, *_: Any) -> tuple[Array, Array, Array]:
 
 def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Array]]]:
     row_state = np.empty((2, *_rows(problem)), _compute_type(problem.query))
-    out, arrays, options = _forward(problem, row_state, None, None)
-    element, query, key, value, raw_out = arrays
+    out, handed_down, raw_out = _forward(problem, row_state, None, None)
     raw_out = raw_out.copy()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Array, Array, Array]:
@@ -97,9 +96,8 @@ def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Ar
         d_query = np.empty(problem.query.shape, problem.query.dtype)
         d_key = np.empty(problem.key.shape, problem.key.dtype)
         d_value = np.empty(problem.value.shape, problem.value.dtype)
-        given = [_walkable(d_out, element)]
-        grads = [_raw(d_query, element), _raw(d_key, element), _raw(d_value, element)]
-        kernel().backward(element, query, key, value, raw_out, *given, row_state, *grads, *options)
+        gradients = _raw(d_query), _raw(d_key), _raw(d_value)
+        kernel().backward(handed_down, raw_out, _walkable(d_out), row_state, *gradients)
         return d_query, d_key, d_value
 
     return out, pull_back
@@ -107,47 +105,27 @@ def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Ar
 
 def _forward(
     problem: Problem, row_state: Array | None, reading: Array | None, keys: Array | None
-) -> tuple[Array, tuple[Any, ...], tuple[Any, ...]]:
-    """Run the kernel. Returns the output, and the arrays and options as they were handed down."""
-    query, value, bias = problem.query, problem.value, problem.bias
-    element = _elements[query.dtype]
+) -> tuple[Array, tuple[Any, ...], Array]:
+    """Run the kernel. Returns the output, and the Problem and the output as they were handed down."""
+    query, value = problem.query, problem.value
     out = np.empty(query.shape[:-1] + value.shape[-1:], query.dtype)
-    arrays = (
-        element,
-        _walkable(query, element),
-        _walkable(problem.key, element),
-        _walkable(value, element),
-        _raw(out, element),
-    )
-    bias_element = element if bias is None else _elements[bias.dtype]
-    options = (
-        problem.scale,
-        problem.row_scale,
-        0.0 if problem.softcap is None else problem.softcap,
-        -1 if problem.left is None else problem.left,
-        -1 if problem.right is None else problem.right,
-        problem.query_offset,
-        problem.key_lengths,
-        problem.mask,
-        None if bias is None else _raw(bias, bias_element),
-        bias_element,
-        problem.sinks,
-        problem.dropout,
-        problem.seed,
-    )
-    kernel().forward(*arrays, *options, row_state, reading, keys)
-    return out, arrays, options
+    raw_out = _raw(out)
+    if problem.bias is not None:
+        problem = problem._replace(bias=_raw(problem.bias))
+    handed_down = (_walkable(query), _walkable(problem.key), _walkable(value), *problem[3:])
+    kernel().forward(handed_down, raw_out, row_state, reading, keys)
+    return out, handed_down, raw_out
 
 
-def _walkable(array: Array, element: int) -> Array:
+def _walkable(array: Array) -> Array:
     """The array itself if the kernel can walk it, else a copy in C order."""
     flags = array.flags
     contiguous = flags.c_contiguous or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
-    return _raw(array if contiguous and flags.aligned else np.array(array, order="C"), element)
+    return _raw(array if contiguous and flags.aligned else np.array(array, order="C"))
 
 
-def _raw(array: Array, element: int) -> Array:
-    return array if element < 2 else array.view(np.uint16)
+def _raw(array: Array) -> Array:
+    return array if array.dtype in _NATIVE else array.view(np.uint16)
 
 
 def _floats(argument: str, array: Any, dtype: Any = None) -> Array:
@@ -156,10 +134,9 @@ def _floats(argument: str, array: Any, dtype: Any = None) -> Array:
         raise ArgumentTypeError(f"{argument}: must be a NumPy array like query, got {type_name(array)}")
     plain: Array = np.asarray(array)
     # By name, so that foreign byte orders and the bfloat16 of ml_dtypes are recognised without importing anything.
-    if plain.dtype.name not in _CODES:
+    if plain.dtype.name not in _NAMES:
         raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {plain.dtype}")
     native = plain.dtype.newbyteorder("=")
-    _elements.setdefault(native, _CODES[plain.dtype.name])
     if dtype is not None and native != dtype:
         raise ArgumentTypeError(f"{argument}: must be {dtype} to match query, got {native}")
     return plain.astype(native, copy=False)

@@ -14,9 +14,6 @@ from .problem import Problem
 
 _LOG2_E = 1.4426950408889634
 
-# A Problem is query, key, value, numbers, mask, bias, numbers.
-_MASK, _AFTER_BIAS = Problem._fields.index("mask"), Problem._fields.index("bias") + 1
-
 
 def attend(
     problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any, reading: Any = None, keys: Any = None
@@ -52,34 +49,36 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         row_state = torch_kernel.empty_row_state(problem.query, eager=True)
         out = torch_kernel.forward(problem, row_state, *filled)
         ctx.save_for_backward(out, row_state, *tensors)
-        ctx.numbers = problem[3:_MASK], problem[_AFTER_BIAS:]
+        ctx.numbers = (problem._replace(mask=None, bias=None) if len(tensors) > 3 else problem)[3:]
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
         out, row_state, query, key, value, *rest = ctx.saved_tensors
-        problem = _problem(ctx.numbers, query, key, value, *rest)
-        # Only what is asked for: the gradient of a bias may be of size n x n.
-        asked = zip(rest[:3], ctx.needs_input_grad[5:8], strict=True)
-        learned = [tensor if wanted else None for tensor, wanted in asked]
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():  # noqa: SLF001
-            # create_graph=True, or many d_out at once: the gradient is something that torch must be able to follow.
+        problem = Problem._make((query, key, value, *ctx.numbers))
+        # create_graph=True, or many d_out at once: the gradient is something that torch must be able to follow.
+        follow = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()  # noqa: SLF001
+        if not (rest or follow):
+            return None, None, *torch_kernel.backward(problem, out, row_state, d_out)[:3]
+        learned: list[Any] = []
+        if rest:
+            problem = problem._replace(**_broadcast(problem, *rest))
+            # Only what is asked for: the gradient of a bias may be of size n x n.
+            asked = zip(rest[:3], ctx.needs_input_grad[5:8], strict=True)
+            learned = [tensor if wanted else None for tensor, wanted in asked]
+        if follow:
             from .._torch.gradient import followed
 
             found = followed(problem, d_out, out, row_state, *learned)
         else:
             found = gradients(problem, d_out, out, row_state, *learned)
-        return (None, None, *found, None)[: len(ctx.needs_input_grad)]
+        return (None, None, *found, None)[: 5 + len(rest)]
 
 
-def _problem(
-    numbers: Any, query: Tensor, key: Tensor, value: Tensor,
-    _sinks: Any = None, _scale: Any = None, bias: Any = None, mask: Any = None,
-) -> Problem:  # fmt: skip
-    if mask is not None or bias is not None:
-        scores = (*query.shape[:-1], key.shape[-2])
-        mask, bias = (None if t is None else t.detach().resolve_neg().expand(scores) for t in (mask, bias))
-    return Problem._make((query, key, value, *numbers[0], mask, bias, *numbers[1]))
+def _broadcast(problem: Problem, _sinks: Any, _scale: Any, bias: Any, mask: Any) -> dict[str, Any]:
+    scores = (*problem.query.shape[:-1], problem.key.shape[-2])
+    given = {"bias": bias, "mask": mask}
+    return {name: None if t is None else t.detach().resolve_neg().expand(scores) for name, t in given.items()}
 
 
 # Straight to the engine: torch's own `apply` looks for transforms and binds names for 40 us first.

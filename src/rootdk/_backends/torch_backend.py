@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import ArgumentError, ArgumentTypeError
 from . import torch_autograd, torch_kernel, type_name
 from .problem import Problem
-from .torch_kernel import CODES
+from .torch_kernel import FLOATS
 
 _TYPES = "float32, float64, float16 or bfloat16"
 # Types of arguments that carry no behaviour of their own.
@@ -46,7 +46,7 @@ def plain(argument: str, given: Any) -> Any:
     values = given.detach()
     if values.dim() == 0:
         return values.item()
-    return (values.double() if values.dtype in CODES else values).resolve_neg().numpy()
+    return (values.double() if values.dtype in FLOATS else values).resolve_neg().numpy()
 
 
 def new_seed() -> int:
@@ -60,7 +60,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
         type(query) is type(key) is type(value) is Tensor
         and dtype is key.dtype
         and dtype is value.dtype
-        and dtype in CODES
+        and dtype in FLOATS
         and query.is_cpu
         and key.is_cpu
         and value.is_cpu
@@ -89,7 +89,7 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
     _check_place(argument, array)
     if boolean and array.dtype != torch.bool:
         raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {_name(array.dtype)}")
-    if not boolean and array.dtype not in CODES:
+    if not boolean and array.dtype not in FLOATS:
         raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {_name(array.dtype)}")
     try:
         return array.detach().resolve_neg().expand(shape)
@@ -128,7 +128,7 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
 def _floats(argument: str, tensor: Any, dtype: Any = None) -> Tensor:
     _check_tensor(argument, tensor)
     _check_place(argument, tensor)
-    if tensor.dtype not in CODES:
+    if tensor.dtype not in FLOATS:
         raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {_name(tensor.dtype)}")
     if dtype is not None and tensor.dtype != dtype:
         raise ArgumentTypeError(f"{argument}: must be {_name(dtype)} to match query, got {_name(tensor.dtype)}")

@@ -3,7 +3,6 @@
 The kernel walks the tensors' own memory: any strides with a contiguous last axis as they lie, other tensors as a copy.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from ..reading import FIELDS
 from . import kernel
 from .problem import Problem
 
-# Element codes of the kernel.
-CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 # How many threads torch's team has. 0 would mean the kernel's own threads, which only the benchmark asks for.
 team = torch.get_num_threads
 _IN_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
@@ -23,21 +21,8 @@ _IN_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: 
 
 def forward(problem: Problem, row_state: Any, reading: Any, keys: Any) -> Tensor:
     """Run the kernel forward; whatever of the three tensors is given is filled."""
-    query, value = problem.query, problem.value
-    element = CODES[query.dtype]
-    out = empty_out(query, value)
-    kernel().forward(
-        element,
-        _walkable(query),
-        _walkable(problem.key),
-        _walkable(value),
-        _memory(out),
-        *_options(problem, element),
-        None if row_state is None else _memory(row_state),
-        None if reading is None else _memory(reading),
-        None if keys is None else _memory(keys),
-        team(),
-    )
+    out = empty_out(problem.query, problem.value)
+    kernel().forward(_walked(problem), out, row_state, reading, keys, team())
     return out
 
 
@@ -45,27 +30,15 @@ def backward(
     problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, learned_bias: Any = None
 ) -> tuple[Tensor, Tensor, Tensor, Any]:
     """Run the kernel backward. `learned_bias` is the bias before it was broadcast, where its gradient is wanted."""
-    query, key, value = problem.query, problem.key, problem.value
-    element = CODES[query.dtype]
-    gradients = empty_gradients(query, key, value)
+    query = problem.query
+    gradients = empty_gradients(query, problem.key, problem.value)
     d_bias = room = None
     if learned_bias is not None:
         # The kernel adds to it in its own type; a number that many pairs read is one number here too.
         d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query))
-        room = _memory(d_bias.expand(problem.bias.shape))
-    kernel().backward(
-        element,
-        _walkable(query),
-        _walkable(key),
-        _walkable(value),
-        _walkable(out),
-        _walkable(d_out),
-        _memory(row_state.contiguous()),
-        *map(_memory, gradients),
-        *_options(problem, element),
-        room,
-        team(),
-    )
+        room = d_bias.expand(problem.bias.shape)
+    given = _walkable(out), _walkable(d_out), row_state.contiguous()
+    kernel().backward(_walked(problem), *given, *gradients, room, team())
     return *gradients, None if d_bias is None else d_bias.to(learned_bias.dtype)
 
 
@@ -104,43 +77,19 @@ def _empty(query: Tensor, shape: tuple[int, ...], dtype: Any, eager: bool) -> Te
     return torch.from_numpy(np.empty(shape, _IN_NUMPY[dtype])) if eager else query.new_empty(shape, dtype=dtype)
 
 
-def _options(problem: Problem, element: int) -> tuple[Any, ...]:
-    bias = problem.bias
-    bias_element = element if bias is None else CODES[bias.dtype]
-    return (
-        problem.scale,
-        problem.row_scale,
-        0.0 if problem.softcap is None else problem.softcap,
-        -1 if problem.left is None else problem.left,
-        -1 if problem.right is None else problem.right,
-        problem.query_offset,
-        problem.key_lengths,
-        None if problem.mask is None else _memory(problem.mask),
-        None if bias is None else _memory(bias),
-        bias_element,
-        problem.sinks,
-        problem.dropout,
-        problem.seed,
-    )
+def _walked(problem: Problem) -> tuple[Any, ...]:
+    query, key, value = tensors = problem[:3]
+    for tensor in tensors:
+        if tensor.is_neg() or not tensor.is_contiguous():
+            return _walkable(query), _walkable(key), _walkable(value), *problem[3:]
+    return problem
 
 
-def _walkable(tensor: Tensor) -> Any:
-    """The tensor's own memory if the kernel can walk it, else that of a copy in C order."""
+def _walkable(tensor: Tensor) -> Tensor:
+    """The tensor itself if the kernel can walk its memory, else a copy in C order."""
     if not tensor.is_contiguous() and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         tensor = tensor.contiguous()
-    return _memory(tensor.resolve_neg() if tensor.is_neg() else tensor)
-
-
-def _addressed(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride(), tensor
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-# A tensor as the kernel takes it. Where torch offers DLPack's table of C functions the kernel asks the tensor itself.
-_memory: Callable[[Tensor], Any] = _itself if hasattr(Tensor, "__dlpack_c_exchange_api__") else _addressed
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
 def _compute_type(query: Tensor) -> Any:
