@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from helpers import (
     RecordingKernel,
     assert_within,
@@ -19,6 +20,7 @@ from helpers import (
 )
 
 import rootdk
+from rootdk import _arguments
 from rootdk._backends import reference
 from rootdk._backends.problem import Problem
 
@@ -260,6 +262,85 @@ def test_threads(recorder: RecordingKernel) -> None:
     assert rootdk.num_threads() == 3
     rootdk.set_num_threads(2)
     assert rootdk.num_threads() == 2
+
+
+# Options that are kept from call to call
+
+USUAL: list[dict[str, Any]] = [
+    {}, {"causal": True}, {"causal": True, "query_offset": 0}, {"scale": 0.25}, {"scale": -1.5, "query_offset": -3},
+]  # fmt: skip
+UNUSUAL: list[dict[str, Any]] = [
+    {"causal": np.True_}, {"query_offset": np.int64(1)}, {"query_offset": [1, 2]}, {"scale": 1}, {"scale": "sqrt"},
+    {"scale": np.float64(0.25)}, {"key_lengths": 4}, {"window": 3}, {"softcap": 2.0}, {"sinks": np.zeros(4)},
+    {"dropout": 0.25}, {"dropout": 0}, {"seed": 1}, {"mask": np.ones(9, bool)}, {"bias": np.zeros(9)},
+]  # fmt: skip
+
+
+def resolved(arrays: Any, options: dict[str, Any]) -> Problem:
+    names = (
+        "scale",
+        "causal",
+        "mask",
+        "bias",
+        "window",
+        "query_offset",
+        "key_lengths",
+        "softcap",
+        "sinks",
+        "dropout",
+        "seed",
+    )
+    given = {"causal": False, "dropout": 0.0} | options
+    return _arguments.resolve(*arrays, *(given.get(name) for name in names))[1]
+
+
+@pytest.mark.parametrize("made", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("options", USUAL, ids=str)
+def test_kept_options_are_what_they_were(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, made: Any, options: dict[str, Any]
+) -> None:
+    arrays = [made(a) for a in random_arrays(rng)]
+    _arguments._usual.cache_clear()
+    first, again = (resolved(arrays, options) for _ in range(2))
+    assert _arguments._usual.cache_info()[:2] == (1, 1), "hits, misses"
+    with monkeypatch.context() as without:
+        without.setattr(_arguments, "_usual", _arguments._usual.__wrapped__)
+        fresh = resolved(arrays, options)
+    for problem in (first, again):
+        for name, ours, theirs in zip(Problem._fields, problem, fresh, strict=True):
+            assert type(ours) is type(theirs), name
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+    other = [made(a) for a in random_arrays(rng, n_query=3)]
+    assert resolved(other, options).query.shape[-2] == 3
+    assert _arguments._usual.cache_info()[:2] == (1, 2), "another shape is another entry"
+
+
+@pytest.mark.parametrize("options", UNUSUAL, ids=str)
+def test_other_options_are_not_kept(rng: np.random.Generator, options: dict[str, Any]) -> None:
+    arrays = random_arrays(rng)
+    _arguments._usual.cache_clear()
+    resolved(arrays, options)
+    assert _arguments._usual.cache_info()[:2] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "equal_but_wrong"),
+    [
+        ({"causal": True}, {"causal": 1}),
+        ({"causal": False}, {"causal": 0.0}),
+        ({"query_offset": 1}, {"query_offset": True}),
+        ({"query_offset": 2}, {"query_offset": 2.0}),
+        ({"scale": 1.0}, {"scale": True}),
+        ({}, {"dropout": False}),
+    ],
+)
+def test_what_equals_a_kept_option_is_refused_all_the_same(
+    rng: np.random.Generator, first: dict[str, Any], equal_but_wrong: dict[str, Any]
+) -> None:
+    arrays = random_arrays(rng)
+    rootdk.attention(*arrays, **first)
+    with pytest.raises(rootdk.ArgumentTypeError):
+        rootdk.attention(*arrays, **equal_but_wrong)
 
 
 # What comes back, from the compiled kernel

@@ -1,8 +1,11 @@
 """Reading: derived quantities against the weights themselves, merges against the whole, views and storage."""
 
+import copy
+import dataclasses
 import io
 import json
 import math
+import pickle
 import re
 from html.parser import HTMLParser
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 from helpers import option_sets, problem_of, random_arrays
 from rich.console import Console
 
+import rootdk
 from rootdk import ArgumentError, ArgumentTypeError, HeadSummary, Reading, _views
 from rootdk._backends import reference
 from rootdk.reading import FIELDS
@@ -310,6 +314,47 @@ def test_storage_round_trip(rng: np.random.Generator, dtype: Any) -> None:
     with pytest.raises(ArgumentError) as caught:
         Reading.from_dict(summary.to_dict())
     assert str(caught.value) == "data: must be a dictionary of kind 'rootdk.Reading', got 'rootdk.HeadSummary'"
+
+
+@pytest.mark.parametrize("made", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("axes", [2, 4])
+def test_what_measure_gives_is_a_reading_like_any_other(rng: np.random.Generator, made: Any, axes: int) -> None:
+    """Its fields are views of one block, made when they are asked for; nothing but the time tells."""
+    arrays = [made(a if axes == 4 else a[0, 0]) for a in random_arrays(rng, heads=2, kv_heads=2)]
+    reading = rootdk.measure(*arrays, causal=True, sinks=rng.standard_normal(2 if axes == 4 else 1))[1]
+    names = (*FIELDS, "keys", "has_sinks")
+    plain = Reading(**{name: getattr(reading, name) for name in names})
+    assert repr(plain) == repr(reading)
+    assert plain.shape == reading.shape == tuple(arrays[0].shape[:-1])
+    assert plain.to_json() == reading.to_json()
+    assert plain.by_head().to_dict() == reading.by_head().to_dict()
+    for same in (
+        copy.copy(reading),
+        copy.deepcopy(reading),
+        pickle.loads(pickle.dumps(reading)),
+        dataclasses.replace(reading),
+        Reading(**dataclasses.asdict(reading)),
+        Reading.concatenate([reading]),
+    ):
+        assert same.to_json() == plain.to_json()
+        assert type(same.entropy) is type(plain.entropy)
+    assert dataclasses.replace(reading, has_sinks=False).has_sinks is False
+    reading.entropy[...] = 7.0  # a view, not a copy
+    assert (reading.entropy == 7.0).all()
+    assert (reading.p_squared != 7.0).all()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        reading.entropy = plain.entropy  # type: ignore[misc]
+
+
+def test_a_name_that_is_no_field(rng: np.random.Generator) -> None:
+    measured = rootdk.measure(*random_arrays(rng))[1]
+    for reading in (measured, Reading(**{name: getattr(measured, name) for name in (*FIELDS, "keys", "has_sinks")})):
+        assert not hasattr(reading, "perplexity")
+        with pytest.raises(AttributeError, match=r"^'Reading' object has no attribute 'entropi'$") as caught:
+            reading.entropi  # type: ignore[attr-defined]  # noqa: B018
+        assert (caught.value.name, caught.value.obj) == ("entropi", reading)
+    with pytest.raises(AttributeError, match="no attribute 'max'"):
+        object.__new__(Reading).max  # noqa: B018 -- as copy and pickle see it for a moment
 
 
 def test_storage_that_lacks_something(rng: np.random.Generator) -> None:

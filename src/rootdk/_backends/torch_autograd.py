@@ -13,6 +13,7 @@ from . import torch_composite, torch_kernel
 from .problem import Problem
 
 _LOG2_E = 1.4426950408889634
+_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells it nowhere else
 
 
 def attend(
@@ -25,8 +26,10 @@ def attend(
     if not torch.is_grad_enabled():
         return torch_kernel.forward(problem, None, reading, keys)
     tensors: tuple[Any, ...] = problem[:3]
-    scale = scale if isinstance(scale, Tensor) else None
-    sinks = torch.atleast_1d(sinks) if isinstance(sinks, Tensor) else None
+    if scale is not None and not isinstance(scale, Tensor):
+        scale = None
+    if sinks is not None:
+        sinks = torch.atleast_1d(sinks) if isinstance(sinks, Tensor) else None
     if not (sinks is scale is bias is mask is None):  # every argument of an autograd.Function takes its time
         tensors += sinks, scale, bias, mask
     for tensor in tensors:
@@ -57,7 +60,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         out, row_state, query, key, value, *rest = ctx.saved_tensors
         problem = Problem._make((query, key, value, *ctx.numbers))
         # create_graph=True, or many d_out at once: the gradient is something that torch must be able to follow.
-        follow = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()  # noqa: SLF001
+        follow = torch.is_grad_enabled() or _transformed()
         if not (rest or follow):
             return None, None, *torch_kernel.backward(problem, out, row_state, d_out)[:3]
         learned: list[Any] = []

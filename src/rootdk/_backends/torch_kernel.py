@@ -37,8 +37,8 @@ def backward(
         # The kernel adds to it in its own type; a number that many pairs read is one number here too.
         d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query))
         room = d_bias.expand(problem.bias.shape)
-    given = _walkable(out), _walkable(d_out), row_state.contiguous()
-    kernel().backward(_walked(problem), *given, *gradients, room, team())
+    row_state = row_state if row_state.is_contiguous() else row_state.contiguous()
+    kernel().backward(_walked(problem), _walkable(out), _walkable(d_out), row_state, *gradients, room, team())
     return *gradients, None if d_bias is None else d_bias.to(learned_bias.dtype)
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from .._arguments import check_shapes
 from .._backends import torch_kernel
 from . import gradient
-from .values import backward_values, empty_reading, forward_values
+from .values import BACKWARD, FORWARD, backward_values, empty_reading, forward_values
 
-attention_forward = torch.library.custom_op("rootdk::attention_forward", forward_values, mutates_args=())
-attention_backward = torch.library.custom_op("rootdk::attention_backward", backward_values, mutates_args=())
+_made = partial(torch.library.custom_op, mutates_args=())
+attention_forward = _made("rootdk::attention_forward", forward_values, schema=FORWARD)
+attention_backward = _made("rootdk::attention_backward", backward_values, schema=BACKWARD)
 
 
 @attention_forward.register_fake  # type: ignore[untyped-decorator]
@@ -28,8 +29,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor,
 
 @attention_backward.register_fake  # type: ignore[untyped-decorator]
 def _(d_out: Tensor, out: Tensor, row_state: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:  # noqa: ARG001
-    learned, bias, sinks = options[1], options[10], options[11]
-    bias_learned = options[14:] == (True,)  # torch leaves out what equals its default
+    learned, bias, sinks, bias_learned = options[1], options[10], options[11], options[14]
     return (
         *torch_kernel.empty_gradients(query, key, value),
         query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape),

@@ -1,10 +1,10 @@
 """The two passes as functions of tensors and plain numbers, which is what torch can follow.
 
-Options arrive unresolved; None is the default of rootdk.attention(). Two differ from there: `learned` is a scale that
-is a tensor, `row_scale` one factor per query row, of shape (*leading, n_query).
+Both take the arguments of problem_of(). Options arrive unresolved; None is the default of rootdk.attention(). Two
+differ from there: `learned` is a scale that is a tensor, `row_scale` one factor per query row, (*leading, n_query).
 """
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,69 +13,36 @@ from .._arguments import resolve
 from .._backends import torch_autograd, torch_kernel
 from .._backends.problem import Problem
 
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, float? scale, Tensor? learned, Tensor? row_scale, float? softcap, "
+    "SymInt? left, SymInt? right, SymInt? offset, Tensor? query_offset, Tensor? key_lengths, Tensor? mask, "
+    "Tensor? bias, Tensor? sinks, float dropout, Tensor? seed"
+)
+FORWARD = f"({_ARGUMENTS}, bool measured) -> (Tensor, Tensor, Tensor, Tensor)"
+BACKWARD = (
+    f"(Tensor d_out, Tensor out, Tensor row_state, {_ARGUMENTS}, bool bias_learned) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
 
-# The types are read by torch to make the operator's schema, and not every version of it reads `Tensor | None`.
-# ruff: noqa: UP045
-def forward_values(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: Optional[float],
-    learned: Optional[Tensor],
-    row_scale: Optional[Tensor],
-    softcap: Optional[float],
-    left: Optional[int],
-    right: Optional[int],
-    offset: Optional[int],
-    query_offset: Optional[Tensor],
-    key_lengths: Optional[Tensor],
-    mask: Optional[Tensor],
-    bias: Optional[Tensor],
-    sinks: Optional[Tensor],
-    dropout: float,
-    seed: Optional[Tensor],
-    measured: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+
+def forward_values(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, the state of every row, and the fields and keys of a Reading (empty if not measured)."""
-    problem = problem_of(
-        query, key, value, scale, learned, row_scale, softcap, left, right, offset, query_offset, key_lengths, mask,
-        bias, sinks, dropout, seed,
-    )  # fmt: skip
+    *options, measured = arguments
     row_state = torch_kernel.empty_row_state(query)
     reading, keys = empty_reading(query, measured)
     filled = (reading, keys) if measured else (None, None)
-    return torch_kernel.forward(problem, row_state, *filled), row_state, reading, keys
+    return torch_kernel.forward(problem_of(query, *options), row_state, *filled), row_state, reading, keys
 
 
 def backward_values(
-    d_out: Tensor,
-    out: Tensor,
-    row_state: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: Optional[float],
-    learned: Optional[Tensor],
-    row_scale: Optional[Tensor],
-    softcap: Optional[float],
-    left: Optional[int],
-    right: Optional[int],
-    offset: Optional[int],
-    query_offset: Optional[Tensor],
-    key_lengths: Optional[Tensor],
-    mask: Optional[Tensor],
-    bias: Optional[Tensor],
-    sinks: Optional[Tensor],
-    dropout: float,
-    seed: Optional[Tensor],
-    bias_learned: bool = False,
+    d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """d_query, d_key, d_value, d_sinks, d_scale, d_bias; the last three are empty where there is nothing learned."""
-    problem = problem_of(
-        query, key, value, scale, learned, row_scale, softcap, left, right, offset, query_offset, key_lengths, mask,
-        bias, sinks, dropout, seed,
-    )  # fmt: skip
-    found = torch_autograd.gradients(problem, d_out, out, row_state, sinks, learned, bias if bias_learned else None)
+    *options, bias_learned = arguments
+    query, _, _, _, learned, *_, bias, sinks, _, _ = options
+    found = torch_autograd.gradients(
+        problem_of(*options), d_out, out, row_state, sinks, learned, bias if bias_learned else None
+    )
     return tuple(query.new_empty(0) if gradient is None else gradient for gradient in found)
 
 

@@ -1,0 +1,95 @@
+"""The door to the kernel: what would read or write out of bounds is refused, whoever calls."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import problem_of
+
+from rootdk import _kernel
+from rootdk._backends.problem import Problem
+
+ROWS = (2, 4, 7)
+OUT = (*ROWS, 5)
+
+
+def problem(**changed: Any) -> Problem:
+    q, k, v = np.ones((2, 4, 7, 8), np.float32), np.ones((2, 2, 9, 8), np.float32), np.ones((2, 2, 9, 5), np.float32)
+    return problem_of(q, k, v, mask=np.ones(9, bool), bias=np.ones(9, np.float32), key_lengths=9)._replace(**changed)
+
+
+def forward(given: Any = None, out: Any = None, state: Any = None, reading: Any = None, keys: Any = None) -> None:
+    _kernel.forward(given or problem(), np.empty(OUT, np.float32) if out is None else out, state, reading, keys)
+
+
+def test_what_fits_is_taken() -> None:
+    forward(state=np.empty((2, *ROWS), np.float32))
+    forward(reading=np.empty((9, *ROWS), np.float32), keys=np.empty(ROWS, np.int64))
+    forward(tuple(problem()))
+    forward(out=torch.empty(OUT))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"query": np.ones((2, 4, 7, 8))},
+        {"query": np.ones((2, 4, 7, 8), np.int32)},
+        {"query": np.ones((2, 4, 7, 8), ">f4")},
+        {"query": np.ones((7, 8), np.float32)},
+        {"key": np.ones((2, 2, 9, 8), np.float16)},
+        {"key": np.ones((2, 2, 9, 7), np.float32)},
+        {"key": np.ones((2, 3, 9, 8), np.float32)},
+        {"key": np.ones((2, 2, 9, 16), np.float32)[..., ::2]},
+        {"value": np.ones((2, 2, 8, 5), np.float32)},
+        {"value": np.ones((1, 2, 9, 5), np.float32)},
+        {"value": torch.ones(2, 2, 9, 5, dtype=torch.int32)},
+        {"value": torch.ones(2, 2, 9, 5, dtype=torch.float64)},
+        {"row_scale": np.ones((2, 7), np.float32)},
+        {"query_offset": np.zeros(1, np.int64)},
+        {"query_offset": np.zeros(2, np.int32)},
+        {"query_offset": np.zeros(2)},
+        {"key_lengths": np.array([9, 10])},
+        {"mask": np.ones((2, 4, 7, 9), np.uint8)},
+        {"mask": np.ones((4, 7, 9), bool)},
+        {"bias": np.ones((2, 4, 7, 9), np.int32)},
+        {"bias": np.ones((2, 4, 7, 8), np.float32)},
+        {"sinks": np.ones(3)},
+    ],
+    ids=lambda changed: ", ".join(f"{name} {array.dtype} {tuple(array.shape)}" for name, array in changed.items()),
+)
+def test_a_problem_that_does_not_fit(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^kernel: "):
+        forward(problem(**changed))
+
+
+@pytest.mark.parametrize(
+    "filled",
+    [
+        {"out": np.empty(OUT)},
+        {"out": np.empty(OUT[1:], np.float32)},
+        {"out": torch.empty(OUT, dtype=torch.int32)},
+        {"state": np.empty((2, *ROWS))},
+        {"state": np.empty((2, *ROWS), np.int32)},
+        {"state": np.empty((1, *ROWS), np.float32)},
+        {"reading": np.empty((9, *ROWS), np.float32)},
+        {"reading": np.empty((9, *ROWS), np.float32), "keys": np.empty(ROWS)},
+        {"reading": np.empty((8, *ROWS), np.float32), "keys": np.empty(ROWS, np.int64)},
+    ],
+)
+def test_room_that_does_not_fit(filled: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^kernel: "):
+        forward(**filled)
+
+
+def test_what_is_no_problem_and_no_memory() -> None:
+    with pytest.raises(ValueError, match="number of fields"):
+        forward(problem()[:-1])
+    with pytest.raises(TypeError):
+        forward(list(problem()))
+    with pytest.raises(AttributeError):
+        forward(problem(query=object()))
+    read_only = np.empty(OUT, np.float32)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        forward(out=read_only)
