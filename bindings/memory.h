@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace rootdk {
 
@@ -42,9 +43,7 @@ inline const exchange_table* exchange_table_of(PyObject* given) {
 
 class memory {
  public:
-  static constexpr int most_axes = 64;  // as many as an array of NumPy has
-
-  // Throws TypeError or ValueError. The Python object must outlive this one.
+  // Throws what Python raises, or ValueError. The Python object must outlive this one.
   memory(nanobind::handle given, bool writable) {
     if (PyObject_CheckBuffer(given.ptr()))
       read_buffer(given.ptr(), writable);
@@ -63,24 +62,29 @@ class memory {
   char format() const { return format_; }  // 0 for any type but those above
   int64_t size() const { return size_; }
   char* data() const { return data_; }
-  // Counted from the end: 0 is the last axis.
+  // Counted from the end: 0 is the last axis. Strides are in items.
   int64_t shape_from_end(int axis) const { return shape_[axes_ - 1 - axis]; }
   int64_t stride_from_end(int axis) const { return stride_[axes_ - 1 - axis]; }
 
  private:
-  void read_attributes(nanobind::handle given) {
-    const nanobind::tuple shape(given.attr("shape")), strides(given.attr("stride")());
-    const nanobind::str type(nanobind::handle(nanobind::object(given.attr("dtype"))));
-    for (const auto& [name, format] : {std::pair("torch.float32", 'f'), std::pair("torch.float64", 'd'),
-                                       std::pair("torch.float16", 'e'), std::pair("torch.bfloat16", 'H'),
-                                       std::pair("torch.bool", '?'), std::pair("torch.int64", 'q')})
-      if (std::strcmp(type.c_str(), name) == 0) format_ = format;
-    data_ = static_cast<char*>(PyLong_AsVoidPtr(nanobind::object(given.attr("data_ptr")()).ptr()));
-    set_axes(Py_ssize_t(shape.size()));
+  void read_buffer(PyObject* given, bool writable) {
+    const int kind = PyBUF_STRIDED_RO | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(given, &buffer_, kind) != 0) throw nanobind::python_error();
+    held_ = true;
+    data_ = static_cast<char*>(buffer_.buf);
+    const int64_t item_bytes = buffer_.itemsize;
+    format_ = buffer_.format[0] && !buffer_.format[1] ? buffer_.format[0] : 0;
+    if (format_ == 'l' && item_bytes == 8) format_ = 'q';
+    bool whole = true;
+    set_axes(buffer_.ndim);
     for (int axis = 0; axis < axes_; ++axis) {
-      shape_[axis] = nanobind::cast<int64_t>(shape[axis]);
-      stride_[axis] = nanobind::cast<int64_t>(strides[axis]);
+      shape_[axis] = buffer_.shape[axis];
+      stride_[axis] = buffer_.strides[axis] / item_bytes;
+      whole &= buffer_.strides[axis] % item_bytes == 0 || shape_[axis] <= 1;
     }
+    if (whole) return;
+    PyBuffer_Release(&buffer_);  // a constructor that throws runs no destructor
+    throw nanobind::value_error("kernel: elements must lie at multiples of their size");
   }
 
   void read_table(PyObject* given, const exchange_table& table) {
@@ -107,42 +111,38 @@ class memory {
     return type.code == uint8_t(dtype_code::Int) && type.bits == 64 ? 'q' : 0;
   }
 
-  void read_buffer(PyObject* given, bool writable) {
-    const int kind = PyBUF_STRIDED_RO | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(given, &buffer_, kind) != 0) throw nanobind::python_error();
-    held_ = true;
-    data_ = static_cast<char*>(buffer_.buf);
-    const int64_t item_bytes = buffer_.itemsize;
-    format_ = buffer_.format[0] && !buffer_.format[1] ? buffer_.format[0] : 0;
-    if (format_ == 'l' && item_bytes == 8) format_ = 'q';
-    bool whole = true;
-    set_axes(buffer_.ndim);
+  void read_attributes(nanobind::handle given) {
+    const nanobind::tuple shape(given.attr("shape")), strides(given.attr("stride")());
+    const nanobind::str type(nanobind::handle(nanobind::object(given.attr("dtype"))));
+    for (const auto& [name, format] : {std::pair("torch.float32", 'f'), std::pair("torch.float64", 'd'),
+                                       std::pair("torch.float16", 'e'), std::pair("torch.bfloat16", 'H'),
+                                       std::pair("torch.bool", '?'), std::pair("torch.int64", 'q')})
+      if (std::strcmp(type.c_str(), name) == 0) format_ = format;
+    data_ = static_cast<char*>(PyLong_AsVoidPtr(nanobind::object(given.attr("data_ptr")()).ptr()));
+    set_axes(int(shape.size()));
     for (int axis = 0; axis < axes_; ++axis) {
-      shape_[axis] = buffer_.shape[axis];
-      stride_[axis] = buffer_.strides[axis] / item_bytes;
-      whole &= buffer_.strides[axis] % item_bytes == 0 || shape_[axis] <= 1;
+      shape_[axis] = nanobind::cast<int64_t>(shape[axis]);
+      stride_[axis] = nanobind::cast<int64_t>(strides[axis]);
     }
-    if (whole) return;
-    PyBuffer_Release(&buffer_);  // a constructor that throws runs no destructor
-    throw nanobind::value_error("kernel: elements must lie at multiples of their size");
   }
 
-  void set_axes(Py_ssize_t axes) {
-    if (axes <= most_axes) {
-      axes_ = int(axes);
-      return;
-    }
-    if (held_) PyBuffer_Release(&buffer_);
-    throw nanobind::value_error("kernel: too many axes");
+  void set_axes(int axes) {
+    axes_ = axes;
+    if (axes > few_axes) many_.resize(2 * size_t(axes));
+    shape_ = axes > few_axes ? many_.data() : few_;
+    stride_ = shape_ + axes;
   }
 
+  static constexpr int few_axes = 6;  // so that a call with many arrays stays in a few cache lines
   char* data_ = nullptr;
+  int64_t *shape_ = nullptr, *stride_ = nullptr;
   int64_t size_ = 1;
-  char format_ = 0;
   int axes_ = 0;
-  int64_t shape_[most_axes], stride_[most_axes];
-  Py_buffer buffer_;
+  char format_ = 0;
   bool held_ = false;
+  Py_buffer buffer_;
+  int64_t few_[2 * few_axes];
+  std::vector<int64_t> many_;
 };
 
 }  // namespace rootdk
