@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import problem_of
+from helpers import problem_of, random_arrays
 
+import rootdk
 from rootdk import _kernel
 from rootdk._backends.problem import Problem
 
@@ -28,6 +29,18 @@ def test_what_fits_is_taken() -> None:
     forward(reading=np.empty((9, *ROWS), np.float32), keys=np.empty(ROWS, np.int64))
     forward(tuple(problem()))
     forward(out=torch.empty(OUT))
+
+
+@pytest.mark.parametrize("made", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("ones", [3, 4, 20, 60])
+def test_any_number_of_axes(rng: np.random.Generator, made: Any, ones: int) -> None:
+    q, k, v = random_arrays(rng)
+    lengths = rng.integers(1, 9, 2)
+    expected = rootdk.attention(q, k, v, key_lengths=lengths)
+    more = [made(np.swapaxes(a, 1, 2).copy()).swapaxes(1, 2) for a in (q, k, v)]
+    more = [a.reshape((2,) + (1,) * (ones - 3) + tuple(a.shape[1:])) for a in more]
+    out = rootdk.attention(*more, key_lengths=lengths.reshape((2,) + (1,) * (ones - 3)))
+    np.testing.assert_array_equal(np.asarray(out).reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize(
