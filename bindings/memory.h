@@ -105,10 +105,13 @@ class memory {
 
   static char format_of(nanobind::dlpack::dtype type) {
     using nanobind::dlpack::dtype_code;
-    if (type.code == uint8_t(dtype_code::Float)) return type.bits == 32 ? 'f' : type.bits == 64 ? 'd' : type.bits == 16 ? 'e' : 0;
-    if (type.code == uint8_t(dtype_code::Bfloat)) return 'H';
-    if (type.code == uint8_t(dtype_code::Bool)) return '?';
-    return type.code == uint8_t(dtype_code::Int) && type.bits == 64 ? 'q' : 0;
+    switch (dtype_code(type.code)) {
+      case dtype_code::Float: return type.bits == 32 ? 'f' : type.bits == 64 ? 'd' : type.bits == 16 ? 'e' : 0;
+      case dtype_code::Bfloat: return 'H';
+      case dtype_code::Bool: return '?';
+      case dtype_code::Int: return type.bits == 64 ? 'q' : 0;
+      default: return 0;
+    }
   }
 
   void read_attributes(nanobind::handle given) {

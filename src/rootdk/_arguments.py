@@ -52,7 +52,7 @@ def resolve(
     n_key = key_shape[-2]
     if (
         mask is bias is window is key_lengths is softcap is sinks is seed is None
-        and (scale is None or type(scale) is float)
+        and (scale is None or (type(scale) is float and scale != 0.0))  # -0.0 == 0.0: one key, two scales
         and (causal is False or causal is True)
         and (query_offset is None or type(query_offset) is int)
         and type(dropout) is float
@@ -77,22 +77,9 @@ def _usual(
 
 
 def _options(
-    backend: Backend,
-    shape: tuple[int, ...],
-    n_key: int,
-    one_head: bool,
-    scale: Any,
-    causal: Any,
-    mask: Any,
-    bias: Any,
-    window: Any,
-    query_offset: Any,
-    key_lengths: Any,
-    softcap: Any,
-    sinks: Any,
-    dropout: Any,
-    seed: Any,
-) -> tuple[Any, ...]:
+    backend: Backend, shape: tuple[int, ...], n_key: int, one_head: bool, scale: Any, causal: Any, mask: Any, bias: Any,
+    window: Any, query_offset: Any, key_lengths: Any, softcap: Any, sinks: Any, dropout: Any, seed: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     """The fields of a Problem after query, key and value."""
     leading, n_query = tuple(shape)[:-3], shape[-2]
     lengths = None

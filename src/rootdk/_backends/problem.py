@@ -1,6 +1,7 @@
 """One attention call as facts: everything is checked, every default is resolved.
 
-The adapters and the reference read a Problem; none of them decides anything.
+The adapters and the reference read a Problem; none of them decides anything. The kernel's bindings read its fields by
+their place: bindings/module.cc lists them in the same order.
 """
 
 from typing import Any, NamedTuple
