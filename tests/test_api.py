@@ -271,8 +271,9 @@ USUAL: list[dict[str, Any]] = [
 ]  # fmt: skip
 UNUSUAL: list[dict[str, Any]] = [
     {"causal": np.True_}, {"query_offset": np.int64(1)}, {"query_offset": [1, 2]}, {"scale": 1}, {"scale": -0.0},
-    {"scale": "sqrt"}, {"scale": np.float64(0.25)}, {"key_lengths": 4}, {"window": 3}, {"softcap": 2.0}, {"sinks": np.zeros(4)},
-    {"dropout": 0.25}, {"dropout": 0}, {"seed": 1}, {"mask": np.ones(9, bool)}, {"bias": np.zeros(9)},
+    {"scale": "sqrt"}, {"scale": np.float64(0.25)}, {"key_lengths": 4}, {"window": 3}, {"softcap": 2.0},
+    {"sinks": np.zeros(4)}, {"dropout": 0.25}, {"dropout": 0}, {"seed": 1}, {"mask": np.ones(9, bool)},
+    {"bias": np.zeros(9)},
 ]  # fmt: skip
 
 
