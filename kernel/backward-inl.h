@@ -229,7 +229,8 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
   const int64_t chunk_last = at_most(chunk_first + chunk_keys(problem), problem.n_key), keys = chunk_last - chunk_first;
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
   const int64_t rows = problem.group() * problem.n_query;
-  std::memset(s.scores, 0, size_t(key_block * lanes) * sizeof(real));  // lanes without a row stay 0 where rows are few
+  // Lanes without a row stay 0 where rows are few.
+  std::memset(s.scores, 0, size_t(at_most(key_block, keys) * lanes) * sizeof(real));
   std::memset(s.d_key, 0, size_t(keys * k_width) * sizeof(real));
   std::memset(s.d_value, 0, size_t(keys * v_width) * sizeof(real));
   bool finite = true;

@@ -246,7 +246,7 @@ inline void few_item(const attention_problem& problem, int64_t item, void* buffe
   few_scratch<stored> s(problem, buffer);
   pack_few_queries<stored>(problem, batch, p, s.queries);
   // Lanes without a row are never read as a result, but they are computed: on zeros, not on what lay here before.
-  std::memset(s.scores, 0, size_t(key_block * panel_lanes<real>) * sizeof(real));
+  std::memset(s.scores, 0, size_t(at_most(key_block, problem.n_key) * panel_lanes<real>) * sizeof(real));
   const few_part<real> part = few_part_at<real>(problem, shared, pair, chunk);
   if (!walk_few<stored>(problem, batch, kv_head, chunk, p, s, part, false))
     walk_few<stored>(problem, batch, kv_head, chunk, p, s, part, true);
