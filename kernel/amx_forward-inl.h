@@ -129,15 +129,22 @@ inline bool finite_row(const stored* row, int64_t length) {
   return true;
 }
 
-// Products with a key that is not finite, one by one: a part that is 0 times infinity would make NaN of what is infinite.
+// Products of what is not finite, one by one: a part that is 0 times infinity would make NaN of what is infinite.
 template <typename stored>
 inline void careful_scores(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
                            int64_t start, int64_t keys, float* scores) {
+  bool finite_query[tile_lanes];
+  const stored* query[tile_lanes];
+  for (int lane = 0; lane < p.live; ++lane) {
+    query[lane] = row_pointer<stored>(problem.query, batch, p.head[lane], p.query[lane]);
+    finite_query[lane] = finite_row(query[lane], problem.d_k);
+  }
   for (int64_t key = 0; key < keys; ++key) {
     const stored* k = row_pointer<stored>(problem.key, batch, kv_head, start + key);
-    if (finite_row(k, problem.d_k)) continue;
+    const bool finite_key = finite_row(k, problem.d_k);
     for (int lane = 0; lane < p.live; ++lane) {
-      const stored* q = row_pointer<stored>(problem.query, batch, p.head[lane], p.query[lane]);
+      if (finite_key && finite_query[lane]) continue;
+      const stored* q = query[lane];
       float sum = 0;
       for (int64_t d = 0; d < problem.d_k; ++d) sum += widen(q[d]) * widen(k[d]);
       scores[key * tile_lanes + lane] = sum;
@@ -164,10 +171,11 @@ inline void careful_values(const attention_problem& problem, int64_t batch, int6
   }
 }
 
-// Whether logits are products times a factor above 0 and nothing else: then the softmax can begin with the products.
+// Whether logits are products times a factor and nothing else: then the softmax can begin with the products. Up to 1 the
+// factor makes no infinity of a product.
 inline bool products_will_do(const attention_problem& problem, const float* factor) {
   for (int lane = 0; lane < tile_lanes; ++lane)
-    if (!(factor[lane] > 0 && factor[lane] <= std::numeric_limits<float>::max())) return false;
+    if (!(factor[lane] > 0 && factor[lane] <= 1)) return false;
   return !(problem.softcap > 0) && !problem.bias.data && !(problem.dropout > 0);
 }
 

@@ -5,8 +5,8 @@
 //   scores      A = K as it lies     row = key, pair = d / 2        B = Q transposed, pairs of d
 //   output      A = V transposed     row = d,   pair = key / 2      B = weights, pairs of keys
 //
-// What bfloat16 cannot hold is split into parts that it can. A float16 is exactly the sum of two; a weight, a float32, keeps
-// 16 of its 24 bits in two, which is 2^-16 of it: far below what the result is rounded to.
+// What bfloat16 cannot hold is split into parts that it can. A float16 is exactly the sum of two; a weight, a float32, is
+// rounded to the 16 bits that two hold, an error of 2^-16 of it: far below what the result is rounded to.
 #include <immintrin.h>
 
 namespace rootdk::ROOTDK_TARGET {
@@ -176,7 +176,9 @@ ROOTDK_INLINE void store_split(float* column, int64_t key, __m512i low, __m512i 
   const __m512i low_rest = _mm512_castps_si512(_mm512_castsi512_ps(low) - _mm512_castsi512_ps(leading_bits(low)));
   const __m512i high_rest = _mm512_castps_si512(_mm512_castsi512_ps(high) - _mm512_castsi512_ps(leading_bits(high)));
   _mm512_storeu_si512(column + key * tile_lanes, side_by_side(low, high));
-  _mm512_storeu_si512(column + (key + 1) * tile_lanes, side_by_side(low_rest, high_rest));
+  const __m512i half_unit = _mm512_set1_epi32(0x8000);  // rounds what is cut off
+  _mm512_storeu_si512(column + (key + 1) * tile_lanes, side_by_side(_mm512_add_epi32(low_rest, half_unit),
+                                                                    _mm512_add_epi32(high_rest, half_unit)));
 }
 
 // The same for a whole column of weights.
@@ -193,8 +195,8 @@ inline void clear_rest(float* column, int64_t stop) {
     store(column + key * tile_lanes, vec<float>{});
 }
 
-// A column of products as they come from the tiles; the logits are they times a factor above 0, and the weights are kept as
-// the next product wants them.
+// A column of products as they come from the tiles; the logits are they times a factor in (0, 1], which overflows nothing, and
+// the weights are kept as the next product wants them.
 struct products_to_split_weights {
   const float* factor;
   ROOTDK_INLINE vec<float> scale(int v) const { return load(factor + v * tile_side); }

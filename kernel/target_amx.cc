@@ -25,8 +25,11 @@ extern const kernel_target target;
 
 namespace rootdk::amx {
 
+// Not where a gradient will follow: it computes the logits again from the row's saved maximum and sum, and where logits are
+// in the thousands both must round alike.
 static bool wants_tiles(const attention_problem& problem) {
-  return (problem.type == element::bfloat16 || problem.type == element::float16) && !has_few_rows<float>(problem);
+  const bool half_type = problem.type == element::bfloat16 || problem.type == element::float16;
+  return half_type && !problem.row_state && !has_few_rows<float>(problem);
 }
 
 static int64_t forward_items(const attention_problem& problem) {

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rootdk import _backends as backends
 from rootdk import api, scaling
 from rootdk._arguments import resolve
 from rootdk._backends import reference
@@ -127,6 +128,11 @@ def unit_roundoff(dtype: Any) -> float:
     return 2.0**-8 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps) / 2
 
 
+def _tile_roundoff(dtype: Any) -> float:
+    """On AMX the weights of half types enter the product as two bfloat16, which together keep 16 bits, rounded."""
+    return 2.0**-16 if backends.kernel().target() == "amx" and np.dtype(dtype).itemsize == 2 else 0.0
+
+
 def compute_type(dtype: Any) -> Any:
     """What the kernel adds up in."""
     return np.float64 if np.dtype(dtype) == np.float64 else np.float32
@@ -143,6 +149,7 @@ def forward_budget(problem: Problem) -> tuple[Any, float]:
     plain = reference.plain(problem, dtype)
     rounding = 2 * _logit_error(problem) * _largest(problem.value) / (1 - problem.dropout)
     rounding += unit_roundoff(dtype) * _largest(expected)
+    rounding += _tile_roundoff(dtype) * _largest(problem.value) / (1 - problem.dropout)
     return expected, 2 * (_difference(plain, expected) + rounding)
 
 

@@ -27,6 +27,7 @@ struct bounded_sum {
 
 struct bounded_number {
   exact value = 0, bound = 0;
+  exact by_tiles = 0;  // on top of the bound where weights enter a product as two bfloat16, which round at 2^-16
 };
 
 // What one problem must give; every list in C order.
@@ -36,7 +37,7 @@ struct expectation {
 };
 
 inline bounded_number stored(exact value, exact error, const precision& type) {
-  return {value, error + type.unit * (std::fabs(value) + error) + type.floor};
+  return {value, error + type.unit * (std::fabs(value) + error) + type.floor, 0};
 }
 
 inline uint64_t mix64(uint64_t z) {
@@ -64,7 +65,9 @@ inline void define_output(const random_problem& p, const query_row& row, int64_t
       sum.add(x.weight * kept, x.weight_error * kept, p.value.get({row.batch, row.head / f.group(), x.key, d}));
     }
     // A row that sees nothing is exactly zero.
-    out[d] = row.seen.empty() ? bounded_number{} : stored(sum.value, sum.error(row.sum_units, real), type);
+    if (row.seen.empty()) continue;
+    out[d] = stored(sum.value, sum.error(row.sum_units, real), type);
+    out[d].by_tiles = std::ldexp(sum.size, -16) * (1 + type.unit);
   }
 }
 
@@ -73,7 +76,7 @@ struct reading_writer {
   int64_t rows, flat;
   precision real;
   void operator()(rootdk::reading_field field, exact value, exact error) const {
-    to[size_t(field * rows + flat)] = std::isfinite(value) ? stored(value, error, real) : bounded_number{value, 0};
+    to[size_t(field * rows + flat)] = std::isfinite(value) ? stored(value, error, real) : bounded_number{value, 0, 0};
   }
 };
 
