@@ -18,7 +18,8 @@ from rootdk.bench.peers import open_peers
 from rootdk.bench.setting import SECTIONS, Setting
 from rootdk.bench.shapes import QUICK, Shape, make_inputs
 from rootdk.bench.timing import Call
-from rootdk.cli import bench, main
+from rootdk.cli import main
+from rootdk.commands.bench import bench
 
 SMALL = Shape(1, 4, 4, 40, 16, causal=False)
 

@@ -216,3 +216,27 @@ def test_both_ways_to_start(command: list[str]) -> None:
         command = [str(Path(sys.executable).with_name("rootdk"))]
     finished = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == f"rootdk {rootdk.__version__}"
+
+
+def test_every_file_of_commands_is_a_command_of_its_name() -> None:
+    """A file that nobody lists is a command that nobody finds."""
+    import pkgutil
+
+    import click
+
+    from rootdk import commands
+
+    files = {one.name for one in pkgutil.iter_modules(commands.__path__)} - {"options"}
+    assert files == set(commands.NAMES)
+    for name in commands.NAMES:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        assert command.name == name
+    assert run("no-such-command").exit_code == 2
+
+
+def test_a_command_loads_no_other_command() -> None:
+    code = "import sys\nfrom rootdk.cli import main\nmain(['info', '--json'], standalone_mode=False)\n"
+    code += "print(*sorted(name for name in sys.modules if name.startswith('rootdk.commands.')), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["rootdk.commands.info", "rootdk.commands.options"]

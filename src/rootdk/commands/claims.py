@@ -1,0 +1,68 @@
+"""`rootdk claims`: the ledger, checked."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rootdk.errors import RootdkError
+
+from . import options
+
+if TYPE_CHECKING:
+    from rootdk.claims import Record, Setting
+
+
+def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int, ...]) -> tuple[int, ...]:
+    from rootdk.claims import LEDGER
+
+    try:
+        for one in ids:
+            LEDGER[one]
+    except RootdkError as error:
+        raise options.bad_parameter(error) from error
+    return ids
+
+
+@click.command()
+@click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; repeat it.")
+@click.option(
+    "--rows",
+    type=click.IntRange(1024, 1_000_000),
+    default=2048,
+    show_default=True,
+    help="Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one.",
+)
+@options.seed("Seed of what is drawn.")
+@options.as_json("Print JSON in place of text.")
+def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool) -> None:
+    """What is said about the scale, checked.
+
+    Each claim with its source, the evidence with its standard error, and the verdict that follows from it.
+    """
+    import shutil
+
+    from rootdk.claims import Setting
+    from rootdk.claims.table import counts, lines
+
+    records = _checked(ids, Setting(rows=rows, seed=seed))
+    if as_json:
+        found = [one.to_dict() for one in records]
+        click.echo(json.dumps({"rows": rows, "seed": seed, "verdicts": counts(records), "claims": found}, indent=2))
+    else:
+        click.echo("\n".join(lines(records, min(shutil.get_terminal_size().columns, 120))))
+
+
+def _checked(ids: Sequence[int], setting: "Setting") -> list["Record"]:
+    """The records, with a bar on a terminal's standard error: the whole ledger takes some seconds."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from rootdk.claims import LEDGER
+
+    chosen = ids or LEDGER.ids
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        found = LEDGER.check(chosen, setting)
+        return list(progress.track(found, total=len(dict.fromkeys(chosen)), description="checking claims"))
