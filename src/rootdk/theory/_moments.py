@@ -1,41 +1,67 @@
-"""From what one key contributes to the averages over all keys: the integrals that `_laplace` lists."""
+"""From what one key contributes to the averages over all keys, for many pairs (n, sigma) in one call.
+
+With phi, psi_k, rho of `_laplace`:
+
+    E sum p^2           = n            integral of psi_2 phi^(n-1)
+    E sum p^3           = n/2          integral of psi_3 phi^(n-1)
+    E H                 = n(n-1)       integral of psi_1 rho phi^(n-2)
+    E tr J  = E sum_{i!=j} p_i p_j
+                        = n(n-1)       integral of psi_1^2 phi^(n-2)
+    E |J|^2 = E sum_{i!=j} 2 p_i^2 p_j^2 + E sum_{i,j,k distinct} p_i^2 p_j p_k
+                        = n(n-1)/3     integral of psi_2^2 phi^(n-2)
+                        + n(n-1)(n-2)/6 integral of psi_2 psi_1^2 phi^(n-3)
+    E ln Z  = E H + sigma^2 E tr J      because H = ln Z - sum p s, and E sum p s = sigma^2 E tr J by parts
+
+The textbook forms 1 - E sum p^2, E ln Z - sigma^2 E tr J and E sum p^2 - 2 E sum p^3 + E (sum p^2)^2 are differences of
+nearly equal numbers where one key takes all. Here every integrand is positive and only sums are left: nothing cancels,
+at any sigma.
+"""
 
 import numpy as np
 
-from ._laplace import Floats, one_key
+from ._laplace import Floats, alike, highest, lowest, one_key
 
 FIELDS = ("log_sum_exp", "entropy", "p_squared", "p_cubed", "jacobian_trace", "jacobian_norm_squared")
 SLOPE = "slope_squared"
 
 
-def averages(keys: Floats, sigma: float) -> Floats:
-    """One row per field of FIELDS and one for SLOPE, one column per entry of `keys` (1-D).
+def averages(keys: Floats, sigma: Floats) -> Floats:
+    """One row per field of FIELDS and one for SLOPE, one column per pair of the two 1-D arrays."""
+    found = np.empty((len(FIELDS) + 1, keys.size))
+    low, high = lowest(keys, sigma), highest(keys, sigma)
+    for place in alike(keys, sigma):
+        found[:, place] = _together(keys[place], sigma[place], float(low[place].min()), float(high[place].max()))
+    return found
 
-    slope_squared is E sum (dp/dsigma)^2 = E sum p^2 (x - sum p x)^2, what the relative gradient needs along the query:
+
+def _together(keys: Floats, sigma: Floats, low: float, high: float) -> Floats:
+    """slope_squared is E sum (dp/dsigma)^2 = E sum p^2 (x - sum p x)^2, what the relative gradient needs:
 
         n(n-1)/6      integral of 2 (b_2 a_2 - m_2^2) phi^(n-2)
       + n(n-1)(n-2)/6 integral of (b_2 a_1^2 - 2 m_2 m_1 a_1 + a_2 m_1^2) phi^(n-3)
 
     with a_k = psi_k, and m_k, b_k the same with a factor x, x^2.
     """
-    key = one_key(sigma, float(keys.max()))
-    psi1, psi2, psi3 = key.psi
-    (mean1, mean2), square2 = key.first, key.second[1]
-    without_1, without_2 = key.power(keys, 1), key.power(keys, 2)
+    key = one_key(keys, sigma, low, high)
+    (psi1, psi2, psi3), (mean1, mean2), square2 = key.psi, key.first, key.second
     # Two keys leave no third: the power would be phi^-1, and its factor n - 2 is 0.
-    without_3 = key.power(np.maximum(keys, 3.0), 3)
+    without_3 = np.exp(np.maximum(keys - 3, 0.0)[:, None] * key.log_phi)
+    phi = 1 - key.lost
+    without_2 = np.where(keys[:, None] > 2, without_3 * phi, 1.0)
+    without_1 = without_2 * phi
     pairs, triples = keys * (keys - 1), keys * (keys - 1) * (keys - 2)
+    pair, triple = psi1 * without_2, psi1 * without_3
     spread_pair = 2 * (square2 * psi2 - mean2 * mean2)
-    spread_triple = square2 * psi1 * psi1 - 2 * mean2 * mean1 * psi1 + psi2 * mean1 * mean1
+    spread_triple = (square2 * psi1 - 2 * mean2 * mean1) * psi1 + psi2 * mean1 * mean1
+    entropy, trace = pairs * key.integral(pair * key.rho), pairs * key.integral(pair * psi1)
     return np.stack(
         [
-            key.integral((1 - key.lost) * -np.expm1((keys[:, None] - 1) * key.log_phi)),
-            pairs * key.integral(psi1 * key.rho * without_2),
+            entropy + sigma * sigma * trace,
+            entropy,
             keys * key.integral(psi2 * without_1),
             keys / 2 * key.integral(psi3 * without_1),
-            pairs * key.integral(psi1 * psi1 * without_2),
-            pairs / 3 * key.integral(psi2 * psi2 * without_2)
-            + triples / 6 * key.integral(psi2 * psi1 * psi1 * without_3),
+            trace,
+            pairs / 3 * key.integral(psi2 * psi2 * without_2) + triples / 6 * key.integral(psi2 * psi1 * triple),
             pairs / 6 * key.integral(spread_pair * without_2) + triples / 6 * key.integral(spread_triple * without_3),
         ]
     )
