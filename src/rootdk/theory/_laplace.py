@@ -41,7 +41,7 @@ _ALIKE, _MOST_TOGETHER = 1.0, 64
 class OneKey:
     """What one key contributes, on the grid u with the given step; one row per pair (n, sigma).
 
-    `psi` holds psi_1, psi_2, psi_3. `lost` is 1 - phi, because phi^n needs the digits of 1 - phi where n is large.
+    `psi` holds psi_1, psi_2, psi_3, and `half` psi_(1/2). `lost` is 1 - phi, because phi^n needs the digits of 1 - phi where n is large.
     `first` holds E x e^(k y) exp(-e^y) for k = 1 and 2, `second` E x^2 e^(2 y) exp(-e^y), up to one shift of x for the
     whole row; sums in which only differences of x enter do not see the shift.
     """
@@ -50,6 +50,7 @@ class OneKey:
     step: float
     lost: Floats
     psi: Floats
+    half: Floats
     rho: Floats
     first: Floats
     second: Floats
@@ -106,8 +107,11 @@ def highest(keys: Floats, sigma: Floats) -> Floats:
     return np.asarray(np.minimum(end, np.minimum(by_chance, by_middle)))
 
 
-def one_key(keys: Floats, sigma: Floats, low: float, high: float) -> OneKey:
-    """The contributions for pairs that are alike, on a grid from low to high."""
+def one_key(keys: Floats, sigma: Floats, low: float, high: float, deep: float = _NEGLIGIBLE) -> OneKey:
+    """The contributions for pairs that are alike, on a grid from low to high.
+
+    deep: how far below -ln n e^y still counts; psi_(1/2), which falls off half as fast, needs twice as much.
+    """
     least = float(sigma.min())
     stride = max(1, int(least / 10))
     step = STEP * stride
@@ -115,7 +119,7 @@ def one_key(keys: Floats, sigma: Floats, low: float, high: float) -> OneKey:
     if least < _NARROW:
         return _over_x(sigma, step, np.arange(first, last + 1, dtype=np.float64) * step)
     # e^y below this is nothing even n times; above, exp(-e^y) is nothing, or y is out of reach of every u.
-    bottom = math.floor(-(math.log(float(keys.max())) + _NEGLIGIBLE) / STEP)
+    bottom = math.floor(-(math.log(float(keys.max())) + deep) / STEP)
     most = float(sigma.max())
     reach = high + step + most * (8.5 + 3 * most)
     return _over_y(sigma, stride, first, last, bottom, max(bottom + 1, math.ceil(min(_TOP, reach) / STEP)))
@@ -133,6 +137,7 @@ def _over_x(sigma: Floats, step: float, u: Floats) -> OneKey:
         step,
         -np.expm1(-t) @ weight,
         columns @ weight,
+        np.sqrt(t) * kept @ weight,
         _entropy_kernel(y) @ weight,
         columns[:2] @ (weight * x),
         columns[1] @ (weight * x * x),
@@ -155,14 +160,17 @@ def _over_y(sigma: Floats, stride: int, first: int, last: int, bottom: int, top:
     t = np.exp(y)
     t_kept = t * np.exp(-t)
     # x is y/sigma up to a shift, and the division waits until the sums are there.
-    powers = [t_kept, t * t_kept, t * t * t_kept, _entropy_kernel(y), t_kept * y, t * t_kept * y, t * t_kept * y * y]
+    square = t * t_kept
+    powers = [t_kept, square, t * square, np.sqrt(t) * np.exp(-t), _entropy_kernel(y)]
+    powers += [t_kept * y, square * y, square * y * y]
     # einsum and not matmul: products this small gain nothing from BLAS threads and wait for them on a busy machine.
-    psi1, psi2, psi3, rho, first1, first2, second2 = np.einsum("suy,fy->fsu", gauss, np.stack(powers))[..., ::-1]
+    psi1, psi2, psi3, half, rho, first1, first2, second2 = np.einsum("suy,fy->fsu", gauss, np.stack(powers))[..., ::-1]
     return OneKey(
         u,
         STEP * stride,
         np.einsum("suy,y->su", below, t_kept)[:, ::-1],
         np.stack([psi1, psi2, psi3]),
+        half,
         rho,
         np.stack([first1, first2]) / width,
         second2 / width**2,

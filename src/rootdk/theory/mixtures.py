@@ -1,20 +1,15 @@
-"""Means, medians and extremes over the rows of attention with Gaussian q and k, for one setting at a time.
+"""The logits of attention with Gaussian q and k: their spread inside a row, and the largest of a call. Exact.
 
-sigma = |scale| |q| differs from row to row; `Nodes` are values of it with their weights, from `attention.spread_nodes`.
+sigma = |scale| |q| differs from row to row; `attention.spread_nodes` has values of it with their weights.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammainc, gammaincinv, gammaln, log_ndtr
 
-from ._arguments import Floats
 from .attention import spread_nodes
-from .rows import SaturationLaw
-
-Nodes = tuple[Floats, Floats]
 
 
 def mean_length(freedom: float) -> float:
@@ -22,11 +17,6 @@ def mean_length(freedom: float) -> float:
     if freedom > 1e4:  # the logarithms of Gamma would cancel; the next term of the series is 5/(128 d^3)
         return math.sqrt(freedom) * (1 - 1 / (4 * freedom) + 1 / (32 * freedom**2))
     return float(math.sqrt(2) * math.exp(gammaln((freedom + 1) / 2) - gammaln(freedom / 2)))
-
-
-def mean_over(nodes: Nodes, of_sigma: Callable[[float], float]) -> float:
-    """The mean of a function of sigma over rows."""
-    return float(sum(weight * of_sigma(float(sigma)) for sigma, weight in zip(*nodes, strict=True)))
 
 
 def median_row_variance(keys: float, d_k: float, scale: float) -> float:
@@ -49,36 +39,14 @@ def expected_maximum_logit(keys: float, rows: float, d_k: float, scale: float) -
     """E of the largest logit of `rows` rows with keys of their own; its law is (E_sigma Phi(z/sigma)^n)^rows."""
     if scale == 0.0:
         return 0.0
-    sigma, weight = spread_nodes(keys * rows, d_k, scale, finer=4)
+    sigma, weight = spread_nodes(min(keys * rows, 1e15), d_k, scale, finer=3)
     sigma, weight = sigma[sigma > 0], weight[sigma > 0]
-    unit = abs(scale) * math.sqrt(d_k)
-    end = float(sigma.max()) * math.sqrt(2 * (math.log(keys * rows) + 20))
-    z = np.linspace(-9 * unit, end, 4001)
-    above = weight @ -np.expm1(keys * log_ndtr(z / sigma[:, None])) + np.where(z < 0, 1 - weight.sum(), 0.0)
-    law = np.exp(rows * np.log1p(-np.clip(above, 0.0, 1 - 2.0**-53)))
-    return float(end - float((law[1:] + law[:-1]) @ np.diff(z)) / 2)
-
-
-def median_top_probability(nodes: Nodes, keys: float) -> float:
-    """The median of max p, exact, where it is above one half; NaN elsewhere."""
-    laws = [(weight, SaturationLaw(keys, float(sigma))) for sigma, weight in zip(*nodes, strict=True)]
-
-    def excess(logit: float) -> float:
-        threshold = 1 / (1 + math.exp(-logit))
-        return float(sum(weight * law.above(threshold) for weight, law in laws)) - 0.5
-
-    far = 25.0  # a threshold of 1 - 1e-11
-    if not (excess(0.0) > 0 > excess(far)):
-        return math.nan
-    return 1 / (1 + math.exp(-brentq(excess, 0.0, far, xtol=1e-9)))
-
-
-def median_sigma(d_k: float, scale: float) -> float:
-    """|scale| times the median of |q|."""
-    return abs(scale) * math.sqrt(2 * float(gammaincinv(d_k / 2, 0.5)))
-
-
-def p_squared_variance(moments: Floats) -> Floats:
-    """Variance of sum p^2 at one sigma, by the norm's own formula; rounding is cut off at 0."""
-    p_squared, p_cubed, norm_squared = moments[2], moments[3], moments[5]
-    return np.asarray(np.maximum(norm_squared - p_squared + 2 * p_cubed - p_squared**2, 0.0))
+    low, high = -9 * abs(scale) * math.sqrt(d_k), float(sigma.max()) * math.sqrt(2 * (math.log(keys * rows) + 20))
+    points = 400 if d_k > 2 else 4000  # the law of a score has a corner at 0 for two components, and a pole for one
+    for _ in range(2):  # once to see where the law turns, once more to integrate it
+        z = np.linspace(low, high, points)
+        above = weight @ -np.expm1(keys * log_ndtr(z / sigma[:, None])) + np.where(z < 0, 1 - weight.sum(), 0.0)
+        law = np.exp(rows * np.log1p(-np.clip(above, 0.0, 1 - 2.0**-53)))
+        turns = np.flatnonzero((law > 1e-12) & (law < 1 - 1e-12))
+        low, high = float(z[max(turns[0] - 1, 0)]), float(z[min(turns[-1] + 1, len(z) - 1)])
+    return float(z[-1] - float((law[1:] + law[:-1]) @ np.diff(z)) / 2)
