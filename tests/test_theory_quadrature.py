@@ -134,6 +134,30 @@ def test_mixture_against_twice_as_many_nodes(d_k: int, keys: int) -> None:
             assert getattr(found, field) == pytest.approx(weight @ getattr(finer, field), rel=1e-8), (field, scale)
 
 
+TWO_KEYS = [(2, 0.3), (2, 20.0), (8, 8**-0.5), (64, 0.125), (64, 1.0), (128, 1 / 128)]
+
+
+@pytest.mark.parametrize(("d_k", "scale"), TWO_KEYS)
+def test_attention_over_two_keys_against_mpmath(d_k: int, scale: float) -> None:
+    judged = theory_judge.two_keys(d_k, scale)
+    found = attention_moments(2, d_k, scale)
+    for field in FIELDS:
+        assert abs(float(getattr(found, field) / judged[field] - 1)) <= 1e-8, field
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("d_k", "scale", "nodes"), [(64, 0.125, 8), (128, 1.0, 8), (16, 0.25, 12)])
+def test_attention_against_mpmath(d_k: int, scale: float, nodes: int) -> None:
+    """So many nodes leave 1e-9 of Gauss's rule. Some minutes each: an average over one sigma takes 10 s in mpmath."""
+    keys = (3, 1024, 10**9)
+    judged = theory_judge.attention_averages(keys, d_k, scale, nodes)
+    found = attention_moments(keys, d_k, scale)
+    for place, n in enumerate(keys):
+        for field in FIELDS:
+            error = abs(float(getattr(found, field)[place] / judged[place][field] - 1))
+            assert error <= 1e-8, f"{field} at {n} keys: relative error {error:.2g}"
+
+
 def test_mixture_of_two_keys_by_another_road() -> None:
     """d_k = 2: |q|^2 is exponential, so Gauss-Laguerre averages over it; d_k = 1 with two keys: SciPy's quad."""
     from scipy.integrate import quad

@@ -111,3 +111,52 @@ def _panels(edges: Sequence[mpf], degree: int):
         half, middle = (right - left) / 2, (right + left) / 2
         for node, weight in rule:
             yield middle + half * node, half * weight
+
+
+def attention_averages(
+    keys: Sequence[float], d_k: int, scale: float, nodes: int, digits: int = 12
+) -> list[dict[str, mpf]]:
+    """The same averaged over |q|^2, chi-square with d_k: Gauss's rule for its weight x^(d/2 - 1) e^-x, x = |q|^2/2.
+
+    Nodes are the eigenvalues of Laguerre's matrix, weights the squares of what its eigenvectors begin with.
+    rootdk.theory uses the trapezoidal rule in ln |q|.
+    """
+    with mp.workdps(digits + 10):
+        alpha = mpf(d_k) / 2 - 1
+        matrix = mp.matrix(nodes)
+        for i in range(nodes):
+            matrix[i, i] = 2 * i + 1 + alpha
+            if i:
+                matrix[i, i - 1] = matrix[i - 1, i] = mp.sqrt(i * (i + alpha))
+        values, vectors = mp.eigsy(matrix)
+        found = [dict.fromkeys(FIELDS, mpf(0)) for _ in keys]
+        for place in range(nodes):
+            weight = vectors[0, place] ** 2
+            for total, part in zip(found, averages(keys, abs(scale) * mp.sqrt(2 * values[place]), digits), strict=True):
+                for field in FIELDS:
+                    total[field] += weight * part[field]
+        return found
+
+
+def two_keys(d_k: int, scale: float, digits: int = 20) -> dict[str, mpf]:
+    """The averages of attention over two keys for even d_k, where everything hangs on the difference of the two scores.
+
+    It is sqrt(2) scale times a product <q, k> of standard normal vectors, and that is a sum of m = d_k/2 numbers of density
+    e^-|x|/2. So its density is e^-|x| times a polynomial, with coefficients (m-1+j)!/(j! (m-1-j)! 2^j) of x^(m-1-j).
+    """
+    with mp.workdps(digits + 10):
+        m, width = d_k // 2, mp.sqrt(2) * abs(mpf(scale))
+        polynomial = [mp.fac(m - 1 + j) / (mp.fac(j) * mp.fac(m - 1 - j) * mpf(2) ** j) for j in range(m)]
+        front = 2 / (mpf(2) ** m * mp.fac(m - 1))
+        bend, spread = 1 / width, mp.sqrt(d_k)
+        far = 60 + 12 * spread
+        edges = {mpf(0), far, *(bend * k / 2 for k in range(1, 60)), *(spread * k / 4 for k in range(1, 49))}
+        found = dict.fromkeys(FIELDS, mpf(0))
+        for x, weight in _panels(sorted(edge for edge in edges if edge <= far), 3):
+            chance = weight * front * mp.exp(-x) * mp.polyval(polynomial, x)
+            gap = width * x
+            trace, log_sum = 1 / (2 * mp.cosh(gap / 2) ** 2), mp.log1p(mp.exp(-gap))  # 2 p (1 - p); ln Z less the larger
+            values = (gap / 2 + log_sum, log_sum + gap / (1 + mp.exp(gap)), 1 - trace, 1 - 3 * trace / 2, trace, trace**2)
+            for field, value in zip(FIELDS, values, strict=True):
+                found[field] += chance * value
+        return found
