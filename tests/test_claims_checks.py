@@ -17,6 +17,7 @@ from rootdk.claims.definition import by_the_formula, derivative, pulled_back, so
 from rootdk.claims.draw import generator, normal, over_groups, reading, sign, student, uniform
 from rootdk.claims.figures import EIGHTH, POWERS, TENTH
 from rootdk.claims.sharpness import root
+from rootdk.claims.table import lines
 from rootdk.claims.weights import live_entries
 from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
 
@@ -271,3 +272,23 @@ def test_claims_load_nothing_above_them() -> None:
     command = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+# Targets that follow from the claim or from rounding: no change, none at all, a bound on errors.
+DERIVED = {(1, "error / rounding bound, float64"), (1, "error / rounding bound, float32"),
+           (14, "largest gap to finite differences"), (14, "largest gap to attention_vjp")}  # fmt: skip
+
+
+def test_a_target_that_is_a_choice_is_named_as_one(records: dict[int, Record]) -> None:
+    """Whoever says "extremely small" gives no number. Where one is put in, the record says that it is ours, and why."""
+    for number, record in records.items():
+        for one in record.evidence:
+            if one.relation in ("<", ">") and one.role != "shown":
+                assert bool(one.choice) != ((number, one.name) in DERIVED), (number, one.name)
+    assert "our choice" in "\n".join(lines([records[13]]))
+    assert Record.from_dict(json.loads(records[13].to_json())).evidence[0].choice
+
+
+def test_every_claim_has_a_title_that_two_of_fit_a_line() -> None:
+    for one in LEDGER:
+        assert 0 < len(one.title) <= 32

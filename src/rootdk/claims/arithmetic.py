@@ -21,6 +21,7 @@ SIGNS = MappingProxyType({-1: "1/2", 1: "1/2"})
 
 @claim(
     5,
+    title="d of d^2 terms average 1",
     statement="This is exact: of the d^2 terms of (q.k)^2, d average 1 and the others 0. d = 3: 9 terms, 3 and 6; "
     "d = 64: 4096 terms, 64 and 4032.",
     source=LATER,
@@ -69,6 +70,7 @@ def _by_moments(chances: Chances, d: int) -> dict[Fraction, int]:
 
 @claim(
     6,
+    title="c divides the variance by c^2",
     statement="Dividing by c divides the variance by c^2: 2, 4, 6 has variance 2.67 and its half 1, 2, 3 has 0.67. So "
     "c = sqrt(d_k) brings d_k to 1.",
     source=LATER,

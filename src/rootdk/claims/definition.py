@@ -33,6 +33,7 @@ def by_the_formula(query: Floats, key: Floats, value: Floats) -> Floats:
 
 @claim(
     1,
+    title="attention is the formula",
     statement="Attention is the softmax of Q K'/sqrt(d_k), times V.",
     source=f"{PAPER}, section 3.2.1",
     method="rootdk.attention with its default scale against that formula in float64: the largest error as a share of "
@@ -91,6 +92,7 @@ def derivative(weights: Floats) -> Floats:
 
 @claim(
     14,
+    title="derivative of softmax",
     statement="The derivative of weight i by score j is s_i (1 - s_i) for i = j and -s_i s_j otherwise.",
     source=LATER,
     method="The formula against central differences of a softmax, and against the gradient that attention_vjp pulls "

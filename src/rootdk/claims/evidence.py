@@ -28,6 +28,8 @@ class Evidence:
     role        "decides": without it the claim is false. "limits": where this disagrees, the claim holds under a
                 condition only. "shown": for the reader
     otherwise   what its disagreement means, in words
+    choice      why the target is where it is, if the claim leaves that open ("extremely small", "nearly all"): then
+                the number is ours, and another one may be put in its place
 
     >>> Evidence("e", 2.71828, "=", 2.718, slack=5e-4).agrees
     True
@@ -43,6 +45,7 @@ class Evidence:
     slack: float = 0.0
     role: str = DECIDES
     otherwise: str = ""
+    choice: str = ""
 
     def __post_init__(self) -> None:
         if self.relation not in _RELATIONS:

@@ -19,6 +19,7 @@ POWERS = {1: "2.718", 5: "148.4", 10: "22,026", 20: "485,165,195", 50: "5,184,70
 
 @claim(
     7,
+    title="powers of e, as printed",
     statement="e^1 = 2.718, e^5 = 148.4, e^10 = 22,026, e^20 = 485,165,195, e^50 = 5,184,705,528,587,072,045.",
     source=LATER,
     method="Decimal arithmetic with 50 digits, rounded to the printed ones.",
@@ -67,6 +68,7 @@ EIGHTH = (((14, 10, 12), ("0.867", "0.016", "0.117")), ((1.75, 1.25, 1.5), ("0.4
 
 @claim(
     8,
+    title="softmax of 50, 10, 5",
     statement="Scores 50, 10, 5 give weights 1, 0, 0, all but exactly; a tenth of them gives .971, .018, .011.",
     source=LATER,
     method="The operator on these scores, to the printed digit.",
@@ -78,6 +80,7 @@ def large_scores_take_all(_setting: Setting, examples: Weights = TENTH) -> Itera
 
 @claim(
     10,
+    title="softmax of 14, 10, 12",
     statement="At d_k = 64 scores 14, 10, 12 give weights .867, .016, .117; divided by 8 they give .419, .254, .326.",
     source=LATER,
     method="The operator on these scores, to the printed digit.",

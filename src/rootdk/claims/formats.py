@@ -18,10 +18,12 @@ from .ledger import LATER, Setting, claim
 FORMATS = ("float32", "bfloat16", "float16")
 # Products this small stay on one thread of BLAS, whose threads wait long for each other on a busy machine.
 _GROUPS, _ROWS, _KEYS, _D_V = 16, 8, 64, 32
+_UNSTABLE = "one bit more lost than with 1/sqrt(d_k) is the least that may be called unstable"
 
 
 @claim(
     13,
+    title="1/d_k may be unstable",
     statement="Dividing by d_k may be numerically unstable, because values become small.",
     source=LATER,
     method="attention and its gradient to q in each format against the float64 reference on the same inputs: relative "
@@ -55,9 +57,9 @@ def small_values(
     only = f"only in {_where(unstable, tiny)}; elsewhere {kept}"
     # That something may be unstable is true if the worst is; that anything is not is its condition.
     ratio, error = found[worst]
-    yield Evidence("largest ratio of all", ratio, ">", twice, error, otherwise=nowhere)
+    yield Evidence("largest ratio of all", ratio, ">", twice, error, otherwise=nowhere, choice=_UNSTABLE)
     for text, (ratio, error) in found.items():
-        yield Evidence(text, ratio, ">", twice, error, role=LIMITS, otherwise=only)
+        yield Evidence(text, ratio, ">", twice, error, role=LIMITS, otherwise=only, choice=_UNSTABLE)
     for name in formats:
         small, unit = (float(format_effect(sigma, name).score_error) for sigma in (max(d_ks) ** -0.5, 1.0))
         yield Evidence(f"{name}, d_k = {max(d_ks)}: stored score", small / unit, role=SHOWN)

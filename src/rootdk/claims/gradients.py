@@ -18,11 +18,13 @@ from .sharpness import KEYS, Scale, root, unscaled
 from .weights import live_entries
 
 Gradient = Callable[[Any, Any, Any], Any]
-_NEAR = 0.02  # in the exponent: a factor of 1.15 at d_k = 1024, where the rules that people use differ by 32
+_NEAR = 0.02
+_NEAR_IS = "near is 0.02 in the exponent, a factor of 1.15 at d_k = 1024, where the rules that people use differ by 32"
 
 
 @claim(
     2,
+    title="unscaled gradients are tiny",
     statement="For large d_k dot products grow large and push the softmax to where its gradients are extremely small.",
     source=f"{PAPER}, section 3.2.1, as a suspicion and without an experiment",
     method=f"Rows of {KEYS} keys, normal q and k, no scale: variance of the scores, trace of the softmax Jacobian J, "
@@ -43,10 +45,12 @@ def gradients_vanish(
     found = reading(setting, largest, KEYS, scale(largest))
     trace, error = over_groups(found.jacobian_trace, np.median)
     text = f"median tr J, d_k = {largest} / d_k = {smallest}"
-    yield Evidence(text, trace / median[smallest], "<", 0.1, error / median[smallest])
+    small = "a loss of ten times in the typical row is taken for extremely small; with the scale nothing is lost"
+    yield Evidence(text, trace / median[smallest], "<", 0.1, error / median[smallest], choice=small)
     # With 1/sqrt(d_k) the trace is 1 - e/n and not one row is below.
     dead, error = over_groups(found.jacobian_trace < 0.01)
-    yield Evidence(f"d_k = {largest}: rows with tr J < .01", dead, ">", 1 / 3, error)
+    many = "one row in three without an answer is more than an accident; with the scale there is none"
+    yield Evidence(f"d_k = {largest}: rows with tr J < .01", dead, ">", 1 / 3, error, choice=many)
     scales = np.array([[scale(d_k), root(d_k)] for d_k in d_ks])
     sizes = np.array(d_ks)[:, None]
     norm = np.sqrt(attention_moments(KEYS, sizes, scales).jacobian_norm_squared)
@@ -57,11 +61,13 @@ def gradients_vanish(
     said += " what it is with the scale"
     for name, ratio in ratios.items():
         text = f"d_k {d_ks[-1]}: {name}, unscaled / scaled"
-        yield Evidence(text, ratio, "<", 1.0, role=LIMITS, otherwise=said)
+        smaller = "to be smaller at all than with the scale is the least that the claim asks"
+        yield Evidence(text, ratio, "<", 1.0, role=LIMITS, otherwise=said, choice=smaller)
 
 
 @claim(
     15,
+    title="most derivatives are tiny",
     statement="Where the weights are skewed most derivatives are tiny.",
     source=LATER,
     method=f"Rows of {KEYS} keys, normal q and k, d_k = 1024, no scale: trace of the Jacobian J, share of its entries "
@@ -75,9 +81,11 @@ def skewed_rows(
 ) -> Iterator[Evidence]:
     """spreads are values of sigma in rising order."""
     trace, error = over_groups(reading(setting, d_k, KEYS, scale(d_k)).jacobian_trace, np.median)
-    yield Evidence("median tr J", trace, "<", 0.1, error)
+    tiny = "of the trace of an even row, which is next to 1, a tenth"
+    yield Evidence("median tr J", trace, "<", 0.1, error, choice=tiny)
     skewed, even = (live_entries(setting, d_k, KEYS, one) for one in (scale(d_k), root(d_k)))
-    yield Evidence("entries of J from .001 on", skewed[0], "<", 0.01, skewed[1])
+    most = "most is 99 of 100 entries; tiny is below 1/1000, where an entry can reach 1/4"
+    yield Evidence("entries of J from .001 on", skewed[0], "<", 0.01, skewed[1], choice=most)
     yield Evidence("the same with 1/sqrt(d_k)", even[0], error=even[1], role=SHOWN)
     norm = np.sqrt(softmax_moments(KEYS, np.array(spreads)).jacobian_norm_squared)
     top = int(norm.argmax())
@@ -96,6 +104,7 @@ def skewed_rows(
 
 @claim(
     19,
+    title="derived and not tuned",
     statement="The scale 1/sqrt(d_k) is derived and not tuned.",
     source=LATER,
     method="Of all scales d_k^-a the one that best keeps |do/dq|/|o| at 1 for d_k from 16 to 1024 is searched, by "
@@ -118,11 +127,12 @@ def derived(
             "=",
             exponent,
             slack=_NEAR,
+            choice=_NEAR_IS,
             role="decides" if number in many else LIMITS,
             otherwise=f"with many keys: with {number} the best a is {best:.3f}, because |do/dq|/|o| under 1/sqrt(d_k) "
             f"is {level:.2f} there; the a that keeps it equal at every d_k is {flattest:.3f}",
         )
-        yield Evidence(f"{number} keys: a that keeps it equal", flattest, "=", exponent, slack=_NEAR)
+        yield Evidence(f"{number} keys: a that keeps it equal", flattest, "=", exponent, slack=_NEAR, choice=_NEAR_IS)
         yield Evidence(f"{number} keys: |do/dq|/|o| at a = 1/2", level, role=SHOWN)
 
 

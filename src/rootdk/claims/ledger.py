@@ -50,6 +50,7 @@ class Claim:
 
     gather is called as gather(setting, **inputs). Everything that it takes the claim by (printed figures, rules,
     formulas, laws) is an input with a default, so that another input can lead to another verdict. None: not yet.
+    title is the statement in so few words that two fit a line.
     """
 
     id: int
@@ -57,6 +58,7 @@ class Claim:
     source: str
     method: str
     gather: Check | None = None
+    title: str = ""
 
     def check(self, setting: Setting | None = None, **inputs: Any) -> Record:
         """Run the check: the evidence, and with it the verdict."""
@@ -64,11 +66,11 @@ class Claim:
         return Record(self.id, self.statement, self.source, self.method, evidence)
 
 
-def claim(number: int, *, statement: str, source: str, method: str) -> Callable[[Check], Claim]:
+def claim(number: int, *, statement: str, source: str, method: str, title: str = "") -> Callable[[Check], Claim]:
     """Make a Claim of the function below, which gathers its evidence."""
 
     def of(gather: Check) -> Claim:
-        return Claim(number, statement, source, method, gather)
+        return Claim(number, statement, source, method, gather, title)
 
     return of
 
@@ -110,7 +112,7 @@ class Ledger:
 
     def __getitem__(self, number: int) -> Claim:
         if number not in self._claims:
-            raise ArgumentError(f"id: must be one of {_spans(self.ids)}, got {number!r}")
+            raise ArgumentError(f"id: must be one of {spans(self.ids)}, got {number!r}")
         return self._claims[number]
 
     def check(self, ids: Sequence[int] | None = None, setting: Setting | None = None) -> Iterator[Record]:
@@ -119,12 +121,16 @@ class Ledger:
         return (one.check(setting) for one in chosen)
 
 
-def _spans(ids: Sequence[int]) -> str:
-    """1, 2, 3, 7 as '1-3, 7'."""
-    spans: list[list[int]] = []
+def spans(ids: Sequence[int]) -> str:
+    """Numbers in order, runs of them as one.
+
+    >>> spans([1, 2, 3, 7])
+    '1-3, 7'
+    """
+    runs: list[list[int]] = []
     for number in ids:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) or "no numbers yet"
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "no numbers yet"

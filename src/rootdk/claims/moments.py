@@ -28,6 +28,7 @@ SAMPLED: Samplers = {"normal": normal, "uniform": uniform, "signs": sign, "Stude
 
 @claim(
     3,
+    title="q.k has variance d_k",
     statement="If the components of q and k are independent with mean 0 and variance 1, then q.k has mean 0 and "
     "variance d_k.",
     source=f"{PAPER}, section 3.2.1, footnote 4",
@@ -66,6 +67,7 @@ def _vectors(rng: np.random.Generator, sampler: Sampler, count: int, d_k: int) -
 
 @claim(
     4,
+    title="q_i k_i has variance 1",
     statement="Each product q_i k_i has mean 0 and variance 1.",
     source=f"{PAPER}, section 3.2.1, footnote 4; {LATER}",
     method="As for claim 3, with a single component.",
@@ -87,6 +89,7 @@ def product_moments(setting: Setting, laws: Laws = ENUMERABLE, samplers: Sampler
 
 @claim(
     17,
+    title="q, k start at variance 1",
     statement="Weights start with mean 0 and variance 1, and so q and k do too.",
     source=LATER,
     method="Random weights times random inputs of unit variance; new weights for every group. Once with weights of "
@@ -130,6 +133,7 @@ def _projected(setting: Setting, d_model: int, d_k: int, variance: float) -> tup
 
 @claim(
     20,
+    title="scaled by sqrt(d_k)",
     statement="Scores are scaled by sqrt(d_k).",
     source=f"{LATER}; {PAPER}, section 3.2.1, writes 1/sqrt(d_k)",
     method="The variance of the scores divided by sqrt(d_k), and multiplied by it: by the rule, and measured.",

@@ -12,6 +12,8 @@ from .evidence import LIMITS, SHOWN, Evidence
 from .ledger import LATER, Setting, claim
 
 KEYS = 512
+_MOST = "nearly all the weight is 99 %, and that it takes it means in most rows"
+_EVEN = "weights that leave 1 % of ln n at most are near 1/n each"
 Scale = Callable[[int], float]
 
 
@@ -27,6 +29,7 @@ def root(d_k: int) -> float:
 
 @claim(
     9,
+    title="hardly matters at small d_k",
     statement="At d_k = 4 the query 1, 0, 1, 0 and the key 0, 1, 1, 1 score 1, and 0.5 after the scale: for small d_k "
     "the scale hardly matters.",
     source=LATER,
@@ -53,14 +56,17 @@ def small_d_k(
     ]
     lost = ((entropy[0] - entropy[1]) / math.log(KEYS)).tolist()
     for d_k, share in zip(larger, lost[1:], strict=True):
-        yield Evidence(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2)
+        clearly = "less than half of what is lost at the larger d_k is clearly less"
+        yield Evidence(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2, choice=clearly)
     said = f"in comparison only: at d_k = {small} the entropy is still {lost[0]:.0%} of ln n lower without the scale, "
     said += " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
-    yield Evidence(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=said)
+    little = "a twentieth of ln n, 0.31 nats of 512 keys, is what hardly may mean"
+    yield Evidence(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=said, choice=little)
 
 
 @claim(
     11,
+    title="one word takes all the weight",
     statement="Without the scale one word takes nearly all the weight.",
     source=LATER,
     method="Share of measured rows in which one key has more than 99 %, and the median effective number of keys, for "
@@ -79,18 +85,18 @@ def one_key_takes_all(
     for d_k in sorted({*d_ks} - {usual, largest}):
         share, error = taken[d_k]
         yield Evidence(f"rows with p > .99, d_k = {d_k}, {middle} keys", share, error=error, role=SHOWN)
-    yield Evidence(
-        f"rows with p > .99, d_k = {largest}, {middle} keys", taken[largest][0], ">", 0.5, error=taken[largest][1]
-    )
+    text, (share, error) = f"rows with p > .99, d_k = {largest}, {middle} keys", taken[largest]
+    yield Evidence(text, share, ">", 0.5, error=error, choice=_MOST)
     effective, error = over_groups(reading(setting, largest, middle, scale(largest)).effective_keys, np.median)
-    yield Evidence(f"effective keys, d_k = {largest}, {middle} keys", effective, "<", 2.0, error=error)
+    fewer = "two keys that share a row evenly make 2; one that takes nearly all makes less"
+    yield Evidence(f"effective keys, d_k = {largest}, {middle} keys", effective, "<", 2.0, error=error, choice=fewer)
     most = [d_k for d_k, (share, error) in sorted(taken.items()) if Evidence("", share, ">", 0.5, error).agrees]
     said = f"in most rows for large d_k only: with {middle} keys in {taken[usual][0]:.0%} of rows at d_k = {usual}"
     said += f", clearly in more than half at d_k = {most[0]}" if most else ", nowhere clearly in more than half"
     for n in keys:
         share, error = taken[usual] if n == middle else _taken(setting, usual, n, scale(usual))
         text = f"rows with p > .99, d_k = {usual}, {n} keys"
-        yield Evidence(text, share, ">", 0.5, error=error, role=LIMITS, otherwise=said)
+        yield Evidence(text, share, ">", 0.5, error=error, role=LIMITS, otherwise=said, choice=_MOST)
     effective, error = over_groups(reading(setting, usual, middle, scale(usual)).effective_keys, np.median)
     yield Evidence(f"effective keys, d_k = {usual}, {middle} keys", effective, error=error, role=SHOWN)
 
@@ -101,6 +107,7 @@ def _taken(setting: Setting, d_k: int, keys: int, scale: float) -> tuple[float, 
 
 @claim(
     12,
+    title="1/d_k makes weights alike",
     statement="Dividing by d_k itself gives scores of variance 1/d_k and weights near 1/n each, less able to tell keys "
     "apart.",
     source=LATER,
@@ -118,11 +125,13 @@ def divided_by_d_k(
         yield Evidence(f"d_k = {d_k}: variance times d_k", float(rule_variance(rule, d_k)) * d_k, "=", 1.0, slack=1e-15)
         found = reading(setting, d_k, KEYS, rule)
         ratio, error = over_groups(found.entropy_ratio)
-        yield Evidence(f"d_k = {d_k}: entropy / ln n", ratio, ">", 0.99, error=error)
+        yield Evidence(f"d_k = {d_k}: entropy / ln n", ratio, ">", 0.99, error=error, choice=_EVEN)
         top, error = over_groups(found.top_probability * KEYS)
-        yield Evidence(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error=error)
+        near = "twice 1/n at most is near 1/n; with 1/sqrt(d_k) the largest weight is several times that"
+        yield Evidence(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error=error, choice=near)
         gradient = float(relative_gradient(KEYS, d_k, rule_factor(rule, d_k)) / relative_gradient(KEYS, d_k, root(d_k)))
-        yield Evidence(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", gradient, "<", 0.25)
+        less = "a quarter of what passes with 1/sqrt(d_k) is clearly less able"
+        yield Evidence(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", gradient, "<", 0.25, choice=less)
     grown = {
         d_k: over_groups(reading(setting, d_k, KEYS, rule_factor(rule, d_k) * growth(d_k) ** 2).entropy_ratio)
         for d_k in d_ks
@@ -132,7 +141,7 @@ def divided_by_d_k(
     said += f" they leave an entropy of {', '.join(f'{ratio:.2f}' for ratio, _ in grown.values())} ln n"
     for d_k, (ratio, error) in grown.items():
         text = f"d_k = {d_k}, grown q and k: entropy / ln n"
-        yield Evidence(text, ratio, ">", 0.99, error=error, role=LIMITS, otherwise=said)
+        yield Evidence(text, ratio, ">", 0.99, error=error, role=LIMITS, otherwise=said, choice=_EVEN)
 
 
 def rule_factor(rule: str, d_k: int) -> float:

@@ -36,6 +36,8 @@ def lines(records: Sequence[Record], width: int = 80) -> Iterator[str]:
             yield " " * _INDENT + "evidence"
         for one in record.evidence:
             yield from _number(one, width)
+        for text in dict.fromkeys(f"{number(one.target)}: {one.choice}" for one in record.evidence if one.choice):
+            yield from _entry("our choice", text, width)
         yield ""
     yield from textwrap.wrap(summary(records), width)
 

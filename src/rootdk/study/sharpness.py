@@ -9,7 +9,7 @@ from rootdk.theory import saturation, softmax_moments, top_probability
 
 from . import checks
 from .result import Comparison, Result
-from .sampling import Tell, chunks, compare, compare_share
+from .sampling import Floats, Tell, chunks, compare, compare_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +44,24 @@ _LABELS = _MEANS | {"norm": "|J|^2", "top": "largest weight", "frozen": "rows wi
 
 
 def run(spec: SharpnessSpec, tell: Tell) -> Result:
-    """Means over rows through rootdk.measure: one query component sigma, one key component per logit."""
+    """Means over rows through rootdk.measure: a query of one component per sigma, a key of one component per logit."""
     rng = np.random.default_rng([spec.seed, 3])
     names = (*_MEANS, "jacobian_norm", "top_probability")
-    kept: dict[float, dict[str, list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]]] = {
-        sigma: {name: [] for name in names} for sigma in spec.sigma
-    }
+    kept: dict[str, list[Floats]] = {name: [] for name in names}
     done = 0
     for rows in chunks(spec.rows, spec.keys, most=500_000):
         # float64, because 1 - sum p^2 of a flat row loses in float32 what the standard error still shows.
         key = rng.standard_normal((rows, spec.keys, 1))
-        for sigma in spec.sigma:
-            _, reading = measure(np.full((rows, 1, 1), sigma), key, key, scale=1.0)
-            for name in names:
-                kept[sigma][name].append(getattr(reading, name)[..., 0])
+        query = np.broadcast_to(np.array(spec.sigma)[:, None], (rows, len(spec.sigma), 1))
+        _, reading = measure(query, key, key, scale=1.0)
+        for name in names:
+            kept[name].append(getattr(reading, name))
         done += rows
         tell(done / spec.rows)
+    by_sigma = {name: np.concatenate(parts) for name, parts in kept.items()}
     found: list[Comparison] = []
-    for sigma, told in zip(spec.sigma, _theory(spec.sigma, spec.keys), strict=True):
-        rows_of = {name: np.concatenate(parts) for name, parts in kept[sigma].items()}
+    for number, (sigma, told) in enumerate(zip(spec.sigma, _theory(spec.sigma, spec.keys), strict=True)):
+        rows_of = {name: column[:, number] for name, column in by_sigma.items()}
         setting = {"sigma": sigma, "keys": spec.keys}
         found += [compare(label, setting, told[name], rows_of[name]) for name, label in _MEANS.items()]
         found.append(compare(_LABELS["norm"], setting, told["norm"], rows_of["jacobian_norm"] ** 2))

@@ -11,15 +11,15 @@ from rootdk.study import Cache, Result, name_of, plan, run
 
 # Seconds of one core at the default size: how far the bar moves for each.
 _COST = {
-    "variance": 1.8,
-    "scores": 0.9,
-    "sharpness": 2.2,
-    "gradient": 0.6,
-    "rules": 2.8,
-    "length": 2.4,
-    "formats": 0.2,
-    "premises": 0.7,
-    "claims": 4.0,
+    "variance": 0.5,
+    "scores": 0.2,
+    "sharpness": 0.6,
+    "gradient": 0.4,
+    "rules": 2.2,
+    "length": 2.0,
+    "formats": 0.1,
+    "premises": 1.0,
+    "claims": 3.0,
 }
 _CLAIM_ROWS = {"quick": 1024, "default": 2048, "full": 20_000}
 Progress = Callable[[str, float], None]

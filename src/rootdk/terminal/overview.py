@@ -2,8 +2,13 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+import numpy as np
 
 from rootdk import _views
+from rootdk.claims import CONDITIONAL, FAILS, HOLDS, LEDGER, OPEN
+from rootdk.claims.ledger import spans
 from rootdk.study import Comparison
 
 from .job import Findings, worst
@@ -27,7 +32,6 @@ def lines(findings: Findings) -> Iterator[str]:
     yield from _table(findings)
     yield ""
     yield from _agreement(findings)
-    yield ""
     yield from _claims(findings)
     yield ""
     yield from _scale(findings)
@@ -54,47 +58,48 @@ def _agreement(findings: Findings) -> Iterator[str]:
     compared = sum(one.compared for one in findings.results)
     result = worst(findings.results)
     off = abs(result.worst.disagreement or 0.0)
-    text = (
-        f"Theory against measurement: {compared} numbers in {len(findings.results)} experiments; the largest "
-        f"disagreement is {off:.1f} standard errors ({result.experiment}: {result.worst.quantity})."
-    )
+    text = f"Theory against measurement, {compared} numbers: at most {off:.1f} standard errors apart."
     if off > _CONTRADICTION:
-        text += f" More than {_CONTRADICTION:g} is a contradiction: look into it."
+        text += f" That is {result.worst.quantity} of {result.experiment}, and more than {_CONTRADICTION:g} is a "
+        text += "contradiction: look into it."
     yield from textwrap.wrap(text, WIDTH)
 
 
 def _claims(findings: Findings) -> Iterator[str]:
-    """Numbers of the claims that hold or were not checked; a line for each of the others."""
-    groups: dict[str, list[dict[str, object]]] = {}
+    """Numbers of the claims that hold or were not checked; the others by their titles."""
+    groups: dict[str, list[int]] = {}
     for one in findings.claims:
-        groups.setdefault(str(one["verdict"]), []).append(one)
-    for verdict in sorted(groups, key=_order):
-        some = groups[verdict]
-        head = f"{len(some)} claim{'s' * (len(some) != 1)}: {verdict}"
-        if verdict in ("holds", "not checked"):
-            yield from textwrap.wrap(f"{head}: {_ids(some)}", WIDTH, subsequent_indent="   ")
-            continue
-        yield head + (" (which: rootdk claims)" if "condition" in verdict else "")
-        for one in some:
-            yield f"{one['id']!s:>4}  " + textwrap.shorten(str(one["statement"]), WIDTH - 6, placeholder=" ...")
+        groups.setdefault(str(one["verdict"]), []).append(int(str(one["id"])))
+    plain = [
+        f"{len(ids)} {words}: {spans(ids)}"
+        for verdict, words in ((HOLDS, "hold"), (OPEN, "need training"))
+        if (ids := groups.get(verdict))
+    ]
+    if plain:
+        yield from textwrap.wrap(f"Of {len(findings.claims)} claims {'; '.join(plain)}.", WIDTH)
+    for verdict, one, more in (
+        (CONDITIONAL, "holds under a condition", "hold under a condition"),
+        (FAILS, "does not hold", "do not hold"),
+    ):
+        if ids := groups.get(verdict):
+            yield f"{len(ids)} {one if len(ids) == 1 else more} (how: rootdk claims):"
+            yield from _in_two_columns([f"{number:>4}  {LEDGER[number].title}" for number in ids])
 
 
-def _order(verdict: str) -> int:
-    known = ("holds", "holds under a condition", "does not hold")
-    return known.index(verdict) if verdict in known else len(known)
-
-
-def _ids(claims: Sequence[dict[str, object]]) -> str:
-    return ", ".join(str(one["id"]) for one in claims)
+def _in_two_columns(cells: Sequence[str]) -> Iterator[str]:
+    """Read down and then across, as a list is."""
+    half = (len(cells) + 1) // 2
+    width = max(map(len, cells)) + 2
+    for first, second in zip_longest(cells[:half], cells[half:], fillvalue=""):
+        yield f"{first:<{width}}{second}".rstrip()
 
 
 def _scale(findings: Findings) -> Iterator[str]:
     """The scale that keeps logits at variance 1, and what it does to the gradient."""
     from rootdk.theory import relative_gradient
 
-    parts = []
-    for d_k in findings.job.d_k:
-        flow = float(relative_gradient(findings.job.keys, d_k, d_k**-0.5))
-        parts.append(f"{d_k**-0.5:.4g} at d_k = {d_k} (|do/dq|/|o| = {flow:.2f})")
-    text = "The scale for logits of variance 1: " + ", ".join(parts) + "."
-    yield from textwrap.wrap(text, WIDTH)
+    job = findings.job
+    flows = relative_gradient(job.keys, np.array(job.d_k), np.array(job.d_k) ** -0.5)
+    scales = ", ".join(f"{d_k**-0.5:.4g} at d_k = {d_k}" for d_k in job.d_k)
+    flow = ", ".join(f"{one:.2f}" for one in flows)
+    yield from textwrap.wrap(f"Your scale: {scales}; |do/dq|/|o|: {flow}.", WIDTH)
