@@ -14,6 +14,7 @@ from rootdk import theory
 from rootdk.claims import LEDGER
 from rootdk.cli import main
 from rootdk.errors import ArgumentError
+from rootdk.files import write_atomically
 from rootdk.study import prove, setting
 from rootdk.terminal import job, overview
 
@@ -190,6 +191,23 @@ def test_a_folder_in_the_way_of_the_default_report(rootdk: Any, tmp_path: Path) 
     result = rootdk(*SMALL)
     assert result.exit_code == 2
     assert "is a folder" in result.output
+
+
+def test_a_device_is_not_replaced_by_a_file(rootdk: Any, tmp_path: Path) -> None:
+    """A rename would do that, and quietly; a link is followed, so that the file is written that it leads to."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        result = rootdk(*SMALL, "--out", name)
+        assert result.exit_code == 2
+        assert f"{name} is not a regular file" in result.output
+        with pytest.raises(OSError, match="not a regular file"):
+            write_atomically(tmp_path / name, "text")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "to").symlink_to(tmp_path / "real.html")
+    write_atomically(tmp_path / "to", "text")
+    assert (tmp_path / "to").is_symlink()
+    assert (tmp_path / "real.html").read_text() == "text"
 
 
 def test_a_report_that_cannot_be_written_leaves_nothing(

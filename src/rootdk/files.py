@@ -1,6 +1,7 @@
 """Writing a file so that nobody ever sees half of it."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -9,19 +10,25 @@ from pathlib import Path
 def write_atomically(path: Path, text: str) -> None:
     """Write beside the target and rename: afterwards the file is whole, or what was there before.
 
+    Through a link the file is written that it leads to. What is there and is no regular file, such as a device, is an
+    OSError: a rename would put a file in its place.
+
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     write_atomically(Path(folder) / "a.txt", "whole")
     ...     [(file.name, file.read_text()) for file in Path(folder).iterdir()]
     [('a.txt', 'whole')]
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         # A temporary file is for its owner alone; a report is a file like others.
         Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        Path(temporary).replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()

@@ -45,6 +45,7 @@ def bench(
     from rootdk.bench.launch import BenchError, Options, run
     from rootdk.bench.machine import cpus_allowed
     from rootdk.bench.setting import SECTIONS
+    from rootdk.files import write_atomically
 
     kernel()  # so that a missing one is an error here and not in the middle of another process's output
     sections = SECTIONS if "all" in what else what
@@ -63,7 +64,7 @@ def bench(
     if output is not None:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(report, indent=2) + "\n")
+            write_atomically(output, json.dumps(report, indent=2) + "\n")
         except OSError as error:
             raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
         click.echo(f"written to {output}", err=True)

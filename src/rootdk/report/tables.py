@@ -91,8 +91,16 @@ def _evidence(claim: Mapping[str, Any]) -> str:
         rows.append([str(one["name"]), number(float(one["value"])), error, said, verdict])
     if not rows:
         return ""
-    inside = table(["evidence", "found", "s.e.", "said", "agrees"], rows)
+    inside = table(["evidence", "found", "s.e.", "said", "agrees"], rows) + _choices(claim["evidence"])
     return f"<details><summary>evidence ({len(rows)})</summary>{inside}</details>"
+
+
+def _choices(evidence: Sequence[Mapping[str, Any]]) -> str:
+    """Targets that the claim leaves open, with the reason for each."""
+    found = dict.fromkeys(f"{number(float(one['target']))}: {one['choice']}" for one in evidence if one.get("choice"))
+    if not found:
+        return ""
+    return f"<p class='dim'>Our choice, where the claim has no number: {escape('; '.join(found))}.</p>"
 
 
 def _plain(value: Any) -> str:

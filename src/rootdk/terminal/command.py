@@ -67,6 +67,8 @@ def _check_writable(path: Path) -> None:
         raise click.BadParameter(f"folder {folder} does not exist", param_hint="'--out'")
     if path.is_dir():
         raise click.BadParameter(f"{path} is a folder", param_hint="'--out'")
+    if path.exists() and not path.is_file():
+        raise click.BadParameter(f"{path} is not a regular file", param_hint="'--out'")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise click.BadParameter(f"{path} is not writable", param_hint="'--out'")
 

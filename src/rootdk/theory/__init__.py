@@ -1,11 +1,17 @@
 """Why the root of d_k: closed forms and exact quadrature, for arrays of settings.
 
-    scores        mean and variance of a score for any means and covariances; `enumeration`: its exact law in fractions
+    scores        mean and variance of a score for any means and covariances
+    enumeration   the exact law of a score in fractions
     density       the law of a score of Gaussian q and k
-    softmax       averages over rows of n Gaussian logits; `attention`: of attention with Gaussian q and k
-    rows          the largest weight of a row; `landmarks`: where the softmax freezes, and the simple laws on either
-    side jacobian      the derivative of softmax; `gradient`: what of a change of the query arrives in the output
-    effects       of rules, correlation, means, caps and norms; `formats`: of rounding
+    softmax       averages over rows of n Gaussian logits
+    attention     the same for attention with Gaussian q and k
+    rows          the largest weight of a row, and how many keys share it
+    row_law       how rows differ from each other: medians
+    landmarks     where the softmax freezes, and the simple laws on either side
+    jacobian      the derivative of softmax
+    gradient      what of a change of the query arrives in the output
+    effects       of rules, correlation, means, caps and norms
+    formats       of rounding
 
 Every function says in which range it holds and refuses elsewhere. Needs SciPy, so `import rootdk` does not load it.
 """
@@ -32,7 +38,7 @@ from .landmarks import (
     warm_entropy,
     warm_p_squared,
 )
-from .rows import saturation, top_probability
+from .rows import effective_keys, saturation, top_probability
 from .scores import row_variance, score_excess_kurtosis, score_variance, square_term_counts, square_terms
 from .softmax import SoftmaxMoments, softmax_moments
 
@@ -42,6 +48,7 @@ __all__ = [
     "attention_moments",
     "correlated_score_variance",
     "critical_sigma",
+    "effective_keys",
     "exact_score_moments",
     "expected_maximum",
     "format_effect",

@@ -34,9 +34,8 @@ class FormatEffect:
     """What rounding z of law N(0, sigma^2) to a format does, for one sigma or an array of them.
 
     score_error    root of E (rounded z - z)^2, over the z that do not overflow
-    weight_error   what that does to an unnormalised weight e^z: root of E (e^error - 1)^2, error as if normal. Above
-    about 1
-                   the weights are noise
+    weight_error   what that does to an unnormalised weight e^z: root of E (e^error - 1)^2, error as if normal; above
+                   about 1 the weights are noise
     overflow       P(|z| rounds to infinity)
     """
 
