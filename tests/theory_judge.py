@@ -141,8 +141,9 @@ def attention_averages(
 def two_keys(d_k: int, scale: float, digits: int = 20) -> dict[str, mpf]:
     """The averages of attention over two keys for even d_k, where everything hangs on the difference of the two scores.
 
-    It is sqrt(2) scale times a product <q, k> of standard normal vectors, and that is a sum of m = d_k/2 numbers of density
-    e^-|x|/2. So its density is e^-|x| times a polynomial, with coefficients (m-1+j)!/(j! (m-1-j)! 2^j) of x^(m-1-j).
+    It is sqrt(2) scale times a product <q, k> of standard normal vectors, and that is a sum of m = d_k/2 numbers of
+    density e^-|x|/2. So its density is e^-|x| times a polynomial, with coefficients (m-1+j)!/(j! (m-1-j)! 2^j) of
+    x^(m-1-j).
     """
     with mp.workdps(digits + 10):
         m, width = d_k // 2, mp.sqrt(2) * abs(mpf(scale))
@@ -155,8 +156,9 @@ def two_keys(d_k: int, scale: float, digits: int = 20) -> dict[str, mpf]:
         for x, weight in _panels(sorted(edge for edge in edges if edge <= far), 3):
             chance = weight * front * mp.exp(-x) * mp.polyval(polynomial, x)
             gap = width * x
-            trace, log_sum = 1 / (2 * mp.cosh(gap / 2) ** 2), mp.log1p(mp.exp(-gap))  # 2 p (1 - p); ln Z less the larger
-            values = (gap / 2 + log_sum, log_sum + gap / (1 + mp.exp(gap)), 1 - trace, 1 - 3 * trace / 2, trace, trace**2)
+            trace = 1 / (2 * mp.cosh(gap / 2) ** 2)  # 2 p (1 - p)
+            above = mp.log1p(mp.exp(-gap))  # ln Z less the larger logit
+            values = (gap / 2 + above, above + gap / (1 + mp.exp(gap)), 1 - trace, 1 - 3 * trace / 2, trace, trace**2)
             for field, value in zip(FIELDS, values, strict=True):
                 found[field] += chance * value
         return found

@@ -17,13 +17,13 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
     rows      over how many rows the extremes are taken; as many as keys unless given
     position  where the query stands, for rules that ask; the last one, keys - 1, unless given
 
-    Exact, by quadrature: every mean but that of |J|_F, saturated, median_std and median_variance; to 1e-8, and saturated
-    and mean_top_probability to 1e-6. max_logit and min_logit are expected extremes, exact if every row has keys of its
-    own; of rows that share their keys the extremes lie a little lower.
+    Exact, by quadrature: every mean but that of |J|_F, saturated, median_std and median_variance; to 1e-8, and
+    saturated and mean_top_probability to 1e-6. max_logit and min_logit are expected extremes, exact if every row has
+    keys of its own; of rows that share their keys the extremes lie a little lower.
 
-    By 8192 rows that stand for the law of all (`theory.row_law`; nothing is drawn anew): the other medians, to some tenths
-    of a percent and at most 1 %, and mean_jacobian_norm, to 0.2 %. min_log_sum_exp, the expected lowest, by the saddle
-    point method for rows with keys of their own, to 1 % of the spread of ln Z or better.
+    By 8192 rows that stand for the law of all (`theory.row_law`; nothing is drawn anew): the other medians, to some
+    tenths of a percent and at most 1 %, and mean_jacobian_norm, to 0.2 %. min_log_sum_exp, the expected lowest, by the
+    saddle point method for rows with keys of their own, to a few percent of the spread of ln Z or better.
 
     >>> sorted(name for name, numbers in vars(predict(64, 1024)).items() if np.isnan(numbers).any())
     []

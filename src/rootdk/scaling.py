@@ -241,9 +241,9 @@ def layer_scaled(layer: int) -> ScaleRule:
 def entropy_invariant(base: float = 512, *, causal: bool = False) -> ScaleRule:
     """ln n/(ln base sqrt(d_k)): the logits of a longer row are wider, and at `base` keys they are those of 1/sqrt(d_k).
 
-    n is the number of keys of the call; with causal=True it is position + 1, what a causal row sees. In spite of its name
-    the rule does not hold the entropy at one share of ln n: with random q and k that share falls as rows get longer,
-    where under 1/sqrt(d_k) it rises.
+    n is the number of keys of the call; with causal=True it is position + 1, what a causal row sees. In spite of its
+    name the rule does not hold the entropy at one share of ln n: with random q and k that share falls as rows get
+    longer, where under 1/sqrt(d_k) it rises.
 
     >>> from rootdk import predict
     >>> predict(64, [100, 1e9], "entropy_invariant").mean_entropy_ratio.round(2).tolist()

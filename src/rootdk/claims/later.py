@@ -5,8 +5,20 @@ from .ledger import LATER, PAPER, Claim
 _STUDY = "comes with the training study"
 
 CLAIMS = (
-    Claim(16, "Without the scale learning slows or fails, the more so the larger d_k is.", LATER, _STUDY, title="learning slows without it"),
-    Claim(18, "Dividing by sqrt(d_k) works over a wide range of d_k.", LATER, _STUDY, title="works over a wide range of d_k"),
+    Claim(
+        16,
+        "Without the scale learning slows or fails, the more so the larger d_k is.",
+        LATER,
+        _STUDY,
+        title="learning slows without it",
+    ),
+    Claim(
+        18,
+        "Dividing by sqrt(d_k) works over a wide range of d_k.",
+        LATER,
+        _STUDY,
+        title="works over a wide range of d_k",
+    ),
     Claim(
         21,
         "Additive and dot-product attention do equally well for small d_k; for large d_k additive attention does "

@@ -77,12 +77,12 @@ def _claims(findings: Findings) -> Iterator[str]:
     ]
     if plain:
         yield from textwrap.wrap(f"Of {len(findings.claims)} claims {'; '.join(plain)}.", WIDTH)
-    for verdict, one, more in (
+    for verdict, single, more in (
         (CONDITIONAL, "holds under a condition", "hold under a condition"),
         (FAILS, "does not hold", "do not hold"),
     ):
         if ids := groups.get(verdict):
-            yield f"{len(ids)} {one if len(ids) == 1 else more} (how: rootdk claims):"
+            yield f"{len(ids)} {single if len(ids) == 1 else more} (how: rootdk claims):"
             yield from _in_two_columns([f"{number:>4}  {LEDGER[number].title}" for number in ids])
 
 

@@ -41,7 +41,8 @@ _ALIKE, _MOST_TOGETHER = 1.0, 64
 class OneKey:
     """What one key contributes, on the grid u with the given step; one row per pair (n, sigma).
 
-    `psi` holds psi_1, psi_2, psi_3, and `half` psi_(1/2). `lost` is 1 - phi, because phi^n needs the digits of 1 - phi where n is large.
+    `psi` holds psi_1, psi_2, psi_3, and `half` psi_(1/2). `lost` is 1 - phi, because phi^n needs the digits of 1 - phi
+    where n is large.
     `first` holds E x e^(k y) exp(-e^y) for k = 1 and 2, `second` E x^2 e^(2 y) exp(-e^y), up to one shift of x for the
     whole row; sums in which only differences of x enter do not see the shift.
     """
@@ -79,7 +80,7 @@ def alike(keys: Floats, sigma: Floats) -> Iterator[NDArray[np.intp]]:
 def lowest(keys: Floats, sigma: Floats) -> Floats:
     """Where the integrals over u may begin.
 
-    Far to the left psi_k <= E e^(k y) = e^(k u + k^2 sigma^2/2), and nearer, by Chernoff, psi_k <= e^(-u^2/(2 sigma^2)). An
+    Far to the left psi_k <= E e^(k y) = e^(k u + k^2 sigma^2/2), and nearer, by Chernoff, <= e^(-u^2/(2 sigma^2)). An
     average of sum p^k is about e^((k^2 - k) sigma^2/2) n^(1-k), at most 1, and its integrand at most n psi_k. Averages
     over two and three keys have a factor n psi for each, and fall off no slower.
     """
@@ -96,8 +97,8 @@ def lowest(keys: Floats, sigma: Floats) -> Floats:
 def highest(keys: Floats, sigma: Floats) -> Floats:
     """Where the integrals over u may end.
 
-    phi^n <= e^(-n (1 - phi)), and 1 - phi is at least (1 - 1/e) P(y > 0) and at least P(y > u) (1 - exp(-e^u)). With few
-    keys the numerator falls off instead: n psi_k psi_l and n psi_k phi like e^(-(u/sigma)^2).
+    phi^n <= e^(-n (1 - phi)), and 1 - phi is at least (1 - 1/e) P(y > 0) and at least P(y > u) (1 - exp(-e^u)). With
+    few keys the numerator falls off instead: n psi_k psi_l and n psi_k phi like e^(-(u/sigma)^2).
     """
     enough = (_NEGLIGIBLE + 3 * np.log(keys)) / keys
     end = _TOP + sigma * math.sqrt(_NEGLIGIBLE)

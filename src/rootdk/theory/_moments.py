@@ -35,7 +35,9 @@ def averages(keys: Floats, sigma: Floats) -> Floats:
 
 
 def _together(keys: Floats, sigma: Floats, low: float, high: float) -> Floats:
-    """slope_squared is E sum (dp/dsigma)^2 = E sum p^2 (x - sum p x)^2, what the relative gradient needs:
+    """The same for pairs that one grid serves.
+
+    slope_squared is E sum (dp/dsigma)^2 = E sum p^2 (x - sum p x)^2, what the relative gradient needs:
 
         n(n-1)/6      integral of 2 (b_2 a_2 - m_2^2) phi^(n-2)
       + n(n-1)(n-2)/6 integral of (b_2 a_1^2 - 2 m_2 m_1 a_1 + a_2 m_1^2) phi^(n-3)

@@ -28,9 +28,9 @@ def attention_moments(keys: Any, d_k: Any, scale: Any) -> SoftmaxMoments:
     """The averages over rows of softmax(scale q k') for standard normal q and k with d_k components.
 
     keys from 2 to 1e15, d_k from 1 to 1e6, scale any number up to 1e50 in size; all broadcast. The relative error is
-    below 1e-8 in every field. A point takes some 30 values of sigma, below d_k = 16 more, up to 300, and from 5 to 50 ms;
-    points that share n share values of sigma. For components with another variance multiply scale by both standard
-    deviations.
+    below 1e-8 in every field. A point takes some 30 values of sigma and some milliseconds, below d_k = 16 up to ten
+    times that; points that share n share values of sigma. For components with another variance multiply scale by both
+    standard deviations.
 
     >>> none, sqrt = attention_moments(512, 64, [1.0, 0.125]).jacobian_trace
     >>> print(f"{none:.2f} {sqrt:.3f}")

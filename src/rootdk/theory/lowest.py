@@ -1,14 +1,14 @@
 """The lowest ln Z that a call shows: what `rootdk.predict` has as min_log_sum_exp.
 
-Given sigma, Z = sum e^s is a sum of n independent terms with the transform E e^(-t Z) = phi(t)^n, so its lower tail follows
-by the saddle point method: with t > 0 for which e^(-t Z) moves the mean of Z to z,
+Given sigma, Z = sum e^s is a sum of n independent terms with the transform E e^(-t Z) = phi(t)^n, so its lower tail
+follows by the saddle point method: with t > 0 for which e^(-t Z) moves the mean of Z to z,
 
     z = n psi_1/(t phi),   w = -sqrt(2 n (-ln phi - psi_1/phi)),   v = -sqrt(n (psi_2/phi - (psi_1/phi)^2))
     P(Z < z) = Phi(w + ln(v/w)/w)          (Barndorff-Nielsen; off by a share of some percent at most)
 
-phi and psi_k are those of `_laplace`, and running over its grid u = ln t gives the whole curve. Averaging over sigma gives
-the law of ln Z of a row, and of r rows with keys of their own the lowest has the law 1 - (1 - P)^r. As ln P moves by
-some percent, the lowest ln Z moves by that over the steepness of ln P, which is large where r is.
+phi and psi_k are those of `_laplace`, and running over its grid u = ln t gives the whole curve. Averaging over sigma
+gives the law of ln Z of a row, and of r rows with keys of their own the lowest has the law 1 - (1 - P)^r. As ln P moves
+by some percent, the lowest ln Z moves by that over the steepness of ln P, which is large where r is.
 """
 
 import math
@@ -23,6 +23,7 @@ from .row_law import ROWS, RowLaw
 
 Curve = tuple[Floats, Floats]
 _FINER = 2
+_POINTS = 400
 _FEW = 64
 # Below this spread of ln Z, or of Z against a term of it, the saddle point method has nothing to add: such a ln Z is
 # Gaussian.
@@ -38,17 +39,22 @@ def expected_lowest(keys: float, d_k: float, scale: float, rows: float, law: Row
         return float(np.sort(law.log_sum_exp) @ (share[:-1] - share[1:]))
     sigma, weight = spread_nodes(keys, d_k, scale, finer=_FINER)
     curves = _curves(keys, sigma)
-    low, high = min(float(curve[0][0]) for curve in curves), float(law.log_sum_exp.max())
-    for _ in range(8):
-        a = np.linspace(low, high, 400)
+
+    def reached(a: Floats) -> Floats:
         below = weight @ np.stack([ndtr(_at(a, *curve)) for curve in curves])
-        reached = -np.expm1(rows * np.log1p(-np.clip(below, 0.0, 1 - 1e-16)))
-        turns = np.flatnonzero((reached > 1e-10) & (reached < 1 - 1e-10))
-        first, last = (turns[0], turns[-1]) if len(turns) else (np.searchsorted(reached, 0.5),) * 2
-        if last - first > 200:
-            break  # there are enough points where the law turns
-        low, high = float(a[max(first - 1, 0)]), float(a[min(last + 1, len(a) - 1)])
-    return float(a[-1] - ((reached[1:] + reached[:-1]) / 2 * np.diff(a)).sum())
+        return np.asarray(-np.expm1(rows * np.log1p(-np.clip(below, 0.0, 1 - 1e-16))))
+
+    a = np.linspace(min(float(curve[0][0]) for curve in curves), float(law.log_sum_exp.max()), _POINTS)
+    chance = reached(a)
+    for _ in range(8):
+        turns = np.flatnonzero((chance > 1e-10) & (chance < 1 - 1e-10))
+        first, last = (turns[0], turns[-1]) if len(turns) else (np.searchsorted(chance, 0.5),) * 2
+        if last - first > _POINTS / 2:
+            break
+        # Too few points where the law turns: the next ones lie between those that do.
+        a = np.linspace(a[max(first - 1, 0)], a[min(last + 1, _POINTS - 1)], _POINTS)
+        chance = reached(a)
+    return float(a[-1] - ((chance[1:] + chance[:-1]) / 2 * np.diff(a)).sum())
 
 
 def _curves(keys: float, sigma: Floats) -> list[Curve]:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammainc, gammaincinv, gammaln, log_ndtr
 
+from ._arguments import Floats
 from .attention import spread_nodes
 
 
@@ -41,12 +42,18 @@ def expected_maximum_logit(keys: float, rows: float, d_k: float, scale: float) -
         return 0.0
     sigma, weight = spread_nodes(min(keys * rows, 1e15), d_k, scale, finer=3)
     sigma, weight = sigma[sigma > 0], weight[sigma > 0]
-    low, high = -9 * abs(scale) * math.sqrt(d_k), float(sigma.max()) * math.sqrt(2 * (math.log(keys * rows) + 20))
-    points = 400 if d_k > 2 else 4000  # the law of a score has a corner at 0 for two components, and a pole for one
-    for _ in range(2):  # once to see where the law turns, once more to integrate it
-        z = np.linspace(low, high, points)
+    # The law of a score has a corner at 0 for two components, and a pole for one.
+    points = 400 if d_k > 2 else 4000
+
+    def law(z: Floats) -> Floats:
         above = weight @ -np.expm1(keys * log_ndtr(z / sigma[:, None])) + np.where(z < 0, 1 - weight.sum(), 0.0)
-        law = np.exp(rows * np.log1p(-np.clip(above, 0.0, 1 - 2.0**-53)))
-        turns = np.flatnonzero((law > 1e-12) & (law < 1 - 1e-12))
-        low, high = float(z[max(turns[0] - 1, 0)]), float(z[min(turns[-1] + 1, len(z) - 1)])
-    return float(z[-1] - float((law[1:] + law[:-1]) @ np.diff(z)) / 2)
+        return np.asarray(np.exp(rows * np.log1p(-np.clip(above, 0.0, 1 - 2.0**-53))))
+
+    end = float(sigma.max()) * math.sqrt(2 * (math.log(keys * rows) + 20))
+    z = np.linspace(-9 * abs(scale) * math.sqrt(d_k), end, points)
+    # Once to see where it turns, once more to integrate it.
+    coarse = law(z)
+    turns = np.flatnonzero((coarse > 1e-12) & (coarse < 1 - 1e-12))
+    z = np.linspace(z[max(turns[0] - 1, 0)], z[min(turns[-1] + 1, points - 1)], points)
+    fine = law(z)
+    return float(z[-1] - float((fine[1:] + fine[:-1]) @ np.diff(z)) / 2)

@@ -1,20 +1,20 @@
 """How the rows of attention differ from each other: quantities whose law over rows has no formula.
 
-The average of sum p^2 over rows is an integral; its median is not, and neither is the average of |J|_F, a root. For these,
-the law of a row is laid out as 8192 rows that are chosen once and for all:
+The average of sum p^2 over rows is an integral; its median is not, and neither is the average of |J|_F, a root. For
+these, the law of a row is laid out as 8192 rows that are chosen once and for all:
 
     |q|            by its chi law
-    the largest    16 of the n numbers x, exactly: with x_1 > x_2 > ... the tails P(X > x_i) are G_i/G_(n+1), where G_i is
-                   the sum of i exponential numbers
+    the largest    16 of the n numbers x, exactly: with x_1 > x_2 > ... the tails P(X > x_i) are G_i/G_(n+1), where G_i
+                   is the sum of i exponential numbers
     the others     lie below x_16, and only sums over them are needed, of e^s, e^2s, e^3s and s e^s: Gaussian numbers
                    with the mean and covariance that n - 16 truncated Gaussian keys have. Each of these keys has less
                    than a 16th of the row, so what is not Gaussian about their sums is small
 
 16 keys or fewer are all among the largest, and there is no rest.
 
-The rows are points that fill the cube evenly: a lattice in the eight coordinates that count most (|q| and the gaps above
-the first seven keys), and in each of the others every one of 8192 quantiles once. That leaves some tenths of a percent of
-error, at most 1 % in a median and 0.2 % in an average: so much do results differ between lattices that are shifted
+The rows are points that fill a cube evenly: a lattice in the eight coordinates that count most (|q| and the gaps above
+the first seven keys), and in each of the others every one of 8192 quantiles once. That leaves some tenths of a percent
+of error, at most 1 % in a median and 0.2 % in an average: so much do results differ between lattices that are shifted
 against each other. What averages do have an integral come out of these rows too, at any number of keys; the tests hold
 them to that.
 """

@@ -1,4 +1,4 @@
-"""Rows of n Gaussian logits: their largest weight and how often it takes nearly all, and how many keys share it. Exact."""
+"""Rows of n Gaussian logits, exactly: the largest weight, how often it takes nearly all, how many keys share a row."""
 
 import math
 from typing import Any
@@ -62,7 +62,7 @@ def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
 def effective_keys(keys: Any, sigma: Any) -> Any:
     """E 1/sum p^2, the number of keys that share a row, on average.
 
-    1/sum p^2 = (sum e^s)^2/sum e^2s, and dividing by sum e^2s is an integral over t e^(-t sum e^2s) as in `_laplace`, for
+    1/sum p^2 = (sum e^s)^2/sum e^2s, and 1/sum e^2s is the integral of e^(-t sum e^2s) over t, as in `_laplace` with
     logits twice as wide: 1 + n(n-1) integral of psi_(1/2)^2 phi^(n-2) at 2 sigma.
 
     keys from 2 to 1e15, sigma from 0 to 1e12; both broadcast. Relative error below 1e-8.
@@ -73,8 +73,8 @@ def effective_keys(keys: Any, sigma: Any) -> Any:
     counts, spreads = broadcast(keys=keys_of(keys), sigma=numbers("sigma", sigma, least=0.0, most=1e12))
     flat_keys, flat_sigma = counts.reshape(-1), 2 * spreads.reshape(-1)
     found = np.empty(flat_keys.size)
-    # The integrand is at most n^2 e^(u + sigma^2/4) and, above -sigma^2/2, n^2 e^(-(u/sigma)^2); the result is at least 1
-    # and about n e^(-sigma^2/4).
+    # The integrand is at most n^2 e^(u + sigma^2/4) and, above -sigma^2/2, n^2 e^(-(u/sigma)^2); the result is at least
+    # 1 and about n e^(-sigma^2/4).
     log_n, square = np.log(flat_keys), flat_sigma**2
     smaller = 2 * log_n + 25 - np.maximum(0.0, log_n - square / 4)
     by_chernoff = flat_sigma * np.sqrt(smaller)
