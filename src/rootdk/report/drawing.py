@@ -96,6 +96,8 @@ def by(comparisons: Sequence[Comparison], key: str) -> dict[str, Sequence[Compar
     return dict(found)
 
 
+# Below 0, 0, above 0: what is 0 shows the page, be it white or black.
+EITHER_SIDE = [[0.0, "#d1495b"], [0.5, "rgba(209, 73, 91, 0)"], [0.5, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
 POWERS = {"type": "log", "dtick": 1, "exponentformat": "power"}
 
 

@@ -4,9 +4,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rootdk.study.result import Result, Series
+from rootdk.study.result import Comparison, Result, Series
 
-from .drawing import COLOURS, HUES, POWERS, Picture, by, colour_of, figure_of, level, lines, ticks, ticks_at
+from .drawing import (
+    COLOURS,
+    EITHER_SIDE,
+    HUES,
+    POWERS,
+    Picture,
+    by,
+    colour_of,
+    figure_of,
+    level,
+    lines,
+    ticks,
+    ticks_at,
+)
 
 
 def pictures(result: Result) -> list[Picture]:
@@ -108,11 +121,18 @@ def _sharpness(quantities: Sequence[str], name: str, title: str, caption: str) -
     return make
 
 
+def _lengths(some: Sequence[Comparison]) -> dict[str, Any]:
+    """Every second power of ten, and room for the label of the last one."""
+    ends = [math.log10(float(one.setting["keys"])) for one in some]
+    return POWERS | {"tick0": 1, "dtick": 2, "range": [min(ends) - 0.3, max(ends) + 0.3]}
+
+
 def _along(quantity: str, along: str, name: str, title: str, caption: str, **axes: Any) -> Callable[[Result], Picture]:
     def make(result: Result) -> Picture:
         traces = lines(by(result.select(quantity), "rule"), along)
         label = {"d_k": "d<sub>k</sub>", "keys": "number of keys n"}[along]
-        axis = POWERS if along == "keys" else ticks(result.select(quantity), along)
+        some = result.select(quantity)
+        axis = _lengths(some) if along == "keys" else ticks(some, along)
         return Picture(name, title, caption, figure_of(traces, label, quantity, xaxis=axis, **axes))
 
     return make
@@ -150,14 +170,14 @@ def _jacobians(result: Result) -> list[Picture]:
         places = list(range(1, len(one.rows) + 1))
         largest = max(abs(entry) for row in one.rows for entry in row) or 1.0
         trace = go.Heatmap(
-            z=one.rows, x=places, y=places, colorscale="RdBu", zmid=0, zmin=-largest, zmax=largest,
+            z=one.rows, x=places, y=places, colorscale=EITHER_SIDE, zmid=0, zmin=-largest, zmax=largest,
             hovertemplate="∂p<sub>%{y}</sub>/∂z<sub>%{x}</sub> = %{z:.3g}<extra></extra>",
             colorbar={"thickness": 10, "tickformat": ".2g", "outlinewidth": 0},
         )  # fmt: skip
         sigma = one.setting["sigma"]
         axes = {
-            "xaxis": {"constrain": "domain"},
-            "yaxis": {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain"},
+            "xaxis": {"constrain": "domain", "showgrid": False},
+            "yaxis": {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain", "showgrid": False},
         }
         figure = figure_of([trace], "logit, largest first", "weight", **axes)
         caption = (

@@ -125,9 +125,15 @@ def _figure(picture: Picture) -> str:
 def _cards(cards: Sequence[tuple[str, str]], claims: Sequence[Mapping[str, Any]]) -> str:
     found = [f"<div class='card'><strong>{_rich(large)}</strong><p>{_rich(small)}</p></div>" for large, small in cards]
     if claims:
-        verdicts = " ".join(badge(verdict, f"{count} {verdict}") for verdict, count in counts(claims).items())
+        verdicts = " ".join(
+            badge(verdict, f"{count} {_plural(verdict, count)}") for verdict, count in counts(claims).items()
+        )
         found.append(f"<div class='card'><strong>{len(claims)} claims</strong><p>{verdicts}</p></div>")
     return f"<div class='cards'>{''.join(found)}</div>" if found else ""
+
+
+def _plural(verdict: str, count: int) -> str:
+    return verdict if count == 1 else verdict.replace("holds", "hold").replace("does not", "do not")
 
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
