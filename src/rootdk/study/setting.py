@@ -23,7 +23,7 @@ class SettingReport:
     logit_std          scale sqrt(d_k) sigma^2, the standard deviation of the logits
     critical_std       sqrt(2 ln n): past it a few keys take all the weight, however many there are
     relative_gradient  |do/dq|/|o|, for values of any width; about 1 under 1/sqrt(d_k)
-    told               the fields of rootdk.predict, those that have a formula here
+    told               the fields of rootdk.predict
     state              "frozen", "sharp", "alive" or "flat"
     advice             one sentence that follows from the numbers
     """
@@ -67,7 +67,6 @@ def setting(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0) -
         name = f"{scale:g}"
     heads = predict(size, length, scale * spread**2)
     told = {field: float(getattr(heads, field)[0]) for field in heads.__dataclass_fields__}
-    told = {field: value for field, value in told.items() if math.isfinite(value)}
     # q, k enlarged by sigma is the scale enlarged by sigma^2, and dq is sigma times what it was.
     gradient = float(relative_gradient(length, size, scale * spread**2)) / spread if spread else 0.0
     std, critical = abs(scale) * math.sqrt(size) * spread**2, float(critical_sigma(length))
@@ -79,7 +78,10 @@ def setting(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0) -
 
 
 def _state(std: float, critical: float, ratio: float) -> str:
-    """The cuts are those of the theory: the freezing point, half of it, where the simple laws end, and 0.99 of ln n."""
+    """The cuts are those of the theory, the freezing point and half of it, where the simple laws end.
+
+    Only 0.99 of ln n is a choice: less than 1 % of the entropy is left to tell keys apart with.
+    """
     if std > critical:
         return "frozen"
     if std > critical / 2:

@@ -29,7 +29,7 @@ def lines(report: SettingReport) -> Iterator[str]:
     yield _line("standard deviation of the logits", report.logit_std)
     yield _line("where softmax freezes, sqrt(2 ln n)", report.critical_std)
     for field, words in _FIELDS:
-        yield _line(words, report.told[field]) if field in report.told else f"  {words:<50}no formula here"
+        yield _line(words, report.told[field])
     yield _line("gradient to q over output, |do/dq|/|o|", report.relative_gradient)
     yield ""
     yield from textwrap.wrap(f"{report.state.capitalize()}. {report.advice}", WIDTH)
