@@ -13,10 +13,10 @@ these, the law of a row is laid out as 8192 rows that are chosen once and for al
 16 keys or fewer are all among the largest, and there is no rest.
 
 The rows are points that fill a cube evenly: a lattice in the eight coordinates that count most (|q| and the gaps above
-the first seven keys), and in each of the others every one of 8192 quantiles once. That leaves some tenths of a percent
-of error, at most 1 % in a median and 0.2 % in an average: so much do results differ between lattices that are shifted
-against each other. What averages do have an integral come out of these rows too, at any number of keys; the tests hold
-them to that.
+the first seven keys), and in each of the others every one of 8192 quantiles once. Judged by lattices that are shifted
+against each other, less than half a percent of all rows is on the wrong side of a median: some tenths of a percent of
+most medians, and some percent where rows differ by orders of magnitude. What averages do have an integral come out of
+these rows too, at any number of keys; the tests hold them to that.
 """
 
 import math
