@@ -124,7 +124,8 @@ def _sharpness(quantities: Sequence[str], name: str, title: str, caption: str) -
 def _lengths(some: Sequence[Comparison]) -> dict[str, Any]:
     """Every second power of ten, and room for the label of the last one."""
     ends = [math.log10(float(one.setting["keys"])) for one in some]
-    return POWERS | {"tick0": 1, "dtick": 2, "range": [min(ends) - 0.3, max(ends) + 0.3]}
+    room = {"range": [min(ends) - 0.3, max(ends) + 0.3]} if ends else {}
+    return POWERS | {"tick0": 1, "dtick": 2} | room
 
 
 def _along(quantity: str, along: str, name: str, title: str, caption: str, **axes: Any) -> Callable[[Result], Picture]:

@@ -42,6 +42,7 @@ def _mixture(x: Any, d_k: int, scale: float) -> tuple[Floats, Floats, Floats]:
     factor = float(numbers("scale", scale, least=-1e50, most=1e50))
     if factor == 0.0:
         raise ArgumentError("scale: must be a number other than 0, got 0: such scores have no density")
-    # Finer than the averages need: 1/sigma bends more than they do where d_k is small.
-    sigma, weight = spread_nodes(2.0, count("d_k", d_k, 3, 10**6), factor, finer=4)
+    # Finer and further out than the averages need: 1/sigma bends more than they do where d_k is small, and the density
+    # far out comes from long queries.
+    sigma, weight = spread_nodes(2.0, count("d_k", d_k, 3, 10**6), factor, log_error=-34.0, finer=4)
     return points, sigma[sigma > 0], weight[sigma > 0]
