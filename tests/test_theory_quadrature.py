@@ -124,7 +124,7 @@ def test_time_per_point_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 # sum p^3 at a million keys and few components is what asks for the finest step.
 @pytest.mark.parametrize("d_k", [1, 2, 6, 16, 64, 1000, 100_000])
-@pytest.mark.parametrize("keys", [2, 512, 10**6, 10**9])
+@pytest.mark.parametrize("keys", [2, 10**6, 10**9])
 def test_mixture_against_twice_as_many_nodes(d_k: int, keys: int) -> None:
     """The trapezoidal rule over ln sigma has no error left: half the step gives the same to 1e-8 in every field."""
     for scale in (d_k**-0.5, 1.0, 1 / d_k, 0.3):
