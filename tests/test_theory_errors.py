@@ -46,6 +46,8 @@ CASES = [
     (lambda: theory.saturation(3, 0.2, 0.5),
      "sigma: must be at least 0.35 for so few keys and so low a threshold, got 0.2"),
     (lambda: theory.top_probability(8, -1.0), "sigma: must be numbers from 0 to 1e+12, got -1.0"),
+    (lambda: theory.effective_keys(1, 1.0), f"{KEYS}, got 1.0"),
+    (lambda: theory.effective_keys(8, NAN), "sigma: must be numbers from 0 to 1e+12, got nan"),
     (lambda: theory.softmax_jacobian([0.5, 0.6]), "p: must add up to 1 along the last axis, got a sum of 1.1"),
     (lambda: theory.softmax_jacobian([1.5, -0.5]), "p: must be numbers from 0 to 1, got 1.5"),
     (lambda: theory.jacobian_spectral_norm(1.0), "p: must have at least one weight along its last axis, got shape ()"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theory_judge
 
-from rootdk.theory import attention, attention_moments, expected_maximum, rows, softmax_moments
+from rootdk.theory import _laplace, attention, attention_moments, expected_maximum, rows, softmax_moments
 
 FIELDS = theory_judge.FIELDS
 KEYS = (2, 3, 16, 1024, 10**6, 10**9)
@@ -210,3 +210,30 @@ def test_top_probability_of_two_keys_is_known() -> None:
         expected = quad(density, 0, 20 * sigma, epsabs=1e-13, limit=200)[0]
         assert rows.top_probability(2, sigma) == pytest.approx(expected, rel=1e-9)
     np.testing.assert_allclose(rows.top_probability(KEYS, 0.0), 1 / np.array(KEYS), rtol=1e-9)
+
+
+def test_effective_keys_of_two_keys_are_known() -> None:
+    """1/sum p^2 of two keys is 1 + 1/cosh of their difference; of equal keys it is n, and grows with none of them."""
+    from scipy.integrate import quad
+
+    for sigma in (0.1, 1.0, 8.0, 64.0):
+
+        def density(x: float, spread: float = sigma * np.sqrt(2)) -> float:
+            return 2 * np.exp(-((x / spread) ** 2) / 2) / (spread * np.sqrt(2 * np.pi)) / np.cosh(x)
+
+        expected = 1 + quad(density, 0, min(20 * sigma, 60.0), epsabs=1e-13, limit=200)[0]
+        assert rows.effective_keys(2, sigma) == pytest.approx(expected, rel=1e-9)
+    np.testing.assert_allclose(rows.effective_keys(KEYS, 0.0), KEYS, rtol=1e-9)
+    # Jensen: the average of 1/sum p^2 is at least 1 over the average of sum p^2, and at most n.
+    keys, sigma = np.meshgrid(np.array(KEYS, float), np.array(SIGMAS))
+    found = rows.effective_keys(keys, sigma)
+    assert (found >= 1 / softmax_moments(keys, sigma).p_squared * (1 - 1e-9)).all()
+    assert (found <= keys * (1 + 1e-9)).all()
+
+
+def test_effective_keys_against_half_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, sigma = np.meshgrid(np.array(KEYS, float), np.array(SIGMAS))
+    found = rows.effective_keys(keys, sigma)
+    monkeypatch.setattr(_laplace, "STEP", _laplace.STEP / 2)
+    monkeypatch.setattr(_laplace, "_NEGLIGIBLE", _laplace._NEGLIGIBLE + 8)
+    np.testing.assert_allclose(found, rows.effective_keys(keys, sigma), rtol=1e-8)
