@@ -14,8 +14,8 @@ these, the law of a row is laid out as 8192 rows that are chosen once and for al
 
 The rows are points that fill a cube evenly: a lattice in the eight coordinates that count most (|q| and the gaps above
 the first seven keys), and in each of the others every one of 8192 quantiles once. Judged by lattices that are shifted
-against each other, less than half a percent of all rows is on the wrong side of a median: some tenths of a percent of
-most medians, and some percent where rows differ by orders of magnitude. What averages do have an integral come out of
+against each other, about half a percent of all rows at most is on the wrong side of a median: some tenths of a percent
+of most medians, and some percent where rows differ by orders of magnitude. What averages do have an integral come out of
 these rows too, at any number of keys; the tests hold them to that.
 """
 
@@ -72,7 +72,8 @@ def _cube(shift: int) -> Floats:
         root = (1 + root) ** (1 / (_LATTICE + 1))
     step = root ** -np.arange(1.0, _LATTICE + 1)
     even[:_LATTICE] = (rng.random((_LATTICE, 1)) + step[:, None] * np.arange(ROWS)) % 1
-    return np.ascontiguousarray(even)
+    even.flags.writeable = False  # it is kept, and everybody gets the same one
+    return even
 
 
 def _gamma(shape: float, quantile: Floats) -> Floats:
