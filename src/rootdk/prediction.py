@@ -22,9 +22,9 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
     keys of its own; of rows that share their keys the extremes lie a little lower.
 
     By 8192 rows that stand for the law of all (`theory.row_law`; nothing is drawn anew): the other medians, with
-    about half a percent of the rows at most on the wrong side, and mean_jacobian_norm, to 0.4 % (6 % at a billion keys with
-    d_k = 1, where very few rows make it). min_log_sum_exp, the expected lowest, by the saddle point method for rows
-    with keys of their own, to a few percent of the spread of ln Z or better.
+    about half a percent of the rows at most on the wrong side, and mean_jacobian_norm, to 0.4 % (6 % at a billion keys
+    with d_k = 1, where very few rows make it). min_log_sum_exp, the expected lowest, by the saddle point method for
+    rows with keys of their own, to a few percent of the spread of ln Z or better.
 
     >>> sorted(name for name, numbers in vars(predict(64, 1024)).items() if np.isnan(numbers).any())
     []

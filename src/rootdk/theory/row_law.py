@@ -15,8 +15,8 @@ these, the law of a row is laid out as 8192 rows that are chosen once and for al
 The rows are points that fill a cube evenly: a lattice in the eight coordinates that count most (|q| and the gaps above
 the first seven keys), and in each of the others every one of 8192 quantiles once. Judged by lattices that are shifted
 against each other, about half a percent of all rows at most is on the wrong side of a median: some tenths of a percent
-of most medians, and some percent where rows differ by orders of magnitude. What averages do have an integral come out of
-these rows too, at any number of keys; the tests hold them to that.
+of most medians, and some percent where rows differ by orders of magnitude. What averages do have an integral come out
+of these rows too, at any number of keys; the tests hold them to that.
 """
 
 import math
