@@ -29,7 +29,7 @@ namespace rootdk::amx {
 // in the thousands both must round alike.
 static bool wants_tiles(const attention_problem& problem) {
   const bool half_type = problem.type == element::bfloat16 || problem.type == element::float16;
-  return half_type && !problem.row_state && !has_few_rows<float>(problem);
+  return half_type && problem.d_k > 0 && !problem.row_state && !has_few_rows<float>(problem);
 }
 
 static int64_t forward_items(const attention_problem& problem) {
