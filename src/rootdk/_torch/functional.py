@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
             kind = str(attn_mask.dtype).removeprefix("torch.")
             raise RuntimeError(f"attn_mask: must be bool or floating point, got {kind}")
     if not (query.shape == key.shape == value.shape):
-        query, key, value = _broadcast(query, key, value, enable_gqa)
+        query, key, value = broadcast(query, key, value, enable_gqa)
     boolean = attn_mask is not None and attn_mask.dtype == torch.bool
     return attention(
         query,
@@ -60,7 +60,7 @@ def scaled_dot_product_attention(
     )
 
 
-def _broadcast(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple[Tensor, Tensor, Tensor]:
+def broadcast(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Leading axes made equal by views; under `grouped` the axis of the heads is left alone."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):

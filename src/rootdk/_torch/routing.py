@@ -8,12 +8,16 @@ from typing import Any
 import torch
 
 from .functional import scaled_dot_product_attention
+from .wrapping import Wrapped
+
+# What torch has at this name, for use() and for rootdk.watch.
+SDPA = Wrapped(torch.nn.functional, "scaled_dot_product_attention")
 
 # What the first block in found, and how many blocks are open: they may overlap in several threads, so the last one out
 # restores, whichever that is.
 _lock = Lock()
 _open = 0
-_before: tuple[Any, bool] = (None, True)
+_fastpath_before = True
 
 
 @contextmanager
@@ -37,12 +41,12 @@ def use() -> Iterator[None]:
     >>> torch.allclose(before, inside, atol=1e-5)
     True
     """
-    global _open, _before  # noqa: PLW0603 -- one process has one torch
-    functional, mha = torch.nn.functional, torch.backends.mha
+    global _open, _fastpath_before  # noqa: PLW0603 -- one process has one torch
+    mha = torch.backends.mha
     with _lock:
         if _open == 0:
-            _before = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
-            functional.scaled_dot_product_attention = scaled_dot_product_attention
+            _fastpath_before = mha.get_fastpath_enabled()
+            SDPA.open(_ours)
             mha.set_fastpath_enabled(False)
         _open += 1
     try:
@@ -51,5 +55,9 @@ def use() -> Iterator[None]:
         with _lock:
             _open -= 1
             if _open == 0:
-                functional.scaled_dot_product_attention = _before[0]
-                mha.set_fastpath_enabled(_before[1])
+                SDPA.close(_ours)
+                mha.set_fastpath_enabled(_fastpath_before)
+
+
+def _ours(_theirs: Any) -> Any:
+    return scaled_dot_product_attention

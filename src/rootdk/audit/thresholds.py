@@ -10,10 +10,11 @@ each is judged by itself.
 """
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from rootdk.audit.finding import Finding, Severity
 
@@ -120,6 +121,10 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "some other kernels", "nothing here; note it before changing the attention kernel"),
     Threshold("sink_mass", "note", "above", 0.5, "a head that rests puts its weight on a sink or on the first key",
               "nothing: its entropy and sharpness are those of a sink", phase="trained"),
+    Threshold("output_mismatch", "note", "above", 0.05, "the output of the layer is not softmax(scale q.k + ...) v as read",
+              "look at the layer: it does something that the call does not tell", "layer"),
+    Threshold("scale_doubt", "note", "above", 1.05, "the output of the layer shows another scale than its call gave",
+              "the measured scale is the one that counts; look where the other comes from", "layer"),
     # Read from weights, with or without a forward pass.
     Threshold("gain_bound", "warning", "above", 100.0, _ALGEBRA, _GAINS, "either"),
     Threshold("gain_bound", "critical", "above", 1e3, _ALGEBRA, _GAINS, "either"),
@@ -171,4 +176,4 @@ def _folded(values: Sequence[float], fold: Fold) -> float:
     known = [float(value) for value in values if not math.isnan(value)]
     if not known:
         return math.nan
-    return statistics.median(known) if fold == "median" else max(known)
+    return float(np.median(known)) if fold == "median" else max(known)

@@ -1,0 +1,165 @@
+"""LayerReading: what one attention layer did in one forward pass, head by head."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootdk.reading import Reading
+
+Numbers = NDArray[np.float64]
+
+# Rows with fewer keys say little: their entropy, their trace and their deviation are small whatever the model does.
+MIN_KEYS = 8
+# A head whose weight lies on the sink or on the first key rests; its sharpness is judged by the keys apart from that.
+RESTING = 0.5
+# Where so little is left apart from the sink, the rest is rounding.
+_LEFT = 1e-3
+# p_max > .99 if and only if sum p^2 > .9801 (the rest on many keys) to .9802 (on one).
+_SATURATED = 0.98015
+
+
+@dataclass(frozen=True, eq=False)
+class LayerReading:
+    """Readings of one layer, and the facts of its call.
+
+    reading       of the logits that enter the softmax: after scale, cap and bias
+    scores        of the logits after the scale, before cap and bias; the same object where there is neither
+    first_weight  the weight of the first key, row by row
+    scale         what the scores were multiplied by; measured, where the output told another than the call
+    mismatch      how far the output of the model is from softmax(...) V in a row that was looked at; NaN if unknown
+    sampled       whether only some of the query rows were read
+    """
+
+    name: str
+    step: int
+    reading: Reading
+    scores: Reading
+    first_weight: Any
+    scale: float
+    scale_given: float
+    mismatch: float
+    softcap: float | None
+    d_k: int
+    kv_heads: int
+    n_query: int
+    n_key: int
+    dtype: str
+    sampled: bool
+    route: str
+
+    @property
+    def heads(self) -> int:
+        """How many query heads."""
+        return int(self.reading.shape[-2])
+
+    @cached_property
+    def keys(self) -> int:
+        """How many keys a row that counts sees: the median."""
+        seen = _by_head(self.reading.keys)[self._used]
+        return int(np.median(seen)) if seen.size else int(self.n_key)
+
+    @cached_property
+    def metrics(self) -> dict[str, Numbers]:
+        """One number per head for every metric; NaN where a head has none.
+
+        Extremes are over all rows, the others over rows that see at least 8 keys (or what the longest row sees).
+        """
+        reading, scores = self.reading, self.scores
+        largest = np.fmax(self._extreme(scores.max, np.fmax), -self._extreme(scores.min, np.fmin))
+        reached = np.fmax(self._extreme(reading.max, np.fmax), -self._extreme(reading.min, np.fmin))
+        found = {
+            "logit_deviation": self._median(reading.std),
+            "max_logit": self._extreme(reading.max, np.fmax),
+            "min_logit": self._extreme(reading.min, np.fmin),
+            "max_score": self._extreme(scores.max, np.fmax),
+            "score_deviation": self._median(scores.std),
+            "raw_score": largest / abs(self.scale) if self.scale else np.full(self.heads, math.nan),
+            "entropy_ratio": self._median(reading.entropy_ratio),
+            "saturated": self._mean(reading.saturated()),
+            "jacobian_trace": self._median(reading.jacobian_trace),
+            "min_log_sum_exp": self._extreme(reading.log_sum_exp, np.fmin),
+            "sink_mass": self._mean(reading.sink_mass if reading.has_sinks else self.first_weight),
+            "non_finite": _by_head(reading.non_finite).mean(axis=1) if reading.shape[-1] else np.zeros(self.heads),
+        }
+        if self.softcap is not None:
+            found["cap_ratio"] = largest / self.softcap
+        if self.dtype == "bfloat16":
+            found["bf16_spacing"] = spacing(reached, digits=8)
+        return found
+
+    @cached_property
+    def apart(self) -> dict[str, Numbers]:
+        """entropy_ratio, saturated and jacobian_trace of the weights among the keys that are no sink.
+
+        With m the weight of the sink (or the first key) and the others divided by 1 - m: H = h(m) + (1 - m) H', and
+        sum p'^2 = (sum p^2 - m^2)/(1 - m)^2, where a learned sink has no part in sum p^2.
+        """
+        learned = self.reading.has_sinks
+        m = _by_head(self.reading.sink_mass if learned else self.first_weight)
+        rest = 1 - m
+        rest = np.where(rest > _LEFT, rest, math.nan)
+        squares = (_by_head(self.reading.p_squared) - (0.0 if learned else m * m)) / rest**2
+        squares = np.clip(squares, 0.0, 1.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            split = -np.where(m > 0, m * np.log(m), 0.0) - rest * np.log(rest)
+            entropy = np.clip((_by_head(self.reading.entropy) - split) / rest, 0.0, None)
+            others = _by_head(self.reading.keys) - (0 if learned else 1)
+            ratio = np.where(others > 1, entropy / np.log(np.maximum(others, 2)), math.nan)
+        return {
+            "entropy_ratio": self._median(ratio),
+            "saturated": self._mean(np.where(np.isnan(squares), math.nan, squares > _SATURATED)),
+            "jacobian_trace": self._median(1 - squares),
+        }
+
+    @cached_property
+    def digest(self) -> tuple[Numbers, Numbers]:
+        """Per head the largest logit and the mean of entropy / ln n: what a trend is made of, without a median."""
+        ratio = _by_head(self.reading.entropy_ratio)
+        use = self._used & ~np.isnan(ratio)
+        count = np.maximum(use.sum(axis=1), 1)
+        mean = np.where(use.any(axis=1), np.where(use, ratio, 0.0).sum(axis=1) / count, math.nan)
+        return self._extreme(self.reading.max, np.fmax), mean
+
+    @cached_property
+    def _used(self) -> NDArray[np.bool_]:
+        keys = _by_head(self.reading.keys)
+        enough = keys >= min(MIN_KEYS, max(int(keys.max(initial=0)), 1))
+        return enough & ~_by_head(self.reading.non_finite).astype(bool)
+
+    def _median(self, field: Any) -> Numbers:
+        return self._over_rows(field, np.median)
+
+    def _mean(self, field: Any) -> Numbers:
+        return self._over_rows(field, np.mean)
+
+    def _over_rows(self, field: Any, statistic: Any) -> Numbers:
+        columns = _by_head(field)
+        chosen = [column[use & ~np.isnan(column)] for column, use in zip(columns, self._used, strict=True)]
+        return np.array([statistic(column) if column.size else math.nan for column in chosen])
+
+    def _extreme(self, field: Any, ufunc: Any) -> Numbers:
+        columns = np.where(np.isfinite(columns := _by_head(field)), columns, math.nan)
+        found: Numbers = ufunc.reduce(columns, axis=1, initial=math.nan)
+        return found
+
+
+def spacing(size: Numbers, digits: int) -> Numbers:
+    """How far numbers of that size are from their neighbours in a format of so many binary digits.
+
+    >>> spacing(np.array([63.0, 64.0, 200.0]), digits=8).tolist()
+    [0.25, 0.5, 1.0]
+    """
+    known = np.where(np.isfinite(size) & (size > 0), size, 1.0)
+    return np.where(np.isfinite(size), np.exp2(np.floor(np.log2(known)) + 1 - digits), math.nan)
+
+
+def _by_head(field: Any) -> Numbers:
+    """(..., heads, rows) -> (heads, all rows), in float64."""
+    rows = np.asarray(field.cpu() if hasattr(field, "cpu") else field).astype(np.float64)
+    return np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)

@@ -1,0 +1,152 @@
+"""One attention call as a model made it, in the words of rootdk.attention."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootdk._torch.functional import broadcast
+
+# A bias this low takes a key's weight to exactly 0, so the key is hidden: -inf, the lowest number of a type, or the
+# -1e4 of older code.
+HIDES = -9e3
+
+# What changes which keys take part in ways that the other arguments do not tell.
+_UNREADABLE = ("cache", "indices", "block_indices", "cu_seq_lens_q")
+
+
+class UnreadableError(Exception):
+    """The call cannot be read; the message says why. The model itself is not disturbed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What went in and what came out, detached; nothing is copied.
+
+    query, key, value   (..., heads, n_query, d_k), (..., kv_heads, n_key, d_k), (..., kv_heads, n_key, d_v)
+    out                 (..., heads, n_query, d_v)
+    causal              query i sees keys up to i
+    added               what is added to the logits, some of it only to hide keys; None, or float
+    mask                None, or bool, True keeps
+    reach               None, or how many keys back a query sees
+    route               by which way the model called
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+    scale: float
+    causal: bool
+    mask: Tensor | None
+    added: Tensor | None
+    softcap: float | None
+    sinks: Tensor | None
+    reach: int | None
+    dropout: float
+    route: str
+
+
+def of_sdpa(
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Call:
+    """A call of torch.nn.functional.scaled_dot_product_attention."""
+    query, key, value, out = (tensor.detach() for tensor in (query, key, value, out))
+    if not query.shape == key.shape == value.shape:
+        query, key, value = broadcast(query, key, value, enable_gqa)
+    if query.dim() == 2:
+        query, key, value, out = query[None], key[None], value[None], out[None]
+    boolean = attn_mask is not None and attn_mask.dtype == torch.bool
+    return Call(
+        query,
+        key,
+        value,
+        out,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        causal=bool(is_causal),
+        mask=attn_mask if boolean else None,
+        added=None if boolean or attn_mask is None else attn_mask.detach(),
+        softcap=None,
+        sinks=None,
+        reach=None,
+        dropout=float(dropout_p),
+        route="sdpa",
+    )
+
+
+def of_transformers(
+    out: Any,
+    eager: bool,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> Call:
+    """A call of an attention function of transformers, which returns ((batch, n, heads, d), weights or None).
+
+    eager   the model's own function: it sees all that the mask leaves, and knows nothing else of causality or windows
+    """
+    for name in _UNREADABLE:
+        if others.get(name) is not None:
+            raise UnreadableError(f"{name} picks the keys")
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        raise UnreadableError(f"its mask is a {type(attention_mask).__name__}")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    mask, added = None, None
+    if attention_mask is not None:
+        if attention_mask.dim() == 2:  # keys that are no padding, as flash attention takes them
+            mask = attention_mask[:, None, None, : key.shape[-2]].bool()
+        elif attention_mask.is_floating_point():
+            added = attention_mask[..., : key.shape[-2]].detach()
+        else:
+            mask = attention_mask[..., : key.shape[-2]].bool()
+    if position_bias is not None:
+        added = position_bias.detach() if added is None else added + position_bias.detach()
+    written_out = eager or (attention_mask is not None and attention_mask.dim() > 2)
+    return Call(
+        query.detach(),
+        key.detach(),
+        value.detach(),
+        (out[0] if isinstance(out, tuple) else out).detach().transpose(1, 2),
+        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        causal=bool(query.shape[2] > 1 and is_causal and not written_out),
+        mask=mask,
+        added=added,
+        softcap=softcap,
+        sinks=None if s_aux is None else s_aux.detach().reshape(-1),
+        reach=None if written_out or sliding_window is None else int(sliding_window) - 1,
+        dropout=float(dropout) if getattr(module, "training", False) else 0.0,
+        route="eager" if eager else "transformers",
+    )
+
+
+def split(added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the logits, as (bool mask or None, bias or None): most such tensors only hide keys.
+
+    >>> split(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]))
+    (tensor([[ True, False], [ True,  True]]), None)
+    """
+    if added is None:
+        return None, None
+    seen = added > HIDES
+    bias = torch.where(seen, added, 0.0)
+    return (None if bool(seen.all()) else seen), (bias if bool(bias.any()) else None)

@@ -1,0 +1,123 @@
+"""From a call to a LayerReading: exact through the kernel, or by sampled rows, on the CPU and elsewhere."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rootdk
+from rootdk._backends.torch_kernel import CODES
+from rootdk.audit.layer import LayerReading
+from rootdk.audit.watching.call import Call, UnreadableError
+from rootdk.audit.watching.rows import fields_of_logits, grouped_scores
+from rootdk.audit.watching.scale import Scale
+from rootdk.audit.watching.sight import Sight, sampled_rows, sight_of
+from rootdk.reading import Reading, reading_of
+
+# Where the kernel cannot go, so many rows are read unless the watcher was told how many.
+ELSEWHERE = 64
+
+
+def read(
+    name: str,
+    step: int,
+    call: Call,
+    scale: Scale,
+    added: tuple[Tensor | None, Tensor | None],
+    rows: int | None,
+    by_torch: bool = False,
+) -> LayerReading:
+    """One reading of one call.
+
+    added      split(call.added), which the layers of a model often share
+    rows       how many query rows to read; None reads all, on other devices than the CPU 64
+    by_torch   with torch's operations alone, as on another device
+    """
+    query, key = call.query, call.key
+    if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- torch tells it nowhere else
+        raise UnreadableError("a transform of torch.func is at work")
+    if query.is_meta or query.is_nested or type(query) not in (Tensor, torch.nn.Parameter):
+        raise UnreadableError(f"its tensors are {'meta' if query.is_meta else type(query).__name__}")
+    by_torch = by_torch or query.device.type != "cpu" or query.dtype not in CODES
+    n_query = query.shape[-2]
+    wanted = ELSEWHERE if rows is None and by_torch else rows
+    positions = None
+    if by_torch or (wanted is not None and wanted < n_query):
+        positions = sampled_rows(n_query, min(wanted or n_query, n_query), query.device)
+        query = query.index_select(-2, positions)
+    sight = sight_of(call, added, positions)
+    run = _by_torch if by_torch else _by_kernel
+    logits = run(query, call, sight, scale.used, bare=False)
+    bare = call.softcap is None and sight.bias is None and call.sinks is None
+    return LayerReading(
+        name=name,
+        step=step,
+        reading=logits,
+        scores=logits if bare else run(query, call, sight, scale.used, bare=True),
+        first_weight=_first_weight(query, call, sight, scale.used, logits),
+        scale=scale.used,
+        scale_given=scale.given,
+        mismatch=scale.mismatch,
+        softcap=call.softcap,
+        d_k=query.shape[-1],
+        kv_heads=key.shape[-3],
+        n_query=n_query,
+        n_key=key.shape[-2],
+        dtype=str(call.query.dtype).removeprefix("torch."),
+        sampled=len(positions) < n_query if positions is not None else False,
+        route=call.route,
+    )
+
+
+def _by_kernel(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool) -> Reading:
+    native = sight.positions is None
+    options: dict[str, Any] = {} if bare else {"bias": sight.bias, "softcap": call.softcap, "sinks": call.sinks}
+    _, reading = rootdk.measure(
+        query,
+        call.key,
+        call.key[..., :1],  # the weights are not applied to anything: one column is the cheapest value
+        scale=scale,
+        causal=native and call.causal,
+        window=(call.reach, None) if native and call.reach is not None else None,
+        query_offset=0,
+        mask=sight.mask,
+        **options,
+    )
+    return reading
+
+
+def _by_torch(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool) -> Reading:
+    logits = scale * grouped_scores(query, call.key)
+    if not bare:
+        logits = _finished(logits, call, sight.bias)
+    sinks = None if bare else call.sinks
+    return reading_of(fields_of_logits(logits, sight.mask, sinks), sinks is not None)
+
+
+def _finished(scores: Tensor, call: Call, bias: Tensor | None) -> Tensor:
+    logits = scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
+    return logits if bias is None else logits + bias
+
+
+def _first_weight(query: Tensor, call: Call, sight: Sight, scale: float, reading: Reading) -> Tensor:
+    """The weight of the first key in every row, (..., heads, rows): e^(logit - log_sum_exp), 0 where it is not seen."""
+    n_key, shape = call.key.shape[-2], reading.log_sum_exp.shape
+    if n_key == 0:
+        return torch.zeros_like(reading.log_sum_exp)
+    key, bias, mask = call.key[..., :1, :], sight.bias, sight.mask
+    if sight.first is not None:
+        places = sight.first[..., None, None, None]
+        key = call.key.gather(-2, places.expand(*call.key.shape[:-2], 1, call.key.shape[-1]))
+        of_rows = places.expand(*shape, 1)
+        bias = None if bias is None else bias.expand(*shape, n_key).gather(-1, of_rows)
+        mask = None if mask is None else mask.expand(*shape, n_key).gather(-1, of_rows)
+    else:
+        bias, mask = (None if part is None else part[..., :1] for part in (bias, mask))
+    logits = _finished(scale * grouped_scores(query, key), call, bias)[..., 0].to(reading.log_sum_exp.dtype)
+    weight = (logits - reading.log_sum_exp).exp().clamp(max=1.0)
+    seen = reading.keys > 0
+    if mask is not None:
+        seen = seen & mask[..., 0]
+    elif call.reach is not None and sight.positions is None:
+        seen = seen & (torch.arange(shape[-1], device=seen.device) <= call.reach)
+    return torch.where(seen, weight, 0.0)

@@ -1,0 +1,211 @@
+"""Taps on the ways in which torch code calls attention. Each lets the call go on as it is and tells of it afterwards.
+
+    F.scaled_dot_product_attention          the attribute; where it was imported by name, a function mode sees it
+    F.multi_head_attention_forward          with need_weights=True it never calls the above: asked once more without
+    torch's fused layers for evaluation     the two functions behind nn.MultiheadAttention and TransformerEncoderLayer
+    transformers: an attention function     AttentionInterface.get_interface, through which models look theirs up
+    softmax over the last of four axes      attention that a model writes out itself: the logits are there
+
+A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); it is told once, by
+the innermost tap that can. The attributes are wrapped while any watch is open; the function mode is there only while a
+watched model runs and is read.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import signature
+from threading import Lock, local
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from rootdk._torch.routing import SDPA
+from rootdk._torch.wrapping import Wrapped
+from rootdk.audit.watching.call import Call, of_sdpa, of_transformers
+from rootdk.audit.watching.fused import of_encoder_layer, of_multi_head
+
+functional = torch.nn.functional
+# What a function mode is told was called.
+_SDPA_ITSELF = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001 -- whatever stands at the public name now
+_MULTI_HEAD_ITSELF = functional.multi_head_attention_forward
+_SOFTMAX = frozenset({functional.softmax, torch.softmax, torch.Tensor.softmax})
+# nn.MultiheadAttention gives these by place and the rest by name.
+_BY_PLACE = 13
+
+Make = Callable[[], Call]
+
+
+class Listener(Protocol):
+    """Who is told of calls."""
+
+    @property
+    def attentive(self) -> bool:
+        """Whether a call that is made now may matter."""
+
+    def hear(self, make: Make) -> None:
+        """A call was made; make() describes it, or raises UnreadableError."""
+
+    def hear_softmax(self, logits: Any) -> None:
+        """A softmax over logits (batch, heads, n_query, n_key) was taken."""
+
+
+class _Ears(local):
+    """Of this thread: how many blocks want nothing told, how many calls that tell are under way, how many were told."""
+
+    deaf = 0
+    inside = 0
+    told = 0
+
+
+_ears = _Ears()
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    _ears.deaf += 1
+    try:
+        yield
+    finally:
+        _ears.deaf -= 1
+
+
+def _listening() -> bool:
+    return not _ears.deaf and not torch.compiler.is_compiling() and any(one.attentive for one in _listeners)
+
+
+def _tell(make: Make) -> None:
+    _ears.told += 1
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _deaf():  # noqa: SLF001 -- the public one leaves modes on
+        for listener in tuple(_listeners):
+            if listener.attentive:
+                listener.hear(make)
+
+
+def _scaled_dot_product(inner: Any, args: Any, kwargs: Any) -> Any:
+    with _deaf():  # the function mode sees the same call
+        out = inner(*args, **kwargs)
+    _tell(lambda: of_sdpa(out, *args, **kwargs))
+    return out
+
+
+def _multi_head(inner: Any, args: Any, kwargs: Any) -> Any:
+    before = _ears.told
+    _ears.inside += 1
+    try:
+        out = inner(*args, **kwargs)
+        if _ears.told == before:
+            names = list(signature(_MULTI_HEAD_ITSELF).parameters)
+            given = dict(zip(names[_BY_PLACE:], args[_BY_PLACE:], strict=False)) | kwargs
+            # The same numbers reach the tap above. No dropout, so no random number is used up.
+            with torch.no_grad(), torch._C.DisableTorchFunction():  # noqa: SLF001
+                inner(*args[:_BY_PLACE], **given | {"need_weights": False, "training": False})
+    finally:
+        _ears.inside -= 1
+    return out
+
+
+def _fused(describe: Any) -> Any:
+    def observe(inner: Any, args: Any, kwargs: Any) -> Any:
+        out = inner(*args, **kwargs)
+        _tell(lambda: describe(*args, **kwargs))
+        return out
+
+    return observe
+
+
+def _tap(observe: Any) -> Callable[[Any], Any]:
+    def make(inner: Any) -> Any:
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            return observe(inner, args, kwargs) if _listening() else inner(*args, **kwargs)
+
+        return tapped
+
+    return make
+
+
+def _tap_interface(inner: Any) -> Any:
+    def get_interface(interface: Any, attn_implementation: Any, default: Any) -> Any:
+        chosen = inner(interface, attn_implementation, default)
+        if not _listening():
+            return chosen
+
+        def attention(*args: Any, **kwargs: Any) -> Any:
+            before = _ears.told
+            _ears.inside += 1
+            try:
+                out = chosen(*args, **kwargs)
+            finally:
+                _ears.inside -= 1
+            if _ears.told == before and _listening():
+                _tell(lambda: of_transformers(out, chosen is default, *args, **kwargs))
+            return out
+
+        return attention
+
+    return get_interface
+
+
+class ByName(TorchFunctionMode):  # type: ignore[misc]
+    """Sees functions that were imported by name, and a softmax."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        kwargs = kwargs or {}
+        if func is _SDPA_ITSELF and _listening():
+            return _scaled_dot_product(func, args, kwargs)
+        if func is _MULTI_HEAD_ITSELF and _listening():
+            return _multi_head(func, args, kwargs)
+        if func in _SOFTMAX and not _ears.inside and _listening():
+            self._softmax(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _softmax(self, input: Any = None, dim: Any = None, *_: Any, **__: Any) -> None:  # noqa: A002 -- torch's name
+        if isinstance(input, torch.Tensor) and input.dim() == 4 and dim in (-1, 3) and input.shape[-1] > 1:
+            _ears.told += 1
+            with torch.no_grad(), _deaf():
+                for listener in tuple(_listeners):
+                    if listener.attentive:
+                        listener.hear_softmax(input.detach())
+
+    def leave(self) -> None:
+        """Leave the mode. That takes off whatever is on top, which after an interrupt may be somebody else's."""
+        if torch.overrides._get_current_function_mode() is self:  # noqa: SLF001 -- torch tells it nowhere else
+            self.__exit__(None, None, None)
+
+
+_lock = Lock()
+_taps: list[tuple[Wrapped, Any]] = [
+    (SDPA, _tap(_scaled_dot_product)),
+    (Wrapped(functional, "multi_head_attention_forward"), _tap(_multi_head)),
+    (Wrapped(torch, "_transformer_encoder_layer_fwd"), _tap(_fused(of_encoder_layer))),
+    (Wrapped(torch, "_native_multi_head_attention"), _tap(_fused(of_multi_head))),
+]
+_interfaces: dict[type, Wrapped] = {}
+
+
+def listen(listener: Listener) -> None:
+    """Tell this listener of calls, in every thread; the first one puts the taps in place."""
+    with _lock:
+        if not _listeners:
+            for place, make in _taps:
+                place.open(make, observer=True)
+        # Looked up each time: the library may have been loaded since.
+        interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
+        if interface is not None and interface not in _interfaces:
+            _interfaces[interface] = Wrapped(interface, "get_interface")
+            _interfaces[interface].open(_tap_interface, observer=True)
+        _listeners.append(listener)
+
+
+def unlisten(listener: Listener) -> None:
+    """Tell it no more; the last one out takes the taps away."""
+    with _lock:
+        _listeners.remove(listener)
+        if not _listeners:
+            for place, make in _taps:
+                place.close(make)
+            for place in _interfaces.values():
+                place.close(_tap_interface)
+            _interfaces.clear()
