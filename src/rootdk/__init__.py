@@ -1,7 +1,8 @@
 """rootdk: scaled dot-product attention that is fast, exact, and tells what its softmax is doing."""
 
-from . import scaling
+from . import audit, scaling
 from .api import attention, attention_vjp, measure, num_threads, set_num_threads
+from .audit.watch import watch
 from .errors import ArgumentError, ArgumentTypeError, KernelMissingError, RootdkError
 from .prediction import predict
 from .reading import Reading
@@ -20,9 +21,11 @@ __all__ = [
     "ScaleRule",
     "attention",
     "attention_vjp",
+    "audit",
     "measure",
     "num_threads",
     "predict",
     "scaling",
     "set_num_threads",
+    "watch",
 ]

@@ -1,6 +1,22 @@
 """Watch a model, read a checkpoint, judge the health of its attention, and say what to do."""
 
 from rootdk.audit.finding import Finding, verdict_of
+from rootdk.audit.layer import LayerReading
+from rootdk.audit.remedies import qk_clip_, recommend_scale
+from rootdk.audit.report import LayerReport, Report
 from rootdk.audit.thresholds import THRESHOLDS, Threshold, judge
+from rootdk.audit.watch import watch
 
-__all__ = ["THRESHOLDS", "Finding", "Threshold", "judge", "verdict_of"]
+__all__ = [
+    "THRESHOLDS",
+    "Finding",
+    "LayerReading",
+    "LayerReport",
+    "Report",
+    "Threshold",
+    "judge",
+    "qk_clip_",
+    "recommend_scale",
+    "verdict_of",
+    "watch",
+]

@@ -39,8 +39,15 @@ def findings_of(layer: LayerReading, phase: Phase = "any") -> list[Finding]:
 
 
 def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:
-    """The metrics that are judged: of resting heads the sharpness apart from the sink, raw scores only in float16."""
+    """The metrics that are judged.
+
+    Theory speaks of scale*<q, k>, so the deviation is that before cap and bias, and is left out where only their sum is
+    known. Of resting heads the sharpness apart from the sink counts. Raw scores matter in float16.
+    """
     numbers = dict(layer.metrics)
+    numbers["logit_deviation"] = numbers["score_deviation"]
+    if layer.route == "softmax":
+        numbers.pop("logit_deviation")
     if layer.dtype != "float16":
         numbers.pop("raw_score")
     if phase != "init":

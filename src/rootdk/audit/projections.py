@@ -1,0 +1,171 @@
+"""Where a module keeps the rows of W_q and W_k that make one head, and how to scale them in place.
+
+By the names that the common libraries use. Split projections are two linear layers; fused ones hold q, k and v in one,
+either block by block, q of all heads first (GPT-2, Phi-3, MPT, nn.MultiheadAttention), or key head by key head: the q of
+its group, then its k, then its v (GPT-NeoX, BLOOM, Falcon).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from rootdk.audit.gains import Gain, gains_of
+from rootdk.errors import ArgumentError
+
+SPLIT = (
+    ("q_proj", "k_proj"),
+    ("query", "key"),
+    ("q", "k"),
+    ("q_lin", "k_lin"),
+    ("query_proj", "key_proj"),
+    ("to_q", "to_k"),
+    ("wq", "wk"),
+    ("Wq", "Wk"),
+    ("w_q", "w_k"),
+    ("q_linear", "k_linear"),
+)
+BLOCKS = ("c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj", "to_qkv", "W_pack")
+BY_KEY_HEAD = ("query_key_value",)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What holds one side, q or k: parameters whose axis `axis` runs over places, and the places of every head.
+
+    shared   one set of places for all heads, as the gain of a norm over the components of a head is
+    offset   the model multiplies by the parameter plus this
+    """
+
+    parameters: tuple[Any, ...]
+    axis: int
+    places: list[slice]
+    shared: bool = False
+    offset: float = 0.0
+
+    def multiply_(self, factors: NDArray[Any]) -> None:
+        """Scale every head by its factor; where they share, by the smallest."""
+        chosen = [factors.min()] if self.shared else factors
+        for parameter in self.parameters:
+            whole = parameter.data
+            axis = self.axis if whole.dim() > 1 else 0
+            for places, factor in zip(self.places, chosen, strict=True):
+                part = whole.narrow(axis, places.start, places.stop - places.start)
+                part.copy_((part + self.offset) * float(factor) - self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """Both sides; `group` query heads share a key head."""
+
+    query: Part
+    key: Part
+    group: int
+
+
+def projections_of(module: Any, heads: int, layer: str) -> Projections:
+    """Those of a module with so many query heads; an error names the layer where none are found."""
+    gains = gains_of(module)
+    if gains is not None:
+        return _of_gains(*gains, module, heads)
+    if hasattr(module, "in_proj_bias") and hasattr(module, "bias_k"):
+        return _multi_head(module)
+    found = _split(module, heads) or _fused(module, heads)
+    if found is None:
+        known = ", ".join("/".join(pair) for pair in SPLIT) + ", " + ", ".join((*BLOCKS, *BY_KEY_HEAD))
+        raise ArgumentError(
+            f"model: {layer} must hold its projections by a known name ({known}), got {type(module).__name__} with "
+            f"{', '.join(name for name, _ in module.named_children()) or 'no submodules'}"
+        )
+    return found
+
+
+def _rows(start: int, size: int, count: int, stride: int | None = None) -> list[slice]:
+    step = size if stride is None else stride
+    return [slice(start + step * i, start + step * i + size) for i in range(count)]
+
+
+def _split(module: Any, heads: int) -> Projections | None:
+    for names in SPLIT:
+        q, k = (getattr(module, name, None) for name in names)
+        if getattr(q, "weight", None) is not None and getattr(k, "weight", None) is not None:
+            return _two(tuple(_parameters(q)), tuple(_parameters(k)), _axis(q), heads)
+    return None
+
+
+def _two(q: tuple[Any, ...], k: tuple[Any, ...], axis: int, heads: int) -> Projections:
+    size = q[0].shape[axis] // heads
+    kv_heads = k[0].shape[axis] // size
+    query, key = Part(q, axis, _rows(0, size, heads)), Part(k, axis, _rows(0, size, kv_heads))
+    return Projections(query, key, heads // kv_heads)
+
+
+def _fused(module: Any, heads: int) -> Projections | None:
+    for name in (*BLOCKS, *BY_KEY_HEAD):
+        layer = getattr(module, name, None)
+        if getattr(layer, "weight", None) is None:
+            continue
+        axis, parameters = _axis(layer), tuple(_parameters(layer))
+        size = _head_size(module, parameters[0].shape[axis], heads)
+        kv_heads = (parameters[0].shape[axis] // size - heads) // 2
+        group = heads // kv_heads
+        if name in BY_KEY_HEAD:
+            stride = (group + 2) * size
+            query = [s for g in range(kv_heads) for s in _rows(g * stride, size, group)]
+            key = _rows(group * size, size, kv_heads, stride)
+        else:
+            query, key = _rows(0, size, heads), _rows(heads * size, size, kv_heads)
+        return Projections(Part(parameters, axis, query), Part(parameters, axis, key), group)
+    return None
+
+
+def _head_size(module: Any, rows: int, heads: int) -> int:
+    """d_k; where a module does not tell, it has as many key heads as heads."""
+    for name in ("head_dim", "head_size", "attention_head_size"):
+        told = getattr(module, name, None)
+        if isinstance(told, int) and rows % told == 0:
+            return told
+    return rows // (3 * heads)
+
+
+def _multi_head(module: Any) -> Projections:
+    """nn.MultiheadAttention: weights together or, with a kdim of its own, apart; biases together; maybe one more key."""
+    embed, heads = module.embed_dim, module.num_heads
+    q_rows, k_rows = slice(0, embed), slice(embed, 2 * embed)
+    together = module.in_proj_weight
+    q = [module.q_proj_weight.data if together is None else together.data[q_rows]]
+    k = [module.k_proj_weight.data if together is None else together.data[k_rows]]
+    if module.in_proj_bias is not None:
+        q.append(module.in_proj_bias.data[q_rows])
+        k.append(module.in_proj_bias.data[k_rows])
+    if module.bias_k is not None:
+        k.append(module.bias_k.data.view(-1))
+    places = _rows(0, embed // heads, heads)
+    return Projections(Part(tuple(q), 0, places), Part(tuple(k), 0, places), 1)
+
+
+def _of_gains(q: Gain, k: Gain, module: Any, heads: int) -> Projections:
+    """After a norm the size of W_q is without effect: what counts is the gain."""
+    split = _split(module, heads) or _fused(module, heads)
+    kv_heads = heads // split.group if split else heads
+    parts = []
+    for gain, count in ((q, heads), (k, kv_heads)):
+        size = gain.weight.numel()
+        d_k = getattr(module, "head_dim", None)
+        shared = count == 1 or (size == d_k if isinstance(d_k, int) else size % count != 0)
+        places = [slice(0, size)] if shared else _rows(0, size // count, count)
+        tensors = tuple(t.data.view(-1) for t in (gain.weight, gain.bias) if t is not None)
+        parts.append(Part(tensors, 0, places, shared, gain.offset))
+    return Projections(parts[0], parts[1], heads // kv_heads)
+
+
+def _parameters(layer: Any) -> Iterator[Any]:
+    yield layer.weight
+    if getattr(layer, "bias", None) is not None:
+        yield layer.bias
+
+
+def _axis(layer: Any) -> int:
+    # transformers' Conv1D keeps (in, out), everybody else (out, in).
+    return 1 if type(layer).__name__ == "Conv1D" else 0

@@ -1,0 +1,119 @@
+"""What to do about a finding: clip W_q and W_k where logits are too large, or the scale to set."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootdk.audit.gains import module_at
+from rootdk.audit.layer import LayerReading
+from rootdk.errors import ArgumentError, ArgumentTypeError
+
+
+def qk_clip_(model: Any, readings: Any, tau: float = 100.0) -> dict[str, NDArray[np.float64]]:
+    """Shrink W_q and W_k in place so that no head's largest logit exceeds tau (Kimi K2, arXiv:2507.20534).
+
+    model      the model that was watched
+    readings   a Watch, or its `readings`
+    tau        the largest logit that stays as it is; > 0
+
+    With S_h the largest scale*<q, k> of head h and gamma_h = min(1, tau / S_h), the rows of head h in W_q and W_k (and
+    their biases) are multiplied so that the product of both factors is gamma_h: by its root each; heads that share a
+    key head scale that by the largest of their roots, and W_q takes the rest. Where q and k are normed the gains are
+    scaled instead; one gain for all heads takes the smallest gamma. A largest logit of 0 or less clips nothing.
+
+    S_h is before cap and bias: those stay. Read with `rows=`, S_h is the largest of the rows that were read, and others
+    may lie above tau. Where several layers are clipped at once the later ones get another input, so that they come out
+    near tau; clip again if one lies above.
+
+    Returns {layer: gamma of each head} for the layers that were changed.
+
+    >>> import torch, rootdk
+    >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> x = 40 * torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))
+    >>> for _ in range(2):
+    ...     with rootdk.watch(layer) as seen:
+    ...         _ = layer(x, x, x)
+    ...     print((seen.readings["MultiheadAttention"].metrics["max_logit"] <= 100.001).all())
+    ...     changed = rootdk.audit.qk_clip_(layer, seen, tau=100.0)
+    False
+    True
+    """
+    import torch
+
+    from rootdk.audit.projections import projections_of
+
+    limit = _positive("tau", tau)
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(f"model: must be a torch.nn.Module, got {type(model).__name__}")
+    largest = _largest(getattr(readings, "readings", readings))
+    changed: dict[str, NDArray[np.float64]] = {}
+    for path, scores in largest.items():
+        gamma = np.where(scores > limit, limit / np.where(scores > 0, scores, 1.0), 1.0)
+        if (gamma == 1.0).all():
+            continue
+        module = module_at(model, path)
+        if module is None:
+            raise ArgumentError(f"readings: every layer must be a module of model, got {path!r}, which is none")
+        found = projections_of(module, len(gamma), path)
+        if found.query.shared or found.key.shared:
+            gamma = np.full_like(gamma, gamma.min())
+        roots = np.sqrt(gamma).reshape(-1, found.group)
+        of_key = roots.max(axis=1)
+        with torch.no_grad():
+            found.query.multiply_(gamma / np.repeat(of_key, found.group))
+            found.key.multiply_(of_key)
+        changed[path] = gamma
+    return changed
+
+
+def recommend_scale(reading: LayerReading, deviation: float = 1.0) -> float:
+    """The scale at which the logits inside a row would have this standard deviation.
+
+        scale * deviation / std,    std the median over heads and rows of scale*<q, k>, before cap and bias
+
+    1 is what 1/sqrt(d_k) gives for q and k of variance 1. For a model that was not trained yet: a trained one has
+    weights that fit the scale they were trained with.
+
+    >>> import torch, rootdk
+    >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> with rootdk.watch(layer) as seen:
+    ...     _ = layer(*[torch.randn(1, 16, 8)] * 3)
+    >>> rootdk.audit.recommend_scale(seen.readings["MultiheadAttention"]) > 0
+    True
+    """
+    if not isinstance(reading, LayerReading):
+        raise ArgumentTypeError(f"reading: must be a LayerReading, got {type(reading).__name__}")
+    wanted = _positive("deviation", deviation)
+    found = float(np.nanmedian(reading.metrics["score_deviation"]))
+    if not (found > 0 and math.isfinite(reading.scale)):
+        raise ArgumentError(
+            f"reading: must have scores that differ inside a row and a known scale, got a deviation of {found:g} and a "
+            f"scale of {reading.scale:g}"
+        )
+    return reading.scale * wanted / found
+
+
+def _largest(readings: Any) -> dict[str, NDArray[np.float64]]:
+    """The largest score of every head by module; a module that ran more than once counts with its largest."""
+    if not isinstance(readings, Mapping):
+        raise ArgumentTypeError(
+            f"readings: must be a Watch or a mapping from layer to LayerReading, got {type(readings).__name__}"
+        )
+    found: dict[str, NDArray[np.float64]] = {}
+    for name, reading in readings.items():
+        if not isinstance(reading, LayerReading):
+            raise ArgumentTypeError(f"readings: must hold LayerReadings, got {type(reading).__name__} at {name!r}")
+        path, scores = name.partition("#")[0], reading.metrics["max_score"]
+        found[path] = np.fmax(found[path], scores) if path in found else scores
+    return found
+
+
+def _positive(argument: str, given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise ArgumentTypeError(f"{argument}: must be a number > 0, got {given!r}")
+    if not (given > 0 and math.isfinite(given)):
+        raise ArgumentError(f"{argument}: must be a finite number > 0, got {given!r}")
+    return float(given)
