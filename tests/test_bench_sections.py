@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import rootdk
-from rootdk.bench import beside, decode, half, imports, isolated, options, pairs, plan, sgemm, tiny, truth
+from rootdk.bench import beside, decode, half, imports, isolated, options, pairs, plan, sgemm, tiny, truth, watched
 from rootdk.bench.peers import open_peers
 from rootdk.bench.setting import SECTIONS, Setting
 from rootdk.bench.shapes import QUICK, Shape, make_inputs
@@ -53,7 +53,7 @@ def test_every_section_has_steps() -> None:
 
 def test_without_torch_what_needs_it_is_left_out_of_the_plan() -> None:
     keys = [step.key for step in plan.steps(setting(peers=("numpy",)))]
-    assert not {"half", "options", "beside"} & set(keys)
+    assert not {"half", "options", "beside", "watch"} & set(keys)
     assert keys.count("decode") == len(decode.FORMS)
     assert keys.count("tiny") == len(tiny.SHAPES)
 
@@ -134,6 +134,28 @@ def test_the_chain_agrees_with_float64() -> None:
     found = beside.race("chain", 33, pause=0.001, budget=0.0)
     assert found["left_out"] == {}
     assert set(found["seconds"]) == {"rootdk", "rootdk, own threads", "torch", "layers alone"}
+
+
+@pytest.mark.parametrize("name", watched.WAYS)
+def test_a_watched_step_trains_as_an_unwatched_one(name: str) -> None:
+    found = watched.race(name, tokens=24, budget=0.0)
+    assert found["left_out"] == {}
+    assert set(found["seconds"]) == {"unwatched", "watched"}
+    assert found["watched_over_unwatched"]["median"] > 0
+
+
+def test_a_watched_step_that_changes_the_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Meddling(watched.Trainee):
+        made = 0
+
+        def __init__(self, tokens: int) -> None:
+            super().__init__(tokens)
+            Meddling.made += 1
+            with torch.no_grad():
+                next(self.model.parameters()).add_(0.01 * Meddling.made)
+
+    monkeypatch.setattr(watched, "Trainee", Meddling)
+    assert watched.race("exact", tokens=24, budget=0.0)["left_out"] == {"watched": "changed the losses"}
 
 
 def test_import_names_frameworks_that_come_along() -> None:
@@ -277,6 +299,6 @@ def test_whole_command(tmp_path: Path) -> None:
     assert len(report["options"]) == 10
     assert report["memory"]["keys"] == 16384
     assert report["import"]["frameworks"] == []
-    assert len(report["targets"]) == 31
+    assert len(report["targets"]) == 34
     assert all(target["met"] is None for target in report["targets"])
     assert "not for quoting" in result.output

@@ -62,6 +62,10 @@ def full_report() -> Report:
             for gradient in (False, True)
         ],
         "beside": [row("128 tokens", rootdk=1.0, torch=1.0, layers_alone=0.5)],
+        "watch": [
+            row(name, watched=limit, unwatched=1.0) | {"watched_over_unwatched": {"best": limit, "median": limit}}
+            for name, limit in (("exact", 1.25), ("rows=64", 1.05), ("every=10", 1.03))
+        ],
         "import": {
             "seconds": times(rootdk=0.15, numpy=0.1),
             "above_numpy": {"best": 0.05, "median": 0.05, "calls": 5},
@@ -116,6 +120,9 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
     ("tiny forward + backward / torch's, highest", seconds("tiny", 1, "seconds", "rootdk on tensors"), 1.01),
     ("bool mask, forward", seconds("options", 0, "seconds", "torch"), 0.99),
     ("between torch's layers, 128 tokens", seconds("beside", 0, "seconds", "torch"), 0.99),
+    ("training step, watched exactly / unwatched", seconds("watch", 0, "watched_over_unwatched"), 1.01),
+    ("training step, 64 rows watched / unwatched", seconds("watch", 1, "watched_over_unwatched"), 1.01),
+    ("training step, every tenth watched / unwatched", seconds("watch", 2, "watched_over_unwatched"), 1.01),
     ("import rootdk, seconds", seconds("import", "seconds", "rootdk"), 1.01),
 ]
 
@@ -190,7 +197,7 @@ def test_a_dead_rival_leaves_its_target_unjudged_with_the_reason() -> None:
     name = "bfloat16 forward against torch, geometric mean"
     assert verdicts(report)[name] is None
     lines = headline(targets.judge(report))
-    assert lines[0] == "every target that was judged is reached (20)"
+    assert lines[0] == "every target that was judged is reached (23)"
     assert lines[1:] == ["not judged: 1", f"  {name}: torch died with SIGILL"]
 
 
@@ -213,12 +220,13 @@ def test_a_rival_that_needed_help_is_named() -> None:
 
 def test_without_torch_its_targets_are_there_and_not_judged() -> None:
     report = full_report()
-    report |= {"peers": {}, "absent": {"torch": "not installed"}, "half": [], "options": [], "beside": []}
+    report |= {"peers": {}, "absent": {"torch": "not installed"}, "half": [], "options": [], "beside": [], "watch": []}
     report["forward"] = [row(n=4096, rootdk=1.0, measure=1.05)]
     report["backward"] = [row(rootdk=1.0)]
     found = {one["name"]: one for one in targets.judge(report)}
     names = ("forward against torch, geometric mean", "float16 forward against torch, geometric mean")
-    for name in (*names, "fused options against torch", "between torch's layers"):
+    names += ("fused options against torch", "between torch's layers", "training step, watched exactly / unwatched")
+    for name in names:
         assert found[name]["met"] is None
         assert "torch" in found[name]["why"]
     assert found["long full forward as a share of sgemm, lowest"]["met"]
@@ -245,7 +253,7 @@ def test_the_page_starts_with_what_falls_short(
     report = full_report()
     report["options"][0]["seconds"]["torch"]["median"] = 0.5
     page = shown(report, capsys, monkeypatch)
-    assert page.startswith("falls short: 1 of 21 targets\n  bool mask, forward: 1.00 / 0.50, wanted >= 1.00\nrootdk 0")
+    assert page.startswith("falls short: 1 of 24 targets\n  bool mask, forward: 1.00 / 0.50, wanted >= 1.00\nrootdk 0")
     assert "sgemm in this run: 1 to 1 GFLOP/s" in page
 
 

@@ -2,7 +2,7 @@
 
 from rootdk.audit.finding import Finding, verdict_of
 from rootdk.audit.layer import LayerReading
-from rootdk.audit.remedies import qk_clip_, recommend_scale
+from rootdk.audit.remedies import qk_clip_, recommend_scale, recommend_tau
 from rootdk.audit.report import LayerReport, Report
 from rootdk.audit.thresholds import THRESHOLDS, Threshold, judge
 from rootdk.audit.watch import watch
@@ -17,6 +17,7 @@ __all__ = [
     "judge",
     "qk_clip_",
     "recommend_scale",
+    "recommend_tau",
     "verdict_of",
     "watch",
 ]

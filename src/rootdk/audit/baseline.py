@@ -1,4 +1,4 @@
-"""What attention of this d_k, this many keys and this scale shows for random q and k: the number beside a measured one."""
+"""The number beside a measured one: what attention of this d_k, keys and scale shows for random q and k."""
 
 import math
 from functools import lru_cache

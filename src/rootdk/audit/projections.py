@@ -1,8 +1,8 @@
 """Where a module keeps the rows of W_q and W_k that make one head, and how to scale them in place.
 
 By the names that the common libraries use. Split projections are two linear layers; fused ones hold q, k and v in one,
-either block by block, q of all heads first (GPT-2, Phi-3, MPT, nn.MultiheadAttention), or key head by key head: the q of
-its group, then its k, then its v (GPT-NeoX, BLOOM, Falcon).
+either block by block, q of all heads first (GPT-2, Phi-3, MPT, nn.MultiheadAttention), or key head by key head: the q
+of its group, then its k, then its v (GPT-NeoX, BLOOM, Falcon).
 """
 
 from collections.abc import Iterator
@@ -130,7 +130,7 @@ def _head_size(module: Any, rows: int, heads: int) -> int:
 
 
 def _multi_head(module: Any) -> Projections:
-    """nn.MultiheadAttention: weights together or, with a kdim of its own, apart; biases together; maybe one more key."""
+    """nn.MultiheadAttention: weights together, or apart if kdim differs; biases together; maybe one more key."""
     embed, heads = module.embed_dim, module.num_heads
     q_rows, k_rows = slice(0, embed), slice(embed, 2 * embed)
     together = module.in_proj_weight

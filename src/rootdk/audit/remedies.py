@@ -96,6 +96,23 @@ def recommend_scale(reading: LayerReading, deviation: float = 1.0) -> float:
     return reading.scale * wanted / found
 
 
+def recommend_tau(reading: LayerReading, deviation: float = 1.0) -> float:
+    """The tau for qk_clip_ at which the logits inside a row would have this standard deviation.
+
+        S * deviation / std,    S the largest scale*<q, k> of the layer, std the median over heads and rows
+
+    For a layer that is too sharp although no logit reaches the usual tau of 100.
+
+    >>> import torch, rootdk
+    >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> with rootdk.watch(layer) as seen:
+    ...     _ = layer(*[40 * torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))] * 3)
+    >>> 1 < rootdk.audit.recommend_tau(seen.readings["MultiheadAttention"]) < 10
+    True
+    """
+    return recommend_scale(reading, deviation) / reading.scale * float(np.nanmax(reading.metrics["max_score"]))
+
+
 def _largest(readings: Any) -> dict[str, NDArray[np.float64]]:
     """The largest score of every head by module; a module that ran more than once counts with its largest."""
     if not isinstance(readings, Mapping):

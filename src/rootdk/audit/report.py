@@ -60,9 +60,7 @@ class Report:
 
     def verdict_on(self, layer: str, head: int | None = None) -> Verdict:
         """Of one layer, or of one head by the findings that name it."""
-        return verdict_of(
-            [one for one in self.findings if one.layer == layer and (head is None or one.head == head)]
-        )
+        return verdict_of([one for one in self.findings if one.layer == layer and (head is None or one.head == head)])
 
     @property
     def flagged(self) -> list[str]:

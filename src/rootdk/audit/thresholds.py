@@ -78,8 +78,13 @@ _CAP = "gradient factor of the cap, sech^2(z/c): .42 at 1, below .01 at 3"
 _BF16 = "format: bfloat16 has 8 digits, numbers from 64 on are .5 apart"
 _FP16 = "format: the largest float16 is 65504"
 
-_SCALE = "check the scale against rootdk.audit.recommend_scale, the gains of the norm before, and the fan-in of W_q, W_k"
+_SCALE = (
+    "check the scale against rootdk.audit.recommend_scale, the gains of the norm before, and the fan-in of W_q, W_k"
+)
 _TAME = "rootdk.audit.qk_clip_(model, readings, tau=100); for later runs QK-norm, or a lower learning rate of W_q, W_k"
+_SOFTEN = (
+    "rootdk.audit.qk_clip_(model, {layer: reading}, tau=rootdk.audit.recommend_tau(reading)); then as for max_logit"
+)
 _SLOW = "longer warm-up or a lower learning rate of W_q, W_k; QK-clip after each optimizer step"
 _GAINS = "weight decay on the gains of q_norm and k_norm, or freeze them; qk_clip_ lowers them"
 
@@ -96,19 +101,19 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("max_logit", "critical", "above", 1e3, _WORTSMAN, _TAME),
     Threshold("max_logit_growth", "warning", "above", 2.0, _WORTSMAN, _SLOW),
     Threshold("max_logit_forecast", "critical", "above", 1e3, _WORTSMAN, _SLOW),
-    Threshold("entropy_ratio", "warning", "below", 0.25, _ZHAI, _TAME, "layer"),
-    Threshold("entropy_ratio", "critical", "below", 0.05, _ZHAI, _TAME, "layer", "largest"),
+    Threshold("entropy_ratio", "warning", "below", 0.25, _ZHAI, _SOFTEN, "layer"),
+    Threshold("entropy_ratio", "critical", "below", 0.05, _ZHAI, _SOFTEN, "layer", "largest"),
     Threshold("entropy_ratio", "warning", "above", 0.99, "weights all alike after training: scale 1/d_k, or many keys",
               "a larger scale, or one that grows with ln n (rootdk.scaling)", "layer", phase="trained"),
     Threshold("entropy_drop", "warning", "above", 0.3, _ZHAI, _SLOW, "layer"),
-    Threshold("saturated", "warning", "above", 0.1, _THEORY, _TAME, "layer"),
-    Threshold("saturated", "critical", "above", 0.5, _THEORY, _TAME, "layer"),
+    Threshold("saturated", "warning", "above", 0.1, _THEORY, _SOFTEN, "layer"),
+    Threshold("saturated", "critical", "above", 0.5, _THEORY, _SOFTEN, "layer"),
     Threshold("saturated", "note", "above", 0.5, "one sharp head is normal after training (previous token, induction, "
               "first token)", "nothing, unless the rest of the layer follows", phase="trained"),
     Threshold("saturated", "warning", "above", 0.1, _THEORY, _SCALE, phase="init"),
     Threshold("saturated", "critical", "above", 0.5, _THEORY, _SCALE, phase="init"),
-    Threshold("jacobian_trace", "warning", "below", 0.3, _THEORY, _TAME, "layer"),
-    Threshold("jacobian_trace", "critical", "below", 0.05, _THEORY, _TAME, "layer"),
+    Threshold("jacobian_trace", "warning", "below", 0.3, _THEORY, _SOFTEN, "layer"),
+    Threshold("jacobian_trace", "critical", "below", 0.05, _THEORY, _SOFTEN, "layer"),
     Threshold("jacobian_trace", "warning", "below", 0.3, _THEORY, _SCALE, phase="init"),
     Threshold("jacobian_trace", "critical", "below", 0.05, _THEORY, _SCALE, phase="init"),
     Threshold("cap_ratio", "warning", "above", 1.0, _CAP, "QK-norm in place of the cap"),

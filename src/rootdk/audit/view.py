@@ -16,9 +16,9 @@ _STYLE = {"healthy": "green", "note": "cyan", "warning": "yellow", "critical": "
 # Heading, metric, and what the heads of a layer become.
 _COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("std", "logit_deviation", np.nanmedian),
-    ("max logit", "max_logit", np.nanmax),
+    ("max", "max_logit", np.nanmax),
     ("H/ln n", "entropy_ratio", np.nanmedian),
-    ("saturated", "saturated", np.nanmedian),
+    ("sat.", "saturated", np.nanmedian),
     ("tr J", "jacobian_trace", np.nanmedian),
     ("sink", "sink_mass", np.nanmax),
 )
@@ -28,13 +28,14 @@ _SHOWN = 12
 def view(report: "Report") -> Group:
     """What a Report shows of itself."""
     title = Text.assemble("attention: ", (report.verdict, _STYLE[report.verdict]))
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("layer, beneath: theory", overflow="fold")
-    for heading in ("scale", *(column[0] for column in _COLUMNS), ""):
-        table.add_column(heading, justify="right")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("layer; below it theory", overflow="fold", min_width=22)
+    for heading in ("scale", *(column[0] for column in _COLUMNS), "verdict"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for layer in report.layers:
         verdict = report.verdict_on(layer.name)
-        table.add_row(escape(layer.name), _short(layer.facts.get("scale")), *_measured(layer), Text(verdict, _STYLE[verdict]))
+        scale, said = _short(layer.facts.get("scale")), Text(verdict, _STYLE[verdict])
+        table.add_row(escape(layer.name), scale, *_measured(layer), said)
         if layer.baseline:
             predicted = [_short(layer.baseline.get(metric)) for _, metric, _ in _COLUMNS]
             table.add_row("", "", *predicted, "", style="dim")
@@ -62,4 +63,6 @@ def _measured(layer: "LayerReport") -> list[str]:
 
 
 def _short(value: Any) -> str:
-    return "-" if value is None or value != value else f"{value:.3g}"
+    if value is None or value != value:
+        return "-"
+    return "0" if abs(value) < 5e-4 else f"{value:.3g}"

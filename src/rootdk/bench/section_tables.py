@@ -1,4 +1,6 @@
-"""The tables of the smaller sections: half types, decoding, options, tiny calls, beside torch; import and memory."""
+"""The tables of the smaller sections: half types, decoding, options, tiny calls, beside torch, watching; import
+and memory.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +33,10 @@ def _share(row: Row) -> str:
     if "rootdk" not in row["seconds"]:
         return "-"
     return " / ".join(f"{share_of_plain_sum(row, statistic):.0%}" for statistic in STATISTICS)
+
+
+def _watched_ratio(row: Row) -> str:
+    return " / ".join(f"{row['watched_over_unwatched'][statistic]:.3f}" for statistic in STATISTICS)
 
 
 _MILLI, _MICRO = 1e-3, 1e-6
@@ -71,6 +77,14 @@ _TABLES: dict[str, tuple[str, Mapping[str, Cell]]] = {
             "torch": time_of("torch", _MILLI),
             "layers": time_of("layers alone", _MILLI),
             "faster": faster_than("torch"),
+        },
+    ),
+    "watch": (
+        "A training step while rootdk.watch reads it, ms, best / median",
+        {
+            "unwatched": time_of("unwatched", _MILLI),
+            "watched": time_of("watched", _MILLI),
+            "ratio": _watched_ratio,
         },
     ),
 }

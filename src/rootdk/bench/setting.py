@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from rootdk.bench.peers.peer import Peer
 
-SECTIONS = ("forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "import", "memory")
+SECTIONS = (
+    "forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "import", "memory",
+)  # fmt: skip
 
 
 class Step(NamedTuple):

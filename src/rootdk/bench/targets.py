@@ -52,7 +52,8 @@ def _judged(report: dict[str, Any]) -> Iterator[Verdict]:
         if section in sections:
             for key, chosen, target in of_section:
                 rows: list[Row] = report.get(key, [])
-                without_torch = "torch" in target.needs and "torch" not in report.get("peers", {"torch": ""})
+                needs_torch = section == "watch" or "torch" in target.needs
+                without_torch = needs_torch and "torch" not in report.get("peers", {"torch": ""})
                 picked = [row for row in rows if chosen(row)]
                 yield target.judge(picked, no_torch if without_torch else "no such shape in this run")
     if "options" in sections:
@@ -103,6 +104,13 @@ def _measure_cost(name: str, limit: float) -> Target:
     return Target(name, limit, figure, max, ("rootdk", "measure"), at_most=True)
 
 
+def _watch_cost(name: str, limit: float) -> Target:
+    def figure(row: Row, statistic: str) -> float:
+        return float(row["watched_over_unwatched"][statistic])
+
+    return Target(name, limit, figure, max, ("watched", "unwatched"), at_most=True)
+
+
 def _tiny_in_torch(name: str) -> Target:
     figure: Figure = lambda row, statistic: speed_ratio(row, "rootdk on tensors", "torch", statistic)  # noqa: E731
     return Target(name, 1.5, figure, max, ("rootdk on tensors", "torch"), at_most=True)
@@ -115,6 +123,10 @@ def _any(row: Row) -> bool:  # noqa: ARG001 - one signature for all choices
 def _long_full(row: Row) -> bool:
     shape = row["shape"]
     return bool(shape["n"] >= 2048 and shape["d"] >= 64 and not shape["causal"])
+
+
+def _named(name: str) -> Callable[[Row], bool]:
+    return lambda row: bool(row["name"] == name)
 
 
 def _of_kind(kind: str) -> Callable[[Row], bool]:
@@ -174,6 +186,11 @@ _BY_ROWS: dict[str, list[tuple[str, Callable[[Row], bool], Target]]] = {
                 ("measure", "torch by hand"),
             ),
         ),
+    ],
+    "watch": [
+        ("watch", _named("exact"), _watch_cost("training step, watched exactly / unwatched", 1.25)),
+        ("watch", _named("rows=64"), _watch_cost("training step, 64 rows watched / unwatched", 1.05)),
+        ("watch", _named("every=10"), _watch_cost("training step, every tenth watched / unwatched", 1.03)),
     ],
     "tiny": [
         (

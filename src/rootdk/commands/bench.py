@@ -13,13 +13,15 @@ from . import options
 @click.option(
     "--what",
     type=click.Choice(
-        ["forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "import", "memory", "all"]
+        ["forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "import", "memory"]
+        + ["all"]
     ),
     metavar="SECTION",
     multiple=True,
     default=("all",),
     show_default=True,
-    help="What to time; repeat it: forward, measure, backward, half, decode, options, tiny, beside, import, memory.",
+    help="What to time; repeat it: forward, measure, backward, half, decode, options, tiny, beside, watch, import, "
+    "memory.",
 )
 @click.option(
     "--peer",

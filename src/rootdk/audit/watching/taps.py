@@ -151,7 +151,7 @@ def _tap_interface(inner: Any) -> Any:
 class ByName(TorchFunctionMode):  # type: ignore[misc]
     """Sees functions that were imported by name, and a softmax."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _SDPA_ITSELF and _listening():
             return _scaled_dot_product(func, args, kwargs)
