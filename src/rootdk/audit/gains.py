@@ -45,7 +45,7 @@ def gain_bound(model: Any, reading: Any) -> float:
     if gains is None or math.isnan(reading.scale):
         return math.nan
     q, k = (float((gain.weight.detach() + gain.offset).abs().max()) for gain in gains)
-    return abs(reading.scale) * reading.d_k * q * k
+    return float(abs(reading.scale) * reading.d_k * q * k)
 
 
 def module_at(model: Any, name: str) -> Any:

@@ -130,7 +130,8 @@ class LayerReading:
     def _used(self) -> NDArray[np.bool_]:
         keys = _by_head(self.reading.keys)
         enough = keys >= min(MIN_KEYS, max(int(keys.max(initial=0)), 1))
-        return enough & ~_by_head(self.reading.non_finite).astype(bool)
+        whole: NDArray[np.bool_] = ~_by_head(self.reading.non_finite).astype(bool)
+        return enough & whole
 
     def _median(self, field: Any) -> Numbers:
         return self._over_rows(field, np.median)

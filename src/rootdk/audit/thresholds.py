@@ -78,14 +78,11 @@ _CAP = "gradient factor of the cap, sech^2(z/c): .42 at 1, below .01 at 3"
 _BF16 = "format: bfloat16 has 8 digits, numbers from 64 on are .5 apart"
 _FP16 = "format: the largest float16 is 65504"
 
-_SCALE = (
-    "check the scale against rootdk.audit.recommend_scale, the gains of the norm before, and the fan-in of W_q, W_k"
-)
+_SCALE = "check the scale against rootdk.audit.recommend_scale, the gains of the norm before, the fan-in of W_q, W_k"
 _TAME = "rootdk.audit.qk_clip_(model, readings, tau=100); for later runs QK-norm, or a lower learning rate of W_q, W_k"
-_SOFTEN = (
-    "rootdk.audit.qk_clip_(model, {layer: reading}, tau=rootdk.audit.recommend_tau(reading)); then as for max_logit"
-)
+_SOFTEN = "rootdk.audit.qk_clip_(model, {layer: reading}, tau=rootdk.audit.recommend_tau(reading)); then QK-norm"
 _SLOW = "longer warm-up or a lower learning rate of W_q, W_k; QK-clip after each optimizer step"
+_EARLY = "multiply q by the scale before the product, not after it"
 _GAINS = "weight decay on the gains of q_norm and k_norm, or freeze them; qk_clip_ lowers them"
 
 THRESHOLDS: tuple[Threshold, ...] = (
@@ -120,13 +117,13 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("cap_ratio", "critical", "above", 3.0, _CAP, "QK-norm in place of the cap"),
     Threshold("bf16_spacing", "warning", "above", 0.25, _BF16, "scores in float32, or " + _TAME),
     Threshold("bf16_spacing", "critical", "above", 0.5, _BF16, "scores in float32, or " + _TAME),
-    Threshold("raw_score", "warning", "above", 32e3, _FP16, "multiply q by the scale before the product, not after"),
-    Threshold("raw_score", "critical", "above", 65504.0, _FP16, "multiply q by the scale before the product, not after"),
+    Threshold("raw_score", "warning", "above", 32e3, _FP16, _EARLY),
+    Threshold("raw_score", "critical", "above", 65504.0, _FP16, _EARLY),
     Threshold("min_log_sum_exp", "note", "below", -80.0, "e^-80 is near the end of float32: a NaN in the backward of "
               "some other kernels", "nothing here; note it before changing the attention kernel"),
     Threshold("sink_mass", "note", "above", 0.5, "a head that rests puts its weight on a sink or on the first key",
               "nothing: its entropy and sharpness are those of a sink", phase="trained"),
-    Threshold("output_mismatch", "note", "above", 0.05, "the output of the layer is not softmax(scale q.k + ...) v as read",
+    Threshold("output_mismatch", "note", "above", 0.05, "the output of the layer is not the attention that was read",
               "look at the layer: it does something that the call does not tell", "layer"),
     Threshold("scale_doubt", "note", "above", 1.05, "the output of the layer shows another scale than its call gave",
               "the measured scale is the one that counts; look where the other comes from", "layer"),

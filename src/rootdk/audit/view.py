@@ -29,7 +29,7 @@ def view(report: "Report") -> Group:
     """What a Report shows of itself."""
     title = Text.assemble("attention: ", (report.verdict, _STYLE[report.verdict]))
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("layer; below it theory", overflow="fold", min_width=22)
+    table.add_column("layer (then theory)", overflow="fold", min_width=16)
     for heading in ("scale", *(column[0] for column in _COLUMNS), "verdict"):
         table.add_column(heading, justify="right", no_wrap=True)
     for layer in report.layers:
@@ -63,6 +63,6 @@ def _measured(layer: "LayerReport") -> list[str]:
 
 
 def _short(value: Any) -> str:
-    if value is None or value != value:
+    if value is None or np.isnan(value):
         return "-"
     return "0" if abs(value) < 5e-4 else f"{value:.3g}"

@@ -1,6 +1,4 @@
-"""The tables of the smaller sections: half types, decoding, options, tiny calls, beside torch, watching; import
-and memory.
-"""
+"""The tables of the smaller sections, from half types to a watched training step; import and memory."""
 
 from collections.abc import Mapping
 from typing import Any

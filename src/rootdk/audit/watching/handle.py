@@ -79,7 +79,7 @@ class Watch:
             hook.remove()
         self._hooks = []
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "Watch":  # noqa: PYI034 -- typing.Self came with Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,7 +178,7 @@ class Watch:
         return None
 
     def _listens(self, name: str) -> bool:
-        """Whether the call is read: inside a forward, if that is; outside, calls make up a step until one comes back."""
+        """Whether a call is read: inside a forward, if that is. Outside, calls are a step until one comes back."""
         if not self._running:
             if not self._outside or name in self._outside:
                 self._finish()
