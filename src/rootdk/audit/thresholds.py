@@ -1,8 +1,8 @@
 """Where a number stops being healthy: every cut as one row of data, with its source and what to do about it.
 
-A row belongs to one metric and says from where on a value is worth a note, a warning, or is critical. Cuts that somebody
-published carry their source; the others are proposals of this project, checked on models that are known to be good
-(docs/audit.md), and say so.
+A row belongs to one metric and says from where on a value is worth a note, a warning, or is critical. Cuts that
+somebody published carry their source; the others are proposals of this project, checked on models that are known to be
+good (docs/audit.md), and say so.
 
 A head may be sharp for good reasons (it looks at the previous token, or at the first one), so after training the
 sharpness of a softmax is judged by the median over the heads of a layer. At initialisation every head is alike, and
