@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from rootdk.audit.finding import Finding
     from rootdk.audit.report import LayerReport, Report
 
 _STYLE = {"healthy": "green", "note": "cyan", "warning": "yellow", "critical": "bold red"}
@@ -23,35 +24,53 @@ _COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("sink", "sink_mass", np.nanmax),
 )
 _SHOWN = 12
+_NAME = 18
 
 
 def view(report: "Report") -> Group:
     """What a Report shows of itself."""
     title = Text.assemble("attention: ", (report.verdict, _STYLE[report.verdict]))
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("layer (then theory)", overflow="fold", min_width=16)
+    table.add_column("layer, then theory", overflow="fold", min_width=18)
     for heading in ("scale", *(column[0] for column in _COLUMNS), "verdict"):
         table.add_column(heading, justify="right", no_wrap=True)
     for layer in report.layers:
         verdict = report.verdict_on(layer.name)
         scale, said = _short(layer.facts.get("scale")), Text(verdict, _STYLE[verdict])
-        table.add_row(escape(layer.name), scale, *_measured(layer), said)
+        table.add_row(escape(_end(layer.name)), scale, *_measured(layer), said)
         if layer.baseline:
             predicted = [_short(layer.baseline.get(metric)) for _, metric, _ in _COLUMNS]
             table.add_row("", "", *predicted, "", style="dim")
     lines: list[Any] = [table]
-    for one in report.findings[:_SHOWN]:
-        place = escape(one.layer) + ("" if one.head is None else f", head {one.head}")
-        lines.append(
-            Text.from_markup(
-                f"[{_STYLE[one.severity]}]{one.severity}[/] {place}: {one.metric} {_short(one.value)}, "
-                f"limit {_short(one.threshold)}. {escape(one.remedy)}. [dim]{escape(one.source)}[/]"
-            )
-        )
-    if len(report.findings) > _SHOWN:
-        lines.append(Text(f"and {len(report.findings) - _SHOWN} more in .findings"))
+    grave = [one for one in report.findings if one.severity != "note"]
+    lines += [_line(one) for one in grave[:_SHOWN]]
+    if len(grave) > _SHOWN:
+        lines.append(Text(f"and {len(grave) - _SHOWN} more in .findings"))
+    lines += _notes([one for one in report.findings if one.severity == "note"])
     lines += [Text(f"not read: {name}: {why}", style="yellow") for name, why in report.unread.items()]
     return Group(*lines)
+
+
+def _line(one: "Finding") -> Text:
+    return Text.from_markup(
+        f"[{_STYLE[one.severity]}]{one.severity}[/] {_place(one)}: {one.metric} {_short(one.value)}, "
+        f"limit {_short(one.threshold)}. {escape(one.remedy)}. [dim]{escape(one.source)}[/]"
+    )
+
+
+def _place(one: "Finding") -> str:
+    return escape(one.layer) + ("" if one.head is None else f", head {one.head}")
+
+
+def _notes(notes: "list[Finding]") -> list[Text]:
+    """One line for all notes of one kind."""
+    kinds = {(one.metric, one.source): [other for other in notes if other.source == one.source] for one in notes}
+    lines = []
+    for (metric, source), found in kinds.items():
+        layers = dict.fromkeys(one.layer for one in found)
+        where = _place(found[0]) if len(found) == 1 else f"{len(found)} times in {len(layers)} layers"
+        lines.append(Text.from_markup(f"[{_STYLE['note']}]note[/] {metric}, {where}: [dim]{escape(source)}[/]"))
+    return lines
 
 
 def _measured(layer: "LayerReport") -> list[str]:
@@ -60,6 +79,10 @@ def _measured(layer: "LayerReport") -> list[str]:
         values = [head[metric] for head in layer.heads if metric in head and not np.isnan(head[metric])]
         cells.append(_short(float(fold(values))) if values else "-")
     return cells
+
+
+def _end(name: str) -> str:
+    return name if len(name) <= _NAME else "…" + name[1 - _NAME :]
 
 
 def _short(value: Any) -> str:

@@ -30,11 +30,7 @@ def of_encoder_layer(
     """A call of torch._transformer_encoder_layer_fwd."""
     mask, mask_type = others[-2:] if len(others) >= 8 else (None, None)
     if norm_first:
-        if src.is_nested:
-            src = torch.nested.nested_tensor([layer_norm(one, (embed_dim,), norm_weight_1, norm_bias_1, eps)
-                                              for one in src.unbind()])  # fmt: skip
-        else:
-            src = layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+        src = layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps)
     return of_multi_head(src, src, src, embed_dim, num_heads, qkv_weight, qkv_bias, mask=mask, mask_type=mask_type)
 
 

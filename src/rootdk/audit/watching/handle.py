@@ -13,7 +13,7 @@ from rootdk.audit.layer import LayerReading
 from rootdk.audit.trend import Trend
 from rootdk.audit.watching import taps
 from rootdk.audit.watching.call import Call, UnreadableError, split
-from rootdk.audit.watching.read import read
+from rootdk.audit.watching.read import check_readable, read
 from rootdk.audit.watching.scale import Scale, scale_of
 from rootdk.audit.watching.written_out import read_logits
 from rootdk.errors import ArgumentError, ArgumentTypeError
@@ -44,7 +44,6 @@ class Watch:
             )
         self.model = model
         self.every, self.rows = _count("every", every), None if rows is None else _count("rows", rows)
-        self.readings: dict[str, LayerReading] = {}
         self.unread: dict[str, str] = {}
         self.step = 0
         self.seconds = 0.0
@@ -58,8 +57,8 @@ class Watch:
         self._masks: dict[Any, tuple[Tensor, tuple[Tensor | None, Tensor | None]]] = {}
         self._outside: set[str] = set()
         self._fresh: dict[str, LayerReading] = {}
-        self._running = self._reading = False
-        self._mode: taps.ByName | None = None
+        self._last: dict[str, LayerReading] = {}
+        self._running = self._reading = self._mode = False
         self._hooks: list[Any] = []
         if not isinstance(model, _FUSED):  # with a hook on it a layer does not take its fused path
             self._hooks = [
@@ -67,6 +66,11 @@ class Watch:
                 model.register_forward_hook(self._end, always_call=True),
             ]
         taps.listen(self)
+
+    @property
+    def readings(self) -> dict[str, LayerReading]:
+        """Of the last forward that was read to its end; of parts that are called alone, what was read so far."""
+        return self._fresh if self._fresh and not self._running else self._last
 
     def close(self) -> None:
         """Stop watching; readings stay. Closing twice is no error."""
@@ -133,8 +137,8 @@ class Watch:
         self._start()
         self._running = True
         if self._reading and not self._fuses():
-            self._mode = taps.ByName()
-            self._mode.__enter__()
+            self._mode = True
+            taps.enter_mode()
 
     def _end(self, *_: Any) -> None:
         if _backward() == -1:
@@ -145,13 +149,13 @@ class Watch:
         self.step += 1
 
     def _finish(self) -> None:
-        if self._mode is not None:
-            self._mode.leave()
-            self._mode = None
+        if self._mode:
+            self._mode = False
+            taps.leave_mode()
         if self._fresh:
             started = time.perf_counter()
-            self.readings, self._fresh = self._fresh, {}
-            self.trend.add(self.readings.values())
+            self._last, self._fresh = self._fresh, {}
+            self.trend.add(self._last.values())
             self.seconds += time.perf_counter() - started
         self._running = self._reading = False
         self._masks.clear()
@@ -187,6 +191,7 @@ class Watch:
         return self._reading
 
     def _read(self, name: str, call: Call) -> LayerReading:
+        check_readable(call)
         place = call.query.device.type
         if torch.is_autocast_enabled(place) and call.query.dtype == torch.float32:
             # What the operator itself does with its arguments there.

@@ -34,10 +34,6 @@ def read(
     by_torch   with torch's operations alone, as on another device
     """
     query, key = call.query, call.key
-    if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- torch tells it nowhere else
-        raise UnreadableError("a transform of torch.func is at work")
-    if query.is_meta or query.is_nested or type(query) not in (Tensor, torch.nn.Parameter):
-        raise UnreadableError(f"its tensors are {'meta' if query.is_meta else type(query).__name__}")
     by_torch = by_torch or query.device.type != "cpu" or query.dtype not in CODES
     n_query = query.shape[-2]
     wanted = ELSEWHERE if rows is None and by_torch else rows
@@ -67,6 +63,16 @@ def read(
         sampled=len(positions) < n_query if positions is not None else False,
         route=call.route,
     )
+
+
+def check_readable(call: Call) -> None:
+    """Raise UnreadableError where there are no numbers to read, or none that are a tensor's own."""
+    query = call.query
+    if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- torch tells it nowhere else
+        raise UnreadableError("a transform of torch.func is at work")
+    if query.is_meta or query.is_nested or type(query) not in (Tensor, torch.nn.Parameter):
+        kind = "meta" if query.is_meta else "nested" if query.is_nested else type(query).__name__
+        raise UnreadableError(f"its tensors are {kind}")
 
 
 def _by_kernel(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool) -> Reading:

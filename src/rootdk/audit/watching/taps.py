@@ -52,11 +52,16 @@ class Listener(Protocol):
 
 
 class _Ears(local):
-    """Of this thread: how many blocks want nothing told, how many calls that tell are under way, how many were told."""
+    """Of this thread: how many blocks want nothing told, how many calls that tell are under way, how many were told.
+
+    And the function mode, with the number of watches that it serves.
+    """
 
     deaf = 0
     inside = 0
     told = 0
+    mode: Any = None
+    users = 0
 
 
 _ears = _Ears()
@@ -73,7 +78,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _listening() -> bool:
-    return not _ears.deaf and not torch.compiler.is_compiling() and any(one.attentive for one in _listeners)
+    return not torch.compiler.is_compiling() and not _ears.deaf and any(one.attentive for one in _listeners)
 
 
 def _tell(make: Make) -> None:
@@ -148,7 +153,7 @@ def _tap_interface(inner: Any) -> Any:
     return get_interface
 
 
-class ByName(TorchFunctionMode):  # type: ignore[misc]
+class _ByName(TorchFunctionMode):  # type: ignore[misc]
     """Sees functions that were imported by name, and a softmax."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -159,6 +164,8 @@ class ByName(TorchFunctionMode):  # type: ignore[misc]
             return _multi_head(func, args, kwargs)
         if func in _SOFTMAX and not _ears.inside and _listening():
             self._softmax(*args, **kwargs)
+            with _deaf():  # the mode of another watch sees the same softmax
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _softmax(self, input: Any = None, dim: Any = None, *_: Any, **__: Any) -> None:  # noqa: A002 -- torch's name
@@ -169,10 +176,21 @@ class ByName(TorchFunctionMode):  # type: ignore[misc]
                     if listener.attentive:
                         listener.hear_softmax(input.detach())
 
-    def leave(self) -> None:
-        """Leave the mode. That takes off whatever is on top, which after an interrupt may be somebody else's."""
-        if torch.overrides._get_current_function_mode() is self:  # noqa: SLF001 -- torch tells it nowhere else
-            self.__exit__(None, None, None)
+
+def enter_mode() -> None:
+    """See functions by name, in this thread. One mode serves all watches: they end in the order in which they began."""
+    if _ears.users == 0:
+        _ears.mode = _ByName()
+        _ears.mode.__enter__()
+    _ears.users += 1
+
+
+def leave_mode() -> None:
+    """The last one out leaves the mode."""
+    _ears.users -= 1
+    # Leaving takes off whatever is on top, which after an interrupt may be somebody else's.
+    if _ears.users == 0 and torch.overrides._get_current_function_mode() is _ears.mode:  # noqa: SLF001 -- no other way
+        _ears.mode.__exit__(None, None, None)
 
 
 _lock = Lock()
