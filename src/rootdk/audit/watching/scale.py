@@ -19,7 +19,7 @@ from rootdk.audit.watching.call import Call, split
 from rootdk.audit.watching.rows import grouped_scores
 from rootdk.audit.watching.sight import sight_of
 
-_STEPS = 12
+_STEPS, _HALVINGS = 12, 6
 # How much better than the given scale another one must explain the output, and how far from it, to be believed.
 _BETTER, _APART = 0.25, 0.01
 
@@ -51,14 +51,16 @@ def scale_of(call: Call) -> Scale:
     if call.dropout > 0 or nothing or call.out.shape[:-1] != call.query.shape[:-1]:
         return unknown
     row = _one_row(call)
-    best, trial = call.scale, call.scale
-    given = least = row.error(call.scale)
+    best = call.scale
+    given = least = row.error(best)
     for _ in range(_STEPS):
-        trial = row.step(trial)
-        error = row.error(trial) if math.isfinite(trial) else math.nan
-        if not error < least:
+        move = row.step(best)
+        # A step that overshoots is halved until it helps.
+        trials = ((best + move / 2**halved) for halved in range(_HALVINGS if math.isfinite(move) else 0))
+        better = next(((trial, error) for trial in trials if (error := row.error(trial)) < least), None)
+        if better is None:
             break
-        best, least = trial, error
+        best, least = better
     believed = least <= _BETTER * given and abs(best - call.scale) > _APART * abs(call.scale)
     return Scale(best, call.scale, least) if believed else Scale(call.scale, call.scale, given)
 
@@ -98,10 +100,10 @@ class _Row:
         return float((found - self.out).norm() / self.out.norm().clamp(min=1e-300))
 
     def step(self, scale: float) -> float:
-        """One step of Gauss-Newton; not finite where the output does not depend on the scale."""
+        """How far a step of Gauss-Newton goes; not finite where the output does not depend on the scale."""
         weights, tilt = self._weights(scale)
         slope, left = self._out(tilt), self.out - self._out(weights)
-        return scale + float((slope * left).sum() / (slope * slope).sum())
+        return float((slope * left).sum() / (slope * slope).sum())
 
 
 def _one_row(call: Call) -> _Row:
