@@ -77,7 +77,14 @@ def test_all_ways_read_the_same_numbers(rows: int | None) -> None:
             seen.model(tokens())
         found[way] = seen.readings[NAMES[1]]
     for reading in found.values():
-        for metric in ("logit_deviation", "max_logit", "entropy_ratio", "jacobian_trace", "min_log_sum_exp", "sink_mass"):
+        for metric in (
+            "logit_deviation",
+            "max_logit",
+            "entropy_ratio",
+            "jacobian_trace",
+            "min_log_sum_exp",
+            "sink_mass",
+        ):
             torch.testing.assert_close(
                 reading.metrics[metric], found["attribute"].metrics[metric], rtol=2e-5, atol=2e-6, msg=metric
             )
@@ -424,5 +431,8 @@ def test_arguments() -> None:
     for given, options, kind, message in bad:
         with pytest.raises(kind, match=message):
             rootdk.watch(given, **options)
-    with rootdk.watch(model()) as seen, pytest.raises(rootdk.ArgumentError, match="phase: must be 'init', 'trained' or"):
+    with (
+        rootdk.watch(model()) as seen,
+        pytest.raises(rootdk.ArgumentError, match="phase: must be 'init', 'trained' or"),
+    ):
         seen.report("old")

@@ -84,10 +84,8 @@ def recommend_scale(reading: LayerReading, deviation: float = 1.0) -> float:
     >>> rootdk.audit.recommend_scale(seen.readings["MultiheadAttention"]) > 0
     True
     """
-    if not isinstance(reading, LayerReading):
-        raise ArgumentTypeError(f"reading: must be a LayerReading, got {type(reading).__name__}")
-    wanted = _positive("deviation", deviation)
-    found = float(np.nanmedian(reading.metrics["score_deviation"]))
+    metrics, wanted = _metrics(reading), _positive("deviation", deviation)
+    found = float(np.nanmedian(metrics["score_deviation"]))
     if not (found > 0 and math.isfinite(reading.scale)):
         raise ArgumentError(
             f"reading: must have scores that differ inside a row and a known scale, got a deviation of {found:g} and a "
@@ -97,9 +95,9 @@ def recommend_scale(reading: LayerReading, deviation: float = 1.0) -> float:
 
 
 def recommend_tau(reading: LayerReading, deviation: float = 1.0) -> float:
-    """The tau for qk_clip_ at which the logits inside a row would have this standard deviation.
+    """The tau for qk_clip_ after which no head has logits of a larger standard deviation inside a row.
 
-        S * deviation / std,    S the largest scale*<q, k> of the layer, std the median over heads and rows
+        min over heads of S_h * deviation / std_h,    S_h the largest scale*<q, k> of head h, std_h the median over rows
 
     For a layer that is too sharp although no logit reaches the usual tau of 100.
 
@@ -110,7 +108,17 @@ def recommend_tau(reading: LayerReading, deviation: float = 1.0) -> float:
     >>> 1 < rootdk.audit.recommend_tau(seen.readings["MultiheadAttention"]) < 10
     True
     """
-    return recommend_scale(reading, deviation) / reading.scale * float(np.nanmax(reading.metrics["max_score"]))
+    metrics, wanted = _metrics(reading), _positive("deviation", deviation)
+    known = (metrics["score_deviation"] > 0) & (metrics["max_score"] > 0)
+    if not known.any():
+        raise ArgumentError("reading: must have a head with scores above 0 that differ inside a row, got none")
+    return float((wanted * metrics["max_score"][known] / metrics["score_deviation"][known]).min())
+
+
+def _metrics(reading: Any) -> dict[str, NDArray[np.float64]]:
+    if not isinstance(reading, LayerReading):
+        raise ArgumentTypeError(f"reading: must be a LayerReading, got {type(reading).__name__}")
+    return reading.metrics
 
 
 def _largest(readings: Any) -> dict[str, NDArray[np.float64]]:

@@ -82,6 +82,7 @@ _SCALE = "check the scale against rootdk.audit.recommend_scale, the gains of the
 _TAME = "rootdk.audit.qk_clip_(model, readings, tau=100); for later runs QK-norm, or a lower learning rate of W_q, W_k"
 _SOFTEN = "rootdk.audit.qk_clip_(model, {layer: reading}, tau=rootdk.audit.recommend_tau(reading)); then QK-norm"
 _SLOW = "longer warm-up or a lower learning rate of W_q, W_k; QK-clip after each optimizer step"
+_UNCAP = "rootdk.audit.qk_clip_(model, readings, tau=softcap); for later runs QK-norm in place of the cap"
 _EARLY = "multiply q by the scale before the product, not after it"
 _GAINS = "weight decay on the gains of q_norm and k_norm, or freeze them; qk_clip_ lowers them"
 
@@ -113,8 +114,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("jacobian_trace", "critical", "below", 0.05, _THEORY, _SOFTEN, "layer"),
     Threshold("jacobian_trace", "warning", "below", 0.3, _THEORY, _SCALE, phase="init"),
     Threshold("jacobian_trace", "critical", "below", 0.05, _THEORY, _SCALE, phase="init"),
-    Threshold("cap_ratio", "warning", "above", 1.0, _CAP, "QK-norm in place of the cap"),
-    Threshold("cap_ratio", "critical", "above", 3.0, _CAP, "QK-norm in place of the cap"),
+    Threshold("cap_ratio", "warning", "above", 1.0, _CAP, _UNCAP),
+    Threshold("cap_ratio", "critical", "above", 3.0, _CAP, _UNCAP),
     Threshold("bf16_spacing", "warning", "above", 0.25, _BF16, "scores in float32, or " + _TAME),
     Threshold("bf16_spacing", "critical", "above", 0.5, _BF16, "scores in float32, or " + _TAME),
     Threshold("raw_score", "warning", "above", 32e3, _FP16, _EARLY),
