@@ -111,6 +111,19 @@ def test_the_scale_comes_from_the_output(rng: np.random.Generator, name: str, wr
     assert found.mismatch < 1e-6
 
 
+@pytest.mark.parametrize("stretch", [1.0, 50.0, 2000.0])
+def test_rounding_is_no_other_scale(stretch: float) -> None:
+    """A saturated row looks the same under many scales; one that fits its rounding better is not to be believed."""
+    for seed in range(5):
+        q, k, v = torch.randn(3, 2, 4, 24, 8, generator=torch.Generator().manual_seed(seed)).unbind(0)
+        for dtype in (torch.float32, torch.bfloat16):
+            given = (stretch * q).to(dtype), k.to(dtype), v.to(dtype)
+            out = torch.nn.functional.scaled_dot_product_attention(*given)
+            found = scale_of(of_sdpa(out, *given))
+            assert found.used == found.given
+            assert found.mismatch < 0.05
+
+
 def test_an_output_that_says_nothing_leaves_the_scale_alone() -> None:
     q, k, v = torch.randn(3, 1, 2, 6, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
     constant = torch.ones_like(v)

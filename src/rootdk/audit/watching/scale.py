@@ -22,6 +22,8 @@ from rootdk.audit.watching.sight import sight_of
 _STEPS, _HALVINGS = 12, 6
 # How much better than the given scale another one must explain the output, and how far from it, to be believed.
 _BETTER, _APART = 0.25, 0.01
+# Below this the given scale explains the output, and what is left is rounding: of logits of 1e3, or of a half type.
+_NOISE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ def scale_of(call: Call) -> Scale:
         if better is None:
             break
         best, least = better
-    believed = least <= _BETTER * given and abs(best - call.scale) > _APART * abs(call.scale)
+    noise = max(_NOISE, 8 * torch.finfo(call.out.dtype).eps)
+    wrong = given > noise and abs(best - call.scale) > _APART * abs(call.scale)
+    believed = wrong and least <= _BETTER * given
     return Scale(best, call.scale, least) if believed else Scale(call.scale, call.scale, given)
 
 

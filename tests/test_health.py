@@ -1,0 +1,335 @@
+"""Health: thresholds as data, verdicts, the guards against false alarms, the trend, the baseline, the report."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import rootdk
+from rootdk.audit import THRESHOLDS, Finding, LayerReading, Report, judge, verdict_of
+from rootdk.audit.baseline import baseline
+from rootdk.audit.health import findings_of, movement_findings
+from rootdk.audit.report import LayerReport
+from rootdk.audit.thresholds import critical_deviation
+from rootdk.audit.trend import MOST_POINTS, Trend
+
+N, D, HEADS = 64, 32, 4
+
+
+def layer(
+    rng: np.random.Generator, stretch: Any = 1.0, first: Any = 0.0, dtype: str = "float32", **options: Any
+) -> LayerReading:
+    """Random q and k; head h is stretched by its factor, and leans towards the first key by so much."""
+    q, k = rng.standard_normal((2, 2, HEADS, N, D)).astype(np.float32)
+    q *= np.broadcast_to(np.asarray(stretch, np.float32), HEADS)[:, None, None]
+    lean = np.zeros((1, HEADS, 1, N), np.float32)
+    lean[..., 0] = np.broadcast_to(np.asarray(first, np.float32), HEADS)[:, None]
+    scores = rootdk.measure(q, k, k)[1]
+    reading = rootdk.measure(q, k, k, bias=lean, **options)[1]
+    logits = np.einsum("bhid,bhjd->bhij", q, k[:, :, :1])[..., 0] / math.sqrt(D) + lean[..., 0]
+    if "softcap" in options:
+        logits = options["softcap"] * np.tanh(logits / options["softcap"])
+    facts: dict[str, Any] = {"scale": D**-0.5, "scale_given": D**-0.5, "mismatch": 0.0, "d_k": D, "kv_heads": HEADS}
+    facts |= {"n_query": N, "n_key": N, "sampled": False, "route": "sdpa", "softcap": options.get("softcap")}
+    first_weight = np.exp(logits - reading.log_sum_exp)
+    return LayerReading("attn", 0, reading, scores, first_weight, dtype=dtype, **facts)
+
+
+CUTS: list[tuple[str, Any, str, float, str | None]] = [
+    # metric, head, phase, value, severity; keys = 1024, where sqrt(2 ln n) = 3.72
+    ("logit_deviation", 0, "init", 1.0, None),
+    ("logit_deviation", 0, "init", 0.19, "note"),
+    ("logit_deviation", 0, "init", 1.9, "warning"),
+    ("logit_deviation", 0, "init", 3.8, "critical"),
+    ("logit_deviation", 0, "trained", 3.8, None),
+    ("logit_deviation", 0, "any", 0.01, None),
+    ("max_logit", 0, "any", 99.0, None),
+    ("max_logit", 0, "any", 101.0, "warning"),
+    ("max_logit", 0, "trained", 1001.0, "critical"),
+    ("max_logit_growth", 0, "any", 1.9, None),
+    ("max_logit_growth", 0, "any", 2.1, "warning"),
+    ("max_logit_forecast", 0, "any", 1001.0, "critical"),
+    ("entropy_ratio", None, "any", [0.3, 0.9], None),
+    ("entropy_ratio", None, "any", [0.2, 0.24, 0.9], "warning"),
+    ("entropy_ratio", None, "any", [0.04, 0.04, 0.06], "warning"),
+    ("entropy_ratio", None, "any", [0.04, 0.04, 0.04], "critical"),
+    ("entropy_ratio", None, "trained", [0.995, 0.995], "warning"),
+    ("entropy_ratio", None, "init", [0.995, 0.995], None),
+    ("entropy_drop", None, "any", 0.31, "warning"),
+    ("saturated", None, "any", [0.0, 0.0, 1.0], None),
+    ("saturated", None, "any", [0.0, 0.11, 1.0], "warning"),
+    ("saturated", None, "any", [0.0, 0.6, 1.0], "critical"),
+    ("saturated", 0, "trained", 0.6, "note"),
+    ("saturated", 0, "init", 0.2, "warning"),
+    ("saturated", 0, "init", 0.6, "critical"),
+    ("jacobian_trace", None, "any", [0.29, 0.29], "warning"),
+    ("jacobian_trace", None, "any", [0.04, 0.04], "critical"),
+    ("jacobian_trace", 0, "init", 0.29, "warning"),
+    ("gain_bound", None, "any", 101.0, "warning"),
+    ("gain_bound", 3, "any", 1001.0, "critical"),
+    ("cap_ratio", 0, "any", 0.9, None),
+    ("cap_ratio", 0, "any", 1.1, "warning"),
+    ("cap_ratio", 0, "any", 3.1, "critical"),
+    ("bf16_spacing", 0, "any", 0.25, None),
+    ("bf16_spacing", 0, "any", 0.5, "warning"),
+    ("bf16_spacing", 0, "any", 1.0, "critical"),
+    ("raw_score", 0, "any", 33e3, "warning"),
+    ("raw_score", 0, "any", 66e3, "critical"),
+    ("min_log_sum_exp", 0, "any", -81.0, "note"),
+    ("sink_mass", 0, "trained", 0.6, "note"),
+    ("non_finite", 0, "any", 0.01, "critical"),
+    ("predicted_deviation", None, "init", 3.8, "critical"),
+    ("predicted_deviation", None, "trained", 3.8, None),
+    ("spectral_bound", None, "any", 2e3, "note"),
+    ("scale_ratio", None, "any", 0.4, "note"),
+    ("scale_ratio", None, "any", 2.1, "note"),
+]
+
+
+@pytest.mark.parametrize(("metric", "head", "phase", "value", "severity"), CUTS)
+def test_cuts(metric: str, head: int | None, phase: Any, value: Any, severity: str | None) -> None:
+    found = judge("attn", head, metric, value, 1024, phase)
+    assert (None if found is None else found.severity) == severity
+    if found is not None:
+        assert (found.layer, found.head, found.metric) == ("attn", head, metric)
+        assert found.source
+        assert found.remedy
+
+
+def test_every_row_of_the_table_can_be_crossed() -> None:
+    for row in THRESHOLDS:
+        limit = row.limit_for(512)
+        away = math.inf if row.direction == "above" else -math.inf
+        assert row.crossed(np.nextafter(limit, away), 512)
+        assert not row.crossed(limit, 512)
+        assert not row.crossed(math.nan, 512)
+    assert {row.metric for row in THRESHOLDS} >= {metric for metric, *_ in CUTS}
+    assert critical_deviation(1024) == pytest.approx(math.sqrt(2 * math.log(1024)))
+
+
+def test_a_random_layer_is_healthy_at_any_phase(rng: np.random.Generator) -> None:
+    for phase in ("init", "trained", "any"):
+        assert findings_of(layer(rng), phase) == []
+
+
+def test_a_near_uniform_start_is_one_note(rng: np.random.Generator) -> None:
+    (found,) = findings_of(layer(rng, 0.02), "init")
+    assert (found.metric, found.severity, found.head) == ("logit_deviation", "note", None)
+    assert verdict_of([found]) == "healthy"
+    (found,) = findings_of(layer(rng, 0.02), "trained")
+    assert (found.metric, found.severity) == ("entropy_ratio", "warning")
+
+
+def test_one_sharp_head_is_normal_after_training_and_not_before(rng: np.random.Generator) -> None:
+    sharp = layer(rng, [20.0, 1.0, 1.0, 1.0])
+    assert {one.severity for one in findings_of(sharp, "trained")} <= {"note"}
+    assert verdict_of(findings_of(sharp, "any")) == "healthy"
+    found = findings_of(sharp, "init")
+    assert verdict_of(found) == "critical"
+    assert {one.head for one in found} == {0}
+    every = findings_of(layer(rng, 20.0), "trained")
+    assert {one.head for one in every} >= {None}
+    assert verdict_of(every) != "healthy"
+
+
+def test_heads_on_a_sink_are_told_apart(rng: np.random.Generator) -> None:
+    """All heads give the first key nearly everything: their entropy collapses, and what is left is spread."""
+    resting = layer(rng, first=9.0)
+    assert (resting.metrics["entropy_ratio"] < 0.25).all()
+    assert (resting.metrics["sink_mass"] > 0.9).all()
+    assert (resting.apart["entropy_ratio"] > 0.7).all()
+    found = findings_of(resting, "trained")
+    assert [(one.metric, one.severity, one.head) for one in found] == [("sink_mass", "note", None)]
+    # The same with a learned sink.
+    learned = layer(rng, sinks=np.full(HEADS, 7.0))
+    assert (learned.metrics["sink_mass"] > 0.5).all()
+    assert [one.metric for one in findings_of(learned, "trained")] == ["sink_mass"]
+    # Where the rest is sharp too, it is no rest.
+    both = findings_of(layer(rng, 20.0, first=60.0), "trained")
+    assert verdict_of(both) != "healthy"
+
+
+def test_apart_is_what_the_softmax_over_the_others_shows(rng: np.random.Generator) -> None:
+    leaning = layer(rng, 1.5, first=3.0)
+    q, k = np.random.default_rng(0).standard_normal((2, 1, 1, N, D))
+    bias = np.zeros((1, 1, 1, N))
+    bias[..., 0] = 3.0
+    whole = rootdk.measure(q, k, k, bias=bias)[1]
+    first = np.exp(np.einsum("bhid,bhd->bhi", q, k[:, :, 0]) / math.sqrt(D) + 3.0 - whole.log_sum_exp)
+    others = rootdk.measure(q, k[:, :, 1:], k[:, :, 1:])[1]
+    facts = {name: getattr(leaning, name) for name in leaning.__dataclass_fields__}
+    one = LayerReading(**facts | {"reading": whole, "scores": whole, "first_weight": first})
+    assert one.apart["entropy_ratio"][0] == pytest.approx(np.median(others.entropy_ratio), rel=1e-9)
+    assert one.apart["jacobian_trace"][0] == pytest.approx(np.median(others.jacobian_trace), rel=1e-9)
+    assert one.apart["saturated"][0] == others.saturated().mean()
+
+
+def test_formats_count_only_where_they_are_used(rng: np.random.Generator) -> None:
+    wide = 70 / layer(rng).metrics["max_logit"].max()
+    metrics = {
+        dtype: {one.metric for one in findings_of(layer(np.random.default_rng(0), wide, dtype=dtype), "any")}
+        for dtype in ("float32", "bfloat16", "float16")
+    }
+    assert "bf16_spacing" in metrics["bfloat16"]
+    assert "bf16_spacing" not in metrics["float32"] | metrics["float16"]
+    huge = 5e4 / layer(np.random.default_rng(0)).metrics["raw_score"].max()
+    for dtype in metrics:
+        found = {one.metric for one in findings_of(layer(np.random.default_rng(0), huge, dtype=dtype), "any")}
+        assert ("raw_score" in found) == (dtype == "float16")
+        assert "max_logit" in found
+
+
+def test_before_and_after_scale_and_cap(rng: np.random.Generator) -> None:
+    capped = layer(rng, 3.0, softcap=5.0)
+    numbers = capped.metrics
+    assert (numbers["max_logit"] < 5.0).all()
+    assert (numbers["max_score"] > 5.0).all()
+    np.testing.assert_allclose(numbers["max_logit"], 5 * np.tanh(numbers["max_score"] / 5), rtol=1e-5)
+    assert (numbers["raw_score"] >= numbers["max_score"] * math.sqrt(D) * (1 - 1e-6)).all()
+    np.testing.assert_allclose(numbers["cap_ratio"], numbers["raw_score"] / math.sqrt(D) / 5, rtol=1e-5)
+    assert {"cap_ratio"} <= {one.metric for one in findings_of(capped, "any")}
+
+
+def test_a_row_of_nan_is_critical(rng: np.random.Generator) -> None:
+    broken = layer(rng)
+    broken.reading.variance[0, 1, 5] = math.nan
+    (found,) = findings_of(broken, "any")
+    assert (found.metric, found.severity, found.head) == ("non_finite", "critical", 1)
+
+
+def movement(values: Any, every: int = 20, entropy: Any = 0.4) -> Any:
+    trend = Trend()
+    for number, value in enumerate(values):
+        ratio = entropy[number] if np.ndim(entropy) else entropy
+        trend.note("attn", number * every, np.array([value]), np.array([ratio]))
+    return trend.movement("attn")
+
+
+def test_growth_and_where_it_leads() -> None:
+    steps = np.arange(0, 1001, 20)
+    found = movement(30 * 3 ** (steps / 1000))
+    assert found.growth[0] == pytest.approx(3.0)
+    assert found.crossing[0] == pytest.approx(1000 * math.log(1000 / 30) / math.log(3))
+    assert found.forecast(2000)[0] == pytest.approx(270.0)
+    shrinking = movement(30 * 0.5 ** (steps / 1000))
+    assert shrinking.growth[0] == pytest.approx(0.5)
+    assert shrinking.crossing[0] == math.inf
+
+
+def test_a_plateau_with_noise_is_a_plateau(rng: np.random.Generator) -> None:
+    found = movement(50 * np.exp(0.1 * rng.standard_normal(51)))
+    assert found.growth[0] == 1.0
+    assert found.crossing[0] == math.inf
+
+
+def test_too_few_steps_are_no_trend() -> None:
+    assert movement([1.0, 2.0, 4.0, 8.0]) is None
+    assert movement([1.0, 2.0, 4.0, 8.0, 16.0], every=20) is None
+    assert movement([1.0, 2.0, 4.0, 8.0, 16.0], every=25) is not None
+    assert Trend().movement("attn") is None
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one() -> None:
+    trend = Trend()
+    for step in range(5000):
+        trend.note("attn", step, np.array([float(step + 1)]), np.array([0.5]))
+    known = trend.steps("attn")
+    assert len(known) <= MOST_POINTS
+    assert (known[0], known[-1]) == (0, 4999)
+    assert trend.movement("attn").growth[0] > 1
+
+
+def test_findings_of_a_trend(rng: np.random.Generator) -> None:
+    steps = np.arange(0, 1001, 20)
+    here = layer(rng, 6.0)
+    one = LayerReading(**{name: getattr(here, name) for name in here.__dataclass_fields__})
+    growing = movement(30 * 3 ** (steps / 1000))
+    metrics = [(f.metric, f.severity) for f in movement_findings(one, growing)]
+    assert metrics == [("max_logit_growth", "warning")]
+    metrics = [(f.metric, f.severity) for f in movement_findings(one, growing, 5000)]
+    assert metrics == [("max_logit_growth", "warning"), ("max_logit_forecast", "critical")]
+    # Leaving a near-uniform start: logits grow tenfold and stay small.
+    assert list(movement_findings(one, movement(0.5 * 10 ** (steps / 1000)))) == []
+    falling = movement(np.full(51, 5.0), entropy=np.linspace(0.9, 0.5, 51))
+    assert falling.entropy_drop == pytest.approx(1 - 0.5 / 0.9)
+    low = layer(rng, 20.0)
+    assert [f.metric for f in movement_findings(low, falling)] == ["entropy_drop"]
+    assert list(movement_findings(layer(rng), falling)) == []
+
+
+def test_the_baseline_is_what_random_q_and_k_show(rng: np.random.Generator) -> None:
+    one = layer(rng)
+    predicted = baseline(one)
+    expected = rootdk.predict(D, N, D**-0.5, rows=2 * N)
+    assert predicted["logit_deviation"] == expected.median_std[0]
+    for metric in ("logit_deviation", "entropy_ratio", "jacobian_trace", "max_logit"):
+        assert np.median(one.metrics[metric]) == pytest.approx(predicted[metric], rel=0.15), metric
+    facts = {name: getattr(one, name) for name in one.__dataclass_fields__}
+    assert baseline(LayerReading(**facts | {"scale": math.nan})) == {}
+
+
+class Attend(torch.nn.Module):
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(self.factor * x, x, x)
+
+
+def watched(factor: float = 1.0) -> Any:
+    model = torch.nn.Sequential(Attend(), Attend(factor))
+    with rootdk.watch(model) as seen:
+        model(torch.randn(2, HEADS, N, D, generator=torch.Generator().manual_seed(0)))
+    return seen
+
+
+def test_the_report_as_json() -> None:
+    report = watched(40.0).report("trained")
+    data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert data["schema_version"] == 1
+    assert data["verdict"] == report.verdict == "critical"
+    assert [one["name"] for one in data["layers"]] == ["0", "1"]
+    for one in data["layers"]:
+        assert len(one["heads"]) == HEADS
+        assert {"max_logit", "entropy_ratio", "raw_score", "logit_deviation", "jacobian_trace"} <= set(one["heads"][0])
+        assert one["scale"] == D**-0.5
+        assert set(one["baseline"]) <= set(one["heads"][0])
+    keys = {"layer", "head", "metric", "severity", "value", "threshold", "source", "remedy"}
+    assert all(set(one) == keys for one in data["findings"])
+    assert data["findings"][0]["severity"] == "critical"
+    assert report.flagged == ["1"]
+    assert report.verdict_on("0") == "healthy"
+    assert report.verdict_on("1") == "critical"
+
+
+def test_a_nan_is_null_in_json() -> None:
+    report = Report([LayerReport("attn", [{"max_logit": math.nan}])], [])
+    assert report.to_dict()["layers"][0]["heads"] == [{"max_logit": None}]
+    assert report.verdict == "healthy"
+
+
+def test_verdicts_by_head() -> None:
+    found = [Finding("a", 1, "max_logit", "warning", 1.0, 0.0, "", ""), Finding("a", 2, "x", "note", 1.0, 0.0, "", "")]
+    report = Report([], found)
+    assert [report.verdict_on("a", head) for head in (0, 1, 2)] == ["healthy", "warning", "healthy"]
+    assert report.verdict_on("b") == "healthy"
+
+
+@pytest.mark.parametrize("factor", [1.0, 40.0])
+def test_the_terminal_view_fits_and_tells_what_to_do(factor: float) -> None:
+    seen = watched(factor)
+    seen.unread["2"] = "its tensors are meta"
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console.print(seen.report("trained"))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"attention: {seen.report('trained').verdict}" in text
+    assert ("qk_clip_" in text) == (factor > 1)
+    assert "not read: 2: its tensors are meta" in text
+    predicted = baseline(seen.readings["0"])["logit_deviation"]
+    assert f"{predicted:.3g}" in text
