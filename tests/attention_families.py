@@ -74,7 +74,9 @@ FAMILIES = {
     "qwen3": Family(
         "Qwen3ForCausalLM", "Qwen3Config", {**_GROUPED, "head_dim": D}, "model.layers.{}.self_attn", _gain
     ),
-    "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", {**_GROUPED, "eos_token_id": 1}, "model.layers.{}.self_attn", _gain),
+    "olmo2": Family(
+        "Olmo2ForCausalLM", "Olmo2Config", {**_GROUPED, "eos_token_id": 1}, "model.layers.{}.self_attn", _gain
+    ),
     "gemma2": Family(
         "Gemma2ForCausalLM", "Gemma2Config",
         {**_GROUPED, "head_dim": D, "query_pre_attn_scalar": D, "sliding_window": 16}, "model.layers.{}.self_attn",
@@ -117,7 +119,8 @@ FAMILIES = {
         _of_each_key_head(1), own=("sdpa",),
     ),
     "falcon, new": Family(
-        "FalconForCausalLM", "FalconConfig", {**_USUAL, **_NO_TOKENS, "new_decoder_architecture": True, "num_kv_heads": 2},
+        "FalconForCausalLM", "FalconConfig",
+        {**_USUAL, **_NO_TOKENS, "new_decoder_architecture": True, "num_kv_heads": 2},
         "transformer.h.{}.self_attention", _of_each_key_head(2), own=("sdpa",),
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A model that is known to be good, all-MiniLM-L6-v2: the thresholds leave it in peace, and see it when it is broken."""
+"""A model known to be good, all-MiniLM-L6-v2: the thresholds leave it in peace, and see it when it is broken."""
 
 from functools import cache
 from typing import Any
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TEXT = (
     "Attention compares every query with every key. The products of two vectors of d random components have the "
-    "variance d, so they are divided by its root before the softmax; without that the largest takes all the weight, and "
-    "the gradient of the others vanishes. "
+    "variance d, so they are divided by its root before the softmax; without that the largest takes all the weight, "
+    "and the gradient of the others vanishes. "
 )
 # Short rows rest on their first token, long ones spread: both are healthy.
 TEXTS = {"short": [TEXT[:40], TEXT[50:120], "A cat sat on the mat."], "long": [5 * TEXT, 3 * TEXT, TEXT]}

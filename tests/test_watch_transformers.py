@@ -99,7 +99,7 @@ EAGER = [(name, padding) for name in transformers_zoo.FAMILIES for padding in tr
 def test_readings_are_those_of_the_weights_that_the_model_returns(name: str, padding: str) -> None:
     """Caps, sinks, position biases, windows, groups and padding: eager models hand out what they computed."""
     model = transformers_zoo.built(name, "eager", torch.float32).eval()
-    given, real = transformers_zoo.inputs(name, padding)
+    given, _ = transformers_zoo.inputs(name, padding)
     with rootdk.watch(model) as seen:
         out = model(**given, output_attentions=True)
     assert seen.unread == {}

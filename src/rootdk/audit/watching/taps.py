@@ -164,8 +164,6 @@ class _ByName(TorchFunctionMode):  # type: ignore[misc]
             return _multi_head(func, args, kwargs)
         if func in _SOFTMAX and not _ears.inside and _listening():
             self._softmax(*args, **kwargs)
-            with _deaf():  # the mode of another watch sees the same softmax
-                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _softmax(self, input: Any = None, dim: Any = None, *_: Any, **__: Any) -> None:  # noqa: A002 -- torch's name
