@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_examples_run() -> None:
-    result = doctest.testfile(str(TEXT), module_relative=False, encoding="utf-8", optionflags=doctest.NORMALIZE_WHITESPACE)
+    result = doctest.testfile(str(TEXT), module_relative=False, encoding="utf-8")
     assert result.attempted > 15
     assert result.failed == 0
 

@@ -60,7 +60,13 @@ def test_the_compiled_kernel_loads_at_the_first_call_only() -> None:
     assert fresh("import rootdk, sys; print('rootdk._kernel' in sys.modules)").split() == ["False"]
 
 
-@pytest.mark.parametrize("module", ["rootdk.theory", "rootdk.torch", "rootdk.api"])
+def test_watch_loads_torch_only_when_called() -> None:
+    assert foreign_after("import rootdk; rootdk.watch") == []
+    assert foreign_after("import rootdk.audit; rootdk.audit.THRESHOLDS") == []
+    assert foreign_after("import rootdk, torch; rootdk.watch(torch.nn.Linear(2, 2)).close()") == ["torch"]
+
+
+@pytest.mark.parametrize("module", ["rootdk.theory", "rootdk.torch", "rootdk.audit", "rootdk.api"])
 def test_the_public_page_is_small(module: str) -> None:
     """Submodules that need a framework are not loaded by the package itself."""
     loaded = fresh(f"import rootdk, sys; print({module!r} in sys.modules)").split() == ["True"]

@@ -1,13 +1,13 @@
 """rootdk: scaled dot-product attention that is fast, exact, and tells what its softmax is doing."""
 
-from . import audit, scaling
+from . import scaling
 from .api import attention, attention_vjp, measure, num_threads, set_num_threads
-from .audit.watch import watch
 from .errors import ArgumentError, ArgumentTypeError, KernelMissingError, RootdkError
 from .prediction import predict
 from .reading import Reading
 from .scaling import ScaleRule
 from .summary import HeadSummary
+from .watching import watch
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,6 @@ __all__ = [
     "ScaleRule",
     "attention",
     "attention_vjp",
-    "audit",
     "measure",
     "num_threads",
     "predict",

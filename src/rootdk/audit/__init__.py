@@ -5,7 +5,7 @@ from rootdk.audit.layer import LayerReading
 from rootdk.audit.remedies import qk_clip_, recommend_scale, recommend_tau
 from rootdk.audit.report import LayerReport, Report
 from rootdk.audit.thresholds import THRESHOLDS, Threshold, judge
-from rootdk.audit.watch import watch
+from rootdk.watching import watch
 
 __all__ = [
     "THRESHOLDS",

@@ -1,4 +1,7 @@
-"""watch(): read the attention of a running torch model, layer by layer and head by head."""
+"""watch(): read the attention of a running torch model, layer by layer and head by head.
+
+What it takes is in rootdk.audit, loaded when it is called: `import rootdk` loads no torch.
+"""
 
 from typing import TYPE_CHECKING, Any
 
