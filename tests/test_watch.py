@@ -1,6 +1,7 @@
 """rootdk.watch: every way of attending is seen once, the forward stays as it is, and nothing is left behind."""
 
 import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -335,6 +336,17 @@ def test_a_failing_block_closes_the_watch() -> None:
         block()
     assert not seen.open
     assert list(seen.readings) == NAMES
+
+
+def test_a_copy_of_the_model_is_another_model() -> None:
+    watched, x = model(), tokens()
+    with rootdk.watch(watched) as seen:
+        watched(x)
+        for other in (copy.deepcopy(watched), pickle.loads(pickle.dumps(watched))):
+            assert torch.equal(other(x), watched(x))
+        assert seen.step == 3
+        assert repr(seen) == "Watch(Model, 3 layers, step 3, open)"
+        assert list(seen.readings) == NAMES
 
 
 def test_together_with_use_in_any_order() -> None:

@@ -62,8 +62,8 @@ class Watch:
         self._hooks: list[Any] = []
         if not isinstance(model, _FUSED):  # with a hook on it a layer does not take its fused path
             self._hooks = [
-                model.register_forward_pre_hook(self._begin),
-                model.register_forward_hook(self._end, always_call=True),
+                model.register_forward_pre_hook(_Hook(self._begin)),
+                model.register_forward_hook(_Hook(self._end), always_call=True),
             ]
         taps.listen(self)
 
@@ -88,6 +88,10 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        state = "open" if self.open else "closed"
+        return f"Watch({type(self.model).__name__}, {len(self.readings)} layers, step {self.step}, {state})"
 
     def report(self, phase: Any = "any", total_steps: int | None = None) -> Any:
         """Judge the last readings and the trend: a rootdk.audit.Report.
@@ -130,7 +134,7 @@ class Watch:
                 self.unread[name] = f"{type(error).__name__}: {error}"
         self.seconds += time.perf_counter() - started
 
-    def _begin(self, *_: Any) -> None:
+    def _begin(self) -> None:
         if _backward() != -1:
             return
         self._finish()  # of calls outside of any forward, or of a forward that was interrupted
@@ -140,7 +144,7 @@ class Watch:
             self._mode = True
             taps.enter_mode()
 
-    def _end(self, *_: Any) -> None:
+    def _end(self) -> None:
         if _backward() == -1:
             self._finish()
 
@@ -211,6 +215,20 @@ class Watch:
         if key not in self._masks:
             self._masks[key] = (added, split(added))
         return self._masks[key][1]
+
+
+class _Hook:
+    """A hook that does not go along when the model is copied or pickled: a copy is another model."""
+
+    def __init__(self, act: Callable[[], None] | None = None) -> None:
+        self._act = act
+
+    def __call__(self, *_: Any) -> None:
+        if self._act is not None:
+            self._act()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, ()
 
 
 def _count(argument: str, given: Any) -> int:

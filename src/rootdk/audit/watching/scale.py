@@ -114,16 +114,17 @@ def _one_row(call: Call) -> _Row:
     heads, n_key = call.query.shape[-3], call.key.shape[-2]
     place = torch.tensor([call.query.shape[-2] - 1], device=call.query.device)
     sight = sight_of(call, split(call.added), place)
-    query, key, value, out = (_first(tensor) for tensor in (call.query, call.key, call.value, call.out))
+    # One row is little to carry, and not every device has float64.
+    query, key, value, out = (_first(tensor).cpu() for tensor in (call.query, call.key, call.value, call.out))
     scores = grouped_scores(query[:, -1:].double(), key.double())[:, 0]
     bias = scores.new_zeros(scores.shape)
     for part, hides in ((sight.bias, False), (sight.mask, True)):
         if part is None:
             continue
-        row = _first(part.expand(*call.query.shape[:-3], heads, 1, n_key))[:, 0]
+        row = _first(part.expand(*call.query.shape[:-3], heads, 1, n_key))[:, 0].cpu()
         bias = torch.where(row, bias, -torch.inf) if hides else bias + row
     values = value.double().repeat_interleave(heads // value.shape[0], dim=0)
-    sinks = None if call.sinks is None else call.sinks.double()
+    sinks = None if call.sinks is None else call.sinks.cpu().double()
     scores = torch.where(torch.isinf(bias), 0.0, scores)  # a hidden key may hold anything
     values = torch.where(torch.isinf(bias)[..., None], 0.0, values)
     return _Row(scores, bias, call.softcap, sinks, values, out[:, -1].double())

@@ -53,7 +53,8 @@ def sampled_rows(n_query: int, rows: int, device: torch.device) -> Tensor:
     >>> sampled_rows(10, 4, torch.device("cpu")).tolist()
     [0, 3, 6, 9]
     """
-    return torch.linspace(0, n_query - 1, rows, device=device, dtype=torch.float64).round().long()
+    # On the CPU first: not every device has float64.
+    return torch.linspace(0, n_query - 1, rows, dtype=torch.float64).round().long().to(device)
 
 
 def _rows(tensor: Tensor | None, positions: Tensor) -> Tensor | None:
