@@ -43,7 +43,7 @@ def race(name: str, *, tokens: int = TOKENS, budget: float) -> dict[str, Any]:
     plain, watched = Trainee(tokens), Trainee(tokens)
     with rootdk.watch(watched.model, **options) as seen:
         calls: dict[str, Call] = {PLAIN: partial(plain.train, turn), "watched": partial(watched.train, turn)}
-        seconds_of = rounds(calls, budget, fewest=5, most=40, together=(PLAIN, "watched"))
+        seconds_of = rounds(calls, budget, fewest=5 if turn == 1 else 3, most=40, together=(PLAIN, "watched"))
         left_out = {}
         if plain.losses != watched.losses:
             left_out["watched"] = "changed the losses"
