@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
     def __init__(self, kv_heads: int = HEADS, layout: str = "split", norm: str = "", bias: bool = True) -> None:
         super().__init__()
-        self.kv_heads, self.layout, self.head_dim = kv_heads, layout, D
+        self.kv_heads, self.layout = kv_heads, layout
         q, kv = HEADS * D, kv_heads * D
         if layout == "split":
             self.q_proj, self.k_proj = nn.Linear(WIDTH, q, bias=bias), nn.Linear(WIDTH, kv, bias=bias)
@@ -264,6 +264,31 @@ def test_arguments() -> None:
             return scaled_dot_product_attention(9 * x, 9 * x, x)
 
     strange = Strange()
+
+    class Adapted(Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj.base_layer = nn.Identity()
+
+    class Uneven(Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k_proj = nn.Linear(WIDTH, 12)
+
+    class Whole(Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k_proj.weight = nn.Parameter(torch.ones(32, 32, dtype=torch.int8), requires_grad=False)
+
+    unusable = [
+        (Adapted, "model: Attention must hold its weights alone, got an adapter on q_proj: merge it first"),
+        (Uneven, r"model: Attention must have projections of 4 heads of one size, got \(32, 32\) and \(12, 32\)"),
+        (Whole, "model: Attention must have floating point weights, got torch.int8"),
+    ]
+    for kind, message in unusable:
+        other = nn.ModuleDict({"Attention": kind()})
+        with pytest.raises(rootdk.ArgumentError, match=message):
+            qk_clip_(other, {"Attention": reading}, 1.0)
     heads = torch.randn(1, HEADS, N, D)
     bad: list[tuple[Any, type[Exception], str]] = [
         (lambda: qk_clip_(3, seen), rootdk.ArgumentTypeError, "model: must be a torch.nn.Module, got int"),

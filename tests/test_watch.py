@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -431,6 +432,54 @@ def test_what_cannot_be_read_is_told_and_does_no_harm() -> None:
     with rootdk.watch(watched) as seen:
         torch.func.vmap(watched)(tokens()[None])
     assert seen.unread[NAMES[0]] == "a transform of torch.func is at work"
+
+
+def test_a_reading_that_fails_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rootdk.audit.watching import handle
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("no numbers")
+
+    monkeypatch.setattr(handle, "read", broken)
+    watched, x = model(), tokens()
+    expected = watched(x)
+    with rootdk.watch(watched) as seen:
+        assert torch.equal(watched(x), expected)
+    assert seen.unread[NAMES[0]] == "ZeroDivisionError: no numbers"
+    assert seen.report().verdict == "healthy"
+    assert NAMES[0] in seen.report().to_dict()["unread"]
+
+
+def test_a_model_that_runs_in_another_thread() -> None:
+    watched, x = model(by_name), tokens()
+    with rootdk.watch(watched) as seen:
+        thread = threading.Thread(target=watched, args=(x,))
+        thread.start()
+        thread.join()
+        assert torch._C._len_torch_function_stack() == 0
+    assert list(seen.readings) == NAMES
+
+
+def test_inference_mode_and_masks_that_layers_share() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Bare(), Bare()
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            x = self.first(x, x, x, attn_mask=mask)
+            if not mask.is_inference():
+                mask[..., 5:] = -torch.inf
+            return self.second(x, x, x, attn_mask=mask)
+
+    x = torch.randn(2, 4, 20, 8)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode(), rootdk.watch(Masked()) as seen:
+            mask = torch.zeros(20, 20).masked_fill(torch.ones(20, 20).triu(1).bool(), -torch.inf)
+            seen.model(x, mask)
+        assert seen.unread == {}
+        keys = [reading.reading.keys[0, 0, -1].item() for reading in seen.readings.values()]
+        assert keys == ([20, 20] if mode is torch.inference_mode else [20, 5])
 
 
 def test_shapes_without_heads_or_batch() -> None:

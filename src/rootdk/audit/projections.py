@@ -64,21 +64,42 @@ class Projections:
     group: int
 
 
-def projections_of(module: Any, heads: int, layer: str) -> Projections:
-    """Those of a module with so many query heads; an error names the layer where none are found."""
+def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections:
+    """Those of a module with so many query heads of so many components; an error names the layer where none are found.
+
+    d_k   0 where it is not known: then what the module says of itself, or as many key heads as heads
+    """
+    d_k = d_k or _told_size(module)
     gains = gains_of(module)
     if gains is not None:
-        return _of_gains(*gains, module, heads)
+        return _of_gains(*gains, module, heads, d_k)
     if hasattr(module, "in_proj_bias") and hasattr(module, "bias_k"):
         return _multi_head(module)
-    found = _split(module, heads) or _fused(module, heads)
+    found = _split(module, heads) or _fused(module, heads, d_k)
+    adapted = [name for name, child in module.named_children() if hasattr(child, "base_layer")]
+    if adapted:
+        raise ArgumentError(
+            f"model: {layer} must hold its weights alone, got an adapter on {adapted[0]}: merge it first"
+        )
     if found is None:
         known = ", ".join("/".join(pair) for pair in SPLIT) + ", " + ", ".join((*BLOCKS, *BY_KEY_HEAD))
         raise ArgumentError(
             f"model: {layer} must hold its projections by a known name ({known}), got {type(module).__name__} with "
             f"{', '.join(name for name, _ in module.named_children()) or 'no submodules'}"
         )
+    _check(found, heads, layer)
     return found
+
+
+def _check(found: Projections, heads: int, layer: str) -> None:
+    """What would be clipped must be what the model multiplies with."""
+    sizes = {places.stop - places.start for places in (*found.query.places, *found.key.places)}
+    if len(sizes) != 1 or min(sizes) < 1 or found.group < 1 or len(found.key.places) * found.group != heads:
+        shapes = " and ".join(str(tuple(part.parameters[0].shape)) for part in (found.query, found.key))
+        raise ArgumentError(f"model: {layer} must have projections of {heads} heads of one size, got {shapes}")
+    for part in (found.query, found.key):
+        if not part.parameters[0].is_floating_point():
+            raise ArgumentError(f"model: {layer} must have floating point weights, got {part.parameters[0].dtype}")
 
 
 def _rows(start: int, size: int, count: int, stride: int | None = None) -> list[slice]:
@@ -95,20 +116,22 @@ def _split(module: Any, heads: int) -> Projections | None:
 
 
 def _two(q: tuple[Any, ...], k: tuple[Any, ...], axis: int, heads: int) -> Projections:
-    size = q[0].shape[axis] // heads
-    kv_heads = k[0].shape[axis] // size
+    q_rows, k_rows = q[0].shape[axis], k[0].shape[axis]
+    size = q_rows // heads
+    fits = q_rows == size * heads and k_rows >= size and k_rows % size == 0
+    kv_heads = k_rows // size if fits else 0
     query, key = Part(q, axis, _rows(0, size, heads)), Part(k, axis, _rows(0, size, kv_heads))
-    return Projections(query, key, heads // kv_heads)
+    return Projections(query, key, heads // kv_heads if fits else 0)
 
 
-def _fused(module: Any, heads: int) -> Projections | None:
+def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
     for name in (*BLOCKS, *BY_KEY_HEAD):
         layer = getattr(module, name, None)
         if getattr(layer, "weight", None) is None:
             continue
         axis, parameters = _axis(layer), tuple(_parameters(layer))
-        size = _head_size(module, parameters[0].shape[axis], heads)
-        kv_heads = (parameters[0].shape[axis] // size - heads) // 2
+        size = d_k or parameters[0].shape[axis] // (3 * heads)
+        kv_heads = max((parameters[0].shape[axis] // size - heads) // 2, 1)
         group = heads // kv_heads
         if name in BY_KEY_HEAD:
             stride = (group + 2) * size
@@ -120,13 +143,9 @@ def _fused(module: Any, heads: int) -> Projections | None:
     return None
 
 
-def _head_size(module: Any, rows: int, heads: int) -> int:
-    """d_k; where a module does not tell, it has as many key heads as heads."""
-    for name in ("head_dim", "head_size", "attention_head_size"):
-        told = getattr(module, name, None)
-        if isinstance(told, int) and rows % told == 0:
-            return told
-    return rows // (3 * heads)
+def _told_size(module: Any) -> int:
+    told = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
+    return next((size for size in told if isinstance(size, int)), 0)
 
 
 def _multi_head(module: Any) -> Projections:
@@ -145,15 +164,14 @@ def _multi_head(module: Any) -> Projections:
     return Projections(Part(tuple(q), 0, places), Part(tuple(k), 0, places), 1)
 
 
-def _of_gains(q: Gain, k: Gain, module: Any, heads: int) -> Projections:
+def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projections:
     """After a norm the size of W_q is without effect: what counts is the gain."""
-    split = _split(module, heads) or _fused(module, heads)
+    split = _split(module, heads) or _fused(module, heads, d_k)
     kv_heads = heads // split.group if split else heads
     parts = []
     for gain, count in ((q, heads), (k, kv_heads)):
         size = gain.weight.numel()
-        d_k = getattr(module, "head_dim", None)
-        shared = count == 1 or (size == d_k if isinstance(d_k, int) else size % count != 0)
+        shared = count == 1 or (size == d_k if d_k else size % count != 0)
         places = [slice(0, size)] if shared else _rows(0, size // count, count)
         tensors = tuple(t.data.view(-1) for t in (gain.weight, gain.bias) if t is not None)
         parts.append(Part(tensors, 0, places, shared, gain.offset))

@@ -50,14 +50,14 @@ def qk_clip_(model: Any, readings: Any, tau: float = 100.0) -> dict[str, NDArray
         raise ArgumentTypeError(f"model: must be a torch.nn.Module, got {type(model).__name__}")
     largest = _largest(getattr(readings, "readings", readings))
     changed: dict[str, NDArray[np.float64]] = {}
-    for path, scores in largest.items():
+    for path, (scores, d_k) in largest.items():
         gamma = np.where(scores > limit, limit / np.where(scores > 0, scores, 1.0), 1.0)
         if (gamma == 1.0).all():
             continue
         module = module_at(model, path)
         if module is None:
             raise ArgumentError(f"readings: every layer must be a module of model, got {path!r}, which is none")
-        found = projections_of(module, len(gamma), path)
+        found = projections_of(module, len(gamma), d_k, path)
         if found.query.shared or found.key.shared:
             gamma = np.full_like(gamma, gamma.min())
         roots = np.sqrt(gamma).reshape(-1, found.group)
@@ -121,18 +121,18 @@ def _metrics(reading: Any) -> dict[str, NDArray[np.float64]]:
     return reading.metrics
 
 
-def _largest(readings: Any) -> dict[str, NDArray[np.float64]]:
-    """The largest score of every head by module; a module that ran more than once counts with its largest."""
+def _largest(readings: Any) -> dict[str, tuple[NDArray[np.float64], int]]:
+    """Of every module the largest score of each head, over all its runs, and d_k."""
     if not isinstance(readings, Mapping):
         raise ArgumentTypeError(
             f"readings: must be a Watch or a mapping from layer to LayerReading, got {type(readings).__name__}"
         )
-    found: dict[str, NDArray[np.float64]] = {}
+    found: dict[str, tuple[NDArray[np.float64], int]] = {}
     for name, reading in readings.items():
         if not isinstance(reading, LayerReading):
             raise ArgumentTypeError(f"readings: must hold LayerReadings, got {type(reading).__name__} at {name!r}")
         path, scores = name.partition("#")[0], reading.metrics["max_score"]
-        found[path] = np.fmax(found[path], scores) if path in found else scores
+        found[path] = (np.fmax(found[path][0], scores) if path in found else scores, reading.d_k)
     return found
 
 

@@ -211,7 +211,8 @@ class Watch:
         """split(), once for all layers that share a mask; the tensor is kept so that no other takes its place."""
         if added is None:
             return None, None
-        key = (added.data_ptr(), added.shape, added.stride(), added.dtype, added._version)  # noqa: SLF001
+        version = 0 if added.is_inference() else added._version  # noqa: SLF001 -- what autograd itself goes by
+        key = (added.data_ptr(), added.shape, added.stride(), added.dtype, version)
         if key not in self._masks:
             self._masks[key] = (added, split(added))
         return self._masks[key][1]
