@@ -280,7 +280,11 @@ def test_arguments() -> None:
             super().__init__()
             self.k_proj.weight = nn.Parameter(torch.ones(32, 32, dtype=torch.int8), requires_grad=False)
 
+    class CodeGenAttention(Attention):
+        pass
+
     unusable = [
+        (CodeGenAttention, "model: Attention must keep q, k and v in a known order, got CodeGenAttention"),
         (Adapted, "model: Attention must hold its weights alone, got an adapter on q_proj: merge it first"),
         (Uneven, r"model: Attention must have projections of 4 heads of one size, got \(32, 32\) and \(12, 32\)"),
         (Whole, "model: Attention must have floating point weights, got torch.int8"),

@@ -28,6 +28,8 @@ SPLIT = (
 )
 BLOCKS = ("c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj", "to_qkv", "W_pack")
 BY_KEY_HEAD = ("query_key_value",)
+# Modules of transformers that use one of these names for an order of their own.
+OTHER_ORDER = ("CodeGenAttention", "GPTBigCodeAttention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
         return _of_gains(*gains, module, heads, d_k)
     if hasattr(module, "in_proj_bias") and hasattr(module, "bias_k"):
         return _multi_head(module)
+    if type(module).__name__ in OTHER_ORDER:
+        raise ArgumentError(f"model: {layer} must keep q, k and v in a known order, got {type(module).__name__}")
     found = _split(module, heads) or _fused(module, heads, d_k)
     adapted = [name for name, child in module.named_children() if hasattr(child, "base_layer")]
     if adapted:

@@ -49,8 +49,9 @@ class Watch:
         self.seconds = 0.0
         self.trend = Trend()
         self.open = True
-        self._names = {id(module): name or type(model).__name__ for name, module in model.named_modules()}
-        for name, module in model.named_modules():
+        self._modules = dict(model.named_modules())  # kept, so that no other module gets the id of one of them
+        self._names = {id(module): name or type(model).__name__ for name, module in self._modules.items()}
+        for name, module in self._modules.items():
             if isinstance(module, torch.nn.TransformerEncoderLayer):  # its fused path attends in its own frame
                 self._names[id(module)] = f"{name}.self_attn".lstrip(".")
         self._scales: dict[str, Scale] = {}
@@ -69,7 +70,7 @@ class Watch:
 
     @property
     def readings(self) -> dict[str, LayerReading]:
-        """Of the last forward that was read to its end; of parts that are called alone, what was read so far."""
+        """Of the last forward that was read; of parts that are called alone, what was read so far."""
         return self._fresh if self._fresh and not self._running else self._last
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class Watch:
     @property
     def attentive(self) -> bool:
         """Whether a call that is made now may have to be read."""
-        return self._reading or not self._running
+        return (self._reading or not self._running) and _backward() == -1
 
     def hear(self, make: taps.Make) -> None:
         """Read a call if a module of this model made it."""
@@ -173,8 +174,6 @@ class Watch:
 
     def _place(self) -> str | None:
         """The path of the innermost module of this model that is running: the first argument of a frame."""
-        if _backward() != -1:
-            return None
         frame = sys._getframe(1)  # noqa: SLF001 -- the documented way to the caller's frame
         while frame is not None:
             code = frame.f_code

@@ -81,18 +81,18 @@ def _listening() -> bool:
     return not torch.compiler.is_compiling() and not _ears.deaf and any(one.attentive for one in _listeners)
 
 
-def _tell(make: Make) -> None:
+def _tell(say: Callable[[Listener], None]) -> None:
     _ears.told += 1
     with torch.no_grad(), torch._C.DisableTorchFunction(), _deaf():  # noqa: SLF001 -- the public one leaves modes on
         for listener in tuple(_listeners):
             if listener.attentive:
-                listener.hear(make)
+                say(listener)
 
 
 def _scaled_dot_product(inner: Any, args: Any, kwargs: Any) -> Any:
     with _deaf():  # the function mode sees the same call
         out = inner(*args, **kwargs)
-    _tell(lambda: of_sdpa(out, *args, **kwargs))
+    _tell(lambda listener: listener.hear(lambda: of_sdpa(out, *args, **kwargs)))
     return out
 
 
@@ -115,7 +115,7 @@ def _multi_head(inner: Any, args: Any, kwargs: Any) -> Any:
 def _fused(describe: Any) -> Any:
     def observe(inner: Any, args: Any, kwargs: Any) -> Any:
         out = inner(*args, **kwargs)
-        _tell(lambda: describe(*args, **kwargs))
+        _tell(lambda listener: listener.hear(lambda: describe(*args, **kwargs)))
         return out
 
     return observe
@@ -145,7 +145,8 @@ def _tap_interface(inner: Any) -> Any:
             finally:
                 _ears.inside -= 1
             if _ears.told == before and _listening():
-                _tell(lambda: of_transformers(out, chosen is default, *args, **kwargs))
+                eager = chosen is default
+                _tell(lambda listener: listener.hear(lambda: of_transformers(out, eager, *args, **kwargs)))
             return out
 
         return attention
@@ -168,11 +169,7 @@ class _ByName(TorchFunctionMode):  # type: ignore[misc]
 
     def _softmax(self, input: Any = None, dim: Any = None, *_: Any, **__: Any) -> None:  # noqa: A002 -- torch's name
         if isinstance(input, torch.Tensor) and input.dim() == 4 and dim in (-1, 3) and input.shape[-1] > 1:
-            _ears.told += 1
-            with torch.no_grad(), _deaf():
-                for listener in tuple(_listeners):
-                    if listener.attentive:
-                        listener.hear_softmax(input.detach())
+            _tell(lambda listener: listener.hear_softmax(input.detach()))
 
 
 def enter_mode() -> None:
