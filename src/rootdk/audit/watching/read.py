@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 import rootdk
-from rootdk._backends.torch_kernel import CODES
+from rootdk._backends.torch_kernel import FLOATS
 from rootdk.audit.layer import LayerReading
 from rootdk.audit.watching.call import Call, UnreadableError
 from rootdk.audit.watching.rows import fields_of_logits, grouped_scores
 from rootdk.audit.watching.scale import Scale
 from rootdk.audit.watching.sight import Sight, sampled_rows, sight_of
-from rootdk.reading import Reading, reading_of
+from rootdk.reading import Reading
 
 # Where the kernel cannot go, so many rows are read unless the watcher was told how many.
 ELSEWHERE = 64
@@ -34,7 +34,7 @@ def read(
     by_torch   with torch's operations alone, as on another device
     """
     query, key = call.query, call.key
-    by_torch = by_torch or query.device.type != "cpu" or query.dtype not in CODES
+    by_torch = by_torch or query.device.type != "cpu" or query.dtype not in FLOATS
     n_query = query.shape[-2]
     wanted = ELSEWHERE if rows is None and by_torch else rows
     positions = None
@@ -97,7 +97,7 @@ def _by_torch(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool)
     if not bare:
         logits = _finished(logits, call, sight.bias)
     sinks = None if bare else call.sinks
-    return reading_of(fields_of_logits(logits, sight.mask, sinks), sinks is not None)
+    return Reading(**fields_of_logits(logits, sight.mask, sinks), has_sinks=sinks is not None)
 
 
 def _finished(scores: Tensor, call: Call, bias: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from rootdk.audit.layer import LayerReading
 from rootdk.audit.watching.call import HIDES
 from rootdk.audit.watching.rows import fields_of_logits
 from rootdk.audit.watching.sight import sampled_rows
-from rootdk.reading import reading_of
+from rootdk.reading import Reading
 
 
 def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> LayerReading:
@@ -19,7 +19,7 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
     if sampled:
         logits = logits.index_select(-2, sampled_rows(n_query, rows or 1, logits.device))
     visible = logits > HIDES
-    reading = reading_of(fields_of_logits(logits, None if bool(visible.all()) else visible, None), has_sinks=False)
+    reading = Reading(**fields_of_logits(logits, None if bool(visible.all()) else visible, None), has_sinks=False)
     first = visible.any(dim=-2, keepdim=True).to(torch.uint8).argmax(dim=-1, keepdim=True).expand(*logits.shape[:-1], 1)
     weight = (logits.gather(-1, first)[..., 0].to(reading.log_sum_exp.dtype) - reading.log_sum_exp).exp()
     return LayerReading(
