@@ -1,5 +1,6 @@
 """Watch a model, read a checkpoint, judge the health of its attention, and say what to do."""
 
+from rootdk.audit.checkpoint import CheckpointAudit, LayerAudit, read_checkpoint
 from rootdk.audit.finding import Finding, verdict_of
 from rootdk.audit.layer import LayerReading
 from rootdk.audit.remedies import qk_clip_, recommend_scale, recommend_tau
@@ -9,13 +10,16 @@ from rootdk.watching import watch
 
 __all__ = [
     "THRESHOLDS",
+    "CheckpointAudit",
     "Finding",
+    "LayerAudit",
     "LayerReading",
     "LayerReport",
     "Report",
     "Threshold",
     "judge",
     "qk_clip_",
+    "read_checkpoint",
     "recommend_scale",
     "recommend_tau",
     "verdict_of",

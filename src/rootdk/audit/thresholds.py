@@ -129,18 +129,25 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("scale_doubt", "note", "above", 1.05, "the output of the layer shows another scale than its call gave",
               "the measured scale is the one that counts; look where the other comes from", "layer"),
     # Read from weights, with or without a forward pass.
+    Threshold("non_finite_weights", "critical", "above", 0.0, "a NaN or infinite weight makes all rows of its head NaN",
+              "go back to a checkpoint without, and find the step that made it", "either"),
     Threshold("gain_bound", "warning", "above", 100.0, _ALGEBRA, _GAINS, "either"),
     Threshold("gain_bound", "critical", "above", 1e3, _ALGEBRA, _GAINS, "either"),
     Threshold("predicted_deviation", "note", "below", 0.2, "near-uniform start, normal where weights begin at a small "
-              "fixed deviation", "nothing, if training moves it; else a larger scale or initializer", "either",
-              phase="init"),
+              "fixed deviation", "nothing, if training moves it; else a larger scale or initializer", "either"),
     Threshold("predicted_deviation", "warning", "above", lambda n: critical_deviation(n) / 2, _RANDOM_ENERGY, _SCALE,
               "either", phase="init"),
     Threshold("predicted_deviation", "critical", "above", critical_deviation, _RANDOM_ENERGY, _SCALE, "either",
               phase="init"),
     # Of a model that may be trained: its input is not white, so the prediction is no gate, and the cut lies far out.
     Threshold("predicted_deviation", "warning", "above", lambda n: 2 * critical_deviation(n), _RANDOM_ENERGY, _SCALE,
-              "either"),
+              "layer"),
+    Threshold("predicted_deviation", "note", "above", lambda n: 2 * critical_deviation(n), "one sharp head is normal "
+              "after training; a known-good encoder has one", "nothing, unless the rest of the layer follows"),
+    # A layer beside the median of the others: docs/audit.md says why 8.
+    Threshold("deviation_over_median", "warning", "above", 8.0, "layers of one model beside each other: alike at the "
+              "start, and within a factor of 2 in a known-good encoder", "compare W_q and W_k of this layer with its "
+              "neighbours; qk_clip_ lowers them", "layer"),
     Threshold("spectral_bound", "note", "above", 1e3, "algebra: no input of this length gives a larger logit",
               "watch the model on real input: a bound is not a logit", "either"),
     Threshold("scale_ratio", "note", "below", 0.5, "the scale set, over 1/sqrt(d_k)", _SCALE, "either"),

@@ -1,0 +1,228 @@
+"""read_checkpoint(): the health of a model's attention from its weights and its config alone.
+
+No model code runs and no framework is needed. What it says is about an input of independent unit components, what a
+norm hands over when training begins. A trained model makes other inputs, so its weights are judged far more loosely,
+and by comparing its layers with each other; rootdk.watch measures what really happens.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rootdk.errors import ArgumentError
+
+from .config import Config, Facts
+from .finding import Finding, Verdict, verdict_of
+from .heads import Metrics, read_heads
+from .names import Projections, find_projections
+from .tensors import Tensors, find_tensors
+from .thresholds import Phase, judge
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA_VERSION = 1
+# Judged for a whole layer, and for a head where its layer is not the worse of the two.
+_JUDGED = ("predicted_deviation", "spectral_bound", "gain_bound", "non_finite_weights")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAudit:
+    """One attention module: its path in the model, and the numbers of each query head."""
+
+    name: str
+    heads: tuple[Metrics, ...]
+
+    def of(self, metric: str) -> list[float]:
+        """One number per head; NaN where a head has none."""
+        return [head.get(metric, math.nan) for head in self.heads]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAudit:
+    """What the weights say. `unknown` are the names that seem to belong to attention and were not understood."""
+
+    layers: tuple[LayerAudit, ...]
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+    model: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst finding; notes leave it healthy."""
+        return verdict_of(self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; a number that there is none of is None."""
+        layers = [{"name": one.name, "heads": [_plain(head) for head in one.heads]} for one in self.layers]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": self.verdict,
+            "model": self.model,
+            "layers": layers,
+            "findings": [_plain(one.to_dict()) for one in self.findings],
+            "unknown": list(self.unknown),
+        }
+
+    def __rich__(self) -> "RenderableType":
+        from rootdk.audit.shown import shown
+
+        return shown(self.to_dict())
+
+
+def read_checkpoint(
+    path: str | Path,
+    *,
+    keys: int = 1024,
+    phase: Phase = "any",
+    progress: Callable[[str, float], None] | None = None,
+) -> CheckpointAudit:
+    """Audit a checkpoint: a model folder, a .safetensors file or an index of shards, with its config.json beside it.
+
+    keys      how many keys a row is judged by: the deviation at which softmax freezes is sqrt(2 ln keys)
+    phase     "init" for a model that was not trained yet: its numbers are then gates, as theory makes them
+    progress  called with the name of a layer and the share that is done
+
+    Memory stays at a few heads whatever the size of the model. Pickles (.bin, .pt) are refused.
+
+    >>> import json, tempfile, numpy
+    >>> from safetensors.numpy import save_file
+    >>> weights = numpy.random.default_rng(0).standard_normal((2, 64, 64)) / 8
+    >>> names = [f"layers.0.attention.{name}.weight" for name in ("wq", "wk")]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file(dict(zip(names, weights)), f"{folder}/model.safetensors")
+    ...     _ = Path(folder, "config.json").write_text(json.dumps({"dim": 64, "n_heads": 4, "model_type": "llama"}))
+    ...     audit = read_checkpoint(folder)
+    >>> audit.verdict, audit.layers[0].name, [round(head["predicted_variance"], 1) for head in audit.layers[0].heads]
+    ('healthy', 'layers.0.attention', [0.9, 1.1, 1.0, 1.0])
+    """
+    place = Path(path)
+    if isinstance(keys, bool) or not isinstance(keys, int) or keys < 2:
+        raise ArgumentError(f"keys: must be an integer from 2 on, got {keys!r}")
+    if phase not in ("any", "init", "trained"):
+        raise ArgumentError(f"phase: must be 'any', 'init' or 'trained', got {phase!r}")
+    tensors = find_tensors(place)
+    config = Config.beside(place)
+    found, unknown = _readable(tensors, *find_projections(set(tensors), *config.model_types))
+    if not found:
+        raise ArgumentError(_nothing(tensors, config, unknown))
+    layers, facts = [], []
+    for number, one in enumerate(found):
+        if progress is not None:
+            progress(one.module, number / len(found))
+        about = config.of(one.module).facts(one.module, one.index)
+        layers.append(LayerAudit(one.module or "attention", tuple(read_heads(tensors, one, about))))
+        facts.append(about)
+        tensors.close()
+    if progress is not None:
+        progress(found[-1].module, 1.0)
+    findings = [*_judged(layers, keys, phase), *_outliers(layers, keys), *_scales(layers, facts, config)]
+    return CheckpointAudit(tuple(layers), tuple(findings), tuple(unknown), _about(config, facts, keys))
+
+
+def _readable(tensors: Tensors, found: list[Projections], unknown: list[str]) -> tuple[list[Projections], list[str]]:
+    """Packed integers and float8 need scales that are stored apart: listed, not guessed."""
+    kept = [one for one in found if tensors.readable(one.query) and tensors.readable(one.key)]
+    packed = {name for one in found if one not in kept for name in (one.query, one.key)}
+    return kept, [*unknown, *sorted(packed)]
+
+
+def _nothing(tensors: Tensors, config: Config, unknown: list[str]) -> str:
+    names = unknown or sorted(tensors)
+    listed = ", ".join(f"{name} ({tensors.types[name]})" for name in names[:6])
+    kind = f"model_type {config.model_type!r}" if config.model_type else "no model_type"
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return f"path: no query and key projection that is known, with {kind}; not understood: {listed}{more}"
+
+
+def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
+    """Every layer by its median head, then the heads that are worse than their layer."""
+    found = []
+    for layer in layers:
+        for metric in _JUDGED:
+            values = layer.of(metric)
+            whole = judge(layer.name, None, metric, values, keys, phase)
+            if whole is not None:
+                found.append(whole)
+            for head, value in enumerate(values):
+                one = judge(layer.name, head, metric, value, keys, phase)
+                if one is not None and (whole is None or _worse(one, whole)):
+                    found.append(one)
+    return found
+
+
+def _worse(one: Finding, other: Finding) -> bool:
+    order = ("note", "warning", "critical")
+    return order.index(one.severity) > order.index(other.severity)
+
+
+def _outliers(layers: list[LayerAudit], keys: int) -> list[Finding]:
+    """Layers whose deviation lies far above that of the others of their kind, however small all of them are."""
+    found = []
+    for kind in _kinds(layers):
+        middles = [_median(layer.of("predicted_deviation")) for layer in kind]
+        for number, (layer, own) in enumerate(zip(kind, middles, strict=True)):
+            others = [one for place, one in enumerate(middles) if place != number and not math.isnan(one)]
+            usual = _median(others) if others else math.nan
+            if usual > 0.0:
+                one = judge(layer.name, None, "deviation_over_median", own / usual, keys)
+                found += [one] if one is not None else []
+    return found
+
+
+def _kinds(layers: list[LayerAudit]) -> list[list[LayerAudit]]:
+    """Layers whose paths differ in numbers only: a decoder's cross attention, or a part that sees, is another kind."""
+    kinds: dict[str, list[LayerAudit]] = {}
+    for layer in layers:
+        kinds.setdefault(re.sub(r"\d+", "#", layer.name), []).append(layer)
+    return list(kinds.values())
+
+
+def _scales(layers: list[LayerAudit], facts: list[Facts], config: Config) -> list[Finding]:
+    """A note for each scale that is far from 1/sqrt(d_k) or had to be assumed: once, at the first layer that has it."""
+    found, told = [], set()
+    for layer, one in zip(layers, facts, strict=True):
+        if one.scale in told:
+            continue
+        told.add(one.scale)
+        ratio = one.scale.value * math.sqrt(one.d_k)
+        if one.scale.assumed:
+            kind = config.of(layer.name).model_type
+            source = f"model_type {kind!r} is not known here: 1/sqrt(d_k) was assumed"
+            found.append(Finding(layer.name, None, "scale", "note", one.scale.value, one.d_k**-0.5, source,
+                                 "compare with the scale in the model's code"))  # fmt: skip
+        judged = judge(layer.name, None, "scale_ratio", ratio, 2)
+        found += [judged] if judged is not None else []
+    return found
+
+
+def _about(config: Config, facts: list[Facts], keys: int) -> dict[str, Any]:
+    """What the page and the summary say about the model."""
+    first = facts[0]
+    return {
+        "model_type": config.model_type,
+        "heads": first.heads,
+        "key_heads": first.key_heads,
+        "d_k": first.d_k,
+        "scale": first.scale.value,
+        "scale_source": first.scale.source,
+        "rotated": first.rotated,
+        "softcap": first.softcap,
+        "keys": keys,
+    }
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def _median(values: Sequence[float]) -> float:
+    """NaN if one of them is: a layer with a broken head has no usual deviation."""
+    return float(np.median(values))

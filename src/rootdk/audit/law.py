@@ -1,0 +1,143 @@
+"""Mean and covariance of the queries, or keys, of one head, when what comes in has independent unit components.
+
+q = W x + b has mean b and covariance S = W W'. All that is predicted about a head follows from these d_k x d_k
+matrices, so W itself is passed over once, in blocks, and never held.
+
+QK-norm divides q by its length: u = q / sqrt(|q|^2/d + eps). For normal x its moments are exact too, by
+1/a = integral of e^(-t a) dt and 1/sqrt(a) = integral of e^(-t a) dt/sqrt(pi t), a = |q|^2 + d eps. Under the integral
+stands a normal law again, of covariance S (1 + 2tS)^-1 and mean m = (1 + 2tS)^-1 b:
+
+    E[q q'/a]    = integral of w(t) (S (1 + 2tS)^-1 + m m') dt
+    E[q/sqrt a]  = integral of w(t) m dt / sqrt(pi t)
+    w(t)         = det(1 + 2tS)^(-1/2) exp(-t b'm - t d eps)
+
+In ln t the integrands are analytic in a strip of half-width pi and the trapezoidal rule has all digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# ln t, relative to one over the mean square: the integrands fall like sqrt(t) to the left and, at the worst, where all
+# of q lies in one direction, like 1/sqrt(t) to the right.
+_LN_T = np.arange(-80.0, 90.0, 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A mean of shape (d,) and a covariance of shape (d, d)."""
+
+    mean: Floats
+    covariance: Floats
+
+    @property
+    def second_moment(self) -> Floats:
+        """E[q q']."""
+        return self.covariance + np.outer(self.mean, self.mean)
+
+    @property
+    def mean_square(self) -> float:
+        """E|q|^2."""
+        return float(np.trace(self.covariance) + self.mean @ self.mean)
+
+    def scaled(self, gain: Any, shift: Any = 0.0) -> Law:
+        """The law of gain * q + shift, component by component."""
+        gain = np.broadcast_to(gain, self.mean.shape)
+        return Law(gain * self.mean + shift, self.covariance * np.outer(gain, gain))
+
+    def centred(self) -> Law:
+        """The law of q minus the mean of its own components, as a layer norm begins."""
+        d = len(self.mean)
+        off = np.eye(d) - 1.0 / d
+        return Law(off @ self.mean, off @ self.covariance @ off)
+
+    def normed(self, epsilon: float = 0.0) -> Law:
+        """The law of q / sqrt(|q|^2/d + epsilon), for normal q.
+
+        >>> law = Law(np.zeros(4), np.diag([9.0, 9.0, 9.0, 9.0])).normed()
+        >>> law.covariance.diagonal().round(12).tolist()
+        [1.0, 1.0, 1.0, 1.0]
+        """
+        return next(normed_together([self], epsilon))
+
+
+def normed_together(laws: Sequence[Law], epsilon: float = 0.0) -> Iterator[Law]:
+    """The laws of several heads after a norm over all of their components together.
+
+    The length is then that of all heads, and w(t) the product of theirs: exact where queries of different heads do not
+    correlate, which their own weights cannot tell.
+    """
+    length = sum(len(law.mean) for law in laws)
+    size = sum(law.mean_square for law in laws)
+    if size == 0.0:
+        yield from laws
+        return
+    t = np.exp(_LN_T) / size
+    turned = [_Turned.of(law) for law in laws]
+    exponent = sum(one.exponent(t) for one in turned) - t * length * epsilon
+    # dt = t d(ln t)
+    weight = np.exp(exponent) * t * (_LN_T[1] - _LN_T[0])
+    for one in turned:
+        shrunk, mean = one.tilted(t)
+        centre = np.sqrt(length) * (one.turn @ ((weight / np.sqrt(np.pi * t)) @ mean))
+        squares = np.diag(weight @ (one.spread * shrunk)) + (mean * weight[:, None]).T @ mean
+        second = length * (one.turn @ squares @ one.turn.T)
+        yield Law(centre, second - np.outer(centre, centre))
+
+
+@dataclass(frozen=True, slots=True)
+class _Turned:
+    """A law along the axes of its covariance."""
+
+    spread: Floats
+    turn: Floats
+    along: Floats
+
+    @classmethod
+    def of(cls, law: Law) -> _Turned:
+        spread, turn = np.linalg.eigh(law.covariance)
+        return cls(np.maximum(spread, 0.0), turn, turn.T @ law.mean)
+
+    def tilted(self, t: Floats) -> tuple[Floats, Floats]:
+        """(1 + 2tS)^-1 and m, by t and axis."""
+        shrunk = 1.0 / (1.0 + 2.0 * t[:, None] * self.spread)
+        return shrunk, self.along * shrunk
+
+    def exponent(self, t: Floats) -> Floats:
+        """ln det(1 + 2tS)^(-1/2) - t b'm."""
+        shrunk, mean = self.tilted(t)
+        found: Floats = 0.5 * np.log(shrunk).sum(axis=1) - t * (mean @ self.along)
+        return found
+
+
+def row_variance(query: Law, key: Law) -> float:
+    """E Var(<q, k> | q) = tr(E[q q'] S_k) = tr(S_q S_k) + b_q' S_k b_q.
+
+    It is `rootdk.theory.row_variance`; NumPy alone does for it here.
+
+    >>> row_variance(Law(np.zeros(64), np.eye(64)), Law(np.ones(64), np.eye(64)))
+    64.0
+    """
+    return float(np.sum(query.second_moment * key.covariance))
+
+
+def row_variance_bound(query: Law, key: Law) -> float:
+    """A bound of the same with q turned by any rotation: |S_q|_F |S_k|_F + |b_q|^2 |S_k|.
+
+    A rotary embedding turns q and k by angles that depend on their distance. That changes tr(S_q R S_k R'), and leaves
+    the norms alone: by Cauchy and Schwarz this is the most that any distance can make of it.
+    """
+    norms = float(np.linalg.norm(query.covariance) * np.linalg.norm(key.covariance))
+    return norms + float(query.mean @ query.mean) * largest_eigenvalue(key.covariance)
+
+
+def largest_eigenvalue(matrix: Floats) -> float:
+    """Of a symmetric matrix without negative ones."""
+    return max(0.0, float(np.linalg.eigvalsh(matrix)[-1]))

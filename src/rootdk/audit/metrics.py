@@ -1,0 +1,97 @@
+"""The numbers of a head that are worth a map of layers and heads, in the order in which they are shown."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number per head.
+
+    short    a heading of a few words
+    words    what it is
+    spread   True where factors matter and not differences: its colours follow the logarithm
+    share    True where it lies between 0 and 1
+    """
+
+    name: str
+    short: str
+    words: str
+    spread: bool = True
+    share: bool = False
+
+
+METRICS = (
+    Metric(
+        "logit_deviation",
+        "deviation of logits",
+        "Standard deviation of the logits inside a row, median over rows. Past √(2 ln n) few keys take all the weight.",
+    ),
+    Metric("max_logit", "largest logit", "The largest logit of any row, after the scale."),
+    Metric(
+        "entropy_ratio",
+        "entropy / ln n",
+        "Entropy of a row of weights over that of uniform ones, median over rows: 1 is uniform, 0 is one key.",
+        spread=False,
+        share=True,
+    ),
+    Metric("saturated", "rows with p > .99", "Share of the rows whose largest weight is above .99.", False, True),
+    Metric(
+        "jacobian_trace",
+        "trace of J",
+        "Trace of the softmax Jacobian, median over rows: what is left for a gradient.",
+        spread=False,
+        share=True,
+    ),
+    Metric("cap_ratio", "logit / softcap", "The largest logit before the cap, over the cap."),
+    Metric(
+        "predicted_deviation",
+        "predicted deviation",
+        "Standard deviation of the logits that the weights make of an input of independent unit components.",
+    ),
+    Metric("spectral_bound", "bound of the logits", "No input of norm √m, m its width, gives a larger logit."),
+    Metric("gain_bound", "bound by the gains", "After QK-norm no input at all gives a larger logit."),
+)
+
+
+def present(layers: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    """The metrics that at least one head has a number for."""
+    held = {name for layer in layers for head in layer["heads"] for name, value in head.items() if value is not None}
+    return [one for one in METRICS if one.name in held]
+
+
+def grid(layers: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
+    """One row per layer and one number per head; NaN where there is none."""
+    widest = max(len(layer["heads"]) for layer in layers)
+    rows = []
+    for layer in layers:
+        found = [head.get(name) for head in layer["heads"]]
+        row = [math.nan if value is None else float(value) for value in found]
+        rows.append(row + [math.nan] * (widest - len(row)))
+    return rows
+
+
+def short_names(names: Sequence[str], width: int = 80) -> list[str]:
+    """Module paths by what tells them apart: parts that all of them share are left out, long words are cut.
+
+    >>> short_names(["bert.layer.0.attention.self", "bert.layer.1.attention.self"])
+    ['0', '1']
+    >>> short_names(["encoder.block.0.SelfAttention", "decoder.block.0.EncDecAttention"])
+    ['encoder.SelfAttention', 'decoder.EncDecAttention']
+    >>> short_names(["encoder.block.0.SelfAttention", "decoder.block.1.EncDecAttention"], width=12)
+    ['enc.0.Sel', 'dec.1.Enc']
+    >>> short_names(["attn"])
+    ['attn']
+    """
+    parts = [name.split(".") for name in names]
+    if len({len(one) for one in parts}) == 1 and len(set(names)) > 1:
+        told = [place for place in range(len(parts[0])) if len({one[place] for one in parts}) > 1]
+        parts = [[one[place] for place in told] for one in parts]
+    found = [".".join(one) for one in parts]
+    if max(map(len, found), default=0) <= width:
+        return found
+    found = [".".join(word if word.isdigit() else word[:3] for word in one) for one in parts]
+    # Where even that is too long the end tells more than the beginning.
+    return [one if len(one) <= width else "…" + one[1 - width :] for one in found]

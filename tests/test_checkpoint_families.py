@@ -1,0 +1,197 @@
+"""read_checkpoint on small models as transformers saves them: the right numbers, no false alarm, the right alarm."""
+
+import statistics
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_zoo import FAMILIES, built, layer_of, queries, saved, sharpen
+from numpy.typing import NDArray
+
+from rootdk.audit import CheckpointAudit, read_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def alarms(audit: CheckpointAudit) -> list[tuple[str, str]]:
+    return [(one.layer, one.severity) for one in audit.findings if one.severity != "note"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_untrained_models_are_healthy_and_fully_read(name: str, tmp_path: Path) -> None:
+    family, model = FAMILIES[name], built(name)
+    audit = read_checkpoint(saved(model, tmp_path))
+    assert audit.verdict == "healthy", alarms(audit)
+    assert audit.unknown == ()
+    assert sorted(one.name for one in audit.layers) == sorted(layer_of(path) for path, _ in queries(name, model))
+    assert all(len(one.heads) == 4 for one in audit.layers)
+    assert audit.model["key_heads"] == family.key_heads
+    for layer in audit.layers:
+        assert layer.of("scale") == [family.scale] * 4
+        assert layer.of("scale_ratio") == [family.scale * 4] * 4
+        assert layer.of("non_finite_weights") == [0.0] * 4
+        # Normed heads have gains in place of weights.
+        assert [("gain_bound" in head, "spectral_bound" in head) for head in layer.heads] == [
+            (family.normed, not family.normed)
+        ] * 4
+    # A start at a fixed 0.02 is near-uniform: told, and no alarm.
+    narrow = statistics.median(audit.layers[0].of("predicted_deviation")) < 0.2
+    assert narrow == any(one.metric == "predicted_deviation" and one.severity == "note" for one in audit.findings)
+
+
+@pytest.mark.parametrize("phase", ["any", "init"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.normed])
+def test_twenty_times_the_queries_of_one_layer_is_that_layer(name: str, phase: Any, tmp_path: Path) -> None:
+    model = built(name)
+    path, module = queries(name, model)[1]
+    before = read_checkpoint(saved(model, tmp_path), phase=phase)
+    sharpen(name, module, 20.0)
+    audit = read_checkpoint(saved(model, tmp_path), phase=phase)
+    assert alarms(before) == []
+    assert {layer for layer, _ in alarms(audit)} == {layer_of(path)}
+    assert audit.verdict in ("warning", "critical")
+    for old, new in zip(before.layers, audit.layers, strict=True):
+        factor = 20.0 if new.name == layer_of(path) else 1.0
+        assert new.of("predicted_deviation") == pytest.approx([factor * one for one in old.of("predicted_deviation")])
+    sharpen(name, module, 1 / 20)
+    assert read_checkpoint(saved(model, tmp_path), phase=phase).verdict == "healthy"
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.normed])
+def test_a_norm_undoes_the_weights_and_its_gain_is_what_counts(name: str, tmp_path: Path) -> None:
+    model = built(name)
+    path, module = queries(name, model)[1]
+    sharpen(name, module, 20.0)
+    assert alarms(read_checkpoint(saved(model, tmp_path))) == []
+    norm = next(part for place, part in model.named_modules() if place.startswith(layer_of(path)) and "q_" in place
+                and "norm" in place)  # fmt: skip
+    with torch.no_grad():
+        norm.weight.copy_((norm.weight + 1) * 40 - 1 if name == "gemma3" else norm.weight * 40)
+    audit = read_checkpoint(saved(model, tmp_path))
+    assert {layer for layer, _ in alarms(audit)} == {layer_of(path)}
+    assert "gain_bound" in {one.metric for one in audit.findings if one.severity != "note"}
+
+
+@contextmanager
+def watched_softmax(keep: Callable[[Any], None]) -> Iterator[None]:
+    """Every logit of an eager model passes through torch's softmax."""
+    own = torch.nn.functional.softmax
+
+    def noted(logits: Any, *args: Any, **kwargs: Any) -> Any:
+        keep(logits)
+        return own(logits, *args, **kwargs)
+
+    torch.nn.functional.softmax = noted
+    try:
+        yield
+    finally:
+        torch.nn.functional.softmax = own
+
+
+@torch.no_grad()
+def unsettle(model: Any) -> None:
+    """Make heads, queries, keys and values differ, so that one taken for another shows; take positions out.
+
+    Biases begin at 0 and gains at 1. Every 16 rows, the width of a head, get a factor of their own and a direction
+    that they share, which a norm that takes the mean off would lose.
+    """
+    draw = torch.Generator().manual_seed(5)
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if weight is None or weight.ndim != 2 or isinstance(module, torch.nn.Embedding):
+            continue
+        rows = weight.T if type(module).__name__ == "Conv1D" else weight
+        if rows.shape[1] == 64 and rows.shape[0] % 16 == 0:
+            blocks = rows.shape[0] // 16
+            factor = torch.exp(0.5 * torch.randn(blocks, 1, generator=draw)).repeat_interleave(16, dim=0)
+            shared = rows.std() * torch.randn(blocks, 64, generator=draw).repeat_interleave(16, dim=0)
+            rows.copy_(factor * (rows + 0.7 * shared))
+    for path, parameter in model.named_parameters():
+        if path.endswith("relative_attention_bias.weight"):
+            parameter.zero_()
+        elif path.endswith("bias"):
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+        elif parameter.ndim == 1 or "_norm" in path:
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=draw))
+    for path, buffer in model.named_buffers():
+        if "inv_freq" in path:
+            buffer.zero_()
+
+
+GROUPS, TOKENS = 96, 17
+
+
+@torch.no_grad()
+def measured(name: str, model: Any, modules: list[str]) -> dict[str, NDArray[Any]]:
+    """Variance inside the rows of its own logits, from white input, by (group, head): groups are independent."""
+    draw = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    seen: list[Any] = []
+
+    def white(_module: Any, args: Any, kwargs: Any) -> Any:
+        def fresh(value: Any) -> Any:
+            tokens = isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[-1] == 64
+            return torch.randn(value.shape, generator=draw) if tokens else value
+
+        return tuple(map(fresh, args)), {key: fresh(value) for key, value in kwargs.items()}
+
+    def noted(logits: Any) -> None:
+        seen.append(logits.double())
+
+    own = dict(model.named_modules())
+    hooks = [own[path].register_forward_pre_hook(white, with_kwargs=True) for path in modules]
+    order: list[str] = []
+    hooks += [own[path].register_forward_pre_hook(lambda *_, path=path: order.append(path)) for path in modules]
+    given = {"input_ids": torch.randint(1, 50, (GROUPS, TOKENS), generator=draw)}
+    if name == "vit":
+        given = {"pixel_values": torch.randn(GROUPS, 3, 16, 16, generator=draw)}
+    if name == "t5":
+        given["decoder_input_ids"] = given["input_ids"]
+    with watched_softmax(noted):
+        model(**given)
+    for hook in hooks:
+        hook.remove()
+    assert len(seen) == len(order) == len(modules)
+    return {path: _row_variance(logits.numpy()) for path, logits in zip(order, seen, strict=True)}
+
+
+def _row_variance(logits: NDArray[Any]) -> NDArray[Any]:
+    """Unbiased, over the keys that a row sees, averaged over rows of at least 4 keys."""
+    visible = logits > -1e30
+    count = visible.sum(axis=-1)
+    z = np.where(visible, logits, 0.0)
+    mean = z.sum(axis=-1, keepdims=True) / count[..., None]
+    variance = np.where(visible, (z - mean) ** 2, 0.0).sum(axis=-1) / np.maximum(count - 1, 1)
+    rows = count >= 4
+    found: NDArray[Any] = (variance * rows).sum(axis=-1) / rows.sum(axis=-1)
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_predicted_variance_is_that_of_the_model_on_white_input(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Within 5 standard errors of the groups, all heads of all layers, biases and gains included."""
+    if name == "bloom":
+        monkeypatch.setattr("transformers.models.bloom.modeling_bloom._get_alibi_slopes", _no_slopes)
+    if name == "mpt":
+        monkeypatch.setattr("transformers.models.mpt.modeling_mpt.build_mpt_alibi_tensor", _no_mpt_alibi)
+    model = built(name)
+    unsettle(model)
+    audit = {one.name: one for one in read_checkpoint(saved(model, tmp_path)).layers}
+    modules = [path.rpartition(".")[0] for path, _ in queries(name, model)]
+    for path, groups in measured(name, model, modules).items():
+        told = np.array(audit[layer_of(path + ".")].of("predicted_variance"))
+        mean, error = groups.mean(axis=0), groups.std(axis=0, ddof=1) / np.sqrt(len(groups))
+        assert (np.abs(told - mean) < 5 * error).all(), (path, told / mean, 5 * error / mean)
+        assert (told <= np.array(audit[layer_of(path + ".")].of("variance_bound")) * (1 + 1e-9)).all()
+
+
+def _no_slopes(num_heads: int, *_: Any) -> Any:
+    return torch.zeros(num_heads)
+
+
+def _no_mpt_alibi(num_heads: int, sequence_length: int, *_: Any, **__: Any) -> Any:
+    return torch.zeros(num_heads, 1, sequence_length)
