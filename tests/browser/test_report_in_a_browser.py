@@ -1,17 +1,13 @@
 """The report in headless Chromium: no request leaves the file, no error in the console, every figure is drawn.
 
-Slow, and it needs a Chromium that is installed (Debian: apt install chromium) or named by ROOTDK_CHROMIUM; so
-`make test-all` runs it and `make test` does not. Screenshots go to pytest's temporary folder; ROOTDK_SCREENSHOTS names
-another one.
+Slow, and it needs a Chromium (visit.py says which); so `make test-all` runs it and `make test` does not.
 """
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from visit import Visit, keep
 
 from rootdk.claims import LEDGER, Setting
 from rootdk.files import write_atomically
@@ -21,59 +17,12 @@ from rootdk.study import plan, run_all
 pytestmark = pytest.mark.slow
 
 
-def chromium() -> str:
-    named = os.environ.get("ROOTDK_CHROMIUM")
-    found = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert found, "no Chromium: install one (Debian: apt install chromium) or set ROOTDK_CHROMIUM"
-    return found
-
-
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "rootdk-report.html"
     claims = [one.to_dict() for one in LEDGER.check(setting=Setting(rows=1024))]
     write_atomically(path, render(run_all(plan("quick")), claims, {"seed": "0"}, [("0.125", "the scale for d_k = 64")]))
     return path
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-class Visit:
-    """A page on which every request but those for files is blocked and noted, and so is every complaint."""
-
-    def __init__(self, browser: Any, width: int, scheme: str = "light") -> None:
-        self.outside: list[str] = []
-        self.complaints: list[str] = []
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        context.route("**/*", self._route)
-        self.page = context.new_page()
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type != "log" else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-
-    def _route(self, route: Any) -> None:
-        if route.request.url.startswith(("file:", "data:", "blob:")):
-            route.continue_()
-        else:
-            self.outside.append(route.request.url)
-            route.abort()
-
-    def open(self, path: Path) -> Any:
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-drawn=yes]")
-        return self.page
-
-
-def keep(page: Any, folder: Path, name: str) -> None:
-    place = Path(os.environ.get("ROOTDK_SCREENSHOTS") or folder)
-    page.screenshot(path=place / f"{name}.png", full_page=True)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

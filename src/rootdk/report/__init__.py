@@ -1,11 +1,14 @@
 """Results -> figures -> one HTML file that opens offline.
 
     render(results, claims, about)   the page as text: plotly.js inside, formulas as MathML, nothing to fetch
+    render_audit(audit, about)       the same for an audit's dictionary
     check_plotly()                   an error that says how to get plotly, if it is missing
 
 It reads results and plain dictionaries, and runs nothing.
 """
 
-from .page import check_plotly, render
+from .audited import render_audit
+from .document import check_plotly
+from .page import render
 
-__all__ = ["check_plotly", "render"]
+__all__ = ["check_plotly", "render", "render_audit"]

@@ -1,0 +1,153 @@
+"""Maps of layers and heads in a terminal, findings as a person reads them, and the page of an audit."""
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rootdk.audit.grouped import grouped
+from rootdk.audit.heat import Steps, heat_map
+from rootdk.audit.metrics import METRICS, grid, short_names
+from rootdk.audit.shown import shown
+from rootdk.report import render_audit
+
+DEVIATION = next(one for one in METRICS if one.name == "predicted_deviation")
+ENTROPY = next(one for one in METRICS if one.name == "entropy_ratio")
+
+
+def printed(audit: dict[str, Any], width: int = 80) -> list[str]:
+    console = Console(width=width, record=True, file=__import__("io").StringIO())
+    console.print(shown(audit))
+    return console.export_text().splitlines()
+
+
+def audit(layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    found = [
+        {"name": f"model.layers.{i}.attn", "heads": [{"predicted_deviation": 0.1 * 2**i} for _ in range(heads)]}
+        for i in range(layers)
+    ]
+    return {"verdict": "healthy", "layers": found, "findings": [], "unknown": [], **more}
+
+
+def finding(layer: int, head: int | None = None, **more: Any) -> dict[str, Any]:
+    said = {
+        "metric": "max_logit",
+        "severity": "warning",
+        "value": 120.0,
+        "threshold": 100.0,
+        "source": "s",
+        "remedy": "r",
+    }
+    return {"layer": f"model.layers.{layer}.attn", "head": head, **said, **more}
+
+
+def test_signs_follow_the_numbers() -> None:
+    values = [0.01, 0.1, 1.0, 10.0, 100.0]
+    steps = Steps.of(DEVIATION, values)
+    assert [steps.place(value) for value in values] == [0, 1, 2, 3, 4]
+    lines = heat_map(DEVIATION, [values, values[::-1]], ["a", "b"], ["", "warning"], 80).plain.splitlines()
+    assert lines[-2].split() == ["a", "··░░▒▒▓▓██"]
+    assert lines[-1].split() == ["b", "██▓▓▒▒░░··", "warning"]
+    for border in steps.borders:
+        assert f"{border:.3g}"[:4] in lines[1]
+
+
+def test_small_differences_are_shown_alike() -> None:
+    for metric, values in ((DEVIATION, [1.0, 1.3]), (ENTROPY, [0.98, 0.99])):
+        steps = Steps.of(metric, values)
+        assert {steps.place(value) for value in values} == {2}
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0])
+def test_one_number_everywhere(value: float) -> None:
+    lines = heat_map(DEVIATION, [[value] * 3], ["a"], [""], 80).plain.splitlines()
+    assert lines[1] == f"▒▒ {value:g} everywhere"
+    assert lines[-1].split() == ["a", "▒▒▒▒▒▒"]
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [math.nan, 1.0], [math.nan], [math.inf, 1.0]])
+def test_numbers_that_there_are_none_of(values: list[float]) -> None:
+    lines = heat_map(DEVIATION, [values], ["a"], [""], 80).plain.splitlines()
+    assert len(lines[-1].rstrip()) <= 5 + 2 + 2 * len(values)
+
+
+@pytest.mark.parametrize("heads", [1, 12, 40, 64, 128])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_head_has_its_place_and_no_line_is_too_long(heads: int, width: int) -> None:
+    lines = printed(audit(3, heads), width)
+    assert max(map(len, lines)) <= width
+    cells = sum(line.count(sign) for line in lines[5:] for sign in "·░▒▓█")
+    assert cells in (3 * heads, 6 * heads)
+
+
+def test_layers_that_are_ill_are_marked() -> None:
+    found = audit(3, 4, verdict="critical", findings=[finding(1), finding(2, 1), finding(2, 1, severity="critical")])
+    lines = printed(found)
+    assert [line.split()[-1] for line in lines if re.match(r"[012] ", line)] == ["········", "warning", "critical"]
+
+
+def test_names_that_were_not_understood_are_shown() -> None:
+    told = " ".join(printed(audit(2, 4, unknown=[f"layer.{i}.strange" for i in range(9)])))
+    assert "Not understood, so not read: layer.0.strange" in told
+    assert "and 3 more" in told
+
+
+def test_findings_that_say_the_same_are_one() -> None:
+    some = [finding(layer, head) for layer in range(2) for head in range(4)]
+    some += [finding(2, 1), finding(0, None, severity="note"), finding(1, 0, severity="critical", value=None)]
+    groups = grouped(audit(3, 4, findings=some))
+    assert [(one.severity, one.value, one.places, one.count) for one in groups] == [
+        ("critical", "not a number", "model.layers.1.attn, head 0", 1),
+        ("warning", "120", "model.layers.{0,1}.attn, all heads; model.layers.2.attn, head 1", 9),
+        ("note", "120", "model.layers.0.attn", 1),
+    ]
+
+
+def test_short_names_stay_apart() -> None:
+    names = [f"decoder.block.{i}.layer.{j}.{kind}" for i in range(3) for j, kind in enumerate(("Self", "EncDec"))]
+    assert len(set(short_names(names, 12))) == len(names)
+    assert max(map(len, short_names(names, 12))) <= 12
+    assert short_names(["a.b", "a.b.c"]) == ["a.b", "a.b.c"]
+
+
+def test_a_grid_has_a_place_for_every_head() -> None:
+    layers = [{"name": "a", "heads": [{"x": 1.0}, {"x": None}]}, {"name": "b", "heads": [{"x": 3}]}]
+    first, second = grid(layers, "x")
+    assert first[0] == 1.0
+    assert math.isnan(first[1])
+    assert second[0] == 3.0
+    assert math.isnan(second[1])
+
+
+def test_the_page_fetches_nothing_and_escapes_everything() -> None:
+    evil = "<script>alert('x')</script>"
+    more = {"model": {"model_type": evil, "scale": 0.5, "scale_source": evil, "d_k": 64, "heads": 4, "key_heads": 2}}
+    found = audit(3, 4, findings=[finding(1, 2, source=evil, remedy=evil)], unknown=[evil], **more)
+    found["layers"][0]["name"] = evil
+    page = render_audit(found, {"path": evil})
+    assert evil not in page
+    # plotly.js apart, which the policy holds in check, no attribute names anything outside.
+    own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert all(link.startswith(("#", "data:")) for link in re.findall(r"(?:href|src)='([^']*)'", own))
+    assert "default-src 'none'" in own
+    assert "1/√<i>d<sub>k</sub></i> is 0.125" in own
+
+
+def test_every_number_is_on_the_page() -> None:
+    found = audit(2, 3)
+    page = render_audit(found)
+    (data,) = re.findall(r"data-plot='plot-map-predicted_deviation'>(.*?)</script>", page, re.DOTALL)
+    figure = json.loads(data)
+    assert figure["data"][0]["z"] == [[pytest.approx(math.log10(0.1 * 2**i))] * 3 for i in range(2)]
+    assert figure["data"][0]["customdata"][1][2] == ["0.200", "model.layers.1.attn"]
+    assert page.count("<td>model.layers.1.attn</td>") == 1 + 3
+    assert "Nothing is outside its range." in page
+
+
+def test_a_large_model_shows_layers_and_says_where_the_heads_are() -> None:
+    page = render_audit(audit(40, 64))
+    assert page.count("<td>model.layers.7.attn</td>") == 1
+    assert "rootdk audit --json" in page
