@@ -6,6 +6,7 @@ function, so that `rootdk info` pays for nothing else; what is printed comes fro
 
 # In which order does not matter: `rootdk --help` sorts them.
 NAMES = (
+    "audit",
     "bench",
     "claims",
     "info",

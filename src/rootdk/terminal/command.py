@@ -29,7 +29,7 @@ def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_jso
     if missing and asked_for:
         raise missing
     if path is not None and not missing:
-        _check_writable(path)
+        check_writable(path)
     notes: list[str] = []
     page = ""
     with bar() as progress:
@@ -60,7 +60,7 @@ def _missing_plotly() -> RootdkError | None:
     return None
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Before the work, so that nobody waits for a report that has no place."""
     folder = path.parent
     if not folder.is_dir():

@@ -1,0 +1,108 @@
+"""`rootdk audit`: the health of a model's attention."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import options
+
+if TYPE_CHECKING:
+    from rootdk.audit.thresholds import Phase
+
+# As documented; 1 is an error and 2 a wrong option.
+_FAILED = 3
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--text", type=click.File(encoding="utf-8"), help="Run this text through the model, by transformers.")
+@click.option("--tokens", type=click.IntRange(2, 2**20), help="The same with so many random tokens.")
+@click.option(
+    "--phase",
+    type=click.Choice(["any", "init", "trained"]),
+    default="any",
+    show_default=True,
+    help="What is known of the model: init makes theory a gate.",
+)
+@options.keys()
+@options.seed("Seed of random tokens and of the demonstration.")
+@options.file("--out", "Write a report to look at: one HTML file that opens offline.")
+@options.as_json("Print JSON in place of maps and findings.")
+@click.option(
+    "--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with code 3 if the verdict is that, or worse."
+)
+@click.pass_context
+def audit(
+    ctx: click.Context,
+    path: Path | None,
+    text: Any,
+    tokens: int | None,
+    phase: "Phase",
+    keys: int,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+    fail_on: str | None,
+) -> None:
+    """The health of a model's attention.
+
+    PATH is a model folder, a .safetensors file or an index of shards, with its config.json. Its weights are read head
+    by head, without model code and in little memory; --text or --tokens run the model too. Without PATH: a small model
+    at its random start, under several scale rules.
+
+    Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on.
+    """
+    from rich.console import Console
+
+    from rootdk.audit.shown import shown
+    from rootdk.terminal.auditing import Order, audit_of, bar
+
+    if text is not None and tokens is not None:
+        raise click.UsageError("--text and --tokens exclude each other", ctx)
+    if path is None and (text is not None or tokens is not None):
+        raise click.UsageError(f"{'--text' if text is not None else '--tokens'} needs a PATH to run", ctx)
+    if out is not None:
+        _check_report(out)
+    with bar() as progress:
+        found = audit_of(Order(path, _read(text), tokens, keys, phase, seed), progress)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, allow_nan=False))
+    else:
+        Console().print(shown(found))
+    if out is not None:
+        _write_report(found, out, path)
+        click.echo(f"Report: {out}", err=as_json)
+    if fail_on is not None and found["verdict"] in ("critical", fail_on):
+        ctx.exit(_FAILED)
+
+
+def _read(text: Any) -> str | None:
+    if text is None:
+        return None
+    try:
+        return str(text.read())
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"{text.name} is not UTF-8 text", param_hint="'--text'") from error
+
+
+def _check_report(out: Path) -> None:
+    """Before the work, so that nobody waits for a report that cannot be."""
+    from rootdk.report import check_plotly
+    from rootdk.terminal.command import check_writable
+
+    check_plotly()
+    check_writable(out)
+
+
+def _write_report(found: dict[str, Any], out: Path, path: Path | None) -> None:
+    from rootdk import __version__
+    from rootdk.files import write_atomically
+    from rootdk.report import render_audit
+
+    about = {"version": __version__} | ({} if path is None else {"path": str(path)})
+    try:
+        write_atomically(out, render_audit(found, about))
+    except OSError as error:
+        raise click.ClickException(f"--out: cannot write {out}: {error.strerror or error}") from error
