@@ -8,20 +8,19 @@ import click
 
 from . import options
 
+# The sections of rootdk.bench.setting, whose import this file spares every other command; a test holds them together.
+NAMES = ("forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "import", "memory")
+
 
 @click.command()
 @click.option(
     "--what",
-    type=click.Choice(
-        ["forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "import", "memory"]
-        + ["all"]
-    ),
+    type=click.Choice([*NAMES, "all"]),
     metavar="SECTION",
     multiple=True,
     default=("all",),
     show_default=True,
-    help="What to time; repeat it: forward, measure, backward, half, decode, options, tiny, beside, watch, import, "
-    "memory.",
+    help=f"What to time; repeat it: {', '.join(NAMES)}.",
 )
 @click.option(
     "--peer",
