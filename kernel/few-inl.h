@@ -135,6 +135,34 @@ inline __attribute__((noinline)) void few_scores(const attention_problem& proble
   shape_scores(problem, batch, p, start, view, scores, slope);
 }
 
+// Two registers of numbers out of memory, in an order that is cheap to make, and back in the order of memory. A register of
+// bfloat16 holds 32: those in the high halves of its 32-bit lanes are floats already but for the low half, the others a shift
+// away.
+template <typename stored>
+ROOTDK_INLINE void load_two(const stored* from, vec<compute<stored>>* to) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<stored, bfloat_bits>::value) {
+    const __m512i pairs = _mm512_loadu_si512(from);
+    to[0] = (vec<float>)_mm512_slli_epi32(pairs, 16);
+    to[1] = (vec<float>)_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u)));
+    return;
+  }
+#endif
+  to[0] = load_wide(from), to[1] = load_wide(from + simd<compute<stored>>::width);
+}
+template <typename stored>
+ROOTDK_INLINE void in_order_of_memory(vec<compute<stored>>* two) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<stored, bfloat_bits>::value) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i second = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    const __m512 even = (__m512)two[0], odd = (__m512)two[1];
+    two[0] = (vec<float>)_mm512_permutex2var_ps(even, first, odd);
+    two[1] = (vec<float>)_mm512_permutex2var_ps(even, second, odd);
+  }
+#endif
+}
+
 // out[row][d] = out * before[row] + block[row] * sum over keys of weight[key][row] * value[key][d]. `marks` as in
 // tile-inl.h: pairs that are stepped over.
 template <typename stored, int rows, int vectors, bool careful>
@@ -149,24 +177,31 @@ ROOTDK_INLINE void few_values_at(const stored* values, int64_t stride, int64_t c
     for (auto& row : chain)
       for (auto& x : row) x = vec<real>{};
   const auto take = [&](int chain, int64_t key) __attribute__((always_inline)) {
-    for (int v = 0; v < vectors; ++v) {
-      const vec<real> numbers = load_wide(values + key * stride + v * width);
+    vec<real> numbers[vectors];
+    if constexpr (vectors % 2 == 0)
+      for (int v = 0; v < vectors; v += 2) load_two(values + key * stride + v * width, numbers + v);
+    else
+      for (int v = 0; v < vectors; ++v) numbers[v] = load_wide(values + key * stride + v * width);
+    for (int v = 0; v < vectors; ++v)
       for (int row = 0; row < rows; ++row) {
         if (careful && marks[key * lanes + row] < 0) continue;
-        sum[chain][row][v] += broadcast(weights[key * lanes + row]) * numbers;
+        sum[chain][row][v] += broadcast(weights[key * lanes + row]) * numbers[v];
       }
-    }
   };
   int64_t key = 0;
   for (; key + chains <= count; key += chains)
     for (int chain = 0; chain < chains; ++chain) take(chain, key + chain);
   for (; key < count; ++key) take(0, key);
-  for (int row = 0; row < rows; ++row)
+  for (int row = 0; row < rows; ++row) {
+    for (int v = 0; v < vectors; ++v)
+      for (int chain = 1; chain < chains; ++chain) sum[0][row][v] += sum[chain][row][v];
+    if constexpr (vectors % 2 == 0)
+      for (int v = 0; v < vectors; v += 2) in_order_of_memory<stored>(sum[0][row] + v);
     for (int v = 0; v < vectors; ++v) {
       real* to = out + row * out_stride + v * width;
-      for (int chain = 1; chain < chains; ++chain) sum[0][row][v] += sum[chain][row][v];
       store(to, load(to) * before[row] + sum[0][row][v] * block[row]);
     }
+  }
 }
 
 template <typename stored, int rows, bool careful>

@@ -54,3 +54,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """For the tests in browser/: a conftest.py there would have this one's name, which the search for doctests refuses."""
+    from playwright.sync_api import sync_playwright
+    from visit import chromium
+
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield started
+        started.close()

