@@ -58,7 +58,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """For the tests in browser/: a conftest.py there would have this one's name, which the search for doctests refuses."""
+    """For the tests in browser/: a conftest.py there would have this one's name, which the doctests do not allow."""
     from playwright.sync_api import sync_playwright
     from visit import chromium
 
