@@ -9,7 +9,8 @@ import pytest
 
 import rootdk
 from rootdk import Reading
-from rootdk.theory import attention_moments, relative_gradient
+from rootdk.theory import attention_moments, effective_keys, relative_gradient
+from rootdk.theory.attention import spread_nodes
 from rootdk.theory.row_law import ROWS as ROWS_OF_LAW
 from rootdk.theory.row_law import row_law
 
@@ -193,3 +194,11 @@ def test_relative_gradient_is_that_of_the_operator(rng: np.random.Generator, d_k
     told = relative_gradient(keys, d_k, scale) ** 2
     # A ratio of two means: its error is that of gradient - told * output.
     assert off(gradient.reshape(-1) - told * (out**2).sum(-1).reshape(-1), 0.0) < 4
+
+
+@pytest.mark.parametrize(("d_k", "keys", "scale"), [(8, 1e9, 10.6), (16, 1e12, 7.5), (1, 1e6, 30.0), (64, 1024, 1.0)])
+def test_flat_rows_count_in_effective_keys_however_rare_they_are(d_k: int, keys: float, scale: float) -> None:
+    """Frozen rows, and a flat one in a billion with a billion keys: against a finer lattice that reaches further."""
+    sigma, weight = spread_nodes(keys, d_k, scale, log_error=-36 - 2 * np.log(keys), finer=2)
+    told = rootdk.predict(d_k, keys, scale).mean_effective_keys[0]
+    assert told == pytest.approx(weight @ effective_keys(keys, sigma), rel=1e-7)

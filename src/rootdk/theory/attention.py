@@ -81,15 +81,19 @@ def spread_nodes(
     # Rows below are as good as sigma = 0: what they differ by is sigma^2, and they are e^(d w) of all.
     flat = (log_error - 2 * shift) / (d_k + 2)
     index = np.arange(math.floor((max(low, flat) + shift) / step), math.ceil((high + shift) / step) + 1)
-    v = index * step
-    w = v - shift
-    # Around the peak at w = ln(d)/2, so that large d does not subtract large numbers.
-    off = w - math.log(d_k) / 2
-    density = d_k * (off - np.expm1(2 * off) / 2) + _log_peak(half)
-    sigma, weight = np.exp(v), np.exp(density) * step
+    v = np.asarray(index * step, np.float64)
+    sigma, weight = np.exp(v), _density(v - shift, d_k) * step
     if flat > low:
-        sigma, weight = np.append(sigma, 0.0), np.append(weight, 1.0 - weight.sum())
+        # The rest of the lattice, where the density falls like e^(d w). Not 1 less the others: that may be rounding.
+        rest = v[0] - step * np.arange(1, math.ceil(40 / (d_k * step)) + 1)
+        sigma, weight = np.append(sigma, 0.0), np.append(weight, _density(rest - shift, d_k).sum() * step)
     return sigma, weight
+
+
+def _density(w: Floats, d_k: float) -> Floats:
+    """That of w = ln |q|, around its peak at ln(d)/2, so that large d does not subtract large numbers."""
+    off = w - math.log(d_k) / 2
+    return np.asarray(np.exp(d_k * (off - np.expm1(2 * off) / 2) + _log_peak(d_k / 2)))
 
 
 def _log_peak(half: float) -> float:

@@ -58,16 +58,17 @@ def _extremes(keys: float, d_k: float, scale: float, rows: float, law: RowLaw) -
 def _means(keys: float, d_k: float, scale: float) -> dict[str, float]:
     sigma, weight = spread_nodes(keys, d_k, scale)
     mean = dict(zip(FIELDS, averages_of(np.full(len(sigma), keys), sigma) @ weight, strict=False))
-    sigma, weight = spread_nodes(keys, d_k, scale, _COARSE)
 
-    def over_rows(of_sigma: Any) -> float:
+    def over_rows(of_sigma: Any, log_error: float = _COARSE) -> float:
+        sigma, weight = spread_nodes(keys, d_k, scale, log_error)
         return float(weight @ of_sigma(keys, sigma))
 
     return {
         "mean_log_sum_exp": float(mean["log_sum_exp"]),
         "mean_entropy": float(mean["entropy"]),
         "mean_entropy_ratio": float(mean["entropy"]) / math.log(keys),
-        "mean_effective_keys": over_rows(effective_keys),
+        # A flat row counts n times, be it ever so rare.
+        "mean_effective_keys": over_rows(effective_keys, _COARSE - 4.0 - math.log(keys)),
         "mean_top_probability": over_rows(top_probability),
         "saturated": over_rows(saturation),
         "mean_p_squared": float(mean["p_squared"]),
