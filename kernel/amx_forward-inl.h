@@ -16,6 +16,7 @@ struct tile_scratch {
   int64_t d_k, d_v;                               // up to whole tiles
   int64_t query_part, key_part, value_part;       // pairs from one part to the next
   bf16_pair *queries, *keys, *values;
+  bool* by_hand;  // per panel: some query is not finite, and split
   float *factor, *ones, *scores, *product, *sums_out, *dropped;
   panel<float>* places;
   row_sums<float>* rows;
@@ -34,16 +35,27 @@ struct tile_scratch {
     product = carve.take<float>(2 * tile_side * tile_lanes);
     sums_out = carve.take<float>(panels * d_v * tile_lanes);
     dropped = carve.take<float>(problem.dropout > 0 ? key_block * tile_lanes : 0);
+    by_hand = carve.take<bool>(panels);
     places = carve.take<panel<float>>(panels);
     rows = carve.take<row_sums<float>>(panels);
     bytes = carve.used;
   }
 };
 
+template <typename stored>
+inline bool finite_row(const stored* row, int64_t length) {
+  const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+  __mmask16 special = 0;
+  for (int64_t d = 0; d < length; d += 16)
+    special |= _mm512_cmpeq_epi32_mask(_mm512_and_si512(load_some(row + d, length - d), exponent), exponent);
+  return special == 0;
+}
+
 // Keys [first, last) of a block as A: in place where the tiles read nothing but keys, else a copy in parts with zeros around.
 struct tile_keys {
   const char* part[2];
   int64_t row_bytes;
+  bool by_hand;  // some are not finite, and split
 };
 template <typename stored>
 inline tile_keys fetch_tile_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t first,
@@ -53,19 +65,43 @@ inline tile_keys fetch_tile_keys(const attention_problem& problem, int64_t batch
   const bool inside = last + tile_side <= problem.n_key || (problem.left < 0 && (last - first) % tile_side == 0);
   if (s.parts == 1 && problem.d_k == s.d_k && inside) {
     const char* rows = reinterpret_cast<const char*>(from);
-    return {{rows, rows}, problem.key.row_stride * int64_t(sizeof(stored))};
+    return {{rows, rows}, problem.key.row_stride * int64_t(sizeof(stored)), false};
   }
-  for (int64_t key = 0; key < last - first; ++key)
-    split_row(from + key * problem.key.row_stride, problem.d_k, s.d_k, s.key_part, s.keys + key * s.d_k / 2);
+  bool finite = true;
+  for (int64_t key = 0; key < last - first; ++key) {
+    const stored* row = from + key * problem.key.row_stride;
+    split_row(row, problem.d_k, s.d_k, s.key_part, s.keys + key * s.d_k / 2);
+    if constexpr (stored_parts<stored> > 1) finite &= finite_row(row, problem.d_k);
+  }
   for (int part = 0; part < s.parts; ++part)  // the rest of the last tile
     std::memset(s.keys + part * s.key_part + (last - first) * s.d_k / 2, 0, size_t(tile_side * s.d_k) * 2);
   const char* rows = reinterpret_cast<const char*>(s.keys);
-  return {{rows, rows + s.key_part * int64_t(sizeof(bf16_pair))}, s.d_k * 2};
+  return {{rows, rows + s.key_part * int64_t(sizeof(bf16_pair))}, s.d_k * 2, !finite};
 }
 
+// Products of what is not finite, one by one: a part that is 0 times infinity would make NaN of what is infinite.
 template <typename stored>
-inline void tile_scores(const tile_keys& keys, int64_t from, const bf16_pair* queries, const block_view& view,
+inline void careful_scores(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
+                           int64_t start, int64_t keys, float* scores) {
+  for (int64_t key = 0; key < keys; ++key) {
+    const stored* k = row_pointer<stored>(problem.key, batch, kv_head, start + key);
+    const bool finite_key = finite_row(k, problem.d_k);
+    for (int lane = 0; lane < p.live; ++lane) {
+      const stored* q = row_pointer<stored>(problem.query, batch, p.head[lane], p.query[lane]);
+      if (finite_key && finite_row(q, problem.d_k)) continue;
+      float sum = 0;
+      for (int64_t d = 0; d < problem.d_k; ++d) sum += widen(q[d]) * widen(k[d]);
+      scores[key * tile_lanes + lane] = sum;
+    }
+  }
+}
+
+// The products of the i-th panel with the keys from `start` on, which are the block's from `from` on.
+template <typename stored>
+inline void tile_scores(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t i, const panel<float>& p,
+                        const tile_keys& keys, int64_t start, int64_t from, const block_view& view,
                         const tile_scratch<stored>& s) {
+  const bf16_pair* queries = s.queries + i * s.parts * s.query_part;
   for (int64_t key = 0; key < view.keys(); key += 2 * tile_side) {
     const bool two_rows = key + tile_side < view.keys();
     const int64_t steps[2] = {key < view.stop[0] ? s.d_k / 2 / tile_pairs : 0, key < view.stop[1] ? s.d_k / 2 / tile_pairs : 0};
@@ -81,6 +117,7 @@ inline void tile_scores(const tile_keys& keys, int64_t from, const bf16_pair* qu
       tile_products(terms, keys.row_bytes, two_rows, tile_lanes, steps, to, tile_lanes);
     }
   }
+  if (keys.by_hand || s.by_hand[i]) careful_scores<stored>(problem, batch, kv_head, p, start, view.keys(), s.scores);
 }
 
 template <typename stored>
@@ -118,36 +155,6 @@ inline void add_tile_values(int64_t from, const block_view& view, const rescale_
       if (steps[v] == 0) continue;  // sees nothing of this block: its maximum stays, and there is nothing to rescale
       for (int64_t row = 0; row < (two_rows ? 2 : 1) * tile_side; ++row)
         finish(out + (d + row) * tile_lanes + v * tile_side, v, load(s.product + row * tile_lanes + v * tile_side));
-    }
-  }
-}
-
-template <typename stored>
-inline bool finite_row(const stored* row, int64_t length) {
-  for (int64_t d = 0; d < length; ++d)
-    if (widen(row[d]) - widen(row[d]) != 0) return false;
-  return true;
-}
-
-// Products of what is not finite, one by one: a part that is 0 times infinity would make NaN of what is infinite.
-template <typename stored>
-inline void careful_scores(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
-                           int64_t start, int64_t keys, float* scores) {
-  bool finite_query[tile_lanes];
-  const stored* query[tile_lanes];
-  for (int lane = 0; lane < p.live; ++lane) {
-    query[lane] = row_pointer<stored>(problem.query, batch, p.head[lane], p.query[lane]);
-    finite_query[lane] = finite_row(query[lane], problem.d_k);
-  }
-  for (int64_t key = 0; key < keys; ++key) {
-    const stored* k = row_pointer<stored>(problem.key, batch, kv_head, start + key);
-    const bool finite_key = finite_row(k, problem.d_k);
-    for (int lane = 0; lane < p.live; ++lane) {
-      if (finite_key && finite_query[lane]) continue;
-      const stored* q = query[lane];
-      float sum = 0;
-      for (int64_t d = 0; d < problem.d_k; ++d) sum += widen(q[d]) * widen(k[d]);
-      scores[key * tile_lanes + lane] = sum;
     }
   }
 }
@@ -202,8 +209,7 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
       if (start >= stop) continue;
       const int64_t keys = stop - start;
       const block_view view = view_block(problem, p, start, keys);
-      tile_scores(keys_of_block, start - block_first, s.queries + i * s.parts * s.query_part, view, s);
-      if (marks) careful_scores<stored>(problem, batch, kv_head, p, start, keys, s.scores);
+      tile_scores(problem, batch, kv_head, i, p, keys_of_block, start, start - block_first, view, s);
       // Softcap and bias want logits; else the softmax multiplies on its way.
       const float* factor = s.factor + i * tile_lanes;
       if (!products_will_do(problem, factor)) {
@@ -233,6 +239,18 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
 }
 
 template <typename stored>
+inline void take_queries(const attention_problem& problem, int64_t batch, int64_t i, const panel<float>& p,
+                         const tile_scratch<stored>& s) {
+  query_factors(problem, batch, p, s.factor + i * tile_lanes);
+  stored* from[tile_lanes];
+  row_pointers(problem.query, batch, p, from);
+  pack_queries<stored>(from, p.live, problem.d_k, s.query_part, s.queries + i * s.parts * s.query_part);
+  s.by_hand[i] = false;
+  if constexpr (stored_parts<stored> > 1)
+    for (int lane = 0; lane < p.live; ++lane) s.by_hand[i] |= !finite_row(from[lane], problem.d_k);
+}
+
+template <typename stored>
 inline void tile_item(const attention_problem& problem, int64_t item, void* buffer) {
   const int64_t rows = problem.group() * problem.n_query, blocks = ceil_div(rows, tile_item_rows);
   const int64_t block = blocks - 1 - item % blocks, pair = item / blocks;  // the order of row_block_item
@@ -246,10 +264,7 @@ inline void tile_item(const attention_problem& problem, int64_t item, void* buff
   for (int64_t i = 0; i < panels; ++i) {
     panel<float>& p = s.places[i];
     place_panel(problem, batch, kv_head, start + i * tile_lanes, at_most(start + (i + 1) * tile_lanes, stop), p);
-    query_factors(problem, batch, p, s.factor + i * tile_lanes);
-    stored* from[tile_lanes];
-    row_pointers(problem.query, batch, p, from);
-    pack_queries<stored>(from, p.live, problem.d_k, s.query_part, s.queries + i * s.parts * s.query_part);
+    take_queries(problem, batch, i, p, s);
   }
   if (walk_tiles(problem, batch, kv_head, panels, s, static_cast<float*>(nullptr))) {
     std::vector<float> marks(size_t(key_block * tile_lanes));
@@ -258,5 +273,34 @@ inline void tile_item(const attention_problem& problem, int64_t item, void* buff
   for (int64_t i = 0; i < panels; ++i)
     finish_panel<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + i * s.d_v * tile_lanes);
 }
+
+// The same scores for the backward pass, bit by bit.
+template <typename stored>
+class tile_scores_again {
+ public:
+  static int64_t extra_bytes(const attention_problem& problem) { return tile_scratch<stored>(problem, nullptr).bytes; }
+  tile_scores_again(const attention_problem& problem, void* extra) : s_(problem, extra) {}
+
+  void take_rows(const attention_problem& problem, int64_t batch, int64_t i, const panel<float>& p, stored* const*, float*) {
+    take_queries(problem, batch, i, p, s_);
+  }
+  void take_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t first, int64_t last) {
+    first_ = first;
+    keys_ = fetch_tile_keys<stored>(problem, batch, kv_head, first, last, s_);
+  }
+  void make(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t i, const panel<float>& p, const float*,
+            row_block<float>, int64_t start, const block_view& view, float* scores, float* slope) {
+    s_.scores = scores;
+    tile_scores(problem, batch, kv_head, i, p, keys_, start, start - first_, view, s_);
+    scale_scores(s_.factor + i * tile_lanes, view, s_);
+    shape_scores(problem, batch, p, start, view, scores, slope);
+  }
+
+ private:
+  whole_tiles tiles_;
+  tile_scratch<stored> s_;
+  tile_keys keys_ = {};
+  int64_t first_ = 0;
+};
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -201,7 +201,11 @@ struct products_to_split_weights {
   const float* factor;
   ROOTDK_INLINE vec<float> scale(int v) const { return load(factor + v * tile_side); }
   ROOTDK_INLINE vec<float> logit(vec<float> product, int v) const { return product * scale(v); }
-  ROOTDK_INLINE vec<float> distance(vec<float> product, vec<float> base, int v) const { return product * scale(v) - base; }
+  ROOTDK_INLINE vec<float> distance(vec<float> product, vec<float> base, int v) const {
+    vec<float> score = product * scale(v);
+    asm("" : "+v"(score));  // rounded, not fused with the subtraction: backward has the logit itself
+    return score - base;
+  }
   ROOTDK_INLINE void keep(float* column, int64_t key, vec<float> a) const { keep(column, key, a, vec<float>{}); }
   ROOTDK_INLINE void keep(float* column, int64_t key, vec<float> a, vec<float> b) const {
     store_split(column, key, (__m512i)a, (__m512i)b);

@@ -66,14 +66,38 @@ struct backward_scratch {
   }
 };
 
+// The weights must be the forward's, so the scores are computed the way the forward did it: beside logits of 1e11 another
+// order of the same sums would be another problem. This is the way of forward-inl.h and few-inl.h.
 template <typename stored>
-inline void prepare_rows(const attention_problem& problem, int64_t batch, backward_panel<compute<stored>>& b,
-                         compute<stored>* out_packed) {
+struct vector_scores {
+  typedef compute<stored> real;
+  static constexpr int64_t extra_bytes(const attention_problem&) { return 0; }
+  vector_scores(const attention_problem&, void* /*extra*/) {}
+
+  void take_rows(const attention_problem& problem, int64_t batch, int64_t /*i*/, const panel<real>& p,
+                 stored* const* query, real* q_packed) {
+    if (has_few_rows<real>(problem)) return pack_few_queries<stored>(problem, batch, p, q_packed);
+    alignas(64) real factor[panel_lanes<real>];
+    query_factors(problem, batch, p, factor);
+    pack_transposed<stored>(query, p.live, factor, problem.d_k, q_packed);
+  }
+  void take_keys(const attention_problem&, int64_t /*batch*/, int64_t /*kv_head*/, int64_t /*first*/, int64_t /*last*/) {}
+  void make(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t /*i*/, const panel<real>& p,
+            const real* q_packed, row_block<real> k, int64_t start, const block_view& view, real* scores, real* slope) {
+    if (has_few_rows<real>(problem))
+      few_scores<stored>(problem, batch, kv_head, p, q_packed, start, view, scores, slope);
+    else
+      compute_scores<real>(problem, batch, p, q_packed, k, start, view, scores, slope);
+  }
+};
+
+template <typename stored, typename maker>
+inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_t i, backward_panel<compute<stored>>& b,
+                         compute<stored>* out_packed, maker& scores) {
   typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const panel<real>& p = b.place;
-  alignas(64) real factor[lanes], one[lanes];
-  query_factors(problem, batch, p, factor);
+  alignas(64) real one[lanes];
   const real* state = static_cast<const real*>(problem.row_state);
   for (int lane = 0; lane < lanes; ++lane) {
     one[lane] = 1;
@@ -90,10 +114,7 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, backwa
   row_pointers(problem.query, batch, p, query);
   row_pointers(problem.d_out, batch, p, d_out);
   row_pointers(problem.out, batch, p, out);
-  if (has_few_rows<real>(problem))
-    pack_few_queries<stored>(problem, batch, p, b.q_packed);
-  else
-    pack_transposed<stored>(query, p.live, factor, problem.d_k, b.q_packed);
+  scores.take_rows(problem, batch, i, p, query, b.q_packed);
   pack_transposed<stored>(d_out, p.live, one, problem.d_v, b.d_out_packed);
   pack_transposed<stored>(out, p.live, one, problem.d_v, out_packed);
   for (int v = 0; v < lanes; v += width) {
@@ -167,9 +188,9 @@ inline void add_gradients(const attention_problem& problem, const backward_panel
 }
 
 // One block of query rows against the chunk's keys. Returns whether its gradients are finite.
-template <typename stored>
+template <typename stored, typename maker>
 inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels, int64_t chunk_first,
-                       int64_t chunk_last, backward_scratch<stored>& s, bool careful) {
+                       int64_t chunk_last, backward_scratch<stored>& s, maker& scores, bool careful) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
@@ -182,6 +203,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
     const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first,
                                                    s.key_copy, s.value_copy);
+    scores.take_keys(problem, batch, kv_head, block_first, block_last);
     for (int64_t i = 0; i < panels; ++i) {
       backward_panel<real>& b = s.rows[i];
       const int64_t start = at_least(block_first, b.place.first_any), stop = at_most(block_last, b.place.last_any);
@@ -190,12 +212,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       const auto [k, v] = rows.from(start - block_first);
       const block_view view = whole_block(view_block(problem, b.place, start, keys));
       real* slope = problem.softcap > 0 ? s.slope : nullptr;
-      // The weights must be the forward's, so the scores are computed the way the forward did it: beside logits of 1e11
-      // another order of the same sums would be another problem.
-      if (has_few_rows<real>(problem))
-        few_scores<stored>(problem, batch, kv_head, b.place, b.q_packed, start, view, s.scores, slope);
-      else
-        compute_scores<real>(problem, batch, b.place, b.q_packed, k, start, view, s.scores, slope);
+      scores.make(problem, batch, kv_head, i, b.place, b.q_packed, k, start, view, s.scores, slope);
       if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
       product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
                                            overwrite{});
@@ -218,9 +235,9 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   return true;
 }
 
-template <typename stored>
+template <typename stored, typename maker>
 inline bool try_backward_item(const attention_problem& problem, int64_t item, backward_scratch<stored>& s, void* shared,
-                              bool careful) {
+                              maker& scores, bool careful) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t chunks = backward_chunks(problem), chunk = item % chunks, pair = problem.pair(item / chunks);
@@ -238,9 +255,9 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
     const int64_t stop = at_most(start + item_rows<real>, rows), panels = ceil_div(stop - start, lanes);
     for (int64_t i = 0; i < panels; ++i) {
       place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), s.rows[i].place);
-      prepare_rows<stored>(problem, batch, s.rows[i], s.out_packed);
+      prepare_rows<stored>(problem, batch, i, s.rows[i], s.out_packed, scores);
     }
-    finite &= walk_chunk(problem, batch, kv_head, panels, chunk_first, chunk_last, s, careful);
+    finite &= walk_chunk(problem, batch, kv_head, panels, chunk_first, chunk_last, s, scores, careful);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<real>& p = s.rows[i].place;
       const int64_t row = item / chunks * rows + start + i * lanes;
@@ -267,15 +284,17 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
   return true;
 }
 
-template <typename stored>
+template <typename stored, typename maker = vector_scores<stored>>
 void backward_item_of(const attention_problem& problem, int64_t item, void* buffer, void* shared) {
   backward_scratch<stored> s(problem, buffer);
-  if (!try_backward_item(problem, item, s, shared, false)) try_backward_item(problem, item, s, shared, true);
+  maker scores(problem, static_cast<char*>(buffer) + s.bytes);
+  if (!try_backward_item(problem, item, s, shared, scores, false))
+    try_backward_item(problem, item, s, shared, scores, true);
 }
 
-template <typename stored>
+template <typename stored, typename maker = vector_scores<stored>>
 int64_t backward_bytes_of(const attention_problem& problem) {
-  return backward_scratch<stored>(problem, nullptr).bytes;
+  return backward_scratch<stored>(problem, nullptr).bytes + maker::extra_bytes(problem);
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

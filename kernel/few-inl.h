@@ -151,7 +151,7 @@ ROOTDK_INLINE void load_two(const stored* from, vec<compute<stored>>* to) {
   to[0] = load_wide(from), to[1] = load_wide(from + simd<compute<stored>>::width);
 }
 template <typename stored>
-ROOTDK_INLINE void in_order_of_memory(vec<compute<stored>>* two) {
+ROOTDK_INLINE void in_order_of_memory([[maybe_unused]] vec<compute<stored>>* two) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same<stored, bfloat_bits>::value) {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);

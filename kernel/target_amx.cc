@@ -1,4 +1,5 @@
-// AVX-512, and AMX for the forward pass of the half types. What tiles bring nothing for is handed to the other target.
+// AVX-512, and AMX for the half types: forward by tiles, and backward with the same scores. What tiles bring nothing for is
+// handed to the other target.
 #define ROOTDK_TARGET amx
 #include <cmath>
 #include <cstring>
@@ -16,6 +17,9 @@
 #include "dropout-inl.h"
 #include "forward-inl.h"
 #include "few-inl.h"
+#include "bias_gradient-inl.h"
+#include "backward_parts-inl.h"
+#include "backward-inl.h"
 #include "amx_tiles-inl.h"
 #include "amx_forward-inl.h"
 
@@ -25,11 +29,9 @@ extern const kernel_target target;
 
 namespace rootdk::amx {
 
-// Not where a gradient will follow: it computes the logits again from the row's saved maximum and sum, and where logits are
-// in the thousands both must round alike.
 static bool wants_tiles(const attention_problem& problem) {
   const bool half_type = problem.type == element::bfloat16 || problem.type == element::float16;
-  return half_type && problem.d_k > 0 && !problem.row_state && !has_few_rows<float>(problem);
+  return half_type && problem.d_k > 0 && !has_few_rows<float>(problem);
 }
 
 static int64_t forward_items(const attention_problem& problem) {
@@ -53,6 +55,20 @@ static int64_t forward_merge_items(const attention_problem& problem) {
   return wants_tiles(problem) ? 0 : avx512::target.forward.merges(problem);
 }
 
+static int64_t backward_bytes(const attention_problem& problem) {
+  if (!wants_tiles(problem)) return avx512::target.backward.scratch_bytes(problem);
+  return problem.type == element::bfloat16 ? backward_bytes_of<bfloat_bits, tile_scores_again<bfloat_bits>>(problem)
+                                           : backward_bytes_of<half_bits, tile_scores_again<half_bits>>(problem);
+}
+static void backward_item(const attention_problem& problem, int64_t item, void* scratch, void* shared) {
+  if (!wants_tiles(problem))
+    avx512::target.backward.item(problem, item, scratch, shared);
+  else if (problem.type == element::bfloat16)
+    backward_item_of<bfloat_bits, tile_scores_again<bfloat_bits>>(problem, item, scratch, shared);
+  else
+    backward_item_of<half_bits, tile_scores_again<half_bits>>(problem, item, scratch, shared);
+}
+
 // A function, because the other target's table is filled when the program starts, in no order that could be relied on.
 const kernel_target& target() {
   static const kernel_target both = {
@@ -60,7 +76,8 @@ const kernel_target& target() {
       panel_lanes<float>,
       int(key_block),
       {forward_items, forward_shared, forward_bytes, forward_item, forward_merge_items, avx512::target.forward.merge},
-      avx512::target.backward};
+      {avx512::target.backward.items, avx512::target.backward.shared_bytes, backward_bytes, backward_item,
+       avx512::target.backward.merges, avx512::target.backward.merge}};
   return both;
 }
 
