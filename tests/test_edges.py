@@ -231,14 +231,6 @@ def test_value_hidden_by_a_bias(rng: np.random.Generator, dtype: str, bad: float
     assert np.isnan(rootdk.attention(*arrays, **options)).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_vectors_without_components(rng: np.random.Generator, dtype: str) -> None:
-    """Definition: with d_k = 0 every score is an empty sum, 0, and the output is the mean of the values."""
-    query, key, value = (rng.standard_normal((1, 2, 40, d)).astype(DTYPES[dtype]) for d in (0, 0, 17))
-    problem = problem_of(query, key, value, scale=1.0)
-    assert_within(rootdk.attention(query, key, value, scale=1.0), *forward_budget(problem))
-
-
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_hidden_from_some_rows_only(rng: np.random.Generator, dtype: str, bad: float) -> None:
