@@ -24,6 +24,7 @@ class whole_tiles {
   whole_tiles() {
     alignas(64) uint8_t palette[64] = {1};
     for (int tile = 0; tile < 8; ++tile) palette[16 + 2 * tile] = 64, palette[48 + tile] = 16;
+    asm volatile("" : : "r"(palette) : "memory");  // GCC before 14 takes it that only 8 bytes of it are read
     _tile_loadconfig(palette);
   }
   ~whole_tiles() { _tile_release(); }

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from helpers import assert_within, measure_budget, problem_of, random_arrays
-from judge import TARGETS, Judge, target
+from judge import DTYPES, TARGETS, Judge, target
 
 import rootdk
 
@@ -73,3 +73,18 @@ def test_a_softcap_below_the_normal_numbers(rng: np.random.Generator, softcap: f
     arrays = random_arrays(rng, (), 1, 1, 40, 50, 16, 5, np.float32)
     arrays[1][0, 3] = 0
     Judge(arrays, np.ones((1, 40, 5), np.float32), {"softcap": softcap}).check()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("size", [1e4, 6e4])
+def test_logits_beyond_what_exponents_hold(rng: np.random.Generator, dtype: str, size: float) -> None:
+    """Half the last bit of a logit of 2^31 is 128, no exponent of a float: the largest key is at distance 0 still."""
+    kind = DTYPES[dtype]
+    query, key = (np.clip(size * rng.standard_normal((n, 64)), -6e4, 6e4).astype(kind) for n in (40, 300))
+    value = rng.standard_normal((300, 5)).astype(kind)
+    logits = query.astype(np.float64) @ key.astype(np.float64).T
+    first, second = np.sort(logits, axis=1)[:, :-3:-1].T
+    clear = first - second > 64 * 2.0**-24 * np.abs(logits).max()
+    assert clear.mean() > 0.9
+    out = rootdk.attention(query, key, value)
+    np.testing.assert_array_equal(out[clear], value[logits.argmax(axis=1)][clear])
