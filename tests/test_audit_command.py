@@ -125,6 +125,13 @@ def test_a_run_joins_what_was_measured_with_the_weights(sharp: Path) -> None:
     assert max(map(len, rootdk(sharp, "--tokens", 32).output.splitlines())) <= 80
 
 
+def test_the_worst_finding_comes_first(sharp: Path) -> None:
+    for arguments in ((), (sharp,), (sharp, "--tokens", 32)):
+        found = [one["severity"] for one in json.loads(rootdk(*arguments, "--json").output)["findings"]]
+        assert {"note", "warning"} <= set(found)
+        assert found == sorted(found, key=["critical", "warning", "note"].index)
+
+
 def test_a_trained_encoder_on_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Why divide by the root of d_k? Without a scale the softmax saturates. " * 4)
     result = rootdk(encoder.get_model_path(), "--text", tmp_path / "a.txt", "--phase", "trained", "--json")

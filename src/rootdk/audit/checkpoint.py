@@ -17,7 +17,7 @@ import numpy as np
 from rootdk.errors import ArgumentError
 
 from .config import Config, Facts
-from .finding import Finding, Verdict, verdict_of
+from .finding import Finding, Verdict, verdict_of, worst_first
 from .heads import Metrics, read_heads
 from .names import Projections, find_projections
 from .tensors import Tensors, find_tensors
@@ -45,7 +45,7 @@ class LayerAudit:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAudit:
-    """What the weights say. `unknown` are the names that seem to belong to attention and were not understood."""
+    """What the weights say, the worst first. `unknown`: names that seem to be of attention and were not understood."""
 
     layers: tuple[LayerAudit, ...]
     findings: tuple[Finding, ...]
@@ -122,7 +122,7 @@ def read_checkpoint(
     if progress is not None:
         progress(found[-1].module, 1.0)
     findings = [*_judged(layers, keys, phase), *_outliers(layers, keys), *_scales(layers, facts, config)]
-    return CheckpointAudit(tuple(layers), tuple(findings), tuple(unknown), _about(config, facts, keys))
+    return CheckpointAudit(tuple(layers), tuple(worst_first(findings)), tuple(unknown), _about(config, facts, keys))
 
 
 def _readable(tensors: Tensors, found: list[Projections], unknown: list[str]) -> tuple[list[Projections], list[str]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import rootdk
 from rootdk import scaling
 from rootdk.audit.baseline import baseline
+from rootdk.audit.finding import worst_first
 from rootdk.audit.health import findings_of
 from rootdk.audit.law import Law, row_variance
 from rootdk.audit.layer import LayerReading
@@ -52,7 +53,7 @@ def demonstrate(
             ]
             facts = {fact: getattr(reading, fact) for fact in _FACTS}
             layers.append(LayerReport(name, heads, baseline(reading), facts))
-    return Report(layers, findings, "init")
+    return Report(layers, worst_first(findings), "init")
 
 
 def _attend(

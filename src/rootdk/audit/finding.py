@@ -1,10 +1,13 @@
 """What an audit found: one number of one head or layer, what it should have been, and what to do about it."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 Severity = Literal["note", "warning", "critical"]
 Verdict = Literal["healthy", "warning", "critical"]
+
+RANK: dict[Severity, int] = {"note": 0, "warning": 1, "critical": 2}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """By severity; those of one severity stay in their order."""
+    return sorted(findings, key=lambda one: -RANK[one.severity])
 
 
 def verdict_of(findings: "list[Finding] | tuple[Finding, ...]") -> Verdict:

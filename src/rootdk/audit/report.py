@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rootdk.audit.finding import Finding, Verdict, verdict_of
+from rootdk.audit.finding import Finding, Verdict, verdict_of, worst_first
 from rootdk.audit.thresholds import Phase
 from rootdk.errors import ArgumentError
 
@@ -87,9 +87,6 @@ class Report:
         return view(self)
 
 
-_WORST = {"critical": 0, "warning": 1, "note": 2}
-
-
 def report_of(watch: Any, phase: Phase = "any", total_steps: int | None = None) -> Report:
     """The report on what a Watch has read last."""
     from rootdk.audit.baseline import baseline
@@ -121,8 +118,7 @@ def report_of(watch: Any, phase: Phase = "any", total_steps: int | None = None) 
                 "entropy_drop": _plain(movement.entropy_drop),
             }
         layers.append(LayerReport(reading.name, heads, baseline(reading), facts, trend))
-    findings.sort(key=lambda one: _WORST[one.severity])
-    return Report(layers, findings, phase, dict(watch.unread))
+    return Report(layers, worst_first(findings), phase, dict(watch.unread))
 
 
 _FACTS = ("step", "route", "dtype", "scale", "scale_given", "softcap", "d_k", "keys", "n_query", "n_key", "sampled")

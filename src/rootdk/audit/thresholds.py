@@ -16,15 +16,13 @@ from typing import Literal
 
 import numpy as np
 
-from rootdk.audit.finding import Finding, Severity
+from rootdk.audit.finding import RANK, Finding, Severity
 
 Direction = Literal["above", "below"]
 Scope = Literal["head", "layer", "either"]
 Fold = Literal["median", "largest"]
 Phase = Literal["init", "trained", "any"]
 Limit = float | Callable[[int], float]
-
-_RANK: dict[Severity, int] = {"note": 0, "warning": 1, "critical": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ def judge(
         if row.metric != metric or not applies:
             continue
         number = _folded(value, row.fold) if isinstance(value, Sequence) else float(value)
-        if row.crossed(number, keys) and (worst is None or _RANK[row.severity] > _RANK[worst.severity]):
+        if row.crossed(number, keys) and (worst is None or RANK[row.severity] > RANK[worst.severity]):
             limit = row.limit_for(keys)
             worst = Finding(layer, head, metric, row.severity, number, limit, row.source, row.remedy)
     return worst

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rootdk.audit.finding import RANK
 from rootdk.audit.thresholds import Phase
 
 Progress = Callable[[str, float], None]
@@ -54,7 +55,9 @@ def _demonstration(order: Order, progress: Progress) -> dict[str, Any]:
 
 
 def joined(weights: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """One audit of two: a layer that both know by the same path has the numbers of both, and no finding comes twice.
+    """One audit of two: a layer that both know by the same path has the numbers of both, no finding comes twice.
+
+    The worst findings come first.
 
     >>> one = {"verdict": "healthy", "layers": [{"name": "a", "heads": [{"x": 1.0}]}], "findings": []}
     >>> other = {"verdict": "warning", "layers": [{"name": "a", "heads": [{"y": 2.0}]}], "findings": []}
@@ -78,7 +81,7 @@ def joined(weights: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]
         **weights,
         "verdict": max(weights["verdict"], run["verdict"], key=order.index),
         "layers": [*layers, *measured.values()],
-        "findings": [*run["findings"], *rest],
+        "findings": sorted([*run["findings"], *rest], key=lambda one: -RANK[one["severity"]]),
         **{name: run[name] for name in ("phase", "unread") if name in run},
     }
 
