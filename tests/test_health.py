@@ -1,5 +1,6 @@
 """Health: thresholds as data, verdicts, the guards against false alarms, the trend, the baseline, the report."""
 
+import io
 import json
 import math
 from typing import Any
@@ -333,3 +334,19 @@ def test_the_terminal_view_fits_and_tells_what_to_do(factor: float) -> None:
     assert "not read: 2: its tensors are meta" in text
     predicted = baseline(seen.readings["0"])["logit_deviation"]
     assert f"{predicted:.3g}" in text
+
+
+def test_the_terminal_view_cuts_no_verdict_off() -> None:
+    """Numbers of every size: a table that is wider than the terminal loses its last column first."""
+    metrics = ("logit_deviation", "max_logit", "entropy_ratio", "saturated", "jacobian_trace", "sink_mass")
+    layers = [
+        LayerReport(f"model.layers.{i}.self_attn", [dict.fromkeys(metrics, size)], {}, {"scale": 1 / 128})
+        for i, size in enumerate((0.00123456, 0.0123456, 0.123456, 1.23456, 123.456, 12345.6))
+    ]
+    found = Finding("model.layers.0.self_attn", None, "max_logit", "critical", 1e4, 1e3, "source", "remedy")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(Report(layers, [found]))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    verdicts = [line.split()[-1] for line in lines if ".self_attn " in line and ":" not in line]
+    assert verdicts == ["critical"] + ["healthy"] * 5

@@ -24,14 +24,14 @@ _COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("sink", "sink_mass", np.nanmax),
 )
 _SHOWN = 12
-_NAME = 18
+_NAME = 16
 
 
 def view(report: "Report") -> Group:
     """What a Report shows of itself."""
     title = Text.assemble("attention: ", (report.verdict, _STYLE[report.verdict]))
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("layer, then theory", overflow="fold", min_width=18)
+    table.add_column("layer, theory", overflow="fold", min_width=_NAME)
     for heading in ("scale", *(column[0] for column in _COLUMNS), "verdict"):
         table.add_column(heading, justify="right", no_wrap=True)
     for layer in report.layers:
@@ -39,7 +39,7 @@ def view(report: "Report") -> Group:
         scale, said = _short(layer.facts.get("scale")), Text(verdict, _STYLE[verdict])
         table.add_row(escape(_end(layer.name)), scale, *_measured(layer), said)
         if layer.baseline:
-            predicted = [_short(layer.baseline.get(metric)) for _, metric, _ in _COLUMNS]
+            predicted = [_cell(layer.baseline.get(metric)) for _, metric, _ in _COLUMNS]
             table.add_row("", "", *predicted, "", style="dim")
     lines: list[Any] = [table]
     grave = [one for one in report.findings if one.severity != "note"]
@@ -77,12 +77,22 @@ def _measured(layer: "LayerReport") -> list[str]:
     cells = []
     for _, metric, fold in _COLUMNS:
         values = [head[metric] for head in layer.heads if metric in head and not np.isnan(head[metric])]
-        cells.append(_short(float(fold(values))) if values else "-")
+        cells.append(_cell(float(fold(values))) if values else "-")
     return cells
 
 
 def _end(name: str) -> str:
     return name if len(name) <= _NAME else "…" + name[1 - _NAME :]
+
+
+def _cell(value: Any) -> str:
+    """A number in five places, six with a sign: nine columns stand in a terminal of 80."""
+    if value is None or np.isnan(value):
+        return "-"
+    size = abs(value)
+    if size >= 99_999.5:
+        return f"{value:.0e}"
+    return _short(value) if size < 5e-4 or 0.1 <= size < 999.5 else f"{value:.{3 if size < 1 else 0}f}"
 
 
 def _short(value: Any) -> str:
