@@ -11,6 +11,9 @@ from rootdk.audit.gains import module_at
 from rootdk.audit.layer import LayerReading
 from rootdk.errors import ArgumentError, ArgumentTypeError
 
+# Of each layer the largest score of every head, and d_k.
+Largest = dict[str, tuple[NDArray[np.float64], int]]
+
 
 def qk_clip_(model: Any, readings: Any, tau: float = 100.0) -> dict[str, NDArray[np.float64]]:
     """Shrink W_q and W_k in place so that no head's largest logit exceeds tau (Kimi K2, arXiv:2507.20534).
@@ -41,14 +44,18 @@ def qk_clip_(model: Any, readings: Any, tau: float = 100.0) -> dict[str, NDArray
     False
     True
     """
+    return clip_to_(model, largest_scores(getattr(readings, "readings", readings)), tau)
+
+
+def clip_to_(model: Any, largest: Largest, tau: float) -> dict[str, NDArray[np.float64]]:
+    """qk_clip_ for largest scores that are known already: of several forwards, or of several processes."""
     import torch
 
     from rootdk.audit.projections import projections_of
 
-    limit = _positive("tau", tau)
+    limit = positive("tau", tau)
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model: must be a torch.nn.Module, got {type(model).__name__}")
-    largest = _largest(getattr(readings, "readings", readings))
     changed: dict[str, NDArray[np.float64]] = {}
     for path, (scores, d_k) in largest.items():
         gamma = np.where(scores > limit, limit / np.where(scores > 0, scores, 1.0), 1.0)
@@ -84,7 +91,7 @@ def recommend_scale(reading: LayerReading, deviation: float = 1.0) -> float:
     >>> rootdk.audit.recommend_scale(seen.readings["MultiheadAttention"]) > 0
     True
     """
-    metrics, wanted = _metrics(reading), _positive("deviation", deviation)
+    metrics, wanted = _metrics(reading), positive("deviation", deviation)
     found = float(np.nanmedian(metrics["score_deviation"]))
     if not (found > 0 and math.isfinite(reading.scale)):
         raise ArgumentError(
@@ -108,7 +115,7 @@ def recommend_tau(reading: LayerReading, deviation: float = 1.0) -> float:
     >>> 1 < rootdk.audit.recommend_tau(seen.readings["MultiheadAttention"]) < 10
     True
     """
-    metrics, wanted = _metrics(reading), _positive("deviation", deviation)
+    metrics, wanted = _metrics(reading), positive("deviation", deviation)
     known = (metrics["score_deviation"] > 0) & (metrics["max_score"] > 0)
     if not known.any():
         raise ArgumentError("reading: must have a head with scores above 0 that differ inside a row, got none")
@@ -121,13 +128,13 @@ def _metrics(reading: Any) -> dict[str, NDArray[np.float64]]:
     return reading.metrics
 
 
-def _largest(readings: Any) -> dict[str, tuple[NDArray[np.float64], int]]:
+def largest_scores(readings: Any) -> Largest:
     """Of every module the largest score of each head, over all its runs, and d_k."""
     if not isinstance(readings, Mapping):
         raise ArgumentTypeError(
             f"readings: must be a Watch or a mapping from layer to LayerReading, got {type(readings).__name__}"
         )
-    found: dict[str, tuple[NDArray[np.float64], int]] = {}
+    found: Largest = {}
     for name, reading in readings.items():
         if not isinstance(reading, LayerReading):
             raise ArgumentTypeError(f"readings: must hold LayerReadings, got {type(reading).__name__} at {name!r}")
@@ -136,7 +143,8 @@ def _largest(readings: Any) -> dict[str, tuple[NDArray[np.float64], int]]:
     return found
 
 
-def _positive(argument: str, given: Any) -> float:
+def positive(argument: str, given: Any) -> float:
+    """`given` as a float, if it is a finite number > 0."""
     if isinstance(given, bool) or not isinstance(given, (int, float)):
         raise ArgumentTypeError(f"{argument}: must be a number > 0, got {given!r}")
     if not (given > 0 and math.isfinite(given)):

@@ -30,6 +30,7 @@ class Watch:
     unread     {module path: why} for calls that could not be read
     step       how many forwards there were
     seconds    how long reading has taken so far
+    paused     set it to True and forwards are counted but not read, until it is False again
     """
 
     def __init__(self, model: Any, every: int = 1, rows: int | None = None) -> None:
@@ -47,6 +48,7 @@ class Watch:
         self.unread: dict[str, str] = {}
         self.step = 0
         self.seconds = 0.0
+        self.paused = False
         self.trend = Trend()
         self.open = True
         self._modules = dict(model.named_modules())  # kept, so that no other module gets the id of one of them
@@ -150,7 +152,7 @@ class Watch:
             self._finish()
 
     def _start(self) -> None:
-        self._reading = self.step % self.every == 0
+        self._reading = not self.paused and self.step % self.every == 0
         self.step += 1
 
     def _finish(self) -> None:
