@@ -1,0 +1,84 @@
+"""Under which key each number of a step is written, and how the heads of a layer become one number.
+
+attn/max_logit                       of the whole model
+attn/layer_03/max_logit              of a layer
+attn/layer_03/head_05/max_logit      of a head, on request
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from rootdk.audit.layer import LayerReading, Numbers
+
+# An extreme is that of the worst head; of the rest the median counts, by which a layer is judged too.
+_HIGHEST = frozenset({"max_logit", "max_score", "raw_score", "non_finite", "cap_ratio", "bf16_spacing"})
+_LOWEST = frozenset({"min_logit", "min_log_sum_exp", "qk_clip"})
+
+
+class LayerKeys:
+    """Short names for module paths, one to one, that stay what they are over a run.
+
+    A path with a number in it is `layer_` and that number. Where a model attends in several places (encoder and
+    decoder, itself and another), the place that runs first has the short names, and the rest of the path tells the
+    others. A path without a number stays as it is; further runs of a layer in one forward are told apart.
+
+    >>> key = LayerKeys()
+    >>> key("model.layers.3.self_attn"), key("model.layers.3.self_attn#2")
+    ('layer_03', 'layer_03_run_2')
+    >>> key("model.layers.3.cross_attn"), key("pool")
+    ('model.layers.cross_attn/layer_03', 'pool')
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[str, ...] | None = None
+
+    def __call__(self, path: str) -> str:
+        """The name of the layer at a module path."""
+        path, _, run = path.partition("#")
+        parts = path.split(".")
+        place = next((at for at, part in enumerate(parts) if part.isdecimal()), None)
+        if place is None:
+            name = path
+        else:
+            # The number's place is kept: a.0.b and a.b.0 are two places.
+            kind = (*parts[:place], "", *parts[place + 1 :])
+            self._first = self._first or kind
+            name = f"layer_{int(parts[place]):02d}"
+            if kind != self._first:
+                name = f"{'.'.join(filter(None, kind))}/{name}"
+        return f"{name}_run_{run}" if run else name
+
+
+def values_of(
+    readings: Mapping[str, LayerReading],
+    key: Callable[[str], str],
+    heads: bool = False,
+    clipped: Mapping[str, Numbers] | None = None,
+) -> dict[str, float]:
+    """Every number of a step by its key. `clipped` has the factors of QK-clip, if there is one."""
+    found: dict[str, float] = {}
+    whole: dict[str, list[Numbers]] = {}
+    for path, reading in readings.items():
+        name, numbers = key(path), dict(reading.metrics)
+        if clipped is not None:
+            numbers["qk_clip"] = clipped.get(path.partition("#")[0], np.ones(reading.heads))
+        for metric, values in numbers.items():
+            whole.setdefault(metric, []).append(values)
+            found[f"attn/{name}/{metric}"] = one_of(metric, values)
+            if heads:
+                found |= {f"attn/{name}/head_{head:02d}/{metric}": float(value) for head, value in enumerate(values)}
+    return {f"attn/{metric}": one_of(metric, np.concatenate(values)) for metric, values in whole.items()} | found
+
+
+def one_of(metric: str, values: Numbers) -> float:
+    """One number for several heads; NaN if none of them has one.
+
+    >>> one_of("max_logit", np.array([1.0, 9.0, 2.0])), one_of("entropy_ratio", np.array([0.9, 0.1, 0.8]))
+    (9.0, 0.8)
+    """
+    known = values[~np.isnan(values)]
+    if not known.size:
+        return float("nan")
+    statistic = np.max if metric in _HIGHEST else np.min if metric in _LOWEST else np.median
+    return float(statistic(known))

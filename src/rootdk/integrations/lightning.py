@@ -1,0 +1,70 @@
+"""lightning_callback(): a Callback for the Trainer of Lightning."""
+
+from typing import Any
+
+from rootdk.integrations.loop import DEFAULT, TrainingLog
+from rootdk.integrations.needed import needed
+
+
+def lightning_callback(
+    sinks: Any = DEFAULT,
+    every: int = 1,
+    rows: int | None = None,
+    heads: bool = False,
+    clip_tau: float | None = None,
+    part: str = "",
+) -> Any:
+    """A callback that reads the attention of the module that `lightning.Trainer` trains.
+
+    part   the path of the submodule that is called in `training_step`, such as "model"; without it the whole module is
+           watched. Attention that is written out, or imported by name, is seen inside the forward of what is watched,
+           so name the part where `training_step` does not call the module itself.
+
+    The other arguments are those of TrainingLog. Steps are the trainer's global steps; validation is not read. With
+    clip_tau, QK-clip acts after the optimizer's step, on the forwards of all accumulated batches.
+
+        trainer = lightning.Trainer(callbacks=[lightning_callback("attention.jsonl", every=10, part="model")])
+
+    >>> import os, lightning
+    >>> isinstance(lightning_callback(os.devnull, every=10), lightning.Callback)
+    True
+    """
+    return _made(TrainingLog(sinks, every, rows, heads, clip_tau), part)
+
+
+def _made(log: TrainingLog, part: str) -> Any:
+    base = needed("lightning_callback", "lightning.pytorch", "lightning", "Callback")
+    return type("AttentionCallback", (_Events, base), {})(log, part)
+
+
+class _Events:
+    """What happens at which event. `log` is the TrainingLog."""
+
+    def __init__(self, log: TrainingLog, part: str) -> None:
+        self.log, self.part = log, part
+        self._done = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class is made in a function, where pickle does not find it.
+        return _made, (self.log, self.part)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._done = trainer.global_step
+        self.log.start(pl_module.get_submodule(self.part)).pause()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.log.resume()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step > self._done:
+            self._done = trainer.global_step
+            self.log.after_step(self._done)
+        else:
+            self.log.after_forward()
+        self.log.pause()
+
+    def on_train_end(self, *_: Any) -> None:
+        self.log.close()
+
+    def on_exception(self, *_: Any) -> None:
+        self.log.close()

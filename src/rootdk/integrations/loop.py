@@ -1,0 +1,182 @@
+"""TrainingLog: watch a model while it trains, write what was read, clip if asked to. For a loop of one's own."""
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from rootdk.audit.gains import module_at
+from rootdk.audit.layer import LayerReading
+from rootdk.audit.remedies import Largest, clip_to_, largest_scores, positive
+from rootdk.errors import ArgumentError, ArgumentTypeError
+from rootdk.integrations import ranks
+from rootdk.integrations.keys import LayerKeys, values_of
+from rootdk.integrations.sink import sinks_of
+
+if TYPE_CHECKING:
+    from rootdk.audit.watching.handle import Watch
+
+DEFAULT = "attention.jsonl"
+
+
+class TrainingLog:
+    """Reads the attention of a model in training and writes it down, step by step.
+
+    sinks      where to: a path, to which lines of JSON are added, a Sink, or several of them
+    every      read each so-many-th step of the optimizer, beginning with the first
+    rows       read only so many query rows; see rootdk.watch
+    heads      write every head too, not only every layer
+    clip_tau   None, or the tau of QK-clip: after each step that was read, rootdk.audit.qk_clip_ goes over the weights
+
+    Written are the numbers of the last forward before the step, and with clip_tau `qk_clip`, the smallest factor. Where
+    torch.distributed is initialised rank 0 alone writes, and clipping goes by the largest score of all ranks, so that
+    replicas stay equal; call `after_step` in all of them.
+
+    >>> import json, tempfile, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, num_layers=2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> file = tempfile.NamedTemporaryFile(suffix=".jsonl")
+    >>> with TrainingLog(file.name, every=2).start(model) as log:
+    ...     for _ in range(4):
+    ...         loss = model(torch.randn(2, 16, 32)).square().mean()
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         log.after_step()
+    >>> lines = [json.loads(line) for line in file]
+    >>> [line["step"] for line in lines], lines[0]["attn/layer_01/max_logit"] > 0
+    ([1, 3], True)
+    """
+
+    def __init__(
+        self,
+        sinks: Any = DEFAULT,
+        every: int = 1,
+        rows: int | None = None,
+        heads: bool = False,
+        clip_tau: float | None = None,
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int):
+            raise ArgumentTypeError(f"every: must be an int of at least 1, got {every!r}")
+        if every < 1:
+            raise ArgumentError(f"every: must be an int of at least 1, got {every}")
+        self.sinks = sinks_of(sinks)
+        self.every, self.rows, self.heads = every, rows, heads
+        self.clip_tau = None if clip_tau is None else positive("clip_tau", clip_tau)
+        self.watch: Watch | None = None
+        self.steps = 0
+        self._writes = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._keys = LayerKeys()
+        self._largest: Largest = {}
+        self._known: set[str] = set()
+        self._seen = 0
+        self._warned = False
+
+    def start(self, model: Any) -> "TrainingLog":
+        """Open the sinks and begin to watch. A log that runs already is closed first."""
+        import rootdk
+
+        self.close()
+        self._begin()
+        self.steps = 0
+        if self.clip_tau is not None:
+            ranks.check_whole(model)
+        self._writes = ranks.writes()
+        try:
+            if self._writes or self.clip_tau is not None:
+                self.watch = rootdk.watch(model, rows=self.rows)
+            if self._writes:
+                for sink in self.sinks:
+                    sink.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def due(self) -> bool:
+        """Whether the step that comes next is read."""
+        return self.steps % self.every == 0
+
+    def pause(self) -> None:
+        """Read nothing until `resume`: around an evaluation."""
+        if self.watch is not None:
+            self.watch.paused = True
+
+    def resume(self) -> None:
+        """Go on reading, if the step is due."""
+        if self.watch is not None:
+            self.watch.paused = not self.due
+
+    def after_forward(self) -> None:
+        """After each forward where several make one step (gradient accumulation): QK-clip goes by them all."""
+        if self.clip_tau is not None and self.due:
+            self._largest = ranks.merged([self._largest, largest_scores(self._fresh())])
+
+    def after_step(self, step: int | None = None) -> None:
+        """After optimizer.step(): clip if asked to, and write.
+
+        step   its number; without one, steps are counted from 1
+        """
+        number = self.steps + 1 if step is None else step
+        if self.watch is not None and self.due:
+            readings = self._fresh()
+            clipped = None
+            if self.clip_tau is not None:
+                self._check_clippable(readings)
+                self.after_forward()
+                # Also with nothing read: the other ranks are waiting.
+                clipped = clip_to_(self.watch.model, ranks.over_ranks(self._largest), self.clip_tau)
+                self._largest = {}
+            if not readings:
+                self._warn()
+            elif self._writes:
+                values = values_of(readings, self._keys, self.heads, clipped)
+                for sink in self.sinks:
+                    sink.write(number, values)
+        self.steps += 1
+        if self.watch is not None:
+            self._seen = self.watch.step
+        self.resume()
+
+    def close(self) -> None:
+        """Stop watching and close the sinks; `start` begins anew. Closing twice is no error."""
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+        for sink in self.sinks if self._writes else ():
+            sink.close()
+        self._writes = False
+
+    def __enter__(self) -> "TrainingLog":  # noqa: PYI034 -- typing.Self came with Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fresh(self) -> dict[str, LayerReading]:
+        """The readings of the last forward, if there was one since the last step."""
+        known = {} if self.watch is None else self.watch.readings
+        return {name: reading for name, reading in known.items() if reading.step >= self._seen}
+
+    def _check_clippable(self, readings: dict[str, LayerReading]) -> None:
+        """A layer that cannot be clipped ends the run in its first step, not in the later one that needs it."""
+        from rootdk.audit.projections import projections_of
+
+        for name, reading in readings.items():
+            path = name.partition("#")[0]
+            if self.watch is not None and path not in self._known:
+                projections_of(module_at(self.watch.model, path), reading.heads, reading.d_k, path)
+                self._known.add(path)
+
+    def _warn(self) -> None:
+        if not self._warned and self.watch is not None:
+            self._warned = True
+            why = "; ".join(f"{name}: {reason}" for name, reason in self.watch.unread.items())
+            warnings.warn(
+                f"rootdk: no attention was read in step {self.steps + 1}"
+                + (f" ({why})" if why else ": none ran in the module that is watched, or it is compiled"),
+                RuntimeWarning,
+                stacklevel=3,
+            )
