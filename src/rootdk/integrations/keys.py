@@ -20,33 +20,31 @@ class LayerKeys:
     """Short names for module paths, one to one, that stay what they are over a run.
 
     A path with a number in it is `layer_` and that number. Where a model attends in several places (encoder and
-    decoder, itself and another), the place that runs first has the short names, and the rest of the path tells the
-    others. A path without a number stays as it is; further runs of a layer in one forward are told apart.
+    decoder, itself and another), the place that runs first has the short names, and the others keep their paths. So
+    does a path without a number; further runs of a layer in one forward are told apart.
 
     >>> key = LayerKeys()
     >>> key("model.layers.3.self_attn"), key("model.layers.3.self_attn#2")
     ('layer_03', 'layer_03_run_2')
     >>> key("model.layers.3.cross_attn"), key("pool")
-    ('model.layers.cross_attn/layer_03', 'pool')
+    ('model.layers.03.cross_attn', 'pool')
     """
 
     def __init__(self) -> None:
-        self._first: tuple[str, ...] | None = None
+        self._first: list[str] | None = None
 
     def __call__(self, path: str) -> str:
         """The name of the layer at a module path."""
         path, _, run = path.partition("#")
         parts = path.split(".")
         place = next((at for at, part in enumerate(parts) if part.isdecimal()), None)
-        if place is None:
-            name = path
-        else:
-            # The number's place is kept: a.0.b and a.b.0 are two places.
-            kind = (*parts[:place], "", *parts[place + 1 :])
-            self._first = self._first or kind
-            name = f"layer_{int(parts[place]):02d}"
-            if kind != self._first:
-                name = f"{'.'.join(filter(None, kind))}/{name}"
+        name = path
+        if place is not None:
+            number = parts[place].zfill(2)
+            parts[place] = ""
+            self._first = self._first or parts
+            whole = ".".join([*parts[:place], number, *parts[place + 1 :]])
+            name = f"layer_{number}" if parts == self._first else whole
         return f"{name}_run_{run}" if run else name
 
 

@@ -38,33 +38,33 @@ def _made(log: TrainingLog, part: str) -> Any:
 
 
 class _Events:
-    """What happens at which event. `log` is the TrainingLog."""
+    """What happens at which event. `training_log`: Lightning puts a function of its own at `log`."""
 
     def __init__(self, log: TrainingLog, part: str) -> None:
-        self.log, self.part = log, part
+        self.training_log, self.part = log, part
         self._done = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The class is made in a function, where pickle does not find it.
-        return _made, (self.log, self.part)
+        return _made, (self.training_log, self.part)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._done = trainer.global_step
-        self.log.start(pl_module.get_submodule(self.part)).pause()
+        self.training_log.start(pl_module.get_submodule(self.part)).pause()
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self.log.resume()
+        self.training_log.resume()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step > self._done:
             self._done = trainer.global_step
-            self.log.after_step(self._done)
+            self.training_log.after_step(self._done)
         else:
-            self.log.after_forward()
-        self.log.pause()
+            self.training_log.after_forward()
+        self.training_log.pause()
 
     def on_train_end(self, *_: Any) -> None:
-        self.log.close()
+        self.training_log.close()
 
     def on_exception(self, *_: Any) -> None:
-        self.log.close()
+        self.training_log.close()

@@ -34,27 +34,27 @@ def _made(log: TrainingLog) -> Any:
 
 
 class _Events:
-    """What happens at which event. `log` is the TrainingLog."""
+    """What happens at which event.."""
 
     def __init__(self, log: TrainingLog) -> None:
-        self.log = log
+        self.training_log = log
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The class is made in a function, where pickle does not find it.
-        return _made, (self.log,)
+        return _made, (self.training_log,)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        self.log.start(kwargs["model"]).pause()
+        self.training_log.start(kwargs["model"]).pause()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.log.resume()
+        self.training_log.resume()
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
-        self.log.after_forward()
+        self.training_log.after_forward()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self.log.after_step(state.global_step)
-        self.log.pause()
+        self.training_log.after_step(state.global_step)
+        self.training_log.pause()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        self.log.close()
+        self.training_log.close()
