@@ -31,6 +31,11 @@ def largest(model: nn.Module, data: list[torch.Tensor]) -> list[float]:
     return found
 
 
+def tops(seen: Any) -> list[float]:
+    """The largest logit of each layer in the last forward."""
+    return [float(reading.metrics["max_logit"].max()) for reading in seen.readings.values()]
+
+
 # --- a loop of one's own
 
 
@@ -151,7 +156,7 @@ def llama(loud: float = 1.0) -> Any:
     return model
 
 
-def run_trainer(folder: Path, callback: Any, model: Any, **options: Any) -> Any:
+def run_trainer(folder: Path, callbacks: list[Any], model: Any, **options: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
     tokens = torch.randint(0, 32, (2 * STEPS * options.get("gradient_accumulation_steps", 1), TOKENS))
@@ -166,26 +171,35 @@ def run_trainer(folder: Path, callback: Any, model: Any, **options: Any) -> Any:
         **options,
     )
     data = [{"input_ids": row, "labels": row} for row in tokens]
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:2], callbacks=[callback])
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:2], callbacks=callbacks)
     trainer.train()
     return trainer
 
 
 def test_trainer(tmp_path: Path) -> None:
-    """With accumulated batches and an evaluation after each second step."""
+    """With accumulated batches and an evaluation after each second step; a watch of its own says what is right."""
+    from transformers import TrainerCallback
+
     path, model = tmp_path / "a.jsonl", llama()
+    right: dict[int, list[float]] = {}
     forwards: list[bool] = []
+
+    class Noted(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            right[state.global_step] = tops(seen)
+
     handle = model.register_forward_hook(lambda *_: forwards.append(model.training))
     callback = trainer_callback(path, every=2, heads=True)
     options = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.01}
-    run_trainer(tmp_path, callback, model, **options)
+    with rootdk.watch(model) as seen:
+        run_trainer(tmp_path, [Noted(), callback], model, **options)
     handle.remove()
     assert forwards.count(True) == 2 * STEPS
     assert forwards.count(False) == 3
     found = lines(path)
     assert [line["step"] for line in found] == [1, 3, 5]
-    for key in [*KEYS, "attn/layer_01/head_01/entropy_ratio"]:
-        assert len({line[key] for line in found}) == 3
+    assert [[line[key] for key in KEYS] for line in found] == [right[step] for step in (1, 3, 5)]
+    assert len({line["attn/layer_01/head_01/entropy_ratio"] for line in found}) == 3
     assert list(model._forward_hooks) == []
     assert callback.training_log.watch is None
 
@@ -195,7 +209,7 @@ def test_trainer_clips_after_each_step(tmp_path: Path) -> None:
     path, model = tmp_path / "a.jsonl", llama(loud=30.0)
     weight = model.model.layers[1].self_attn.q_proj.weight
     start = weight.detach().clone()
-    run_trainer(tmp_path, trainer_callback(path, clip_tau=TAU), model, learning_rate=0.0)
+    run_trainer(tmp_path, [trainer_callback(path, clip_tau=TAU)], model, learning_rate=0.0)
     found = lines(path)
     factors = [line["attn/layer_01/qk_clip"] for line in found]
     assert found[0]["attn/layer_01/max_score"] > 4 * TAU
@@ -207,7 +221,7 @@ def test_trainer_clips_after_each_step(tmp_path: Path) -> None:
 # --- Lightning
 
 
-def run_lightning(folder: Path, callback: Any, model: nn.Module, **options: Any) -> Any:
+def run_lightning(folder: Path, callback: Any, model: nn.Module, seen: Any = None, **options: Any) -> Any:
     import lightning
 
     class Module(lightning.LightningModule):
@@ -215,10 +229,14 @@ def run_lightning(folder: Path, callback: Any, model: nn.Module, **options: Any)
             super().__init__()
             self.model = model
             self.rate = options.pop("rate", 0.05)
-            self.validated = 0
+            self.validated, self.right = 0, {}
 
         def training_step(self, batch: Any) -> Any:
             return self.model(batch).square().mean()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if seen is not None:
+                self.right.setdefault(self.trainer.global_step, tops(seen))  # of the batch that ended in a step
 
         def validation_step(self, batch: Any) -> None:
             self.validated += 1
@@ -253,13 +271,12 @@ def test_lightning(tmp_path: Path, part: str) -> None:
     """With accumulated batches and a validation, whose logits are far larger, after every second batch."""
     path, model = tmp_path / "a.jsonl", encoder()
     callback = lightning_callback(path, every=2, part=part)
-    module = run_lightning(tmp_path, callback, model, accumulate_grad_batches=2, val_check_interval=2)
+    with rootdk.watch(model) as seen:
+        module = run_lightning(tmp_path, callback, model, seen, accumulate_grad_batches=2, val_check_interval=2)
     assert module.validated >= STEPS
     found = lines(path)
     assert [line["step"] for line in found] == [1, 3, 5]
-    for key in KEYS:
-        assert len({line[key] for line in found}) == 3
-        assert max(line[key] for line in found) < 20
+    assert [[line[key] for key in KEYS] for line in found] == [module.right[step] for step in (1, 3, 5)]
     assert list(model._forward_hooks) == []
     assert callback.training_log.watch is None
 
@@ -281,6 +298,12 @@ def test_an_exception_in_lightning_leaves_nothing_behind(tmp_path: Path) -> None
     with pytest.raises(RuntimeError, match="broken"):
         run_lightning(tmp_path, callback, model, num_sanity_val_steps=0)
     assert callback.training_log.watch is None
+
+
+def test_a_part_that_is_not_there(tmp_path: Path) -> None:
+    callback = lightning_callback(tmp_path / "a.jsonl", part="modle")
+    with pytest.raises(ArgumentError, match=r"^part: must be the path of a submodule of Module, got 'modle'$"):
+        run_lightning(tmp_path, callback, encoder())
 
 
 @pytest.mark.parametrize("make", [trainer_callback, lightning_callback])
@@ -306,6 +329,10 @@ def in_one_process(rank: int, folder: str) -> None:
     with TrainingLog(f"{folder}/plain{rank}.jsonl").start(model) as log:
         train(model, data, log.after_step, rate=0.0)
         assert rank == 0 or log.watch is None
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    sharded = torch.distributed.tensor.distribute_module(nn.Linear(4, 4), mesh)
+    with pytest.raises(ArgumentError, match=r"^clip_tau: must be None where .* whose weight is a DTensor$"):
+        TrainingLog(f"{folder}/rank{rank}.jsonl", clip_tau=TAU).start(sharded)
     torch.save({"weights": model.state_dict(), "top": largest(model, data)}, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 

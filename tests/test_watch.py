@@ -71,6 +71,18 @@ def test_every_way_is_seen_once_and_trains_the_same(way: str, rows: int | None) 
         assert not reading.reading.variance.requires_grad
 
 
+@pytest.mark.parametrize("watched", [model(), nn.MultiheadAttention(WIDTH, 4, batch_first=True)])
+def test_a_pause_counts_and_does_not_read(watched: nn.Module) -> None:
+    x = tokens()
+    given = (x, x, x) if isinstance(watched, nn.MultiheadAttention) else (x,)
+    with rootdk.watch(watched) as seen:
+        for paused in (True, False, True):
+            seen.paused = paused
+            watched(*given)
+    assert seen.step == 3
+    assert {reading.step for reading in seen.readings.values()} == {1}
+
+
 @pytest.mark.parametrize("rows", [None, 5])
 def test_all_ways_read_the_same_numbers(rows: int | None) -> None:
     found = {}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rootdk.errors import ArgumentError
 from rootdk.integrations.loop import DEFAULT, TrainingLog
 from rootdk.integrations.needed import needed
 
@@ -50,7 +51,12 @@ class _Events:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._done = trainer.global_step
-        self.training_log.start(pl_module.get_submodule(self.part)).pause()
+        try:
+            watched = pl_module.get_submodule(self.part)
+        except AttributeError as error:
+            name = type(pl_module).__name__
+            raise ArgumentError(f"part: must be the path of a submodule of {name}, got {self.part!r}") from error
+        self.training_log.start(watched).pause()
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.training_log.resume()

@@ -80,12 +80,12 @@ class TrainingLog:
         self.close()
         self._begin()
         self.steps = 0
-        if self.clip_tau is not None:
-            ranks.check_whole(model)
         self._writes = ranks.writes()
         try:
             if self._writes or self.clip_tau is not None:
                 self.watch = rootdk.watch(model, rows=self.rows)
+            if self.clip_tau is not None:
+                ranks.check_whole(model)
             if self._writes:
                 for sink in self.sinks:
                     sink.open()
