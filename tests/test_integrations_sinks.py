@@ -67,6 +67,7 @@ def test_a_writer_that_was_given_stays_open(tmp_path: Path) -> None:
         writer.add_scalar("mine", 1.0, 7)
     found = events(tmp_path)
     assert found["mine"] == [(7, 1.0)]
+    assert len(list(tmp_path.iterdir())) == 1  # one that was closed would go on in a second file
     assert len(found[KEYS[0]]) == 3
 
 
@@ -112,6 +113,12 @@ def test_how_heads_become_one_number(tmp_path: Path) -> None:
         assert values[f"attn/layer_{layer:02d}/min_logit"] == reading.metrics["min_logit"].min()
         assert values[f"attn/layer_{layer:02d}/entropy_ratio"] == np.median(reading.metrics["entropy_ratio"])
     assert len(values) == (LAYERS + 1) * len(reading.metrics)
+    every_head = {
+        metric: np.concatenate([one.metrics[metric] for one in readings.values()]) for metric in reading.metrics
+    }
+    assert values["attn/max_logit"] == every_head["max_logit"].max()
+    assert values["attn/min_logit"] == every_head["min_logit"].min()
+    assert values["attn/entropy_ratio"] == np.median(every_head["entropy_ratio"])
 
 
 def test_keys_are_one_to_one() -> None:
