@@ -182,20 +182,22 @@ def test_trainer(tmp_path: Path) -> None:
 
     path, model = tmp_path / "a.jsonl", llama()
     right: dict[int, list[float]] = {}
-    forwards: list[bool] = []
+    forwards: list[tuple[bool, bool]] = []
 
     class Noted(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             right[state.global_step] = tops(seen)
 
-    handle = model.register_forward_hook(lambda *_: forwards.append(model.training))
     callback = trainer_callback(path, every=2, heads=True)
+    handle = model.register_forward_hook(
+        lambda *_: forwards.append((model.training, callback.training_log.watch.paused))
+    )
     options = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.01}
     with rootdk.watch(model) as seen:
         run_trainer(tmp_path, [Noted(), callback], model, **options)
     handle.remove()
-    assert forwards.count(True) == 2 * STEPS
-    assert forwards.count(False) == 3
+    assert [paused for training, paused in forwards if training] == [False, False, True, True] * (STEPS // 2)
+    assert [paused for training, paused in forwards if not training] == [True] * 3
     found = lines(path)
     assert [line["step"] for line in found] == [1, 3, 5]
     assert [[line[key] for key in KEYS] for line in found] == [right[step] for step in (1, 3, 5)]
