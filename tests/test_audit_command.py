@@ -156,7 +156,6 @@ def test_a_trained_encoder_on_text(tmp_path: Path) -> None:
         (("PATH", "--text", "PATH/model.safetensors"), 2, "is not UTF-8 text"),
         (("PATH", "--text", "PATH/config.json"), 1, "has no tokenizer that transformers can load"),
         (("PATH", "--tokens", "100000"), 1, "tokens: must be from 2 to"),
-        (("PATH/model.safetensors", "--tokens", "8"), 1, "running a model needs a transformers folder"),
     ],
 )
 def test_bad_input(healthy: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
@@ -164,6 +163,14 @@ def test_bad_input(healthy: Path, arguments: tuple[str, ...], code: int, words: 
     assert result.exit_code == code, result.output
     assert words in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_file_without_its_folder_cannot_be_run_and_is_read(healthy: Path) -> None:
+    """Weights alone, and a line that says so: no silent switch."""
+    result = rootdk(healthy / "model.safetensors", "--tokens", 8, "--json", columns=400)
+    assert result.exit_code == 0, result.output
+    assert "cannot be run: its weights alone are read" in result.stderr
+    assert json.loads(result.stdout) == json.loads(rootdk(healthy / "model.safetensors", "--json").stdout)
 
 
 def test_pictures_cannot_be_run_and_their_weights_can_be_read(tmp_path: Path) -> None:

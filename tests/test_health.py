@@ -350,3 +350,14 @@ def test_the_terminal_view_cuts_no_verdict_off() -> None:
     assert max(map(len, lines)) <= 80
     verdicts = [line.split()[-1] for line in lines if ".self_attn " in line and ":" not in line]
     assert verdicts == ["critical"] + ["healthy"] * 5
+
+
+def test_a_watch_that_read_nothing_is_not_healthy() -> None:
+    """A gate must not pass a model of which nothing was seen."""
+    with rootdk.watch(torch.nn.Linear(2, 2)) as seen:
+        seen.model(torch.ones(1, 2))
+    report = seen.report()
+    assert (report.verdict, [one.metric for one in report.findings]) == ("warning", ["layers_read"])
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(report)
+    assert "warning" in console.export_text()

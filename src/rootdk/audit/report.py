@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
+# A gate must not pass a model of which nothing was seen.
+_NOTHING_READ = Finding(
+    "", None, "layers_read", "warning", 0.0, 1.0, "a verdict needs numbers",
+    "run the model while it is watched; `unread` says what could not be read",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class LayerReport:
     """One layer: for every head {metric: value}, the baseline of theory, and the facts of the call."""
@@ -118,6 +125,8 @@ def report_of(watch: Any, phase: Phase = "any", total_steps: int | None = None) 
                 "entropy_drop": _plain(movement.entropy_drop),
             }
         layers.append(LayerReport(reading.name, heads, baseline(reading), facts, trend))
+    if not layers:
+        findings.append(_NOTHING_READ)
     return Report(layers, worst_first(findings), phase, dict(watch.unread))
 
 

@@ -49,8 +49,8 @@ def audit(
     """The health of a model's attention.
 
     PATH is a model folder, a .safetensors file or an index of shards, with its config.json. Its weights are read head
-    by head, without model code and in little memory; --text or --tokens run the model too. Without PATH: a small model
-    at its random start, under several scale rules.
+    by head, without model code and in little memory; --text or --tokens run the model too, if it is a folder of
+    transformers. Without PATH: a small model at its random start, under several scale rules.
 
     Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on.
     """
@@ -65,8 +65,12 @@ def audit(
         raise click.UsageError(f"{'--text' if text is not None else '--tokens'} needs a PATH to run", ctx)
     if out is not None:
         _check_report(out)
+    words = _read(text)
+    if path is not None and path.exists() and not (path / "config.json").is_file() and (words or tokens):
+        click.echo(f"{path} is no transformers folder and cannot be run: its weights alone are read.", err=True)
+        words = tokens = None
     with bar() as progress:
-        found = audit_of(Order(path, _read(text), tokens, keys, phase, seed), progress)
+        found = audit_of(Order(path, words, tokens, keys, phase, seed), progress)
     if as_json:
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
