@@ -20,15 +20,25 @@ def problem(**changed: Any) -> Problem:
     return problem_of(q, k, v, mask=np.ones(9, bool), bias=np.ones(9, np.float32), key_lengths=9)._replace(**changed)
 
 
-def forward(given: Any = None, out: Any = None, state: Any = None, reading: Any = None, keys: Any = None) -> None:
-    _kernel.forward(given or problem(), np.empty(OUT, np.float32) if out is None else out, state, reading, keys)
+def forward(given: Any = None, out: Any = None, state: Any = None, reading: Any = None, keys: Any = None) -> Any:
+    out = np.zeros(OUT, np.float32) if out is None else out
+    _kernel.forward(given or problem(), out, state, reading, keys)
+    return np.asarray(out)
 
 
 def test_what_fits_is_taken() -> None:
-    forward(state=np.empty((2, *ROWS), np.float32))
-    forward(reading=np.empty((9, *ROWS), np.float32), keys=np.empty(ROWS, np.int64))
-    forward(tuple(problem()))
-    forward(out=torch.empty(OUT))
+    """Every value is 1, and so is every mean of them, whichever way the arrays come."""
+    state, keys = np.zeros((2, *ROWS), np.float32), np.zeros(ROWS, np.int64)
+    ways = (
+        forward(state=state),
+        forward(reading=np.zeros((9, *ROWS), np.float32), keys=keys),
+        forward(tuple(problem())),
+        forward(out=torch.zeros(OUT)),
+    )
+    for out in ways:
+        np.testing.assert_allclose(out, 1, rtol=1e-6)
+    assert (state[1] > 0).all()
+    assert (keys == 9).all()
 
 
 @pytest.mark.parametrize("made", [np.asarray, torch.from_numpy])
