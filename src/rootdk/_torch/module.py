@@ -20,6 +20,8 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
 
     kv_heads     fewer key heads than query heads: embed_dim // num_heads * kv_heads numbers per key and per value, kept
                  as separate q, k and v projections. None is num_heads.
+    d_k          numbers per head in a query and in a key, apart from those in a value, kept as separate projections too.
+                 None is embed_dim // num_heads.
     scale        as in rootdk.attention: None, a number, a name, a rule of rootdk.scaling
     softcap      as in rootdk.attention
     qk_norm      True normalises every head's queries and keys to root mean square 1 (nn.RMSNorm), with a learned gain:
@@ -60,6 +62,7 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         dtype: Any = None,
         *,
         kv_heads: int | None = None,
+        d_k: int | None = None,
         scale: float | str | ScaleRule | None = None,
         softcap: float | None = None,
         qk_norm: bool = False,
@@ -71,26 +74,35 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         self.kv_heads = num_heads if kv_heads is None else kv_heads
         if self.kv_heads < 1 or num_heads % self.kv_heads:
             raise ArgumentError(f"kv_heads: must divide num_heads = {num_heads}, got {kv_heads}")
+        self.d_k = self.head_dim if d_k is None else d_k
+        if self.d_k < 1:
+            raise ArgumentError(f"d_k: must be at least 1, got {d_k}")
         self.scale, self.softcap, self.measure = scale, softcap, measure
         self.last_reading: Reading | None = None
         made = {"device": device, "dtype": dtype}
-        self.q_norm = nn.RMSNorm(self.head_dim, **made) if qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_dim, **made) if qk_norm else None
-        if self.kv_heads != num_heads:
-            self._share_heads(made)
+        self.q_norm = nn.RMSNorm(self.d_k, **made) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.d_k, **made) if qk_norm else None
+        if self.kv_heads != num_heads or self.d_k != self.head_dim:
+            self._project_apart(made)
 
-    def _share_heads(self, made: dict[str, Any]) -> None:
-        narrow = self.head_dim * self.kv_heads
+    @property
+    def _widths(self) -> list[int]:
+        """How many numbers the projections give to all queries, keys and values at one place."""
+        return [self.d_k * self.num_heads, self.d_k * self.kv_heads, self.head_dim * self.kv_heads]
+
+    def _project_apart(self, made: dict[str, Any]) -> None:
+        """One weight each for q, k and v, as nn.MultiheadAttention has them where their inputs differ in width."""
+        wide, narrow, values = self._widths
         self._qkv_same_embed_dim = False
         self.register_parameter("in_proj_weight", None)
-        self.q_proj_weight = nn.Parameter(torch.empty((self.embed_dim, self.embed_dim), **made))
+        self.q_proj_weight = nn.Parameter(torch.empty((wide, self.embed_dim), **made))
         self.k_proj_weight = nn.Parameter(torch.empty((narrow, self.kdim), **made))
-        self.v_proj_weight = nn.Parameter(torch.empty((narrow, self.vdim), **made))
+        self.v_proj_weight = nn.Parameter(torch.empty((values, self.vdim), **made))
         if self.in_proj_bias is not None:
-            self.in_proj_bias = nn.Parameter(torch.empty(self.embed_dim + 2 * narrow, **made))
+            self.in_proj_bias = nn.Parameter(torch.empty(sum(self._widths), **made))
         if self.bias_k is not None:
             self.bias_k = nn.Parameter(torch.empty((1, 1, narrow), **made))
-            self.bias_v = nn.Parameter(torch.empty((1, 1, narrow), **made))
+            self.bias_v = nn.Parameter(torch.empty((1, 1, values), **made))
         self._reset_parameters()
 
     def forward(
@@ -139,29 +151,30 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected, with the keys that bias_k and add_zero_attn append: (batch, heads, n, head_dim) each."""
         weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        wide, narrow = self.embed_dim, self.head_dim * self.kv_heads
+        widths = self._widths
         biases: Any = (None, None, None)
         if self.in_proj_bias is not None:
-            biases = self.in_proj_bias.split([wide, narrow, narrow])
+            biases = self.in_proj_bias.split(widths)
         if self.in_proj_weight is not None:
-            weights = self.in_proj_weight.split([wide, narrow, narrow])
+            weights = self.in_proj_weight.split(widths)
         if query is key is value and self.in_proj_weight is not None:
             # One product for all three, as torch does it.
             together = nn.functional.linear(query, self.in_proj_weight, self.in_proj_bias)
-            parts = together.split([wide, narrow, narrow], dim=-1)
+            parts = together.split(widths, dim=-1)
         else:
             given = (query, key, value)
             parts = tuple(nn.functional.linear(x, w, b) for x, w, b in zip(given, weights, biases, strict=True))
         q, k, v = parts
         batch = q.shape[0]
         if self.bias_k is not None:
-            k = torch.cat([k, self.bias_k.expand(batch, 1, narrow)], dim=1)
-            v = torch.cat([v, self.bias_v.expand(batch, 1, narrow)], dim=1)
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
+            k = torch.cat([k, self.bias_k.expand(batch, -1, -1)], dim=1)
+            v = torch.cat([v, self.bias_v.expand(batch, -1, -1)], dim=1)
+        heads = (self.num_heads, self.kv_heads, self.kv_heads)
+        q, k, v = (t.unflatten(-1, (count, -1)).transpose(1, 2) for t, count in zip((q, k, v), heads, strict=True))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.add_zero_attn:
-            k, v = (torch.cat([t, t.new_zeros(batch, self.kv_heads, 1, self.head_dim)], dim=2) for t in (k, v))
+            k, v = (torch.cat([t, t.new_zeros(batch, self.kv_heads, 1, t.shape[-1])], dim=2) for t in (k, v))
         return q, k, v
 
     def _reads_causal(self, is_causal: bool) -> bool:
