@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside the target and rename: afterwards the file is whole, or what was there before.
 
     Through a link the file is written that it leads to. What is there and is no regular file, such as a device, is an
@@ -24,8 +24,8 @@ def write_atomically(path: Path, text: str) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file")
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         # A temporary file is for its owner alone; a report is a file like others.
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(target)

@@ -15,9 +15,8 @@ _KIND = "rootdk.trained.Run"
 class Layer:
     """One layer's attention at one moment, on batches that are not trained on: averages over rows, heads and batches.
 
-    entropy, saturated and live say how the weight is spread: entropy / ln n, the share of rows with a weight over .99,
-    and the median of tr J. std is that of the logits inside a row and largest their greatest size |z|; both are None
-    for additive attention, whose scores no kernel measures. query_gradient and key_gradient are the norms of the
+    Rows of fewer than 8 keys are left out. entropy, saturated and live say how the weight is spread: entropy / ln n, the share of rows with a weight over .99,
+    and the median of tr J. std is that of the logits inside a row and largest their greatest size |z|. query_gradient and key_gradient are the norms of the
     gradients of W_q and W_k.
     """
 

@@ -1,0 +1,96 @@
+"""Looking at a model between two steps, without changing it: loss, accuracy, readings, gradients."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rootdk.reading import Reading
+from rootdk.trained.run import Layer, Moment
+
+from .model import projections
+from .tasks import IGNORED, Batch, Task
+
+_FEWEST_KEYS = 8
+
+
+def answers(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits (count, classes) and targets (count,) of a batch."""
+    inputs, targets = batch
+    logits = model(inputs)
+    return (logits.mean(dim=1), targets) if task.pooled else (logits.flatten(0, 1), targets.flatten())
+
+
+def loss_of(model: nn.Module, task: Task, batch: Batch) -> Tensor:
+    """The mean cross-entropy over the places that have a target."""
+    logits, targets = answers(model, task, batch)
+    return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED)
+
+
+def look(model: Any, task: Task, step: int, train_loss: float | None, held_out: Sequence[Batch]) -> Moment:
+    """One Moment. Gradients are those of the first batch that is held out; they are taken and thrown away."""
+    losses, right, readings = [], [], []
+    with torch.no_grad(), _measuring(model):
+        for batch in held_out:
+            logits, targets = answers(model, task, batch)
+            losses.append(nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED).item())
+            asked = targets != IGNORED
+            right.append((logits.argmax(-1) == targets)[asked].float().mean().item())
+            readings.append([_spread(block.attention.last_reading) for block in model.blocks])
+    gradients = _gradients(model, task, held_out[0])
+    spread = np.array(readings, np.float64)  # (batches, layers, 5)
+    largest = spread[..., -1].max(axis=0)
+    means = spread.mean(axis=0)
+    layers = tuple(
+        Layer(*(finite(x) for x in (*means[one, :-1], largest[one], *gradients[one]))) for one in range(len(means))
+    )
+    return Moment(step, finite(train_loss), finite(float(np.mean(losses))), finite(float(np.mean(right))), layers)
+
+
+def transplanted(model: Any, task: Task, kappa: float, held_out: Sequence[Batch]) -> Any:
+    """(kappa, loss, largest |logit| of any layer) with queries and keys replaced by sqrt(kappa) x/rms(x)."""
+    for block in model.blocks:
+        block.attention.kappa = kappa
+    try:
+        found = look(model, task, 0, None, held_out)
+    finally:
+        for block in model.blocks:
+            block.attention.kappa = None
+    return kappa, found.loss, max((layer.largest or math.inf) for layer in found.layers)
+
+
+@contextmanager
+def _measuring(model: Any) -> Iterator[None]:
+    """Attention that keeps its Reading, inside the block."""
+    some = [block.attention for block in model.blocks]
+    for one in some:
+        one.measure = True
+    try:
+        yield
+    finally:
+        for one in some:
+            one.measure, one.last_reading = False, None
+
+
+def _spread(reading: Reading) -> tuple[float, ...]:
+    """entropy / ln n, share saturated, median tr J, std and largest |logit|; rows of few keys are sharp by nature."""
+    heads = reading.by_head(min_keys=_FEWEST_KEYS)
+    seen = (heads.mean_entropy_ratio, heads.saturated, heads.median_jacobian_trace, heads.mean_std)
+    largest = np.maximum(np.abs(heads.max_logit), np.abs(heads.min_logit))
+    return (*(float(np.mean(one)) for one in seen), float(largest.max()))
+
+
+def _gradients(model: Any, task: Task, batch: Batch) -> list[tuple[float, float]]:
+    weights = [weight for block in model.blocks for weight in projections(block)]
+    found = torch.autograd.grad(loss_of(model, task, batch), weights)
+    norms = [float(one.norm()) for one in found]
+    return list(zip(norms[::2], norms[1::2], strict=True))
+
+
+def finite(value: float | None) -> float | None:
+    """Six digits, or None for what is not a number: JSON knows no other word."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
