@@ -15,9 +15,9 @@ _KIND = "rootdk.trained.Run"
 class Layer:
     """One layer's attention at one moment, on batches that are not trained on: averages over rows, heads and batches.
 
-    Rows of fewer than 8 keys are left out. entropy, saturated and live say how the weight is spread: entropy / ln n, the share of rows with a weight over .99,
-    and the median of tr J. std is that of the logits inside a row and largest their greatest size |z|. query_gradient and key_gradient are the norms of the
-    gradients of W_q and W_k.
+    entropy, saturated and live say how the weight is spread: entropy / ln n, the share of rows with a weight over .99,
+    and the median of tr J. std is that of the logits inside a row and largest their greatest size |z|. Rows of fewer
+    than 8 keys are left out. query_gradient and key_gradient are the norms of the gradients of W_q and W_k.
     """
 
     entropy: float | None
@@ -89,8 +89,8 @@ class Run:
             expect_fields(layer, _LAYER, "data['layers']")
         moments = tuple(
             Moment(
-                *(data[name][at] for name in _MOMENT),
-                layers=tuple(Layer(*(layer[name][at] for name in _LAYER)) for layer in data["layers"]),
+                **{name: data[name][at] for name in _MOMENT},
+                layers=tuple(Layer(**{name: layer[name][at] for name in _LAYER}) for layer in data["layers"]),
             )
             for at in range(len(data["step"]))
         )

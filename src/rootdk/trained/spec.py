@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from rootdk.errors import ArgumentError, ArgumentTypeError
+from rootdk.scaling import rules
 
 TASKS = ("recall", "text", "digits")
 OPTIMIZERS = ("adam", "sgd")
@@ -53,10 +54,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         _among("task", self.task, TASKS)
         _among("optimizer", self.optimizer, OPTIMIZERS)
-        if self.rule != ADDITIVE:
-            from rootdk.scaling import rule
-
-            rule(self.rule)
+        _among("rule", self.rule, (*rules(), ADDITIVE))
         for name in ("d_k", "steps", "layers", "width", "heads"):
             _whole(name, getattr(self, name), 1)
         _whole("seed", self.seed, 0)

@@ -47,11 +47,20 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
         """The output; attn_mask is True where a key is hidden."""
         given = ((query, self.q_proj_weight), (key, self.k_proj_weight), (value, self.v_proj_weight))
         q, k, v = (nn.functional.linear(x, w).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x, w in given)
-        scores = (torch.tanh(q[:, :, :, None] + k[:, :, None]) @ self.direction[:, None, :, None]).squeeze(-1)
+        scores = torch.cat([self._scores(rows, k) for rows in q.split(_rows_at_once(k), dim=2)], dim=2)
         mask = None if attn_mask is None else ~attn_mask
-        nothing = q.new_zeros(q.shape[:-1] + (1,)), k.new_zeros(k.shape[:-1] + (1,))
+        nothing = q.new_zeros((*q.shape[:-1], 1)), k.new_zeros((*k.shape[:-1], 1))
         if self.measure:
             out, self.last_reading = measure(*nothing, v, bias=scores, mask=mask)
         else:
             out = attention(*nothing, v, bias=scores, mask=mask)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        found: Tensor = torch.tanh(q[:, :, :, None] + k[:, :, None]) @ self.direction[:, None, :, None]
+        return found.squeeze(-1)
+
+
+def _rows_at_once(k: Tensor) -> int:
+    """Queries per piece: larger pieces than this are taken from the system and given back at every step."""
+    return max(1, 2**22 // int(k.numel()))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rootdk.reading import Reading
@@ -33,34 +34,39 @@ def loss_of(model: nn.Module, task: Task, batch: Batch) -> Tensor:
 
 def look(model: Any, task: Task, step: int, train_loss: float | None, held_out: Sequence[Batch]) -> Moment:
     """One Moment. Gradients are those of the first batch that is held out; they are taken and thrown away."""
-    losses, right, readings = [], [], []
-    with torch.no_grad(), _measuring(model):
-        for batch in held_out:
-            logits, targets = answers(model, task, batch)
-            losses.append(nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED).item())
-            asked = targets != IGNORED
-            right.append((logits.argmax(-1) == targets)[asked].float().mean().item())
-            readings.append([_spread(block.attention.last_reading) for block in model.blocks])
+    loss, accuracy, spread = _judge(model, task, held_out)
     gradients = _gradients(model, task, held_out[0])
-    spread = np.array(readings, np.float64)  # (batches, layers, 5)
-    largest = spread[..., -1].max(axis=0)
-    means = spread.mean(axis=0)
-    layers = tuple(
-        Layer(*(finite(x) for x in (*means[one, :-1], largest[one], *gradients[one]))) for one in range(len(means))
-    )
-    return Moment(step, finite(train_loss), finite(float(np.mean(losses))), finite(float(np.mean(right))), layers)
+    layers = (Layer(*map(finite, (*seen, *norms))) for seen, norms in zip(spread, gradients, strict=True))
+    return Moment(step, finite(train_loss), finite(loss), finite(accuracy), tuple(layers))
 
 
-def transplanted(model: Any, task: Task, kappa: float, held_out: Sequence[Batch]) -> Any:
+def transplanted(
+    model: Any, task: Task, kappa: float, held_out: Sequence[Batch]
+) -> tuple[float, float | None, float | None]:
     """(kappa, loss, largest |logit| of any layer) with queries and keys replaced by sqrt(kappa) x/rms(x)."""
     for block in model.blocks:
         block.attention.kappa = kappa
     try:
-        found = look(model, task, 0, None, held_out)
+        loss, _, spread = _judge(model, task, held_out)
     finally:
         for block in model.blocks:
             block.attention.kappa = None
-    return kappa, found.loss, max((layer.largest or math.inf) for layer in found.layers)
+    return kappa, finite(loss), finite(float(spread[:, -1].max()))
+
+
+def _judge(model: Any, task: Task, held_out: Sequence[Batch]) -> tuple[float, float, NDArray[np.float64]]:
+    """Loss and accuracy over all batches, and per layer what `_spread` gives: means, and the largest of the largest."""
+    losses, right, spread = [], [], []
+    with torch.no_grad(), _measuring(model):
+        for batch in held_out:
+            logits, targets = answers(model, task, batch)
+            losses.append(nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED).item())
+            right.append((logits.argmax(-1) == targets)[targets != IGNORED].float().mean().item())
+            spread.append([_spread(block.attention.last_reading) for block in model.blocks])
+    seen = np.array(spread)
+    means = seen.mean(axis=0)
+    means[:, -1] = seen[..., -1].max(axis=0)
+    return float(np.mean(losses)), float(np.mean(right)), means
 
 
 @contextmanager

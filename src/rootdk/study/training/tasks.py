@@ -31,6 +31,7 @@ class Task:
     causal: bool
     pooled: bool
     batch_size: int
+    held_out_size: tuple[int, int]  # how many batches for judging, and of how many sequences
     embedding: Callable[[int], nn.Module]
     draw: Callable[[np.random.Generator, int, bool], tuple[Any, Any]]
 
@@ -38,11 +39,10 @@ class Task:
         """The step-th batch of a run."""
         return self._tensors(np.random.default_rng([seed, step]), self.batch_size, False)
 
-    def held_out(self, count: int = 2) -> list[Batch]:
+    def held_out(self) -> list[Batch]:
         """Batches for judging, the same for every seed."""
-        return [
-            self._tensors(np.random.default_rng([_HELD_OUT, one]), 2 * self.batch_size, True) for one in range(count)
-        ]
+        batches, size = self.held_out_size
+        return [self._tensors(np.random.default_rng([_HELD_OUT, one]), size, True) for one in range(batches)]
 
     def _tensors(self, rng: np.random.Generator, count: int, held_out: bool) -> Batch:
         inputs, targets = self.draw(rng, count, held_out)
@@ -51,7 +51,8 @@ class Task:
 
 def task_named(name: str) -> Task:
     """One of "recall", "text" and "digits"."""
-    return {"recall": _recall, "text": _text, "digits": _digits}[name]()
+    tasks: dict[str, Callable[[], Task]] = {"recall": _recall, "text": _text, "digits": _digits}
+    return tasks[name]()
 
 
 class PairEmbedding(nn.Module):  # type: ignore[misc]
@@ -82,7 +83,7 @@ def _recall(pairs: int = 24, asked: int = 24, names: int = 64, values: int = 32)
         return np.concatenate([shown, question], axis=1), targets
 
     embedding = functools.partial(PairEmbedding, names, values + 1)
-    return Task("recall", pairs + asked, values + 1, False, False, 32, embedding, draw)
+    return Task("recall", pairs + asked, values + 1, False, False, 32, (2, 64), embedding, draw)
 
 
 def _text(length: int = 64) -> Task:
@@ -95,7 +96,8 @@ def _text(length: int = 64) -> Task:
         windows = text[start[:, None] + np.arange(length + 1)]
         return windows[:, :-1], windows[:, 1:]
 
-    return Task("text", length, _CHARACTERS, True, False, 16, functools.partial(nn.Embedding, _CHARACTERS), draw)
+    embedding = functools.partial(nn.Embedding, _CHARACTERS)
+    return Task("text", length, _CHARACTERS, True, False, 16, (3, 32), embedding, draw)
 
 
 _CHARACTERS = 98  # printable ASCII, the end of a line, and one for everything else
@@ -122,10 +124,13 @@ def _digits() -> Task:
     held = np.arange(len(labels)) % 4 == 3
 
     def draw(rng: np.random.Generator, count: int, held_out: bool) -> tuple[Any, Any]:
-        which = rng.choice(np.flatnonzero(held == held_out), count)
+        # What is held out is so little that all of it is looked at.
+        which = np.flatnonzero(held) if held_out else rng.choice(np.flatnonzero(~held), count)
         return patches[which], labels[which]
 
-    return Task("digits", 16, 10, False, True, 32, lambda width: nn.Linear(4, width, bias=False), draw)
+    return Task(
+        "digits", 16, 10, False, True, 32, (1, int(held.sum())), functools.partial(nn.Linear, 4, bias=False), draw
+    )
 
 
 @functools.cache
