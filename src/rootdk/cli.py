@@ -22,7 +22,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in NAMES:
             return None
-        command: click.Command = getattr(import_module(f"rootdk.commands.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"rootdk.commands.{name}"), name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
