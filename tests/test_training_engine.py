@@ -150,7 +150,7 @@ def test_a_state_that_cannot_be_used_is_started_over(place: Path) -> None:
 def test_a_full_disk_ends_the_sweep_with_one_error(place: Path) -> None:
     full = replace(SPEC, seed=stand_in.DISK_IS_FULL)
     after = [replace(SPEC, seed=seed, steps=2) for seed in range(40)]
-    with pytest.raises(StoreError, match="No space left on device .*; the runs that are finished are kept"):
+    with pytest.raises(StoreError, match=r"No space left on device .*; the runs that are finished are kept"):
         told([full, *SEEDS, *after], place)
     assert sum(bool(noted(spec, 1)) for spec in after) < 40
 

@@ -1,6 +1,7 @@
 """The summary of a training study: 80 columns, a row per task, rule and d_k, at its best learning rate."""
 
 import math
+import textwrap
 from collections.abc import Iterator
 
 from rootdk import _views
@@ -9,7 +10,6 @@ from rootdk.trained.grouping import Group, grouped, unusual
 from rootdk.trained.interval import Interval
 
 WIDTH = 80
-_SHORT = {"optimizer": "", "learning_rate": "rate "}
 
 
 def lines(results: Results) -> Iterator[str]:
@@ -17,16 +17,24 @@ def lines(results: Results) -> Iterator[str]:
     groups = grouped(results.runs)
     seeds = sorted({len(one.best) for one in groups})
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    yield f"{len(results.runs)} runs. Loss at the end at the best learning rate, {counted} seeds, ± 95% interval"
-    names = unusual(groups)
-    for task in dict.fromkeys(one.task for one in groups):
-        some = [one for one in groups if one.task == task]
-        steps = sorted({one.steps for one in some})
+    sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
+    yield f"{len(results.runs)} runs. Loss at the end, at the best learning rate; {sure}"
+    tables: dict[str, list[Group]] = {}
+    for one in groups:
+        tables.setdefault(_heading(one, unusual(groups)), []).append(one)
+    for heading, some in tables.items():
         yield ""
-        yield f"{task}, {' or '.join(map(str, steps))} steps"
-        yield f"{'rule':<17} {'d_k':>4}  {'loss':>15}  {'accuracy':>8}  {'rate':>7}  {'diverged':>8}".rstrip()
+        yield from textwrap.wrap(heading, WIDTH, subsequent_indent="  ")
+        yield f"{'rule':<17} {'d_k':>4}  {'loss':>15}  {'accuracy':>8}  {'rate':>7}  {'diverged':>8}"
         for one in sorted(some, key=lambda one: one.d_k):
-            yield f"{_row(one)}  {_more(one, names)}".rstrip()[:WIDTH]
+            yield _row(one)
+
+
+def _heading(one: Group, names: tuple[str, ...]) -> str:
+    """Task and steps, and what sets these runs apart from others of the study."""
+    more = [(name, getattr(one, name)) for name in names if name != "steps"]
+    parts = [value if isinstance(value, str) else f"{name} {_views.short(value)}" for name, value in more]
+    return ", ".join([one.task, f"{one.steps} steps", *parts])
 
 
 def _row(one: Group) -> str:
@@ -48,13 +56,3 @@ def spread(found: Interval) -> str:
     if found.half is None:
         return f"{found.mean:.3f}"
     return f"{found.mean:.3f} ± {found.half:.3f}"
-
-
-def _more(one: Group, names: tuple[str, ...]) -> str:
-    """What sets this row apart from others with the same task, rule and d_k; the number of steps is in the heading."""
-    parts = []
-    for name in names:
-        value = getattr(one, name)
-        if name != "steps":
-            parts.append(value if isinstance(value, str) else f"{name} {_views.short(value)}")
-    return ", ".join(parts)
