@@ -20,8 +20,8 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
 
     kv_heads     fewer key heads than query heads: embed_dim // num_heads * kv_heads numbers per key and per value, kept
                  as separate q, k and v projections. None is num_heads.
-    d_k          numbers per head in a query and in a key, which need not be those in a value; kept as separate projections
-                 too. None is embed_dim // num_heads.
+    d_k          numbers per head in a query and in a key, which may be others than in a value; kept as separate weights
+                 as well. None is embed_dim // num_heads.
     scale        as in rootdk.attention: None, a number, a name, a rule of rootdk.scaling
     softcap      as in rootdk.attention
     qk_norm      True normalises every head's queries and keys to root mean square 1 (nn.RMSNorm), with a learned gain:

@@ -33,9 +33,10 @@ def loss_of(model: nn.Module, task: Task, batch: Batch) -> Tensor:
 
 
 def look(model: Any, task: Task, step: int, train_loss: float | None, held_out: Sequence[Batch]) -> Moment:
-    """One Moment. Gradients are those of the first batch that is held out; they are taken and thrown away."""
+    """One Moment. Gradients are those of the first sequences that are held out; they are taken and thrown away."""
     loss, accuracy, spread = _judge(model, task, held_out)
-    gradients = _gradients(model, task, held_out[0])
+    inputs, targets = held_out[0]
+    gradients = _gradients(model, task, (inputs[: task.batch_size], targets[: task.batch_size]))
     layers = (Layer(*map(finite, (*seen, *norms))) for seen, norms in zip(spread, gradients, strict=True))
     return Moment(step, finite(train_loss), finite(loss), finite(accuracy), tuple(layers))
 
