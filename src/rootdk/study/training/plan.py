@@ -16,7 +16,7 @@ from typing import Any
 from rootdk.errors import ArgumentError
 from rootdk.trained.spec import ADDITIVE, TASKS, RunSpec
 
-SIZES = ("quick", "standard", "full")
+SIZES = ("quick", "default", "full")
 RULES = ("none", "sqrt", "dk")
 KAPPAS = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4)
 MATCHED_D_K = 256  # its fourth root is a whole number, and a power of two changes no digit
@@ -45,7 +45,7 @@ _SIZES = {
         sgd=(),
         ladder=(),
     ),
-    "standard": _Size(
+    "default": _Size(
         # Few images are held out, so that chance speaks louder there.
         seeds={"recall": 3, "text": 3, "digits": 5},
         steps={"recall": 300, "text": 400, "digits": 200},
@@ -67,7 +67,7 @@ _SIZES = {
 }
 
 
-def plan(size: str = "standard", tasks: Sequence[str] = TASKS) -> tuple[RunSpec, ...]:
+def plan(size: str = "default", tasks: Sequence[str] = TASKS) -> tuple[RunSpec, ...]:
     """The specs of one size.
 
     >>> len(plan("quick")), {spec.seed for spec in plan("quick")}
