@@ -1,5 +1,6 @@
 """Claims 22 and 23: what happens to a trained model with other logits, and to a model that is trained too fast."""
 
+import math
 from collections.abc import Iterator
 
 from rootdk.trained import Results, interval, shipped
@@ -31,18 +32,18 @@ def loss_breaks(
     d_ks = results.values("d_k", task="text", rule=rule)
     for d_k in d_ks:
         runs = best(results, task="text", rule=rule, d_k=d_k).runs
-        curves = [(run.last.loss or float("inf"), run.transplant) for run in runs]
+        curves = [(run.last.loss or math.inf, run.transplant) for run in runs]
         risen = interval(_loss(curve, THOUSAND) - loss for loss, curve in curves)
         worth = interval(curve[0][1] - loss for loss, curve in curves if curve[0][1] is not None)
         before = interval(_loss(curve, 0.0, HUNDRED) - loss for loss, curve in curves)
         where = f"d_k = {d_k}"
         yield Evidence(f"{where}: loss risen at logits over 1e3", risen.mean, ">", 0.0, error=risen.error)
-        share = risen.mean / worth.mean
+        share = _part(risen.mean, worth.mean)
         broken = "attention is worth what is lost when all keys weigh alike, and losing half of that is broken"
         said = f"the loss rises by {risen.mean:.2f}, {share:.0%} of what attention is worth there, and no further"
         text = f"{where}: share of what attention is worth"
         yield Evidence(text, share, ">", half, role=LIMITS, otherwise=said, choice=broken)
-        early = before.mean / risen.mean
+        early = _part(before.mean, risen.mean)
         said = f"no thousand is needed: at d_k = {d_k} {early:.0%} of the rise is there at logits under 100"
         text = f"{where}: share of the rise at logits under 100"
         late = "less than half of it may be there before the logits are large"
@@ -51,10 +52,15 @@ def loss_breaks(
         yield Evidence(f"{where}: loss risen at the largest kappa", farthest.mean, error=farthest.error, role=SHOWN)
 
 
-def _loss(curve: Curve, low: float, high: float = float("inf")) -> float:
+def _part(of: float, whole: float) -> float:
+    """A share; of nothing there is none."""
+    return of / whole if whole > 0 else math.nan
+
+
+def _loss(curve: Curve, low: float, high: float = math.inf) -> float:
     """The loss at the largest kappa whose largest logit lies between low and high."""
     inside = [loss for _, loss, largest in curve if loss is not None and largest is not None and low < largest < high]
-    return inside[-1] if inside else float("nan")
+    return inside[-1] if inside else math.nan
 
 
 @claim(
