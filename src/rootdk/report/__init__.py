@@ -2,6 +2,7 @@
 
     render(results, claims, about)   the page as text: plotly.js inside, formulas as MathML, nothing to fetch
     render_audit(audit, about)       the same for an audit's dictionary
+    render_training(results)         the same for the runs of a training study
     check_plotly()                   an error that says how to get plotly, if it is missing
 
 It reads results and plain dictionaries, and runs nothing.
@@ -10,5 +11,6 @@ It reads results and plain dictionaries, and runs nothing.
 from .audited import render_audit
 from .document import check_plotly
 from .page import render
+from .training import render_training
 
-__all__ = ["check_plotly", "render", "render_audit"]
+__all__ = ["check_plotly", "render", "render_audit", "render_training"]

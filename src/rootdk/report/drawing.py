@@ -14,6 +14,7 @@ COLOURS = {
     "t5": "#b58a1b",
     "entropy_invariant": "#9b6bd6",
     "llama4": "#d6609a",
+    "additive": "#8a7f6d",
 }
 HUES = ("#2b8cd0", "#e0662f", "#1fa37a", "#9b6bd6", "#b58a1b", "#d6609a")
 

@@ -5,6 +5,7 @@ from html import escape
 from typing import Any
 
 from rootdk.study.result import Result
+from rootdk.trained import Results
 
 from . import formulas
 from .document import card, check_plotly, document, figure, foot, rich
@@ -12,6 +13,7 @@ from .drawing import Picture
 from .figures import pictures
 from .sections import SECTIONS, Section
 from .tables import badge, comparisons, counts, ledger, overview
+from .training import training_section
 
 _LEAD = (
     "Theory and measurement side by side, on random queries and keys: the state of attention at the start of training."
@@ -27,6 +29,7 @@ def render(
     claims: Sequence[Mapping[str, Any]] = (),
     about: Mapping[str, str] | None = None,
     cards: Sequence[tuple[str, str]] = (),
+    trained: Results | None = None,
 ) -> str:
     """One HTML page.
 
@@ -34,10 +37,12 @@ def render(
     claims   checked claims as dictionaries: id, statement, source, method, verdict, condition, evidence
     about    facts for the foot of the page, such as version and seed
     cards    (large, small) texts for the top
+    trained  runs of a training study, for a section in brief
     """
     check_plotly()
     shown = [(one, SECTIONS.get(one.experiment, Section(one.experiment, "")), pictures(one)) for one in results]
     links = [(one.experiment, section.heading) for one, section, _ in shown]
+    links += [("training", "What training showed")] if trained else []
     links += [("claims", "The claims")] if claims else []
     navigation = "".join(f"<a href='#{escape(anchor)}'>{rich(heading)}</a>" for anchor, heading in links)
     body = [
@@ -50,6 +55,7 @@ def render(
         f"<p>{_AGAINST}</p>",
         f"<div class='overview'>{overview(results)}</div>" if results else "",
         *(_section(*one) for one in shown),
+        training_section(trained) if trained else "",
         _claims(claims),
         foot(about or {}),
     ]

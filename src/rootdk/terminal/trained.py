@@ -4,12 +4,12 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from rootdk import _views
 from rootdk.trained import Results
-from rootdk.trained.grouping import Group, grouped, unusual
+from rootdk.trained.grouping import Group, grouped, panels
 from rootdk.trained.interval import Interval
 
 WIDTH = 80
+_NAME = 28
 
 
 def lines(results: Results) -> Iterator[str]:
@@ -19,30 +19,24 @@ def lines(results: Results) -> Iterator[str]:
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
     yield f"{len(results.runs)} runs. Loss at the end, at the best learning rate; {sure}"
-    tables: dict[str, list[Group]] = {}
-    for one in groups:
-        tables.setdefault(_heading(one, unusual(groups)), []).append(one)
-    for heading, some in tables.items():
+    for heading, some in panels(groups).items():
         yield ""
         yield from textwrap.wrap(heading, WIDTH, subsequent_indent="  ")
-        yield f"{'rule':<17} {'d_k':>4}  {'loss':>15}  {'accuracy':>8}  {'rate':>7}  {'diverged':>8}"
-        for one in sorted(some, key=lambda one: one.d_k):
-            yield _row(one)
+        yield f"{'rule':<{_NAME}} {'d_k':>4}  {'loss':>13}  {'accuracy':>8}  {'rate':>8}  {'diverged':>8}"
+        for one in sorted(some, key=lambda one: one.spec.d_k):
+            yield from _row(one)
 
 
-def _heading(one: Group, names: tuple[str, ...]) -> str:
-    """Task and steps, and what sets these runs apart from others of the study."""
-    more = [(name, getattr(one, name)) for name in names if name != "steps"]
-    parts = [value if isinstance(value, str) else f"{name} {_views.short(value)}" for name, value in more]
-    return ", ".join([one.task, f"{one.steps} steps", *parts])
-
-
-def _row(one: Group) -> str:
+def _row(one: Group) -> Iterator[str]:
     rate = one.best_rate
     accuracy = one.final(rate, "accuracy").mean
     right = f"{100 * accuracy:.1f}%" if math.isfinite(accuracy) else "-"
     lost = f"{one.diverged} of {sum(len(one.at(rate)) for rate in one.rates)}" if one.diverged else "-"
-    return f"{one.rule:<17} {one.d_k:>4}  {spread(one.final(rate)):>15}  {right:>8}  {rate:>7g}  {lost:>8}"
+    name = one.line
+    if len(name) > _NAME:
+        yield name
+        name = ""
+    yield f"{name:<{_NAME}} {one.spec.d_k:>4}  {spread(one.final(rate)):>13}  {right:>8}  {rate:>8.3g}  {lost:>8}"
 
 
 def spread(found: Interval) -> str:

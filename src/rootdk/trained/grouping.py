@@ -1,5 +1,6 @@
 """Which runs belong together: those that differ in nothing but their seeds, or but their learning rates too."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,6 +11,8 @@ from .spec import RunSpec
 
 # transplant does not count: it happens after the training and changes none of it.
 _IN_COMMON = tuple(one.name for one in fields(RunSpec) if one.name not in {"seed", "learning_rate", "transplant"})
+_OF_A_PANEL = ("optimizer", "layers", "width", "heads")
+_POWERS = {0.25: "√√d_k", 0.5: "√d_k", 1.0: "d_k", -0.25: "1/√√d_k", -0.5: "1/√d_k", -1.0: "1/d_k"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +21,18 @@ class Group:
 
     runs: tuple[Run, ...]
 
-    def __getattr__(self, name: str) -> Any:
-        """What the specs have in common: `group.task`, `group.d_k`."""
-        if name not in _IN_COMMON:
-            raise AttributeError(name)
-        return getattr(self.runs[0].spec, name)
+    @property
+    def spec(self) -> RunSpec:
+        """What the runs have in common; seed, learning rate and transplant are those of the first."""
+        return self.runs[0].spec
+
+    @property
+    def line(self) -> str:
+        """The rule, and what else is special about W_q and W_k: groups of one line differ in d_k alone."""
+        extra = [(name, getattr(self.spec, name)) for name in ("qk_rate", "qk_size")]
+        return ", ".join(
+            [self.spec.rule, *(f"{name} {_power(value, self.spec.d_k)}" for name, value in extra if value != 1.0)]
+        )
 
     @property
     def rates(self) -> list[float]:
@@ -31,7 +41,9 @@ class Group:
 
     def at(self, rate: float) -> tuple[Run, ...]:
         """The runs at one learning rate, by seed; a seed counts once."""
-        found = {run.spec.seed: run for run in self.runs if run.spec.learning_rate == rate}
+        some = [run for run in self.runs if run.spec.learning_rate == rate]
+        # Of two runs that differ in their transplants alone, the one that has some.
+        found = {run.spec.seed: run for run in sorted(some, key=lambda run: len(run.transplant))}
         return tuple(found[seed] for seed in sorted(found))
 
     def final(self, rate: float, name: str = "loss") -> Interval:
@@ -62,8 +74,28 @@ def grouped(runs: Iterable[Run]) -> tuple[Group, ...]:
     return tuple(Group(tuple(some)) for some in found.values())
 
 
-def unusual(groups: Iterable[Group]) -> tuple[str, ...]:
-    """The names, next to task, rule and d_k, in which the groups differ from one another."""
+def panels(groups: Iterable[Group]) -> dict[str, tuple[Group, ...]]:
+    """Groups that may stand beside one another: of one task, optimizer and model, for as many steps.
+
+    The name of a panel says what sets it apart from the others.
+    """
     some = list(groups)
-    names = (name for name in _IN_COMMON if name not in {"task", "rule", "d_k"})
-    return tuple(name for name in names if len({getattr(one, name) for one in some}) > 1)
+    varied = [name for name in _OF_A_PANEL if len({getattr(one.spec, name) for one in some}) > 1]
+    found: dict[str, list[Group]] = {}
+    for one in some:
+        more = [(name, getattr(one.spec, name)) for name in varied]
+        parts = [value if isinstance(value, str) else f"{name} {value}" for name, value in more]
+        found.setdefault(", ".join([one.spec.task, f"{one.spec.steps} steps", *parts]), []).append(one)
+    return {name: tuple(members) for name, members in found.items()}
+
+
+def _power(value: float, d_k: int) -> str:
+    """A factor as the power of d_k that it is, if it is one: what makes points of several d_k one line.
+
+    >>> _power(8.0, 64), _power(2.0, 16), _power(3.0, 64)
+    ('√d_k', '√√d_k', '3')
+    """
+    for power, text in _POWERS.items():
+        if d_k > 1 and math.isclose(value, d_k**power, rel_tol=1e-3):
+            return text
+    return f"{value:.4g}"
