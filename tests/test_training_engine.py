@@ -183,7 +183,7 @@ def test_nothing_to_do_starts_no_process(place: Path) -> None:
 
 # In the middle: a sweep of its own in another process, with one quick run and one that takes its time.
 
-QUICK, LONG = replace(SPEC, steps=5, d_k=16), replace(SPEC, seed=stand_in.SLOW, steps=60)
+QUICK, LONG = replace(SPEC, steps=5, d_k=16), replace(SPEC, seed=stand_in.SLOW, steps=40)
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})

@@ -18,7 +18,8 @@ def lines(results: Results) -> Iterator[str]:
     seeds = sorted({len(one.best) for one in groups})
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
-    yield f"{len(results.runs)} runs. Loss at the end, at the best learning rate; {sure}"
+    count = f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}"
+    yield f"{count}. Loss at the end, at the best learning rate; {sure}"
     for heading, some in panels(groups).items():
         yield ""
         yield from textwrap.wrap(heading, WIDTH, subsequent_indent="  ")
