@@ -22,3 +22,14 @@ class ArgumentTypeError(RootdkError, TypeError):
 
 class KernelMissingError(RootdkError, ImportError):
     """The compiled module is not there or does not load."""
+
+
+class RankError(RootdkError, RuntimeError):
+    """Another process of a group died, fell silent or stopped: nothing of the call can be used, on any rank.
+
+    rank   which one, counted in the group; None where it is not known
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank

@@ -102,7 +102,7 @@ def gradients(
     `learned` is the scale as a tensor, `bias` the bias before it was broadcast.
     """
     d_query, d_key, d_value, d_bias = torch_kernel.backward(problem, out, row_state, d_out, bias)
-    d_sinks = None if sinks is None else _sinks_gradient(d_out, out, row_state, sinks)
+    d_sinks = None if sinks is None else sinks_gradient(d_out, out, row_state, sinks)
     if learned is None:
         d_scale = None
     elif problem.scale == 0.0:
@@ -114,7 +114,7 @@ def gradients(
     return d_query, d_key, d_value, d_sinks, d_scale, d_bias
 
 
-def _sinks_gradient(d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Tensor) -> Tensor:
+def sinks_gradient(d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Tensor) -> Tensor:
     """-sum over rows of sink_weight * <d_out, out>: the sink has no value, it only takes weight from the keys."""
     maximum, total = row_state.unbind(0)
     weight = torch.exp2(sinks.to(row_state.dtype)[:, None] * _LOG2_E - maximum) / total

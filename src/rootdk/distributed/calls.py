@@ -1,0 +1,195 @@
+"""attention() and measure() on a ring of ranks: check, agree, resolve, run."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rootdk
+
+from .._arguments import check_shapes, resolve
+from .._backends import torch_backend
+from ..errors import ArgumentError, ArgumentTypeError
+from ..reading import Reading
+from ..scaling import ScaleRule
+from . import observing
+from .agreement import agree, digest
+from .blocks import plan_of
+from .gradient import RingAttention, run
+from .layout import Layout, check_layout
+from .peers import Peers
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: Any = None,
+    *,
+    layout: Layout = "contiguous",
+    scale: float | str | ScaleRule | None = None,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    query_offset: Any = None,
+    key_lengths: Any = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    timeout: Any = None,
+) -> Tensor:
+    """rootdk.attention() of a sequence that is spread over the ranks of a process group: this rank's rows of it.
+
+    With Q_r, K_r, V_r the rows that rank r holds, and Q, K, V all rows in the order of the sequence:
+
+        out_r = the rows of rank r of  softmax(scale * Q K') V
+
+    query         (..., heads, n_r, d_k), the rows of this rank; how many they are may differ from rank to rank
+    key, value    (..., kv_heads, m_r, d_k) and (..., kv_heads, m_r, d_v), likewise
+    group         a process group of torch.distributed; None is the default group. Every rank of it makes the call.
+    layout        which rows a rank holds. "contiguous": the shards follow each other in the order of the ranks.
+                  "balanced": the first half of the shard of rank r is chunk r and the second half chunk 2R - 1 - r of
+                  2R chunks, so that all ranks have equal work under a causal mask; rootdk.distributed.shard cuts so.
+    scale, causal, window, query_offset, key_lengths, softcap, sinks
+                  as in rootdk.attention, for the whole sequence: key_lengths count its keys, and the last query of all
+                  is aligned with the last key of all. The same on every rank.
+    timeout       seconds that this rank waits for any other at any one point; None is the timeout of the group
+
+    Keys and values travel round the ring while the kernel works on the block at hand, so a rank needs memory for two
+    blocks beside its own shards. Gradients reach query, key, value and sinks; the gradient of `sinks` is that of this
+    rank's rows, as for any weight that all ranks share. Backward has to run on every rank.
+
+    Exact to rounding: see rootdk.distributed.merging for how blocks become one softmax and rootdk.distributed.ring for
+    the gradient. mask, bias and dropout are not there.
+
+    Errors: ArgumentError on every rank, before work starts, where the ranks' arguments do not fit each other. RankError
+    on every rank where one died or fell silent; the group is of no use then.
+
+    >>> import tempfile, torch, torch.distributed as dist
+    >>> where = f"file://{tempfile.mkdtemp()}/meet"
+    >>> dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    >>> q = torch.randn(2, 16, 8)
+    >>> bool(torch.allclose(attention(q, q, q, causal=True), rootdk.attention(q, q, q, causal=True)))
+    True
+    >>> dist.destroy_process_group()
+    """
+    options = (scale, causal, window, query_offset, key_lengths, softcap, sinks)
+    listeners = observing.listening()
+    if not listeners:
+        return _call("attention", query, key, value, group, layout, timeout, options, None)
+    found: dict[str, Any] = {}
+    out = _call("attention", query, key, value, group, layout, timeout, options, found)
+    observing.tell(listeners, query, key, out, found)
+    return out
+
+
+def measure(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: Any = None,
+    *,
+    layout: Layout = "contiguous",
+    scale: float | str | ScaleRule | None = None,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    query_offset: Any = None,
+    key_lengths: Any = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    timeout: Any = None,
+) -> tuple[Tensor, Reading]:
+    """attention() and the Reading of this rank's rows, over the keys of all ranks: what one process would read there.
+
+    The fields of all blocks are merged in float64 and rounded once. `unshard` makes one Reading of all ranks' rows.
+
+    >>> import tempfile, torch, torch.distributed as dist
+    >>> where = f"file://{tempfile.mkdtemp()}/meet"
+    >>> dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    >>> q = torch.zeros(1, 4, 8)
+    >>> measure(q, q, q, causal=True)[1].effective_keys.tolist()
+    [[1.0, 2.0, 3.0, 4.0]]
+    >>> dist.destroy_process_group()
+    """
+    options = (scale, causal, window, query_offset, key_lengths, softcap, sinks)
+    found: dict[str, Any] = {}
+    out = _call("measure", query, key, value, group, layout, timeout, options, found)
+    return out, found["reading"]
+
+
+_NAMES = ("scale", "causal", "window", "query_offset", "key_lengths", "softcap", "sinks")
+
+
+def _call(
+    name: str, query: Any, key: Any, value: Any, group: Any, layout: Any, timeout: Any, options: tuple[Any, ...],
+    found: dict[str, Any] | None,
+) -> Tensor:  # fmt: skip
+    peers = Peers(group, timeout, getattr(query, "device", "cpu"))
+    note: dict[str, Any] = {}
+    wrong = None
+    sinks = options[-1]
+    try:
+        query, key, value = _checked(query, key, value, options)
+        check_layout(layout)
+        learned = torch.is_grad_enabled() and any(
+            isinstance(one, Tensor) and one.requires_grad for one in (query, key, value, sinks)
+        )
+        note = {
+            "call": f"rootdk.distributed.{name}",
+            "query": list(query.shape),
+            "key": list(key.shape),
+            "value": list(value.shape),
+            "dtype": str(query.dtype).removeprefix("torch."),
+            "layout": layout,
+            "requires_grad": learned,
+            **{option: digest(given) for option, given in zip(_NAMES, options, strict=True)},
+            "rootdk": rootdk.__version__,
+        }
+    except (ArgumentError, ArgumentTypeError) as error:
+        wrong = error
+    notes = agree(peers, note, wrong)
+
+    # From here on all ranks know the same, so what is refused is refused by all of them.
+    one_head = query.dim() == 2
+    query_lengths, key_lengths = ([one[of][-2] for one in notes] for of in ("query", "key"))
+    whole = (_shape_of(query, sum(query_lengths)), *(_shape_of(t, sum(key_lengths)) for t in (key, value)))
+    _, problem, _ = resolve(*whole, *_resolved_options(options))
+    if one_head:
+        query, key, value = query[None], key[None], value[None]
+    plan = plan_of(peers, problem, query_lengths, key_lengths, layout)
+    if note["requires_grad"]:
+        sinks = torch.atleast_1d(sinks) if isinstance(sinks, Tensor) else None
+        out = RingAttention.apply(plan, notes[0]["number"], found, query, key, value, sinks)
+    else:
+        out, _ = run(plan, found, query, key, value)
+    if found is not None:
+        found["problem"] = problem
+        if one_head:
+            found["reading"] = _first_head(found["reading"])
+    return out[0] if one_head else out
+
+
+def _checked(query: Any, key: Any, value: Any, options: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    if not isinstance(query, Tensor):
+        raise ArgumentTypeError(f"query: must be a torch tensor, got {type(query).__name__}")
+    query, key, value = torch_backend.inputs(query, key, value)
+    check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
+    scale = options[0]
+    if isinstance(scale, Tensor) and scale.requires_grad:
+        raise ArgumentError("scale: must not require a gradient on a ring, got a tensor that does")
+    return query, key, value
+
+
+def _resolved_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    scale, causal, window, query_offset, key_lengths, softcap, sinks = options
+    return scale, causal, None, None, window, query_offset, key_lengths, softcap, sinks, 0.0, None
+
+
+def _shape_of(tensor: Tensor, rows: int) -> Tensor:
+    """Of the whole shape, with one number in memory."""
+    return tensor.new_empty(()).expand(*tensor.shape[:-2], rows, tensor.shape[-1])
+
+
+def _first_head(reading: Reading) -> Reading:
+    from ..reading import FIELDS
+
+    fields = {name: getattr(reading, name)[0] for name in (*FIELDS, "keys")}
+    return Reading(**fields, has_sinks=reading.has_sinks)

@@ -1,0 +1,152 @@
+"""The two passes round the ring: keys and values travel, queries stay where they are.
+
+In step t rank r works on the block that rank r - t brought, while that block goes on to rank r + 1 and the next one
+comes in from rank r - 1. After R - 1 hops every rank has seen every block.
+
+    forward    one message per hop: keys and values of a block, one after the other, in their own type
+    backward   the same, and the gradient of a block, which follows it one step behind, growing on every rank, and
+               after R hops is home again
+
+The backward pass of a block needs nothing but the row's merged maximum m and sum l, the whole output and its gradient:
+
+    P = 2^(s - m) / l      delta = <d_out, out>      dS = P * (d_out V' - delta)
+    d_value = P' d_out     d_key = dS' Q             d_query = sum over blocks of dS K
+
+P, with m and l of the whole row, are the weights of the whole row, and delta = sum over *all* keys of P * (d_out V'),
+because out is the output over all keys. So what the kernel computes for one block, when it is given these in place of
+the block's own, is that block's part of the whole gradient, exactly: nothing is rescaled or corrected afterwards.
+
+Half types are widened to float32 block by block: partial outputs and gradients would lose bits in every merge. They
+travel as they are; gradients travel in float32.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._backends import torch_kernel
+from ..reading import Reading
+from .blocks import Plan, block, sees
+from .merging import Rows
+from .peers import BLOCK, GRADIENT, Message
+
+Found = tuple[Tensor, Tensor, Reading | None]
+
+
+class _Carrier:
+    """Blocks of keys and values in flat memory: one for the present step, one that fills up for the next."""
+
+    def __init__(self, plan: Plan, key: Tensor, value: Tensor) -> None:
+        self.plan, self._key, self._value = plan, key, value
+        size = max(self._size(rank) for rank in range(plan.peers.size))
+        here = key.new_empty(size)
+        self._here, self._next = here, here if plan.peers.size == 1 else torch.empty_like(here)
+        own_key, own_value = self.parts(plan.peers.rank, here)
+        own_key.copy_(key)
+        own_value.copy_(value)
+
+    def _shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        count = self.plan.key_count(rank)
+        key, value = self._key.shape, self._value.shape
+        return (*key[:-2], count, key[-1]), (*value[:-2], count, value[-1])
+
+    def _size(self, rank: int) -> int:
+        return sum(torch.Size(shape).numel() for shape in self._shapes(rank))
+
+    def parts(self, rank: int, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of that rank's block, as views of flat memory."""
+        key_shape, value_shape = self._shapes(rank)
+        size = torch.Size(key_shape).numel()
+        return flat[:size].view(key_shape), flat[size : self._size(rank)].view(value_shape)
+
+    def present(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Keys and values at hand, in the type that is computed with."""
+        key, value = self.parts(rank, self._here)
+        return _wide(key), _wide(value)
+
+    def pass_on(self, rank: int, coming: int) -> list[Message]:
+        """Begin to send the block at hand, which `rank` brought, and to receive the one that `coming` brought."""
+        peers = self.plan.peers
+        return peers.post(
+            (dist.isend, self._here[: self._size(rank)], (peers.rank + 1) % peers.size, BLOCK),
+            (dist.irecv, self._next[: self._size(coming)], (peers.rank - 1) % peers.size, BLOCK),
+        )
+
+    def turn(self) -> None:
+        """What came in is at hand now."""
+        self._here, self._next = self._next, self._here
+
+    def no_gradient(self, rank: int, like: Tensor) -> Tensor:
+        """Zeros for the gradient of that rank's block."""
+        return like.new_zeros(self._size(rank))
+
+
+def forward(plan: Plan, query: Tensor, key: Tensor, value: Tensor, measured: bool) -> Found:
+    """The output of this rank's rows, their row state, and their Reading if asked for."""
+    peers, wide = plan.peers, _wide(query)
+    rows = Rows(plan.problem, wide, value.shape[-1], plan.queries, measured)
+    carrier = _Carrier(plan, key, value)
+    for step in range(peers.size):
+        owner, coming = (peers.rank - step) % peers.size, (peers.rank - step - 1) % peers.size
+        under_way = carrier.pass_on(owner, coming) if step < peers.size - 1 else []
+        keys, values = carrier.present(owner)
+        for queries, piece in _pairs(plan, owner):
+            problem = block(plan, wide, keys, values, queries, piece)
+            state = torch_kernel.empty_row_state(problem.query)
+            reading: tuple[Any, Any] = torch_kernel.empty_reading(problem.query) if measured else (None, None)
+            out = torch_kernel.forward(problem, state, *reading)
+            rows.add(queries, out, state, *reading)
+        peers.wait(reversed(under_way))
+        carrier.turn()
+    return rows.out.to(query.dtype), rows.row_state(), rows.reading() if measured else None
+
+
+def backward(
+    plan: Plan, query: Tensor, key: Tensor, value: Tensor, out: Tensor, row_state: Tensor, d_out: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """d_query, d_key, d_value of this rank's rows and keys, in the type that is computed with."""
+    peers = plan.peers
+    query, out, d_out = _wide(query), _wide(out), _wide(d_out)
+    d_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    carrier = _Carrier(plan, key, value)
+    before, after = (peers.rank - 1) % peers.size, (peers.rank + 1) % peers.size
+    gone: list[Message] = []
+    gradient = query.new_empty(0)
+    for step in range(peers.size):
+        owner, coming = (peers.rank - step) % peers.size, (peers.rank - step - 1) % peers.size
+        gradient = carrier.no_gradient(owner, query)
+        so_far = torch.empty_like(gradient)
+        # In this order: what comes first was also sent first, for backends that do not tell messages apart by a tag.
+        growing = peers.post((dist.irecv, so_far, before, GRADIENT)) if step else []
+        under_way = carrier.pass_on(owner, coming) if step < peers.size - 1 else []
+        keys, values = carrier.present(owner)
+        d_key, d_value = carrier.parts(owner, gradient)
+        for queries, piece in _pairs(plan, owner):
+            problem = block(plan, query, keys, values, queries, piece)
+            rows, columns = (slice(p.at, p.at + p.length) for p in (queries, piece))
+            parts = torch_kernel.backward(problem, out[..., rows, :], row_state[..., rows], d_out[..., rows, :])
+            d_query[..., rows, :] += parts[0]
+            d_key[..., columns, :] += parts[1]
+            d_value[..., columns, :] += parts[2]
+        peers.wait(growing)
+        if step:
+            gradient += so_far
+        peers.wait([*gone, *reversed(under_way)])
+        carrier.turn()
+        if peers.size > 1:
+            gone = peers.post((dist.isend, gradient, after, GRADIENT))
+    if peers.size > 1:
+        gradient = carrier.no_gradient(peers.rank, query)
+        peers.wait([*peers.post((dist.irecv, gradient, before, GRADIENT)), *gone])
+    return (d_query, *carrier.parts(peers.rank, gradient))
+
+
+def _pairs(plan: Plan, owner: int) -> list[tuple[Any, Any]]:
+    """The pieces of queries here and of keys there of which at least one pair is visible."""
+    return [(q, k) for q in plan.queries for k in plan.keys[owner] if sees(plan.problem, q, k)]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
