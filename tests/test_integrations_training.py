@@ -328,7 +328,7 @@ def in_one_process(rank: int, folder: str) -> None:
     with TrainingLog(f"{folder}/rank{rank}.jsonl", clip_tau=TAU).start(model) as log:
         train(model, data, log.after_step, rate=0.0)
         assert log.watch is not None
-    with TrainingLog(f"{folder}/plain{rank}.jsonl").start(model) as log:
+    with TrainingLog(f"{folder}/plain{rank}.jsonl", parallel=None).start(model) as log:
         train(model, data, log.after_step, rate=0.0)
         assert rank == 0 or log.watch is None
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,22 @@ from numpy.typing import NDArray
 from rootdk.reading import Reading
 
 Numbers = NDArray[np.float64]
+# What becomes of the rows of a head: one number, which is what a metric is, or what one is made of (min_score).
+Kind = Literal["max", "min", "mean", "median"]
+KINDS: dict[str, Kind] = {
+    "logit_deviation": "median",
+    "max_logit": "max",
+    "min_logit": "min",
+    "max_score": "max",
+    "min_score": "min",
+    "score_deviation": "median",
+    "entropy_ratio": "median",
+    "saturated": "mean",
+    "jacobian_trace": "median",
+    "min_log_sum_exp": "min",
+    "sink_mass": "mean",
+    "non_finite": "mean",
+}
 
 # Rows with fewer keys say little: their entropy, their trace and their deviation are small whatever the model does.
 MIN_KEYS = 8
@@ -70,28 +86,43 @@ class LayerReading:
 
         Extremes are over all rows, the others over rows that see at least 8 keys (or what the longest row sees).
         """
+        numbers = {name: over_rows(KINDS[name], rows) for name, rows in self.columns().items()}
+        return finished(numbers, self.scale, self.softcap, self.dtype)
+
+    @cached_property
+    def most_keys(self) -> int:
+        """How many keys the row sees that sees the most."""
+        return int(_by_head(self.reading.keys).max(initial=0))
+
+    def columns(self, most_keys: int | None = None) -> dict[str, Numbers]:
+        """What the metrics are made of, (heads, rows) each, NaN where a row does not count; KINDS says what follows.
+
+        most_keys   of the longest row, if that was read in another process
+        """
         reading, scores = self.reading, self.scores
-        largest = np.fmax(self._extreme(scores.max, np.fmax), -self._extreme(scores.min, np.fmin))
-        reached = np.fmax(self._extreme(reading.max, np.fmax), -self._extreme(reading.min, np.fmin))
-        found = {
-            "logit_deviation": self._median(reading.std),
-            "max_logit": self._extreme(reading.max, np.fmax),
-            "min_logit": self._extreme(reading.min, np.fmin),
-            "max_score": self._extreme(scores.max, np.fmax),
-            "score_deviation": self._median(scores.std),
-            "raw_score": largest / abs(self.scale) if self.scale else np.full(self.heads, math.nan),
-            "entropy_ratio": self._median(reading.entropy_ratio),
-            "saturated": self._mean(reading.saturated()),
-            "jacobian_trace": self._median(reading.jacobian_trace),
-            "min_log_sum_exp": self._extreme(reading.log_sum_exp, np.fmin),
-            "sink_mass": self._mean(reading.sink_mass if reading.has_sinks else self.first_weight),
-            "non_finite": _by_head(reading.non_finite).mean(axis=1) if reading.shape[-1] else np.zeros(self.heads),
+        used = self._used if most_keys is None else self._enough(most_keys)
+        weight = reading.sink_mass if reading.has_sinks else self.first_weight
+
+        def counted(field: Any) -> Numbers:
+            return np.where(used, _by_head(field), math.nan)
+
+        def finite(field: Any) -> Numbers:
+            return np.where(np.isfinite(rows := _by_head(field)), rows, math.nan)
+
+        return {
+            "logit_deviation": counted(reading.std),
+            "max_logit": finite(reading.max),
+            "min_logit": finite(reading.min),
+            "max_score": finite(scores.max),
+            "min_score": finite(scores.min),
+            "score_deviation": counted(scores.std),
+            "entropy_ratio": counted(reading.entropy_ratio),
+            "saturated": counted(reading.saturated()),
+            "jacobian_trace": counted(reading.jacobian_trace),
+            "min_log_sum_exp": finite(reading.log_sum_exp),
+            "sink_mass": counted(weight),
+            "non_finite": _by_head(reading.non_finite),
         }
-        if self.softcap is not None:
-            found["cap_ratio"] = largest / self.softcap
-        if self.dtype == "bfloat16":
-            found["bf16_spacing"] = spacing(reached, digits=8)
-        return found
 
     @cached_property
     def apart(self) -> dict[str, Numbers]:
@@ -124,30 +155,49 @@ class LayerReading:
         use = self._used & ~np.isnan(ratio)
         count = np.maximum(use.sum(axis=1), 1)
         mean = np.where(use.any(axis=1), np.where(use, ratio, 0.0).sum(axis=1) / count, math.nan)
-        return self._extreme(self.reading.max, np.fmax), mean
+        largest = np.where(np.isfinite(rows := _by_head(self.reading.max)), rows, math.nan)
+        return over_rows("max", largest), mean
 
     @cached_property
     def _used(self) -> NDArray[np.bool_]:
-        keys = _by_head(self.reading.keys)
-        enough = keys >= min(MIN_KEYS, max(int(keys.max(initial=0)), 1))
+        return self._enough(self.most_keys)
+
+    def _enough(self, most_keys: int) -> NDArray[np.bool_]:
         whole: NDArray[np.bool_] = ~_by_head(self.reading.non_finite).astype(bool)
-        return enough & whole
+        return (_by_head(self.reading.keys) >= min(MIN_KEYS, max(most_keys, 1))) & whole
 
     def _median(self, field: Any) -> Numbers:
-        return self._over_rows(field, np.median)
+        return over_rows("median", np.where(self._used, _by_head(field), math.nan))
 
     def _mean(self, field: Any) -> Numbers:
-        return self._over_rows(field, np.mean)
+        return over_rows("mean", np.where(self._used, _by_head(field), math.nan))
 
-    def _over_rows(self, field: Any, statistic: Any) -> Numbers:
-        columns = _by_head(field)
-        chosen = [column[use & ~np.isnan(column)] for column, use in zip(columns, self._used, strict=True)]
-        return np.array([statistic(column) if column.size else math.nan for column in chosen])
 
-    def _extreme(self, field: Any, ufunc: Any) -> Numbers:
-        columns = np.where(np.isfinite(columns := _by_head(field)), columns, math.nan)
-        found: Numbers = ufunc.reduce(columns, axis=1, initial=math.nan)
-        return found
+def finished(numbers: dict[str, Numbers], scale: float, softcap: float | None, dtype: str) -> dict[str, Numbers]:
+    """The metrics from one number per head of each of `LayerReading.columns`."""
+    found = dict(numbers)
+    largest = np.fmax(found["max_score"], -found.pop("min_score"))
+    found["raw_score"] = largest / abs(scale) if scale else np.full(len(largest), math.nan)
+    found["non_finite"] = np.nan_to_num(found["non_finite"])  # no rows at all: none of them is broken
+    if softcap is not None:
+        found["cap_ratio"] = largest / softcap
+    if dtype == "bfloat16":
+        found["bf16_spacing"] = spacing(np.fmax(found["max_logit"], -found["min_logit"]), digits=8)
+    return found
+
+
+def over_rows(kind: Kind, rows: Numbers) -> Numbers:
+    """One number for each head of (heads, rows); NaN rows do not count, and a head without others is NaN.
+
+    >>> over_rows("median", np.array([[1.0, np.nan, 5.0], [np.nan] * 3])).tolist()
+    [3.0, nan]
+    """
+    if kind in ("max", "min"):
+        extreme: Numbers = (np.fmax if kind == "max" else np.fmin).reduce(rows, axis=1, initial=math.nan)
+        return extreme
+    statistic = np.median if kind == "median" else np.mean
+    chosen = [row[~np.isnan(row)] for row in rows]
+    return np.array([statistic(row) if row.size else math.nan for row in chosen])
 
 
 def spacing(size: Numbers, digits: int) -> Numbers:

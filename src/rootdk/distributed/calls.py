@@ -16,7 +16,7 @@ from . import observing
 from .agreement import agree, digest
 from .blocks import plan_of
 from .gradient import RingAttention, run
-from .layout import Layout, check_layout
+from .layout import Layout, check_layout, positions_of
 from .peers import Peers
 
 
@@ -77,7 +77,8 @@ def attention(
         return _call("attention", query, key, value, group, layout, timeout, options, None)
     found: dict[str, Any] = {}
     out = _call("attention", query, key, value, group, layout, timeout, options, found)
-    observing.tell(listeners, query, key, out, found)
+    for told in listeners:
+        told(found["measured"])
     return out
 
 
@@ -161,7 +162,15 @@ def _call(
     else:
         out, _ = run(plan, found, query, key, value)
     if found is not None:
-        found["problem"] = problem
+        held = positions_of(peers.rank, query_lengths, layout)
+        found["measured"] = observing.Measured(
+            query.detach(),
+            torch.cat([torch.arange(rows.start, rows.stop) for rows in held]),
+            found["first_key"],
+            problem,
+            plan.row_scale,
+            found["reading"],
+        )
         if one_head:
             found["reading"] = _first_head(found["reading"])
     return out[0] if one_head else out

@@ -17,7 +17,7 @@ from .blocks import Plan
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]
-    """forward(plan, number, found, query, key, value, sinks); the Reading, if there is one, is put into `found`."""
+    """forward(plan, number, found, query, key, value, sinks); what was measured, if anything, is put into `found`."""
 
     @staticmethod
     def forward(
@@ -49,8 +49,8 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
 def run(plan: Plan, found: dict[str, Any] | None, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The forward pass alone: the output and the row state."""
     with plan.peers.together():
-        out, row_state, reading = ring.forward(plan, query, key, value, found is not None)
+        out, row_state, reading, first_key = ring.forward(plan, query, key, value, found is not None)
         plan.peers.part()
     if found is not None:
-        found["reading"] = reading
+        found |= {"reading": reading, "first_key": first_key}
     return out, row_state

@@ -32,7 +32,8 @@ from .blocks import Plan, block, sees
 from .merging import Rows
 from .peers import BLOCK, GRADIENT, Message
 
-Found = tuple[Tensor, Tensor, Reading | None]
+# Output, row state, and if measured the Reading and the first key of the sequence.
+Found = tuple[Tensor, Tensor, Reading | None, Tensor | None]
 
 
 class _Carrier:
@@ -88,10 +89,14 @@ def forward(plan: Plan, query: Tensor, key: Tensor, value: Tensor, measured: boo
     peers, wide = plan.peers, _wide(query)
     rows = Rows(plan.problem, wide, value.shape[-1], plan.queries, measured)
     carrier = _Carrier(plan, key, value)
+    beginning = next((rank for rank in range(peers.size) if plan.key_count(rank)), None)
+    first_key = None
     for step in range(peers.size):
         owner, coming = (peers.rank - step) % peers.size, (peers.rank - step - 1) % peers.size
         under_way = carrier.pass_on(owner, coming) if step < peers.size - 1 else []
         keys, values = carrier.present(owner)
+        if measured and owner == beginning:
+            first_key = keys[..., :1, :].clone()
         for queries, piece in _pairs(plan, owner):
             problem = block(plan, wide, keys, values, queries, piece)
             state = torch_kernel.empty_row_state(problem.query)
@@ -100,7 +105,7 @@ def forward(plan: Plan, query: Tensor, key: Tensor, value: Tensor, measured: boo
             rows.add(queries, out, state, *reading)
         peers.wait(reversed(under_way))
         carrier.turn()
-    return rows.out.to(query.dtype), rows.row_state(), rows.reading() if measured else None
+    return rows.out.to(query.dtype), rows.row_state(), rows.reading() if measured else None, first_key
 
 
 def backward(

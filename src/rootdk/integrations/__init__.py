@@ -6,6 +6,7 @@ Importing this loads no framework; a callback or a sink loads the one that it is
 from rootdk.integrations.jsonl import JsonLines
 from rootdk.integrations.lightning import lightning_callback
 from rootdk.integrations.loop import TrainingLog
+from rootdk.integrations.merged import merged_metrics
 from rootdk.integrations.needed import PackageMissingError
 from rootdk.integrations.sink import Sink
 from rootdk.integrations.tensorboard import TensorBoard
@@ -20,5 +21,6 @@ __all__ = [
     "TrainingLog",
     "WeightsAndBiases",
     "lightning_callback",
+    "merged_metrics",
     "trainer_callback",
 ]

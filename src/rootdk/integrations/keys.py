@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from rootdk.audit.layer import LayerReading, Numbers
+from rootdk.integrations.merged import Merged
 
 # An extreme is that of the worst head; of the rest the median counts, by which a layer is judged too.
 _HIGHEST = frozenset({"max_logit", "max_score", "raw_score", "non_finite", "cap_ratio", "bf16_spacing"})
@@ -49,7 +50,7 @@ class LayerKeys:
 
 
 def values_of(
-    readings: Mapping[str, LayerReading],
+    readings: Mapping[str, LayerReading] | Mapping[str, Merged],
     key: Callable[[str], str],
     heads: bool = False,
     clipped: Mapping[str, Numbers] | None = None,

@@ -14,6 +14,7 @@ def lightning_callback(
     heads: bool = False,
     clip_tau: float | None = None,
     part: str = "",
+    parallel: Any = "data",
 ) -> Any:
     """A callback that reads the attention of the module that `lightning.Trainer` trains.
 
@@ -30,7 +31,7 @@ def lightning_callback(
     >>> isinstance(lightning_callback(os.devnull, every=10), lightning.Callback)
     True
     """
-    return _made(TrainingLog(sinks, every, rows, heads, clip_tau), part)
+    return _made(TrainingLog(sinks, every, rows, heads, clip_tau, parallel), part)
 
 
 def _made(log: TrainingLog, part: str) -> Any:

@@ -9,6 +9,7 @@ from rootdk.audit.remedies import Largest, clip_to_, largest_scores, positive
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.integrations import ranks
 from rootdk.integrations.keys import LayerKeys, values_of
+from rootdk.integrations.merged import groups_of, heads_together, merged_metrics
 from rootdk.integrations.sink import sinks_of
 
 if TYPE_CHECKING:
@@ -25,10 +26,13 @@ class TrainingLog:
     rows       read only so many query rows; see rootdk.watch
     heads      write every head too, not only every layer
     clip_tau   None, or the tau of QK-clip: after each step that was read, rootdk.audit.qk_clip_ goes over the weights
+    parallel   in which way several processes share the work: "data" (also for shards of a batch), "sequence" or
+               "tensor", a dictionary from these to process groups, or None to write what rank 0 alone sees
 
     Written are the numbers of the last forward before the step, and with clip_tau `qk_clip`, the smallest factor. Where
-    torch.distributed is initialised rank 0 alone writes, and clipping goes by the largest score of all ranks, so that
-    replicas stay equal; call `after_step` in all of them.
+    torch.distributed is initialised rank 0 alone writes, and what it writes is what one process would have read that
+    has the rows and heads of all: see rootdk.integrations.merged_metrics. Clipping goes by the largest score over all
+    ranks that hold the same heads, so that replicas stay equal. Call `after_step` in all of them.
 
     >>> import json, tempfile, torch
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
@@ -53,6 +57,7 @@ class TrainingLog:
         rows: int | None = None,
         heads: bool = False,
         clip_tau: float | None = None,
+        parallel: Any = "data",
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int):
             raise ArgumentTypeError(f"every: must be an int of at least 1, got {every!r}")
@@ -61,6 +66,7 @@ class TrainingLog:
         self.sinks = sinks_of(sinks)
         self.every, self.rows, self.heads = every, rows, heads
         self.clip_tau = None if clip_tau is None else positive("clip_tau", clip_tau)
+        self.parallel = None if parallel is None else groups_of(parallel)
         self.watch: Watch | None = None
         self.steps = 0
         self._writes = False
@@ -82,7 +88,7 @@ class TrainingLog:
         self.steps = 0
         self._writes = ranks.writes()
         try:
-            if self._writes or self.clip_tau is not None:
+            if self._writes or self.clip_tau is not None or self._merges:
                 self.watch = rootdk.watch(model, rows=self.rows)
             if self.clip_tau is not None:
                 ranks.check_whole(model)
@@ -93,6 +99,10 @@ class TrainingLog:
             self.close()
             raise
         return self
+
+    @property
+    def _merges(self) -> bool:
+        return self.parallel is not None and ranks.several()
 
     @property
     def due(self) -> bool:
@@ -126,13 +136,16 @@ class TrainingLog:
             if self.clip_tau is not None:
                 self._check_clippable(readings)
                 self.after_forward()
-                # Also with nothing read: the other ranks are waiting.
-                clipped = clip_to_(self.watch.model, ranks.over_ranks(self._largest), self.clip_tau)
+                clipped = clip_to_(self.watch.model, self._largest_of_all(), self.clip_tau)
                 self._largest = {}
-            if not readings:
+                if self._merges and self.parallel and "tensor" in self.parallel:
+                    clipped = heads_together(clipped, self.parallel["tensor"])
+            # Also with nothing read: the other ranks are waiting.
+            shown = merged_metrics(readings, self.parallel) if self._merges else readings
+            if not shown:
                 self._warn()
             elif self._writes:
-                values = values_of(readings, self._keys, self.heads, clipped)
+                values = values_of(shown, self._keys, self.heads, clipped)
                 for sink in self.sinks:
                     sink.write(number, values)
         self.steps += 1
@@ -159,6 +172,16 @@ class TrainingLog:
         """The readings of the last forward, if there was one since the last step."""
         known = {} if self.watch is None else self.watch.readings
         return {name: reading for name, reading in known.items() if reading.step >= self._seen}
+
+    def _largest_of_all(self) -> Largest:
+        """Over the ranks that hold the same heads; with tensor parallelism alone every rank clips its own."""
+        if self.parallel is None:
+            return ranks.over_ranks(self._largest)
+        found = self._largest
+        for way in ("data", "sequence"):
+            if way in self.parallel:
+                found = ranks.over_ranks(found, self.parallel[way])
+        return found
 
     def _check_clippable(self, readings: dict[str, LayerReading]) -> None:
         """A layer that cannot be clipped ends the run in its first step, not in the later one that needs it."""

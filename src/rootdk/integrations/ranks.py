@@ -18,10 +18,16 @@ def writes() -> bool:
     return distributed is None or distributed.get_rank() == 0
 
 
-def over_ranks(largest: Largest) -> Largest:
-    """The largest scores over all processes, the same in each of them; every process has to call this."""
+def several() -> bool:
+    """Whether there are other processes."""
     distributed = _distributed()
-    return largest if distributed is None else merged(_gathered(distributed, largest))
+    return distributed is not None and distributed.get_world_size() > 1
+
+
+def over_ranks(largest: Largest, group: Any = None) -> Largest:
+    """The largest scores over all processes of a group, the same in each of them; all of them have to call this."""
+    distributed = _distributed()
+    return largest if distributed is None else merged(_gathered(distributed, largest, group))
 
 
 def merged(parts: list[Largest]) -> Largest:
@@ -60,8 +66,8 @@ def _distributed() -> Any:
     return torch.distributed if there else None
 
 
-def _gathered(distributed: Any, largest: Largest) -> list[Largest]:
+def _gathered(distributed: Any, largest: Largest, group: Any) -> list[Largest]:
     # As objects, not as one tensor: with dropped layers or experts the processes need not have read the same layers.
-    parts: list[Largest] = [{}] * distributed.get_world_size()
-    distributed.all_gather_object(parts, largest)
+    parts: list[Largest] = [{}] * distributed.get_world_size(group)
+    distributed.all_gather_object(parts, largest, group=group)
     return parts

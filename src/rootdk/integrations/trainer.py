@@ -12,6 +12,7 @@ def trainer_callback(
     rows: int | None = None,
     heads: bool = False,
     clip_tau: float | None = None,
+    parallel: Any = "data",
 ) -> Any:
     """A callback that reads the attention of the model that `transformers.Trainer` trains.
 
@@ -25,7 +26,7 @@ def trainer_callback(
     >>> isinstance(trainer_callback(os.devnull, every=10), transformers.TrainerCallback)
     True
     """
-    return _made(TrainingLog(sinks, every, rows, heads, clip_tau))
+    return _made(TrainingLog(sinks, every, rows, heads, clip_tau, parallel))
 
 
 def _made(log: TrainingLog) -> Any:

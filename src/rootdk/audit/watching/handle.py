@@ -14,6 +14,7 @@ from rootdk.audit.trend import Trend
 from rootdk.audit.watching import taps
 from rootdk.audit.watching.call import Call, UnreadableError, split
 from rootdk.audit.watching.read import check_readable, read
+from rootdk.audit.watching.ringed import read_ring
 from rootdk.audit.watching.scale import Scale, scale_of
 from rootdk.audit.watching.written_out import read_logits
 from rootdk.errors import ArgumentError, ArgumentTypeError
@@ -121,6 +122,10 @@ class Watch:
     def hear_softmax(self, logits: Tensor) -> None:
         """Read the logits of a softmax that a module of this model took."""
         self._hear(lambda name: read_logits(name, self.step - 1, logits, self.rows))
+
+    def hear_ring(self, measured: Any) -> None:
+        """Take the readings of a call on a ring of processes that a module of this model made."""
+        self._hear(lambda name: read_ring(name, self.step - 1, measured))
 
     def _hear(self, reading: Callable[[str], LayerReading]) -> None:
         started = time.perf_counter()

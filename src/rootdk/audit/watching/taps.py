@@ -4,6 +4,7 @@
     F.multi_head_attention_forward          with need_weights=True it never calls the above: asked once more without
     torch's fused layers for evaluation     the two functions behind nn.MultiheadAttention and TransformerEncoderLayer
     transformers: an attention function     AttentionInterface.get_interface, through which models look theirs up
+    rootdk.distributed.attention            it asks before a call whether it shall be measured on its way round the ring
     softmax over the last of four axes      attention that a model writes out itself: the logits are there
 
 A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); it is told once, by
@@ -25,6 +26,7 @@ from rootdk._torch.routing import SDPA
 from rootdk._torch.wrapping import Wrapped
 from rootdk.audit.watching.call import Call, of_sdpa, of_transformers
 from rootdk.audit.watching.fused import of_encoder_layer, of_multi_head
+from rootdk.distributed.observing import observers as ring_observers
 
 functional = torch.nn.functional
 # What a function mode is told was called.
@@ -49,6 +51,9 @@ class Listener(Protocol):
 
     def hear_softmax(self, logits: Any) -> None:
         """A softmax over logits (batch, heads, n_query, n_key) was taken."""
+
+    def hear_ring(self, measured: Any) -> None:
+        """A call of rootdk.distributed.attention was measured while it was made."""
 
 
 class _Ears(local):
@@ -196,6 +201,7 @@ _taps: list[tuple[Wrapped, Any]] = [
     (Wrapped(torch, "_native_multi_head_attention"), _tap(_fused(of_multi_head))),
 ]
 _interfaces: dict[type, Wrapped] = {}
+_RING = (_listening, lambda measured: _tell(lambda listener: listener.hear_ring(measured)))
 
 
 def listen(listener: Listener) -> None:
@@ -204,6 +210,7 @@ def listen(listener: Listener) -> None:
         if not _listeners:
             for place, make in _taps:
                 place.open(make, observer=True)
+            ring_observers.append(_RING)
         # Looked up each time: the library may have been loaded since.
         interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
         if interface is not None and interface not in _interfaces:
@@ -219,6 +226,7 @@ def unlisten(listener: Listener) -> None:
         if not _listeners:
             for place, make in _taps:
                 place.close(make)
+            ring_observers.remove(_RING)
             for place in _interfaces.values():
                 place.close(_tap_interface)
             _interfaces.clear()
