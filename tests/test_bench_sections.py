@@ -11,15 +11,32 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 
 import rootdk
-from rootdk.bench import beside, decode, half, imports, isolated, options, pairs, plan, sgemm, tiny, truth, watched
+from rootdk.bench import (
+    beside,
+    decode,
+    half,
+    imports,
+    isolated,
+    options,
+    pairs,
+    plan,
+    ring,
+    section_tables,
+    sgemm,
+    tiny,
+    truth,
+    watched,
+)
 from rootdk.bench.peers import open_peers
 from rootdk.bench.setting import SECTIONS, Setting
 from rootdk.bench.shapes import QUICK, Shape, make_inputs
 from rootdk.bench.timing import Call
 from rootdk.cli import main
 from rootdk.commands.bench import bench
+from rootdk.distributed.local import LocalRanksError, run_ranks
 
 SMALL = Shape(1, 4, 4, 40, 16, causal=False)
 
@@ -53,7 +70,7 @@ def test_every_section_has_steps() -> None:
 
 def test_without_torch_what_needs_it_is_left_out_of_the_plan() -> None:
     keys = [step.key for step in plan.steps(setting(peers=("numpy",)))]
-    assert not {"half", "options", "beside", "watch"} & set(keys)
+    assert not {"half", "options", "beside", "watch", "ring"} & set(keys)
     assert keys.count("decode") == len(decode.FORMS)
     assert keys.count("tiny") == len(tiny.SHAPES)
 
@@ -142,6 +159,31 @@ def test_a_watched_step_trains_as_an_unwatched_one(name: str) -> None:
     assert found["left_out"] == {}
     assert set(found["seconds"]) == {"unwatched", "watched"}
     assert found["watched_over_unwatched"]["median"] > 0
+
+
+def test_a_ring_is_timed_beside_one_process_and_its_memory_is_read() -> None:
+    task = {"name": "causal", "tokens": 64, "rounds": 2, "causal": True, "gradient": True}
+    found = ring.race(task)
+    assert set(found["seconds"]) == set(ring.SIDES)
+    for side, times in found["seconds"].items():
+        assert times["calls"] == 2
+        if side != "one process":
+            expected = found["seconds"]["one process"]["best"] / (ring.SIDES[side] * times["best"])
+            assert found["efficiency"][side]["best"] == expected
+    used = ring.memory(2, 8192)
+    assert used["input_bytes"] == 3 * 4096 * ring.D * 4
+    # The block at hand, the next one and the output are there at once.
+    assert used["extra_bytes"] >= 5 * 4096 * ring.D * 4
+    console = Console(record=True, width=80)
+    section_tables.show(console, {"ring": [found, used]})
+    assert "Ring of 2, 8192 tokens, one head, d = 64" in console.export_text()
+
+
+def test_a_rank_that_fails_or_hangs_ends_the_run() -> None:
+    with pytest.raises(LocalRanksError, match=r"^rank 0 of 2 ended with code 1: KeyError: 'tokens'$"):
+        run_ranks(2, "rootdk.bench.ring", {})
+    with pytest.raises(LocalRanksError, match=r"^1 ranks: must end within 0.2 s, and did not$"):
+        run_ranks(1, "rootdk.bench.ring", {}, timeout=0.2)
 
 
 def test_a_watched_step_that_changes_the_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +341,6 @@ def test_whole_command(tmp_path: Path) -> None:
     assert len(report["options"]) == 10
     assert report["memory"]["keys"] == 16384
     assert report["import"]["frameworks"] == []
-    assert len(report["targets"]) == 34
+    assert len(report["targets"]) == 35
     assert all(target["met"] is None for target in report["targets"])
     assert "not for quoting" in result.output

@@ -66,6 +66,11 @@ def full_report() -> Report:
             row(name, watched=limit, unwatched=1.0) | {"watched_over_unwatched": {"best": limit, "median": limit}}
             for name, limit in (("exact", 1.25), ("rows=64", 1.05), ("every=10", 1.03))
         ],
+        "ring": [
+            row("causal", one_process=1.0, **{"2_ranks": 0.625})
+            | {"efficiency": {"1 rank": {"best": 1.0, "median": 1.0}, "2 ranks": {"best": 0.8, "median": 0.8}}},
+            row("memory, 2 ranks"),
+        ],
         "import": {
             "seconds": times(rootdk=0.15, numpy=0.1),
             "above_numpy": {"best": 0.05, "median": 0.05, "calls": 5},
@@ -123,6 +128,7 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
     ("training step, watched exactly / unwatched", seconds("watch", 0, "watched_over_unwatched"), 1.01),
     ("training step, 64 rows watched / unwatched", seconds("watch", 1, "watched_over_unwatched"), 1.01),
     ("training step, every tenth watched / unwatched", seconds("watch", 2, "watched_over_unwatched"), 1.01),
+    ("ring of 2 ranks, efficiency, lowest", seconds("ring", 0, "efficiency", "2 ranks"), 0.99),
     ("import rootdk, seconds", seconds("import", "seconds", "rootdk"), 1.01),
 ]
 
@@ -197,7 +203,7 @@ def test_a_dead_rival_leaves_its_target_unjudged_with_the_reason() -> None:
     name = "bfloat16 forward against torch, geometric mean"
     assert verdicts(report)[name] is None
     lines = headline(targets.judge(report))
-    assert lines[0] == "every target that was judged is reached (23)"
+    assert lines[0] == "every target that was judged is reached (24)"
     assert lines[1:] == ["not judged: 1", f"  {name}: torch died with SIGILL"]
 
 
@@ -221,11 +227,13 @@ def test_a_rival_that_needed_help_is_named() -> None:
 def test_without_torch_its_targets_are_there_and_not_judged() -> None:
     report = full_report()
     report |= {"peers": {}, "absent": {"torch": "not installed"}, "half": [], "options": [], "beside": [], "watch": []}
+    report["ring"] = []
     report["forward"] = [row(n=4096, rootdk=1.0, measure=1.05)]
     report["backward"] = [row(rootdk=1.0)]
     found = {one["name"]: one for one in targets.judge(report)}
     names = ("forward against torch, geometric mean", "float16 forward against torch, geometric mean")
     names += ("fused options against torch", "between torch's layers", "training step, watched exactly / unwatched")
+    names += ("ring of 2 ranks, efficiency, lowest",)
     for name in names:
         assert found[name]["met"] is None
         assert "torch" in found[name]["why"]

@@ -115,18 +115,18 @@ def test_the_group_works_after_a_refusal(misfit: Any) -> None:
 # --- ranks that are lost: the group is of no use afterwards
 
 
-def lose(rank: int, how: str) -> dict[str, Any]:
-    """Rank 2 is lost, in the way that `how` says; the others tell what they saw."""
+def lose(rank: int, how: str, who: int = 2) -> dict[str, Any]:
+    """One rank is lost, in the way that `how` says; the others tell what they saw."""
     q, k, v = tensors(rank, rows=64)
     q.requires_grad_()
     distributed.attention(q, k, v)  # connected, and past the imports
     dist.barrier()
     found: dict[str, Any] = {}
-    if rank == 2:
+    if rank == who:
         _lose_itself(how)
     try:
         out = distributed.attention(q, k, v, timeout=TIMEOUT if how == "asleep" else NEVER)
-        if how == "dead before backward" and rank == 2:
+        if how == "dead before backward" and rank == who:
             os.kill(os.getpid(), signal.SIGKILL)
         out.sum().backward()
         found["result"] = "a result"
@@ -182,6 +182,17 @@ def test_a_lost_rank_is_reported_everywhere_and_in_time(tmp_path: Path, how: str
         assert one["type"] == "RankError"
         assert one["rank"] == 2
         assert f"rank {rank} has stopped, nothing of this call is used" in one["error"]
+
+
+def test_the_rank_that_holds_the_store_is_lost(tmp_path: Path) -> None:
+    """Nobody can read a common reason then; each says what it saw, and none hangs."""
+    found = together(lose, RANKS, tmp_path, "dead in the ring", 0, killed=0, tcp=True)
+    for one in found[1:]:
+        assert one["type"] == "RankError"
+        assert one["gradient"] is None
+        assert one["rank"] in (0, None)
+        assert (one["rank"] == 0) == one["error"].startswith("rank 0 has closed its connection")
+        assert one["rank"] == 0 or "; the store is gone too: it lives on rank 0;" in one["error"]
 
 
 # --- without other ranks

@@ -35,7 +35,7 @@ def measure_call(keys: int) -> dict[str, Any]:
 
     rng = np.random.default_rng(0)
     query, key, value = (rng.standard_normal((1, keys, D), dtype=np.float32) for _ in range(3))
-    before = _status("VmRSS")
+    before = status("VmRSS")
     start = time.perf_counter()
     out = rootdk.attention(query, key, value)
     seconds = time.perf_counter() - start
@@ -44,13 +44,13 @@ def measure_call(keys: int) -> dict[str, Any]:
         "d": D,
         "input_bytes": query.nbytes + key.nbytes + value.nbytes,
         "output_bytes": out.nbytes,
-        "extra_bytes": max(0, _status("VmHWM") - before - out.nbytes),
+        "extra_bytes": max(0, status("VmHWM") - before - out.nbytes),
         "full_scores_bytes": keys * keys * 4,
         "seconds": seconds,
     }
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     """Bytes of one field of this process's status; elsewhere than on Linux, the peak so far."""
     status = Path("/proc/self/status")
     if status.exists():

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rootdk.bench import beside, decode, half, imports, memory, options, pairs, race, tiny, watched
+from rootdk.bench import beside, decode, half, imports, memory, options, pairs, race, ring, tiny, watched
 from rootdk.bench.setting import Setting, Step
 from rootdk.bench.shapes import MATRIX, QUICK
 
@@ -39,6 +39,8 @@ def steps(setting: Setting) -> Iterator[Step]:
         yield from beside.steps(setting)
     if "watch" in sections:
         yield from watched.steps(setting)
+    if "ring" in sections:
+        yield from ring.steps(setting)
     if "import" in sections:
         yield from imports.steps(setting)
     if "memory" in sections:

@@ -15,6 +15,8 @@ def show(console: Console, report: dict[str, Any]) -> None:
     for key, (title, columns) in _TABLES.items():
         if report.get(key):
             console.print(filled(title, "", report[key], columns))
+    if report.get("ring"):
+        _ring(console, report["ring"])
     if "import" in report:
         _import(console, report["import"])
     if "memory" in report:
@@ -86,6 +88,33 @@ _TABLES: dict[str, tuple[str, Mapping[str, Cell]]] = {
         },
     ),
 }
+
+
+def _efficiency(ranks: str) -> Cell:
+    return lambda row: " / ".join(f"{row['efficiency'][ranks][statistic]:.2f}" for statistic in STATISTICS)
+
+
+def _ring(console: Console, rows: list[Row]) -> None:
+    columns: dict[str, Cell] = {
+        "one process": time_of("one process", _MILLI),
+        "1 rank": time_of("1 rank", _MILLI),
+        "2 ranks": time_of("2 ranks", _MILLI),
+        "eff. 1": _efficiency("1 rank"),
+        "eff. 2": _efficiency("2 ranks"),
+    }
+    timed = [row for row in rows if "efficiency" in row]
+    if timed:
+        title = "A ring of ranks, one thread each, ms, and efficiency, best / median"
+        console.print(filled(title, "", timed, columns))
+    for row in rows:
+        if "ranks" in row:
+            console.print(
+                f"Ring of {row['ranks']}, {row['tokens']} tokens, one head, d = {row['d']}: "
+                f"{mebibytes(row['extra_bytes'])} a rank above its inputs at the peak of a forward pass, "
+                f"{row['bytes_per_token']:.0f} bytes per token on a rank with the inputs; "
+                f"the memory that is free now would hold {row['largest']} tokens on {row['ranks']} ranks.",
+                highlight=False,
+            )
 
 
 def _import(console: Console, found: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from rootdk.bench.peers.peer import Peer
 
 SECTIONS = (
-    "forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "import", "memory",
+    "forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "ring",
+    "import", "memory",
 )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def _judged(report: dict[str, Any]) -> Iterator[Verdict]:
         if section in sections:
             for key, chosen, target in of_section:
                 rows: list[Row] = report.get(key, [])
-                needs_torch = section == "watch" or "torch" in target.needs
+                needs_torch = section in ("watch", "ring") or "torch" in target.needs
                 without_torch = needs_torch and "torch" not in report.get("peers", {"torch": ""})
                 picked = [row for row in rows if chosen(row)]
                 yield target.judge(picked, no_torch if without_torch else "no such shape in this run")
@@ -109,6 +109,10 @@ def _watch_cost(name: str, limit: float) -> Target:
         return float(row["watched_over_unwatched"][statistic])
 
     return Target(name, limit, figure, max, ("watched", "unwatched"), at_most=True)
+
+
+def _ring_efficiency(row: Row, statistic: str) -> float:
+    return float(row["efficiency"]["2 ranks"][statistic])
 
 
 def _tiny_in_torch(name: str) -> Target:
@@ -191,6 +195,13 @@ _BY_ROWS: dict[str, list[tuple[str, Callable[[Row], bool], Target]]] = {
         ("watch", _named("exact"), _watch_cost("training step, watched exactly / unwatched", 1.25)),
         ("watch", _named("rows=64"), _watch_cost("training step, 64 rows watched / unwatched", 1.05)),
         ("watch", _named("every=10"), _watch_cost("training step, every tenth watched / unwatched", 1.03)),
+    ],
+    "ring": [
+        (
+            "ring",
+            lambda row: "efficiency" in row,
+            Target("ring of 2 ranks, efficiency, lowest", 0.8, _ring_efficiency, min, ("one process", "2 ranks")),
+        ),
     ],
     "tiny": [
         (

@@ -9,7 +9,10 @@ import click
 from . import options
 
 # The sections of rootdk.bench.setting, whose import this file spares every other command; a test holds them together.
-NAMES = ("forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "import", "memory")
+NAMES = (
+    "forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "ring",
+    "import", "memory",
+)  # fmt: skip
 
 
 @click.command()

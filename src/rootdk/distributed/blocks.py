@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from .._backends.problem import Problem
-from .layout import Piece, pieces
+from .layout import Piece, joined, pieces
 from .peers import Peers
 
 
@@ -37,12 +37,12 @@ class Plan(NamedTuple):
 
 def plan_of(peers: Peers, problem: Problem, query_lengths: list[int], key_lengths: list[int], layout: str) -> Plan:
     """From the resolved call and the lengths of all shards."""
-    held = pieces(query_lengths, layout)[peers.rank]
+    held = joined(pieces(query_lengths, layout)[peers.rank])
     row_scale = problem.row_scale
     if row_scale is not None:
         row_scale = np.concatenate([row_scale[:, p.first : p.first + p.length] for p in held], axis=1)
         problem = problem._replace(row_scale=None)
-    keys = pieces(key_lengths, layout)
+    keys = [joined(of_rank) for of_rank in pieces(key_lengths, layout)]
     if problem.left is None and problem.right is None and problem.key_lengths is None:
         # Every query sees every key, so it does not matter where they stand: one block per rank.
         held = (Piece(0, 0, query_lengths[peers.rank]),)

@@ -1,8 +1,9 @@
 """What happens when a rank is lost: every other rank stops, and all of them give the same reason.
 
 The reason is written to the store of the group, once: whoever notices first says what happened, and the others read
-it. Two things make the others notice in time. A rank that times out or loses a connection wakes all ranks that it is
-connected to; and whoever is woken by a closed connection waits a moment for the reason before it makes up its own.
+it. Only where the store died with the rank that holds it (under torchrun none does) each says what it saw itself. Two
+things make the others notice in time: a rank that times out or loses a connection wakes all ranks that it is connected
+to, and whoever is woken by a closed connection waits a moment for the reason before it makes up its own.
 
 How gloo shows a fault (2.13): a wait past its deadline raises "Timed out waiting ..." and closes every connection of
 the group in that process; a process that dies or closes raises "Connection closed by peer" in those who have a message
@@ -11,7 +12,6 @@ under way with it, and in nobody else. So a group is of no use after a fault, wi
 
 import json
 import time
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -34,7 +34,13 @@ def lost(group: Any, rank: int, others: list[int], reason: str, blamed: int | No
     blamed      which rank is the cause, as far as this one can tell
     secondary   whether this may be the consequence of what another rank noticed before
     """
-    known = _known_reason(group, _MOMENT if secondary else 0.0) or _tell(group, {"rank": blamed, "reason": reason})
+    mine = {"rank": blamed, "reason": reason}
+    try:
+        known = _known_reason(group, _MOMENT if secondary else 0.0) or _tell(group, mine)
+    except Exception:  # noqa: BLE001 -- whatever a store says that died with the rank that holds it
+        # Then nobody can tell a rank that died from one that was stopped by the death of another.
+        certain = not secondary or blamed == 0
+        known = mine if certain else {"rank": None, "reason": f"{reason}; the store is gone too: it lives on rank 0"}
     wake(group, others)
     return RankError(
         f"{known['reason']}; rank {rank} has stopped, nothing of this call is used, and the group cannot be used again",
@@ -61,23 +67,17 @@ def wake(group: Any, others: list[int]) -> None:
 
 def _known_reason(group: Any, patience: float) -> Any:
     """What another rank has written, if it does within that many seconds."""
-    until = time.monotonic() + patience
-    with suppress(Exception):  # a store that died with its host says nothing; then what this rank saw must do
-        store = _store(group)
-        while True:
-            if store.check([_KEY]):
-                return json.loads(store.get(_KEY))
-            if time.monotonic() >= until:
-                return None
-            time.sleep(0.02)
-    return None
+    until, store = time.monotonic() + patience, _store(group)
+    while not store.check([_KEY]):
+        if time.monotonic() >= until:
+            return None
+        time.sleep(0.02)
+    return json.loads(store.get(_KEY))
 
 
 def _tell(group: Any, mine: dict[str, Any]) -> Any:
     """Write the reason, unless somebody was faster; what is written then is what all ranks say."""
-    with suppress(Exception):
-        return json.loads(_store(group).compare_set(_KEY, "", json.dumps(mine)))
-    return mine
+    return json.loads(_store(group).compare_set(_KEY, "", json.dumps(mine)))
 
 
 def _store(group: Any) -> Any:

@@ -60,6 +60,17 @@ def pieces(lengths: Sequence[int], layout: str) -> list[tuple[Piece, ...]]:
     return [(Piece(early_first[r], 0, early[r]), Piece(late_first[r], early[r], late[r])) for r in range(len(lengths))]
 
 
+def joined(held: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """One piece where two follow each other in the sequence too, as on the last rank: one block in place of four.
+
+    >>> joined(pieces([4, 4], "balanced")[1]), len(joined(pieces([4, 4], "balanced")[0]))
+    ((Piece(first=2, at=0, length=4),), 2)
+    """
+    if len(held) == 2 and held[0].first + held[0].length == held[1].first:
+        return (Piece(held[0].first, held[0].at, held[0].length + held[1].length),)
+    return held
+
+
 def even_lengths(n: int, ranks: int) -> list[int]:
     """n rows over the ranks, as evenly as it goes, the longer shards first.
 

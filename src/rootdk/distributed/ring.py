@@ -41,12 +41,12 @@ class _Carrier:
 
     def __init__(self, plan: Plan, key: Tensor, value: Tensor) -> None:
         self.plan, self._key, self._value = plan, key, value
-        size = max(self._size(rank) for rank in range(plan.peers.size))
-        here = key.new_empty(size)
-        self._here, self._next = here, here if plan.peers.size == 1 else torch.empty_like(here)
-        own_key, own_value = self.parts(plan.peers.rank, here)
-        own_key.copy_(key)
-        own_value.copy_(value)
+        size = max(self._size(rank) for rank in range(plan.peers.size)) if plan.peers.size > 1 else 0
+        self._here, self._next = key.new_empty(size), key.new_empty(size)
+        if size:
+            own_key, own_value = self.parts(plan.peers.rank, self._here)
+            own_key.copy_(key)
+            own_value.copy_(value)
 
     def _shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         count = self.plan.key_count(rank)
@@ -64,7 +64,8 @@ class _Carrier:
 
     def present(self, rank: int) -> tuple[Tensor, Tensor]:
         """Keys and values at hand, in the type that is computed with."""
-        key, value = self.parts(rank, self._here)
+        own = rank == self.plan.peers.rank
+        key, value = (self._key, self._value) if own else self.parts(rank, self._here)
         return _wide(key), _wide(value)
 
     def pass_on(self, rank: int, coming: int) -> list[Message]:
