@@ -12,6 +12,7 @@ NAMES = (
     "claims",
     "info",
     "look",
+    "plan",
     "predict",
     "prove",
     "train-study",
