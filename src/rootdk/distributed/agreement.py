@@ -42,7 +42,7 @@ def digest(given: Any) -> Any:
     >>> digest(True), digest("dk"), digest(0.125)
     (True, 'dk', 0.125)
     >>> digest(np.array([3, 5]))
-    'int64 (2,) #2fc11c56'
+    'int64 (2,) #a9928084'
     """
     if given is None or isinstance(given, (bool, int, float, str)):
         return given
