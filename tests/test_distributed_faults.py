@@ -14,6 +14,7 @@ from ring_ranks import together
 import rootdk
 from rootdk import distributed
 from rootdk.distributed import ring
+from rootdk.distributed.peers import Peers
 from rootdk.errors import ArgumentError, ArgumentTypeError, RankError
 
 RANKS = 4
@@ -139,6 +140,8 @@ def lose(rank: int, how: str, who: int = 2) -> dict[str, Any]:
 def _lose_itself(how: str) -> None:
     if how == "dead":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "dead at the end":  # every block has gone round: the others have all that they need
+        Peers.part = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     if how == "asleep":
         time.sleep(TIMEOUT + 2.0)
     if how in ("dead in the ring", "out of memory"):
@@ -160,6 +163,7 @@ REASONS = {
     "dead": "rank 2 has closed its connection to rank ",
     "asleep": "rank 2 did not answer rank ",
     "dead in the ring": "rank 2 has closed its connection to rank ",
+    "dead at the end": "rank 2 has closed its connection to rank ",
     "dead before backward": "rank 2 has closed its connection to rank ",
     "out of memory": "rank 2 stopped with MemoryError: no room",
 }
