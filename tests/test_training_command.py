@@ -21,7 +21,9 @@ from training_stand_in import noted
 from rootdk.cli import main
 from rootdk.study.training.engine import Advanced, Failed, Finished
 from rootdk.study.training.local import LocalEngine
+from rootdk.study.training.plan import plan
 from rootdk.study.training.sweep import cost
+from rootdk.terminal import train_study
 from rootdk.terminal.train_study import Order
 from rootdk.terminal.trained import lines
 from rootdk.terminal.training import Progress
@@ -72,6 +74,24 @@ def test_summary_results_and_what_is_kept(place: Path) -> None:
     again = study("--spec", "spec.json", "--out", "again.json")
     assert again.output == result.output.replace("results.json", "again.json")
     assert [noted(spec, 1) for spec in SPECS] == steps
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size", "tasks"),
+    [((), "default", ("recall", "text", "digits")), (("--quick", "--task", "digits"), "quick", ("digits",)),
+     (("--full", "--task", "text", "--task", "recall"), "full", ("text", "recall"))],
+)  # fmt: skip
+def test_without_a_spec_the_plan_is_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, size: str, tasks: Any
+) -> None:
+    made: list[RunSpec] = []
+    monkeypatch.setattr(train_study, "sweep", lambda specs, *_: made.extend(specs) or stand_in.runs(specs[:3]))
+    result = study(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found = Results.from_dict(json.loads(result.stdout))
+    assert tuple(made) == plan(size, tasks)
+    assert found.runs == stand_in.runs(made[:3])
+    assert (found.about["size"], found.about["tasks"]) == (size, " ".join(tasks) if arguments else "all")
 
 
 def test_results_are_a_spec_too(place: Path) -> None:
@@ -268,8 +288,6 @@ def test_a_folder_that_cannot_be(place: Path) -> None:
 
 
 def test_results_that_cannot_be_written_leave_the_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rootdk.terminal import train_study
-
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -287,6 +305,8 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import training_stand_in as stand_in
 from rootdk.cli import main
 from rootdk.study.training.local import LocalEngine
+from rootdk.study.training.plan import plan
+from rootdk.terminal import train_study
 from rootdk.terminal.train_study import Order
 if __name__ == "__main__":
     Order.start_engine = lambda self: LocalEngine(self.workers, stand_in.train)

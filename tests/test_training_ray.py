@@ -1,9 +1,12 @@
 """The same sweep on Ray: equal results, a lost worker, failures, an address where nobody answers.
 
-Real clusters, on this machine. Most tests share one that `ray start --head` began, as a user would.
+Real clusters, on this machine; most tests share one that `ray start --head` began, as a user would. It has a token, so
+that nobody else can run code on it. Ray reads tokens when it is loaded, so each sweep has a process of its own.
 """
 
 import os
+import pickle
+import secrets
 import shutil
 import socket
 import subprocess
@@ -13,27 +16,63 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import training_stand_in as stand_in
-from click.testing import CliRunner
 from training_stand_in import noted
 
-from rootdk.cli import main
 from rootdk.errors import ArgumentError
 from rootdk.study.training import needs, ray_engine
 from rootdk.study.training.engine import Advanced, Again, Event, title
 from rootdk.study.training.local import LocalEngine
 from rootdk.study.training.needs import TrainingMissingError
 from rootdk.study.training.ray_engine import ClusterError, RayEngine
-from rootdk.study.training.store import Store, StoreError
-from rootdk.study.training.sweep import SweepError, sweep
+from rootdk.study.training.store import Store
+from rootdk.study.training.sweep import sweep
 from rootdk.trained import Run, RunSpec
 
 SPEC = RunSpec(steps=20, d_k=8)
 SEEDS = tuple(replace(SPEC, seed=seed) for seed in range(4))
 REAL = tuple(RunSpec(task="digits", rule=rule, d_k=8, steps=6, width=16) for rule in ("none", "sqrt"))
+
+PROGRAM = f"""
+import pickle, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import training_stand_in as stand_in
+from rootdk.errors import RootdkError
+from rootdk.study.training import ray_engine
+from rootdk.study.training.engine import Advanced
+from rootdk.study.training.store import Store
+from rootdk.study.training.sweep import sweep
+
+specs, place, options, real, stop_after, attempts, code = pickle.load(open(sys.argv[1], "rb"))
+ray_engine._ATTEMPTS = attempts
+if code:
+    ray_engine.code = lambda: code
+events = []
+def tell(event):
+    events.append(event)
+    if stop_after and isinstance(event, Advanced) and event.step > stop_after:
+        raise KeyboardInterrupt
+try:
+    engine = ray_engine.RayEngine(**options) if real else ray_engine.RayEngine(**options, trainer=stand_in.train)
+    runs, error = sweep(specs, Store(place), engine, tell), ""
+except (RootdkError, KeyboardInterrupt) as caught:
+    runs, error = (), f"{{type(caught).__name__}}: {{caught}}"
+pickle.dump((runs, error, events), open(sys.argv[2], "wb"))
+"""
+
+
+class Told(NamedTuple):
+    runs: tuple[Run, ...]
+    error: str
+    events: list[Event]
+
+
+class Cluster(NamedTuple):
+    address: str
+    token: str
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +85,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    """A cluster of two CPUs, as `ray start --head` makes one."""
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """Two CPUs, as `ray start --head` gives them."""
+    token = secrets.token_hex(32)
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parent),
         "TRAINING_STAND_IN": str(folder / "notes"),
-        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
     }
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--num-cpus=2", "--block"]
     command += [f"--temp-dir={folder / 'ray'}", "--include-dashboard=false", "--disable-usage-stats"]
@@ -65,7 +106,7 @@ def address(folder: Path) -> Iterator[str]:
             time.sleep(0.05)
         else:
             pytest.fail((folder / "log").read_text())
-        yield (folder / "ray" / "ray_current_cluster").read_text().strip()
+        yield Cluster((folder / "ray" / "ray_current_cluster").read_text().strip(), token)
     finally:
         started.terminate()  # which ends the processes that it started
         started.wait(30)
@@ -79,36 +120,57 @@ def place(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def told(specs: Any, place: Path, engine: Any) -> tuple[tuple[Run, ...], list[Event]]:
-    events: list[Event] = []
-    return sweep(specs, Store(place / "runs"), engine, events.append), events
+def told(
+    specs: Any,
+    place: Path,
+    cluster: Cluster | None,
+    *,
+    workers: int | None = None,
+    real: bool = False,
+    stop_after: int = 0,
+    attempts: int = 3,
+    code: str = "",
+) -> Told:
+    """A sweep on Ray in a process of its own. The home folder is one that must stay empty."""
+    asked, answer, home = place / "asked", place / "answer", place / "home"
+    home.mkdir(exist_ok=True)
+    options = {"address": cluster.address if cluster else None, "workers": workers}
+    asked.write_bytes(pickle.dumps((tuple(specs), place / "runs", options, real, stop_after, attempts, code)))
+    answer.unlink(missing_ok=True)
+    auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token} if cluster else {}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(asked), str(answer)],
+        env=os.environ | auth | {"HOME": str(home)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert answer.exists(), done.stderr
+    assert not (home / ".ray").exists()
+    return Told(*pickle.loads(answer.read_bytes()))
 
 
 @pytest.mark.slow
-def test_a_sweep_is_what_it_is_on_this_machine_alone_and_is_kept(address: str, place: Path) -> None:
+def test_a_sweep_is_what_it_is_on_this_machine_alone_and_is_kept(cluster: Cluster, place: Path) -> None:
     specs = (*SEEDS, replace(SPEC, steps=5))
-    runs, events = told(specs, place, RayEngine(address, trainer=stand_in.train))
-    assert runs == stand_in.runs(specs)
-    assert {one.spec for one in events if isinstance(one, Advanced)} <= set(specs)
+    first = told(specs, place, cluster)
+    assert first.runs == stand_in.runs(specs)
+    assert {one.spec for one in first.events if isinstance(one, Advanced)} <= set(specs)
     before = [noted(spec, 1) for spec in SEEDS]
-    assert told(specs, place, RayEngine(address, trainer=stand_in.train))[0] == runs
+    assert told(specs, place, cluster).runs == first.runs
     assert [noted(spec, 1) for spec in SEEDS] == before
     assert sorted(file.suffix for file in (place / "runs").iterdir()) == [".json"] * 5
 
 
 @pytest.mark.slow
-def test_real_runs_are_equal_to_local_ones(address: str, place: Path) -> None:
-    here, _ = told(REAL, place / "local", LocalEngine(2))
-    there, _ = told(REAL, place / "ray", RayEngine(address))
-    assert here == there
-    assert here[0] != here[1]
+def test_real_runs_are_equal_to_local_ones(cluster: Cluster, place: Path) -> None:
+    here = sweep(REAL, Store(place / "local"), LocalEngine(2))
+    assert told(REAL, place, cluster, real=True).runs == here
+    assert here[0].moments != here[1].moments
 
 
-def test_a_killed_worker_costs_only_its_run_which_goes_on(address: str, place: Path) -> None:
+def test_a_killed_worker_costs_only_its_run_which_goes_on(cluster: Cluster, place: Path) -> None:
     dies = replace(SPEC, seed=stand_in.DIES_ONCE)
-    runs, events = told([dies, *SEEDS], place, RayEngine(address, trainer=stand_in.train))
-    assert runs == stand_in.runs([dies, *SEEDS])
-    assert [one for one in events if isinstance(one, Again)] == [
+    found = told([dies, *SEEDS], place, cluster)
+    assert found.runs == stand_in.runs([dies, *SEEDS]), found.error
+    assert [one for one in found.events if isinstance(one, Again)] == [
         Again(dies, "its worker was lost (WorkerCrashedError)")
     ]
     assert noted(dies, 1) == list(range(1, 21))
@@ -117,67 +179,66 @@ def test_a_killed_worker_costs_only_its_run_which_goes_on(address: str, place: P
 
 
 @pytest.mark.slow
-def test_a_run_that_kills_every_worker_is_given_up(address: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "_ATTEMPTS", 1)
+def test_a_run_that_kills_every_worker_is_given_up(cluster: Cluster, place: Path) -> None:
     dies = replace(SPEC, seed=stand_in.DIES_ALWAYS)
-    with pytest.raises(SweepError) as caught:
-        told([dies, SEEDS[0]], place, RayEngine(address, trainer=stand_in.train))
-    assert f"{title(dies)}: its worker was lost (WorkerCrashedError), 1 times" in str(caught.value)
+    found = told([dies, SEEDS[0]], place, cluster, attempts=1)
+    assert found.error.startswith("SweepError: 1 run failed")
+    assert f"{title(dies)}: its worker was lost (WorkerCrashedError), 1 times" in found.error
     assert Store(place / "runs").get(SEEDS[0]) is not None
 
 
 @pytest.mark.slow
-def test_failures_are_those_of_the_local_engine(address: str, place: Path) -> None:
+def test_failures_are_those_of_the_local_engine(cluster: Cluster, place: Path) -> None:
     bad = replace(SPEC, seed=stand_in.RAISES)
-    with pytest.raises(SweepError) as caught:
-        told([bad, SEEDS[0]], place, RayEngine(address, workers=1, trainer=stand_in.train))
-    assert f"{title(bad)}: RootdkError: seed: nobody likes this one (training_stand_in.py, line" in str(caught.value)
-    with pytest.raises(StoreError, match="No space left on device"):
-        told([replace(SPEC, seed=stand_in.DISK_IS_FULL)], place, RayEngine(address, trainer=stand_in.train))
+    found = told([bad, SEEDS[0]], place, cluster, workers=1)
+    assert f"{title(bad)}: RootdkError: seed: nobody likes this one (training_stand_in.py, line" in found.error
+    found = told([replace(SPEC, seed=stand_in.DISK_IS_FULL)], place, cluster)
+    assert found.error.startswith("StoreError: runs: cannot write to ")
+    assert "No space left on device" in found.error
 
 
 @pytest.mark.slow
-def test_a_host_with_other_code_does_not_take_part(address: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "code", lambda: "other")
-    with pytest.raises(SweepError, match=rf"host {socket.gethostname()} has another rootdk, torch, numpy or Python"):
-        told(SEEDS[:1], place, RayEngine(address, trainer=stand_in.train))
+def test_a_host_with_other_code_does_not_take_part(cluster: Cluster, place: Path) -> None:
+    found = told(SEEDS[:1], place, cluster, code="other")
+    assert f"host {socket.gethostname()} has another rootdk, torch, numpy or Python" in found.error
     assert noted(SEEDS[0], 1) == []
 
 
 @pytest.mark.slow
-def test_interrupted_it_goes_on_where_it_was(address: str, place: Path) -> None:
+def test_interrupted_it_goes_on_where_it_was(cluster: Cluster, place: Path) -> None:
     long = replace(SPEC, seed=stand_in.SLOW, steps=90)
-
-    def interrupt(event: Event) -> None:
-        if isinstance(event, Advanced) and event.step > 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sweep([long], Store(place / "runs"), RayEngine(address, trainer=stand_in.train), interrupt)
-    taken = len(noted(long, 1))
-    assert 3 < taken < 90
-    runs, _ = told([long], place, RayEngine(address, trainer=stand_in.train))
-    assert runs == stand_in.runs([long])
-    # What ran on for a moment after the interrupt, and the step whose state was not written any more.
+    assert told([long], place, cluster, stop_after=3).error == "KeyboardInterrupt: "
+    assert 3 < len(noted(long, 1)) < 90
+    assert told([long], place, cluster).runs == stand_in.runs([long])
+    # At most the step is taken again whose state was not written any more.
     assert sorted(set(noted(long, 1))) == list(range(1, 91))
     assert len(noted(long, 1)) <= 91
 
 
 @pytest.mark.slow
-def test_the_command(address: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    Path("spec.json").write_text('[{"task": "digits", "d_k": 8, "steps": 2, "width": 16}]')
-    arguments = ["train-study", "--spec", "spec.json", "--runs", "runs", "--engine", "ray", "--address", address]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith("1 run. Loss at the end")
-    assert len(list(Path("runs").glob("*.json"))) == 1
+def test_the_command(cluster: Cluster, place: Path) -> None:
+    (place / "spec.json").write_text('[{"task": "digits", "d_k": 8, "steps": 2, "width": 16}]')
+    arguments = ["train-study", "--spec", "spec.json", "--runs", "runs", "--engine", "ray"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rootdk", *arguments, "--address", cluster.address],
+        env=os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token},
+        cwd=place, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 run. Loss at the end")
+    assert len(list((place / "runs").glob("*.json"))) == 1
+
+
+@pytest.mark.slow
+def test_a_cluster_whose_token_is_not_given(cluster: Cluster, place: Path) -> None:
+    found = told(SEEDS[:1], place, cluster._replace(token=secrets.token_hex(32)))
+    assert found.error.startswith(f"ClusterError: address: Ray at {cluster.address} asks for its token")
 
 
 @pytest.mark.slow
 def test_without_an_address_a_cluster_of_its_own(place: Path) -> None:
-    runs, _ = told(REAL[:1], place, RayEngine(workers=1))
-    assert runs == told(REAL[:1], place / "local", LocalEngine(1))[0]
+    found = told(REAL[:1], place, None, workers=1, real=True)
+    assert found.runs == sweep(REAL[:1], Store(place / "local"), LocalEngine(1)), found.error
 
 
 # No cluster.
@@ -215,7 +276,6 @@ def test_somebody_listens_who_is_not_ray(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_no_cluster_to_be_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(place))
     import ray
 
     def none(*_: Any, **__: Any) -> None:

@@ -7,13 +7,13 @@ them.
 
 import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rootdk.errors import ArgumentError, RootdkError
@@ -25,9 +25,10 @@ from .store import code
 
 _SECONDS_BETWEEN_WORDS = 0.5
 _SECONDS_TO_CONNECT = 5.0
-_SECONDS_TO_ANSWER = 15.0
+_SECONDS_TO_ANSWER = 30.0
 # Hosts of a cluster come and go, so one lost worker more than on one machine is no reason to blame the run.
 _ATTEMPTS = 3
+_PROBE = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
 
 class ClusterError(RootdkError):
@@ -163,6 +164,10 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
     """Ray, connected for the length of the block."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is to be told to anybody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new behaviour, without its warning
+    # A cluster of its own is closed to others by a token that nobody else knows, rather than by one that Ray would
+    # write into the user's home. Ray reads it when it is loaded: too late for a process that has done so.
+    if address is None and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     import ray
 
     own = {"num_cpus": workers or cores(), "include_dashboard": False} if address is None else {}
@@ -188,12 +193,16 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
     except (OSError, OverflowError) as error:
         raise ClusterError(f"address: nobody answers at {address}: {error}") from error
-    probe = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    # In a process of its own, because ray.init knows no time limit and may end the process that calls it.
+    probe = [sys.executable, "-c", _PROBE, address]
     try:
-        healthy = subprocess.run(  # noqa: S603 -- arguments are checked above
-            probe, capture_output=True, check=False, timeout=_SECONDS_TO_ANSWER, cwd=Path(sys.prefix)
-        ).returncode
+        done = subprocess.run(  # noqa: S603 -- the address is checked above
+            probe, capture_output=True, text=True, check=False, timeout=_SECONDS_TO_ANSWER, cwd=sys.prefix
+        )
     except subprocess.TimeoutExpired as error:
         raise ClusterError(f"address: no Ray cluster answers at {address} in {_SECONDS_TO_ANSWER:g} s") from error
-    if healthy != 0:
-        raise ClusterError(f"address: no Ray cluster answers at {address}")
+    if "AuthenticationError" in done.stderr:
+        raise ClusterError(f"address: Ray at {address} asks for its token; RAY_AUTH_MODE and RAY_AUTH_TOKEN give it")
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ClusterError(f"address: no Ray cluster answers at {address}: {last}")
