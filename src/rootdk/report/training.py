@@ -16,7 +16,8 @@ from .tables import number, table
 _LEAD = (
     "Small Transformers that differ in nothing but the scale of their scores, the width d_k of queries and keys, the "
     "learning rate and the seed. Loss belongs to batches that were not trained on; lines are means over seeds, bands "
-    "and bars their confidence intervals. Where intervals overlap, these runs do not tell the lines apart."
+    "and bars their confidence intervals, faint marks single seeds. Where intervals overlap, these "
+    "runs do not tell the lines apart."
 )
 
 
@@ -60,6 +61,10 @@ def _inside(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Pictur
             yield from pictures[-1:] if brief else pictures
         if any(len(one.rates) > 1 for one in some if one.spec.d_k == d_k):
             yield draw.entropy_over_rates(panel, some, d_k)
+    # Where the most learning rates were tried; of several such settings the one with the usual scale.
+    most = max(some, key=lambda one: (len(one.rates), one.line == "sqrt"), default=None)
+    if most is not None and len(most.rates) > 3:
+        yield from draw.ladder(panel, most)
 
 
 def _additive(panel: str, groups: Sequence[Group], _brief: bool) -> Iterator[Picture]:

@@ -1,25 +1,43 @@
-"""Pictures of training runs: lines are means over seeds, bands and bars their confidence intervals."""
+"""Pictures of training runs: lines are means over seeds, bands and bars their confidence intervals, faint marks seeds.
+
+Seeds are shown because an interval of a few of them says little where some have learned and others have not yet.
+"""
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rootdk.trained import Interval, Run, interval
+from rootdk.trained import Run, interval
 from rootdk.trained.grouping import Group
 
-from .drawing import POWERS, Picture, colour_of, figure_of, ticks_at
+from .drawing import HUES, POWERS, Picture
+from .training_traces import (
+    Point,
+    Points,
+    by_rule,
+    curves_of,
+    decades,
+    loss_figure,
+    marked,
+    plain_figure,
+    point_of,
+    points_of,
+    span_of,
+    ticks_of,
+)
 
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STEPS = "step"
 
 
 def learning_curves(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
     """Loss along training, each line at the learning rate that suits it best."""
     some = _at(groups, d_k)
-    traces = _curves(some, lambda run: run.along("loss"))
-    figure = _figure(traces, _STEPS, "loss", yaxis=_not_above_the_start(some))
-    caption = f"{_seeds(some)} Best learning rate of each: {_rates(some)}.{_diverged(some)}"
+    traces = curves_of(by_rule(some, lambda run: run.along("loss")))
+    means = [trace.y for trace in traces if trace.name]
+    span = _span_of_curves(means)
+    figure = plain_figure(traces, _STEPS, "loss", yaxis=span)
+    caption = f"{_seeds(some)} {_rates(some)}{_diverged(some)}{_cut(span, means)}"
     return Picture(f"curves-{_slug(panel)}-{d_k}", f"Loss along training: {panel}, d_k = {d_k}", caption, figure)
 
 
@@ -30,8 +48,8 @@ def layer_curves(
     some = _at(groups, d_k)
     found = []
     for layer in range(min(one.spec.layers for one in some)):
-        traces = _curves(some, lambda run, layer=layer: run.along(name, layer), log=log)  # type: ignore[misc]
-        figure = _figure(traces, _STEPS, label, yaxis=POWERS if log else {"range": [0, 1.02]})
+        traces = curves_of(by_rule(some, lambda run, layer=layer: run.along(name, layer)), log=log)  # type: ignore[misc]
+        figure = plain_figure(traces, _STEPS, label, yaxis=POWERS if log else {"range": [0, 1.02]})
         mean = " Means are geometric." if log else ""
         found.append(
             Picture(
@@ -47,8 +65,8 @@ def layer_curves(
 def over_d_k(panel: str, groups: Sequence[Group], rate: float | None = None) -> Picture:
     """Loss at the end against d_k: at one learning rate for all, or at the best of each."""
     some = [one for one in groups if rate is None or rate in one.rates]
-    points = _points(some, lambda one: [(one.spec.d_k, one.final(one.best_rate if rate is None else rate))])
-    figure = _figure(_marked(points), "d<sub>k</sub>", "loss", xaxis=ticks_at(_xs(points)), yaxis=_from_zero(points))
+    points = points_of(some, lambda one: [_final(one, one.spec.d_k, one.best_rate if rate is None else rate)])
+    figure = loss_figure(points, "d<sub>k</sub>")
     if rate is None:
         return Picture(
             f"best-{_slug(panel)}",
@@ -63,8 +81,8 @@ def over_d_k(panel: str, groups: Sequence[Group], rate: float | None = None) -> 
 def over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
     """Loss at the end against the learning rate."""
     some = _at(groups, d_k)
-    points = _points(some, lambda one: [(rate, one.final(rate)) for rate in one.rates])
-    figure = _figure(_marked(points), "learning rate", "loss", xaxis=ticks_at(_xs(points)), yaxis=_from_zero(points))
+    points = points_of(some, lambda one: [_final(one, rate, rate) for rate in one.rates])
+    figure = loss_figure(points, "learning rate")
     caption = f"{_seeds(some)}{_missing(points)}"
     return Picture(f"rates-{_slug(panel)}-{d_k}", f"Loss against learning rate: {panel}, d_k = {d_k}", caption, figure)
 
@@ -72,13 +90,11 @@ def over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
 def entropy_over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
     """The entropy of the sharpest layer at the end against the learning rate."""
     some = _at(groups, d_k)
-
-    def sharpest(run: Run) -> float | None:
-        return min((one.entropy for one in run.last.layers if one.entropy is not None), default=None)
-
-    points = _points(some, lambda one: [(rate, interval(map(sharpest, one.at(rate)))) for rate in one.rates])
-    axes = {"xaxis": ticks_at(_xs(points)), "yaxis": {"range": [0, 1.02]}}
-    figure = _figure(_marked(points), "learning rate", "entropy / ln n", **axes)
+    points = points_of(
+        some, lambda one: [point_of(rate, (_sharpest(run)[1][-1] for run in one.at(rate))) for rate in one.rates]
+    )
+    axes = {"xaxis": ticks_of(points), "yaxis": {"range": [0, 1.02]}}
+    figure = plain_figure(marked(points), "learning rate", "entropy / ln n", **axes)
     caption = f"{_seeds(some)} The layer with the smallest entropy, on held-out batches."
     title = f"Entropy at the end against learning rate: {panel}, d_k = {d_k}"
     return Picture(f"collapse-{_slug(panel)}-{d_k}", title, caption, figure)
@@ -89,9 +105,8 @@ def transplants(panel: str, groups: Sequence[Group], d_k: int) -> list[Picture]:
     some = _at(groups, d_k)
     found = []
     for name, label, along in (("kappa", "κ", 0), ("logit", "largest |logit|", 2)):
-        points = _points(some, lambda one, along=along: _transplanted(one.best, along))  # type: ignore[misc]
-        axes = {"xaxis": POWERS | {"dtick": 1}, "yaxis": _from_zero(points)}
-        figure = _figure(_marked(points), label, "loss", **axes)
+        points = points_of(some, lambda one, along=along: _transplanted(one.best, along))  # type: ignore[misc]
+        figure = loss_figure(points, label, POWERS | {"dtick": 2 if decades(points) > 4 else 1})
         untouched = "; ".join(f"{one.line} {one.final(one.best_rate).mean:.3g}" for one in some)
         caption = f"{_seeds(some)} Without transplant the loss is: {untouched}."
         title = f"Transplant, loss against {label}: {panel}, d_k = {d_k}"
@@ -99,134 +114,63 @@ def transplants(panel: str, groups: Sequence[Group], d_k: int) -> list[Picture]:
     return found
 
 
-def _transplanted(runs: Sequence[Run], along: int) -> list[tuple[float, Interval]]:
+def ladder(panel: str, group: Group) -> list[Picture]:
+    """One setting at every learning rate: loss, and the entropy of the sharpest layer, along training."""
+    spec = group.spec
+    found = []
+    for name, label, along in (
+        ("loss", "loss", lambda run: run.along("loss")),
+        ("entropy", "entropy / ln n of the sharpest layer", _sharpest),
+    ):
+        lines = [(f"{rate:g}", HUES[number % len(HUES)], "solid", [along(run) for run in group.at(rate)])
+                 for number, rate in enumerate(group.rates)]  # fmt: skip
+        traces = curves_of(lines)
+        means = [trace.y for trace in traces if trace.name]
+        span = _span_of_curves(means) if name == "loss" else {"range": [0, 1.02]}
+        figure = plain_figure(traces, _STEPS, label, yaxis=span)
+        caption = f"{_seeds([group])} The legend has the learning rates.{_lost(group)}{_cut(span, means)}"
+        title = f"{label[0].upper()}{label[1:]} by learning rate: {panel}, {group.line}, d_k = {spec.d_k}"
+        found.append(Picture(f"ladder-{name}-{_slug(panel)}-{spec.d_k}", title, caption, figure))
+    return found
+
+
+def _sharpest(run: Run) -> tuple[list[int], list[float | None]]:
+    """Steps, and the smallest entropy of any layer at each."""
+    steps = [one.step for one in run.moments]
+    return steps, [
+        min((layer.entropy for layer in one.layers if layer.entropy is not None), default=None) for one in run.moments
+    ]
+
+
+def _transplanted(runs: Sequence[Run], along: int) -> list[Point]:
     """(x, loss over seeds) per kappa; x is the kappa, or the mean over seeds of what it leads to."""
     points = []
     for kappa in dict.fromkeys(one[0] for run in runs for one in run.transplant):
         rows = [one for run in runs for one in run.transplant if one[0] == kappa]
         x = interval(one[along] for one in rows).mean
         if math.isfinite(x):
-            points.append((x, interval(one[1] for one in rows)))
+            points.append(point_of(x, (one[1] for one in rows)))
     return points
-
-
-def _figure(traces: list[Any], x: str, y: str, **axes: Any) -> dict[str, Any]:
-    """With a legend even where one line is all there is: it is the only place that names it."""
-    return figure_of(traces, x, y, showlegend=True, **axes)
 
 
 def _at(groups: Sequence[Group], d_k: int) -> list[Group]:
     return [one for one in groups if one.spec.d_k == d_k]
 
 
-Points = dict[str, list[tuple[float, Interval]]]
+def _final(group: Group, x: float, rate: float) -> Point:
+    """The loss at the end; none of a run that diverged."""
+    return point_of(x, (None if run.diverged else run.last.loss for run in group.at(rate)))
 
 
-def _points(groups: Iterable[Group], of: Callable[[Group], Iterable[tuple[float, Interval]]]) -> Points:
-    """Per line, in the order of x."""
-    found: Points = {}
-    for one in groups:
-        found.setdefault(one.line, []).extend(of(one))
-    return {name: sorted(some, key=lambda point: point[0]) for name, some in found.items()}
+def _span_of_curves(means: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """For losses after the first look, and no higher than they began: a start or an explosion makes all else flat."""
+    top = max((line[0] for line in means if len(line)), default=math.inf)
+    return span_of(min(y, top) for line in means for y in line[1:])
 
 
-def _xs(points: Points) -> list[float]:
-    return [x for some in points.values() for x, _ in some]
-
-
-def _style(name: str, number: int, names: Sequence[str]) -> tuple[str, str]:
-    """Colour by rule; what is special about a line of the same rule shows in its dashes."""
-    rule = name.partition(",")[0]
-    alike = [one for one in names if one.partition(",")[0] == rule]
-    return colour_of(rule, number), _DASHES[alike.index(name) % len(_DASHES)]
-
-
-def _marked(points: Points) -> list[Any]:
-    import plotly.graph_objects as go
-
-    traces = []
-    for number, (name, some) in enumerate(points.items()):
-        colour, dash = _style(name, number, list(points))
-        # Side by side, so that the bars of error can be told apart; the axes are logarithmic.
-        aside = 1.04 ** (number - (len(points) - 1) / 2)
-        traces.append(
-            go.Scatter(
-                x=[x * aside for x, _ in some], y=[_finite(one.mean) for _, one in some], name=_shown(name),
-                mode="lines+markers", line={"color": colour, "width": 2, "dash": dash}, marker={"size": 7},
-                error_y={"type": "data", "array": [_finite(one.half) or 0.0 for _, one in some], "color": colour},
-                hovertemplate="%{y:.4g}",
-            )
-        )  # fmt: skip
-    return traces
-
-
-def _curves(groups: Sequence[Group], along: Callable[[Run], Any], *, log: bool = False) -> list[Any]:
-    """A line and a band per group, up to the first step at which one of its seeds has no number any more."""
-    import plotly.graph_objects as go
-
-    traces = []
-    names = [one.line for one in groups]
-    for number, one in enumerate(groups):
-        colour, dash = _style(one.line, number, names)
-        steps, means, low, high = _band([along(run) for run in one.best], log)
-        traces.append(
-            go.Scatter(
-                x=steps + steps[::-1], y=high + low[::-1], fill="toself", fillcolor=_faint(colour), mode="lines",
-                line={"width": 0}, hoverinfo="skip", showlegend=False, legendgroup=one.line,
-            )
-        )  # fmt: skip
-        traces.append(
-            go.Scatter(
-                x=steps, y=means, name=_shown(one.line), legendgroup=one.line, mode="lines",
-                line={"color": colour, "width": 2, "dash": dash}, hovertemplate="%{y:.4g}",
-            )
-        )  # fmt: skip
-    return traces
-
-
-def _band(curves: Sequence[Any], log: bool) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Steps, means and both ends of the interval, of curves (steps, values)."""
-    into, back = (math.log, math.exp) if log else (float, float)
-    steps, means, low, high = [], [], [], []
-    shortest = min(len(one[0]) for one in curves)
-    for at, step in enumerate(curves[0][0][:shortest]):
-        values = [one[1][at] for one in curves]
-        if any(one is None or (log and one <= 0) for one in values):
-            break
-        found = interval(into(one) for one in values)
-        half = found.half or 0.0
-        steps.append(step)
-        means.append(back(found.mean))
-        low.append(back(found.mean - half))
-        high.append(back(found.mean + half))
-    return steps, means, low, high
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, 0.18)"
-
-
-def _shown(name: str) -> str:
-    """A name in a legend of plotly, which knows subscripts."""
-    return name.replace("d_k", "d<sub>k</sub>").replace("qk_", "qk ")
-
-
-def _not_above_the_start(groups: Sequence[Group]) -> dict[str, Any]:
-    """From 0 to a little over the losses at the start: one run that explodes must not make the others flat."""
-    starts = [run.moments[0].loss for one in groups for run in one.best]
-    top = max((one for one in starts if one is not None), default=None)
-    return {"rangemode": "tozero"} if top is None else {"range": [0, 1.15 * top]}
-
-
-def _from_zero(points: Points) -> dict[str, Any]:
-    """From 0 to a little over the largest mean, so that a wide interval of few seeds does not make the rest flat."""
-    top = max((one.mean for some in points.values() for _, one in some if math.isfinite(one.mean)), default=1.0)
-    return {"range": [0, 1.25 * top]}
+def _cut(span: dict[str, Any], means: Iterable[Sequence[float]]) -> str:
+    top = span["range"][1] if "range" in span else math.inf
+    return " What lies above is cut off." if any(y > top for line in means for y in line) else ""
 
 
 def _seeds(groups: Sequence[Group]) -> str:
@@ -237,7 +181,14 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 
 def _rates(groups: Sequence[Group]) -> str:
-    return "; ".join(f"{one.line} {one.best_rate:.3g}" for one in groups)
+    rates = {rate for one in groups for rate in one.rates}
+    if len(rates) == 1:
+        return f"Learning rate {min(rates):.3g}, the only one tried."
+    return f"Best learning rate of each: {'; '.join(f'{one.line} {one.best_rate:.3g}' for one in groups)}."
+
+
+def _lost(group: Group) -> str:
+    return f" Diverged: {group.diverged} of {len(group.runs)} runs." if group.diverged else ""
 
 
 def _diverged(groups: Sequence[Group]) -> str:
@@ -248,7 +199,7 @@ def _diverged(groups: Sequence[Group]) -> str:
 
 def _missing(points: Points) -> str:
     """Points that a diverged run has no mean at."""
-    lost = sum(not math.isfinite(one.mean) for some in points.values() for _, one in some)
+    lost = sum(not math.isfinite(one.over.mean) for some in points.values() for one in some)
     return f" {lost} point{'s' if lost > 1 else ''} with a diverged run not shown." if lost else ""
 
 
