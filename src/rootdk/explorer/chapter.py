@@ -1,0 +1,182 @@
+"""What a chapter is: texts, knobs, and a function from the knobs' values to figures and numbers.
+
+Everything here is a record that turns into JSON. The page is generic: it draws knobs from their description and figures
+from plotly's JSON, so a new chapter needs no JavaScript.
+
+In every text that a person reads, "d_k" stands for d with the subscript k; the page sets it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+KINDS = ("int", "float", "choice", "flag", "numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One knob.
+
+    name      the query parameter, such as "d_k"
+    label     what a person reads
+    kind      "int", "float", "choice", "flag", or "numbers": a short list or matrix as text, "1 0 1 0; 0 1 1 1",
+              entries apart by blanks or commas, rows by semicolons or line ends
+    default   of the kind's own type; text for "numbers"
+    low, high inclusive bounds of an int or a float, and of each entry of numbers
+    step      of the slider; not a rule for values, any value within the bounds is taken
+    log       the slider moves by powers; an int is rounded
+    choices   the values of a choice, and `labels` what a person reads for each (the values themselves unless given)
+    sets      of a choice: value -> {other knob: text}. Choosing the value writes these into the other knobs, and while
+              it is chosen they are the defaults. Moving such a knob by hand puts the choice back to its first value,
+              which sets nothing.
+    rows, columns   the largest size of numbers
+    play      the page offers a button that moves the knob by itself, from low to high
+    """
+
+    name: str
+    label: str
+    kind: str
+    default: Any
+    low: float | None = None
+    high: float | None = None
+    step: float | None = None
+    log: bool = False
+    choices: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    sets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    help: str = ""
+    rows: int | None = None
+    columns: int | None = None
+    play: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One live number: its value, and the value written for a person.
+
+    kind   "theory" where it is computed from a law, "measured" where it comes from drawn numbers, or ""
+    """
+
+    id: str
+    label: str
+    value: float | int | str | None
+    text: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One picture: plotly's {"data": [...], "layout": {...}} without colours of text, grid and ground.
+
+    text   what it shows, in a sentence with the numbers: what a screen reader says. It changes with the data.
+    """
+
+    id: str
+    title: str
+    plot: dict[str, Any]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table below the figures; a cell is text or a number."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a chapter shows for one setting of its knobs.
+
+    python   lines that run as they stand. Each line that they print is the id of a number and its value, and it is the
+             value shown: a test runs them.
+    """
+
+    figures: tuple[Figure, ...]
+    numbers: tuple[Number, ...]
+    python: str
+    table: Table | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: plain lists and numbers, None where a number is not finite."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """One step of the argument.
+
+    id        the slug in the URL
+    formula   MathML
+    to_try, to_see, said, true   one sentence each: what to try, what to see, what is usually said, what is true
+    compute   takes the values that `read_values` gives and returns a View. Where knobs must fit each other it raises
+              ArgumentError, whose message begins with the knob's name like those of `read_values`.
+    """
+
+    id: str
+    title: str
+    formula: str
+    to_try: str
+    to_see: str
+    said: str
+    true: str
+    controls: tuple[Control, ...]
+    compute: Callable[[Mapping[str, Any]], View]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but `compute`, ready for JSON."""
+        return {one.name: plain(getattr(self, one.name)) for one in fields(self) if one.name != "compute"}
+
+
+def number(name: str, label: str, value: Any, kind: str = "", digits: int = 4) -> Number:
+    """The number of that id, with `digits` significant digits for a person.
+
+    >>> number("variance", "variance of the scores", 64.12345, "measured").text
+    '64.12'
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    return Number(name, label, value, written(value, digits), kind)
+
+
+def written(value: float | str, digits: int = 4) -> str:
+    """A value as a person reads it: whole numbers in full up to ten million, the rest in a few digits.
+
+    >>> written(4096), written(0.000123456), written(1e9), written(float("inf"))
+    ('4,096', '0.0001235', '1e+09', 'infinite')
+    """
+    if isinstance(value, str):
+        return value
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite" if value > 0 else "minus infinite"
+    if value == int(value) and abs(value) < 1e7:
+        return f"{int(value):,}"
+    return f"{value:.{digits}g}"
+
+
+def plain(thing: Any) -> Any:
+    """Records, tuples and arrays as dicts, lists and numbers that JSON knows; None for what is not finite.
+
+    >>> plain({"x": np.array([1.0, np.nan]), "n": np.int64(3)})
+    {'x': [1.0, None], 'n': 3}
+    """
+    if isinstance(thing, float):
+        return float(thing) if math.isfinite(thing) else None
+    if thing is None or isinstance(thing, (str, bool, int)):
+        return thing
+    if isinstance(thing, (list, tuple)):
+        return [plain(one) for one in thing]
+    if isinstance(thing, Mapping):
+        return {str(name): plain(value) for name, value in thing.items()}
+    if isinstance(thing, np.ndarray):
+        # Arrays are most of what is sent: one call for all their entries unless some must be replaced.
+        return thing.tolist() if thing.dtype.kind in "iub" or np.isfinite(thing).all() else plain(thing.tolist())
+    if isinstance(thing, np.generic):
+        return plain(thing.item())
+    if hasattr(thing, "__dataclass_fields__"):
+        return {name: plain(getattr(thing, name)) for name in thing.__dataclass_fields__}
+    raise TypeError(f"thing: must be made of records, lists, numbers and text, got {type(thing).__name__}")
