@@ -2,6 +2,6 @@
 
 from rootdk.explorer.chapter import Chapter
 
-from . import formula
+from . import formula, growth, proof
 
-CHAPTERS: tuple[Chapter, ...] = (formula.CHAPTER,)
+CHAPTERS: tuple[Chapter, ...] = (formula.CHAPTER, growth.CHAPTER, proof.CHAPTER)

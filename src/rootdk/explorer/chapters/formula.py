@@ -9,6 +9,7 @@ from rootdk.api import attention, measure
 from rootdk.errors import ArgumentError
 from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
 from rootdk.explorer.drawing import COLOURS, GREY, bars, plot
+from rootdk.explorer.knobs import RULES
 from rootdk.report.formulas import ATTENTION
 from rootdk.scaling import rule
 
@@ -20,7 +21,6 @@ _EXAMPLES = {
     "hundred": {"query": "10", "keys": "5; 1; 0.5", "values": _UNIT, "zeros": "99"},
 }
 _LABELS = ("your own numbers", "d_k = 4: first score 1", "d_k = 64: scores 14, 10, 12", "d_k = 100: scores 50, 10, 5")
-_RULES = ("sqrt", "none", "dk")
 
 
 def compute(values: Mapping[str, Any]) -> View:
@@ -121,9 +121,7 @@ CHAPTER = Chapter(
             "zeros", "further components, all 0", "int", 0, 0, 1016, 1,
             help="They leave every score as it is and count in d_k.",
         ),
-        Control(
-            "rule", "scale", "choice", "sqrt", choices=_RULES, labels=("1/√d_k", "none", "1/d_k"),
-        ),
+        RULES,
     ),
     compute=compute,
 )  # fmt: skip
