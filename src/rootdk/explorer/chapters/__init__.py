@@ -2,6 +2,6 @@
 
 from rootdk.explorer.chapter import Chapter
 
-from . import formula, growth, proof
+from . import formula, gradients, growth, proof, sharpening
 
-CHAPTERS: tuple[Chapter, ...] = (formula.CHAPTER, growth.CHAPTER, proof.CHAPTER)
+CHAPTERS: tuple[Chapter, ...] = (formula.CHAPTER, growth.CHAPTER, proof.CHAPTER, sharpening.CHAPTER, gradients.CHAPTER)

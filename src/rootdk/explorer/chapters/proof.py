@@ -49,13 +49,14 @@ def _grid(table: NDArray[Any], samples: int) -> Figure:
     d = len(table)
     places = list(range(1, d + 1))
     cells = {"texttemplate": "%{z:.2f}"} if d <= 8 else {}
+    told = "i %{y}, j %{x}: %{z:.3f}<extra></extra>"
     drawn = plot(
-        [heat(table, (-1, 1), both_sides=True, x=places, y=places, hovertemplate="i %{y}, j %{x}: %{z:.3f}<extra></extra>", **cells)],
+        [heat(table, (-1, 1), both_sides=True, x=places, y=places, hovertemplate=told, **cells)],
         "j",
         "i",
         xaxis={"dtick": 1, "constrain": "domain"},
         yaxis={"autorange": "reversed", "dtick": 1, "scaleanchor": "x", "constrain": "domain"},
-    )  # fmt: skip
+    )
     off = table[~np.eye(d, dtype=bool)]
     text = (
         f"Grid of {d} by {d} averages over {samples} samples. Diagonal from {written(np.diag(table).min(), 3)} to "
@@ -99,8 +100,12 @@ from rootdk.theory import square_terms
 drawn = np.random.default_rng({values["seed"]}).standard_normal(({samples}, 2, {d}))
 products = drawn[:, 0] * drawn[:, 1]
 table = products.T @ products / {samples}
+squares = (products**2).sum(axis=1)
+others = products.sum(axis=1) ** 2 - squares
 print("ones", np.trace(table) / {d})
+print("ones_error", (squares / {d}).std(ddof=1) / {samples} ** 0.5)
 print("zeros", (table.sum() - np.trace(table)) / {d * (d - 1)})
+print("zeros_error", (others / {d * (d - 1)}).std(ddof=1) / {samples} ** 0.5)
 print("total", table.sum())
 print("total_error", (products.sum(axis=1) ** 2).std(ddof=1) / {samples} ** 0.5)
 print("total_theory", square_terms({d}).sum())
@@ -115,8 +120,8 @@ CHAPTER = Chapter(
     to_try="Press play, or drag the number of samples; then change d.",
     to_see="The diagonal settles at 1 and everything else at 0, so the d × d averages add up to d.",
     said="The dot product is a sum of d terms of variance 1, so its variance is d.",
-    true="It is exact and needs no normal law and no large d: of the d² terms the d squares average 1, and the d(d - 1) "
-    "cross terms average 0 because the components are independent with mean 0; only the drawn averages wander.",
+    true="It is exact and needs no normal law and no large d: of the d² terms the d squares average 1, and the "
+    "d(d - 1) cross terms average 0 because the components are independent with mean 0; only drawn averages wander.",
     controls=(
         Control("d", "d", "int", 6, 2, 16, 1, help="Components of q and k."),
         Control("samples", "samples", "int", 400, 8, _MOST, 1, log=True, play=True, help="Pairs of q and k drawn."),

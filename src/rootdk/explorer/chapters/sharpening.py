@@ -1,0 +1,159 @@
+"""Softmax sharpens: the weights of one row, and what a typical row is by theory."""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootdk.api import attention, measure
+from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.explorer.curves import rows_of
+from rootdk.explorer.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
+from rootdk.explorer.draws import vectors, vectors_in_python
+from rootdk.explorer.knobs import RULES, SEED, d_k_knob, keys_knob
+from rootdk.reading import Reading
+from rootdk.report.formulas import ATTENTION
+from rootdk.scaling import rule
+from rootdk.theory import critical_sigma, softmax_moments
+from rootdk.theory.row_law import RowLaw
+
+_MOST_BARS = 512
+
+
+def compute(values: Mapping[str, Any]) -> View:
+    """The first of 64 queries in bars; medians over all 64 beside those of theory."""
+    d_k, keys, name = values["d_k"], values["keys"], values["rule"]
+    query, key = vectors(values["seed"], keys, d_k)
+    reading = measure(query, key, np.ones((keys, 1), np.float32), scale=name)[1]
+    weights = _shown(query[:1], key, values)
+    factor = float(rule(name).factor(d_k, None, None))
+    sigma = factor * math.sqrt(d_k)
+    figures = (_bars(weights, float(reading.top_probability[0]), values), _curve(keys, d_k, name, sigma))
+    return View(figures, _numbers(reading, rows_of(keys, d_k, factor), keys), _python(values))
+
+
+def _shown(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) -> NDArray[Any]:
+    """The weights of at most 512 keys of one query, by the operator: values that are 1 at one key and 0 elsewhere."""
+    # einsum and not @: so small a product BLAS shares among threads, and waiting for them takes longer.
+    order = np.argsort(-np.einsum("d,nd->n", query[0], key)) if values["sorted"] else np.arange(len(key))
+    shown = order[:_MOST_BARS]
+    value = np.zeros((len(key), len(shown)), np.float32)
+    value[shown, np.arange(len(shown))] = 1
+    return np.asarray(attention(query, key, value, scale=values["rule"])[0])
+
+
+def _numbers(reading: Reading, law: RowLaw, keys: int) -> tuple[Any, ...]:
+    log_n = math.log(keys)
+    return (
+        number(
+            "entropy", "entropy / ln n, median of 64 rows", np.median(reading.entropy_ratio.astype(float)), "measured"
+        ),
+        number("entropy_theory", "entropy / ln n of the median row", np.median(law.entropy) / log_n, "theory"),
+        number(
+            "effective",
+            "effective keys, median of 64 rows",
+            np.median(reading.effective_keys.astype(float)),
+            "measured",
+        ),
+        number("effective_theory", "effective keys of the median row", 1 / np.median(law.p_squared), "theory"),
+        number(
+            "top", "largest weight, median of 64 rows", np.median(reading.top_probability.astype(float)), "measured"
+        ),
+        number("top_theory", "largest weight of the median row", np.median(law.top_probability), "theory"),
+        number("saturated", "rows of 64 where one key has over 99 %", int(reading.saturated().sum()), "measured"),
+    )
+
+
+def _bars(weights: NDArray[Any], top: float, values: Mapping[str, Any]) -> Figure:
+    keys = values["keys"]
+    axis = "keys, largest weight first" if values["sorted"] else "keys, as they come"
+    drawn = plot(
+        [bars(np.arange(1, len(weights) + 1), weights, "weight", COLOURS[values["rule"]])],
+        axis,
+        "weight",
+        bargap=0.1,
+        yaxis={"rangemode": "tozero"},
+        shapes=[level(1 / keys)],
+    )
+    text = (
+        f"Weights of one row of {keys} keys: the largest is {written(top, 3)}; equal weights would be "
+        f"{written(1 / keys, 3)}, the dotted line."
+    )
+    if len(weights) < keys:
+        text += f" The first {len(weights)} are drawn; they hold {weights.sum():.0%} of the weight."
+    return Figure("weights", "The weights of one row", drawn, text)
+
+
+@lru_cache(maxsize=64)
+def _entropy(keys: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    sigma = np.geomspace(1 / 32, 32, 21)
+    return sigma, np.asarray(softmax_moments(keys, sigma).entropy / math.log(keys))
+
+
+def _curve(keys: int, d_k: int, name: str, sigma: float) -> Figure:
+    spread, entropy = _entropy(keys)
+    here = float(softmax_moments(keys, sigma).entropy) / math.log(keys)
+    critical = float(critical_sigma(keys))
+    data = [line(spread, entropy, "entropy / ln n", GREY)]
+    labels = dict(zip(RULES.choices, RULES.labels, strict=True))
+    for one in ("dk", "sqrt", "none"):
+        x = float(rule(one).factor(d_k, None, None)) * math.sqrt(d_k)
+        y = here if one == name else float(softmax_moments(keys, x).entropy) / math.log(keys)
+        marker = {"color": COLOURS[one], "size": 12, "symbol": "circle" if one == name else "circle-open"}
+        data.append(points([x], [y], labels[one].replace("d_k", "d<sub>k</sub>"), COLOURS[one], marker=marker))
+    drawn = plot(
+        data,
+        "standard deviation σ of the scores",
+        "entropy / ln n",
+        xaxis=ticks_at([1 / 32, 1 / 8, 1 / 2, 2, 8, 32]) | {"ticktext": ["1/32", "1/8", "1/2", "2", "8", "32"]},
+        yaxis={"range": [0, 1.05]},
+        shapes=[upright(critical)],
+    )
+    text = (
+        f"Entropy over ln n against the spread σ of the scores, by theory. At σ = {written(sigma, 3)} it is "
+        f"{written(here, 3)}; past the dotted line, σ = √(2 ln n) = {written(critical, 3)}, a few keys take all."
+    )
+    return Figure("entropy", "From even to frozen", drawn, text)
+
+
+def _python(values: Mapping[str, Any]) -> str:
+    d_k, keys, name = values["d_k"], values["keys"], values["rule"]
+    return f"""\
+import numpy as np
+import rootdk
+
+{vectors_in_python(values["seed"], keys, d_k)}
+reading = rootdk.measure(query, key, np.ones(({keys}, 1), np.float32), scale="{name}")[1]
+print("entropy", np.median(reading.entropy_ratio.astype(float)))
+print("effective", np.median(reading.effective_keys.astype(float)))
+print("top", np.median(reading.top_probability.astype(float)))
+print("saturated", reading.saturated().sum())
+
+told = rootdk.predict({d_k}, {keys}, "{name}")
+print("entropy_theory", told.median_entropy_ratio[0])
+print("effective_theory", told.median_effective_keys[0])
+print("top_theory", told.median_top_probability[0])
+"""
+
+
+CHAPTER = Chapter(
+    id="sharpening",
+    title="Softmax sharpens",
+    formula=ATTENTION,
+    to_try="Take the scale away and drag d_k; then add keys.",
+    to_see="Without the scale the weight moves to a few keys and then to one; with 1/√d_k the picture hardly changes.",
+    said="Without the scale one word takes nearly all the weight.",
+    true="In some rows: with 1024 keys it takes over 99 % in about half of them at d_k = 512, and in a tenth at "
+    "d_k = 64; what decides is the spread of the scores against √(2 ln n).",
+    controls=(
+        d_k_knob(64),
+        RULES,
+        keys_knob(128),
+        Control("sorted", "largest weight first", "flag", True),
+        SEED,
+    ),
+    compute=compute,
+)
