@@ -22,3 +22,13 @@ def d_k_knob(default: int, low: int = 4, high: int = 1024) -> Control:
 def keys_knob(default: int, low: int = 2, high: int = 4096) -> Control:
     """Keys that a query sees."""
     return Control("keys", "keys n", "int", default, low, high, 1, log=True, help="Keys that the query sees.")
+
+
+def rule_words(name: str, figure: bool = False) -> str:
+    """A rule as a person reads it; for a figure, where the page does not set it, with plotly's own subscript.
+
+    >>> rule_words("sqrt"), rule_words("dk", figure=True)
+    ('1/√d_k', '1/d<sub>k</sub>')
+    """
+    words = RULES.labels[RULES.choices.index(name)]
+    return words.replace("d_k", "d<sub>k</sub>") if figure else words

@@ -44,6 +44,19 @@ class FormatEffect:
     overflow: Any
 
 
+def spacing(size: float, name: str) -> float:
+    """How far the next stored number is from one of this size: 2^(e + 1 - b) from 2^e to 2^(e+1), b digits.
+
+    Infinite past the largest number of the format.
+
+    >>> spacing(1.0, "float32") == 2.0**-23, spacing(100.0, "bfloat16"), spacing(1e5, "float16")
+    (True, 0.5, inf)
+    """
+    kind = FORMATS[name]
+    exponent = max(math.frexp(size)[1] - 1, kind.least_exponent)
+    return math.inf if abs(size) > kind.largest else math.ldexp(1.0, exponent + 1 - kind.digits)
+
+
 def format_effect(sigma: Any, name: str) -> FormatEffect:
     """The effect of storing a score as "float64", "float32", "bfloat16" or "float16", rounded to nearest.
 

@@ -2,6 +2,8 @@
 
 from rootdk.explorer.chapter import Chapter
 
-from . import formula, gradients, growth, proof, sharpening
+from . import choosing, context, formats, formula, gradients, growth, not_dk, proof, sharpening
 
-CHAPTERS: tuple[Chapter, ...] = (formula.CHAPTER, growth.CHAPTER, proof.CHAPTER, sharpening.CHAPTER, gradients.CHAPTER)
+CHAPTERS: tuple[Chapter, ...] = tuple(
+    module.CHAPTER for module in (formula, growth, proof, sharpening, gradients, not_dk, choosing, context, formats)
+)

@@ -19,7 +19,7 @@ from rootdk.explorer.curves import (
 )
 from rootdk.explorer.drawing import COLOURS, heat, line, plot, points, ticks_at
 from rootdk.explorer.draws import QUERIES, vectors, vectors_in_python
-from rootdk.explorer.knobs import RULES, SEED, d_k_knob
+from rootdk.explorer.knobs import RULES, SEED, d_k_knob, rule_words
 from rootdk.report.formulas import JACOBIAN
 from rootdk.scaling import rule
 from rootdk.study.gradient import jacobian_of_softmax
@@ -45,7 +45,7 @@ def _medians(of_rows: Callable[[RowLaw], Any]) -> Callable[[int, float], NDArray
     return lambda keys, exponent: median_over_widths(keys, exponent, of_rows)
 
 
-_SHOWN = {
+_SHOWN: dict[str, tuple[str, Callable[[int, float], NDArray[Any]]]] = {
     "trace": ("median of tr J", _medians(_median_trace)),
     "live": ("share of rows where no key has over 99 %", _medians(_live)),
     "norm": ("median of |J|", _medians(_median_norm)),
@@ -117,11 +117,9 @@ def _curves(values: Mapping[str, Any], found: Mapping[str, float]) -> Figure:
     data, ends = [], []
     for one, exponent in EXPONENTS.items():
         y = over_widths(KEYS, exponent)
-        words = RULES.labels[RULES.choices.index(one)]
-        data.append(line(WIDTHS, y, words.replace("d_k", "d<sub>k</sub>"), COLOURS[one]))
-        ends.append(
-            f"{words}: {written(float(y[0]), 3)} at d_k = {WIDTHS[0]}, {written(float(y[-1]), 3)} at {WIDTHS[-1]}"
-        )
+        data.append(line(WIDTHS, y, rule_words(one, figure=True), COLOURS[one]))
+        first, last = (written(float(y[end]), 3) for end in (0, -1))
+        ends.append(f"{rule_words(one)}: {first} at d_k = {WIDTHS[0]}, {last} at {WIDTHS[-1]}")
     data.append(points([values["d_k"]], [found[shown]], "measured here", COLOURS[values["rule"]]))
     # Over several powers of ten for the gradient and for a trace that collapses; the others lie between 0 and 1.
     axis: dict[str, Any] = (
@@ -167,8 +165,8 @@ CHAPTER = Chapter(
     to_see="The median trace collapses and fewer rows stay alive, while |J| first grows; under 1/d_k the Jacobian is "
     "fine and the gradient of q is small all the same.",
     said="Without the scale softmax saturates and its gradients vanish.",
-    true="Half: the median row does die, but the root mean square of |J| stays above that of 1/√d_k at every d_k drawn, "
-    "the gradient of q relative to the output grows, and under 1/d_k it is the factor in front of J that is small.",
+    true="Half: the median row does die, but the root mean square of |J| stays above that of 1/√d_k at every d_k "
+    "drawn, the gradient of q relative to the output grows, and under 1/d_k it is the factor before J that is small.",
     controls=(
         d_k_knob(64, low=16),
         RULES,

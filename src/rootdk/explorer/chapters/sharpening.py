@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.api import attention, measure
+from rootdk.api import measure
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.curves import rows_of
 from rootdk.explorer.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
 from rootdk.explorer.draws import vectors, vectors_in_python
-from rootdk.explorer.knobs import RULES, SEED, d_k_knob, keys_knob
+from rootdk.explorer.knobs import RULES, SEED, d_k_knob, keys_knob, rule_words
+from rootdk.explorer.weights import keys_in_order, weights_at
 from rootdk.reading import Reading
 from rootdk.report.formulas import ATTENTION
 from rootdk.scaling import rule
@@ -28,21 +29,12 @@ def compute(values: Mapping[str, Any]) -> View:
     d_k, keys, name = values["d_k"], values["keys"], values["rule"]
     query, key = vectors(values["seed"], keys, d_k)
     reading = measure(query, key, np.ones((keys, 1), np.float32), scale=name)[1]
-    weights = _shown(query[:1], key, values)
+    order = keys_in_order(query, key) if values["sorted"] else np.arange(keys)
+    weights = weights_at(query, key, order[:_MOST_BARS], name)
     factor = float(rule(name).factor(d_k, None, None))
     sigma = factor * math.sqrt(d_k)
     figures = (_bars(weights, float(reading.top_probability[0]), values), _curve(keys, d_k, name, sigma))
     return View(figures, _numbers(reading, rows_of(keys, d_k, factor), keys), _python(values))
-
-
-def _shown(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) -> NDArray[Any]:
-    """The weights of at most 512 keys of one query, by the operator: values that are 1 at one key and 0 elsewhere."""
-    # einsum and not @: so small a product BLAS shares among threads, and waiting for them takes longer.
-    order = np.argsort(-np.einsum("d,nd->n", query[0], key)) if values["sorted"] else np.arange(len(key))
-    shown = order[:_MOST_BARS]
-    value = np.zeros((len(key), len(shown)), np.float32)
-    value[shown, np.arange(len(shown))] = 1
-    return np.asarray(attention(query, key, value, scale=values["rule"])[0])
 
 
 def _numbers(reading: Reading, law: RowLaw, keys: int) -> tuple[Any, ...]:
@@ -98,12 +90,11 @@ def _curve(keys: int, d_k: int, name: str, sigma: float) -> Figure:
     here = float(softmax_moments(keys, sigma).entropy) / math.log(keys)
     critical = float(critical_sigma(keys))
     data = [line(spread, entropy, "entropy / ln n", GREY)]
-    labels = dict(zip(RULES.choices, RULES.labels, strict=True))
     for one in ("dk", "sqrt", "none"):
         x = float(rule(one).factor(d_k, None, None)) * math.sqrt(d_k)
         y = here if one == name else float(softmax_moments(keys, x).entropy) / math.log(keys)
         marker = {"color": COLOURS[one], "size": 12, "symbol": "circle" if one == name else "circle-open"}
-        data.append(points([x], [y], labels[one].replace("d_k", "d<sub>k</sub>"), COLOURS[one], marker=marker))
+        data.append(points([x], [y], rule_words(one, figure=True), COLOURS[one], marker=marker))
     drawn = plot(
         data,
         "standard deviation σ of the scores",
