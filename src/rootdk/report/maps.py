@@ -17,16 +17,17 @@ _SCALE = "Viridis"
 def audit_pictures(audit: Mapping[str, Any]) -> list[Picture]:
     """One map for each metric that the audit has numbers for."""
     layers = audit["layers"]
-    return [_map(one, layers) for one in present(layers)]
+    return [map_picture(one, layers) for one in present(layers)]
 
 
 def spread_pictures(audit: Mapping[str, Any]) -> list[Picture]:
     """The first metric along the layers: every head, the median, and what theory says of random q and k."""
     layers = audit["layers"]
-    return [_spread(one, layers) for one in present(layers)[:1] if len(layers) > 1]
+    return [spread_picture(one, layers) for one in present(layers)[:1] if len(layers) > 1]
 
 
-def _map(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
+def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
+    """Every head of every layer; colours from the smallest number to the largest."""
     import plotly.graph_objects as go
 
     rows = grid(layers, metric.name)
@@ -88,7 +89,8 @@ def _number(value: float) -> str:
     return _views.brief(value)
 
 
-def _spread(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
+def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
+    """One metric along the layers: every head, the median, and what theory says of random q and k."""
     import plotly.graph_objects as go
 
     rows = grid(layers, metric.name)

@@ -2,8 +2,31 @@
 
 from rootdk.explorer.chapter import Chapter
 
-from . import choosing, context, formats, formula, gradients, growth, not_dk, proof, sharpening
-
-CHAPTERS: tuple[Chapter, ...] = tuple(
-    module.CHAPTER for module in (formula, growth, proof, sharpening, gradients, not_dk, choosing, context, formats)
+from . import (
+    choosing,
+    claims,
+    context,
+    formats,
+    formula,
+    gradients,
+    growth,
+    model,
+    not_dk,
+    proof,
+    sharpening,
 )
+
+_MODULES = (
+    formula,
+    growth,
+    proof,
+    sharpening,
+    gradients,
+    not_dk,
+    choosing,
+    context,
+    formats,
+    model,
+    claims,
+)
+CHAPTERS: tuple[Chapter, ...] = tuple(module.CHAPTER for module in _MODULES)
