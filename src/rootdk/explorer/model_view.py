@@ -58,7 +58,7 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
         for one in grouped(audit)
     )
     return View(
-        figures, tuple(numbers), _python(read, metric.name, bool(told)), Table(_HEADINGS, rows) if rows else None
+        tuple(figures), tuple(numbers), _python(read, metric.name, bool(told)), Table(_HEADINGS, rows) if rows else None
     )
 
 
@@ -85,8 +85,8 @@ def _map_text(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> str:
     ]
     low, high = min(cells), max(cells)
     return (
-        f"Map of {metric.short} of {len(cells)} heads in {len(layers)} layers: from {written(low[0], 3)} ({low[1]}, head "
-        f"{low[2]}) to {written(high[0], 3)} ({high[1]}, head {high[2]})."
+        f"Map of {metric.short} of {len(cells)} heads in {len(layers)} layers: from {written(low[0], 3)} "
+        f"({low[1]}, head {low[2]}) to {written(high[0], 3)} ({high[1]}, head {high[2]})."
     )
 
 
@@ -97,8 +97,8 @@ def _layers_text(metric: Metric, layers: Sequence[Mapping[str, Any]], told: Sequ
     low, high = min(middles), max(middles)
     theory = f"; theory from {written(min(told), 3)} to {written(max(told), 3)}" if told else ""
     return (
-        f"Medians of the layers: {metric.short} from {written(low[0], 3)} ({low[1]}) to {written(high[0], 3)} ({high[1]})"
-        f"{theory}."
+        f"Medians of the layers: {metric.short} from {written(low[0], 3)} ({low[1]}) to {written(high[0], 3)} "
+        f"({high[1]}){theory}."
     )
 
 

@@ -81,7 +81,8 @@ def _number(control: Control, text: str, whole: bool = False) -> float | int:
     value = int(text) if whole else float(text)
     low = -math.inf if control.low is None else control.low
     high = math.inf if control.high is None else control.high
-    if not (math.isfinite(value) and low <= value <= high):
+    # Compared as it is: a whole number of a thousand digits is no float.
+    if not low <= value <= high or abs(value) == math.inf:
         raise RefusedValueError(control.name, f"must be a number{_within(control)}", text)
     return value
 
