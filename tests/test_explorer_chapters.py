@@ -358,6 +358,7 @@ def test_spacing_is_that_of_numpy() -> None:
         ("growth", {"mean_query": "inf"}, "mean_query", "must be a number from -2 to 2"),
         ("growth", {"mean_query": "1e999"}, "mean_query", "must be a number from -2 to 2"),
         ("growth", {"mean_query": "-2.01"}, "mean_query", "from -2 to 2"),
+        ("growth", {"mean_query": "٢"}, "mean_query", "must be a number"),
         ("growth", {"mean_query": "0x1"}, "mean_query", "must be a number"),
         ("growth", {"rule": "cube"}, "rule", "must be one of sqrt, none, dk"),
         ("growth", {"seed": "-1"}, "seed", "from 0 to 999"),
@@ -400,6 +401,11 @@ def test_every_way_to_write_a_number_is_read() -> None:
     knob = Control("a", "a", "numbers", "1", -10, 10, rows=2, columns=3)
     assert read_value(knob, " 1,2 -3 ;\n .5 +1. 1e-1 \n") == ((1.0, 2.0, -3.0), (0.5, 1.0, 0.1))
     assert read_value(Control("s", "s", "flag", False), "TRUE") is True
+
+
+def test_a_knob_without_bounds_still_refuses_what_is_not_finite() -> None:
+    with pytest.raises(RefusedValueError, match="a: must be a number, got '1e999'"):
+        read_value(Control("a", "a", "float", 0.0), "1e999")
 
 
 # The reader's own model

@@ -1,5 +1,6 @@
 """Theory over d_k that several chapters draw, kept once it is computed: a point takes milliseconds."""
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rootdk.report.drawing import ticks_at
 from rootdk.theory import attention_moments, relative_gradient
 from rootdk.theory.row_law import RowLaw, row_law
 
 # From 16 on: below, an average over the length of the query takes several times as long.
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
+# Room for the first and the last number below the axis.
+WIDTH_AXIS = ticks_at(WIDTHS) | {"range": [math.log10(14), math.log10(1180)]}
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "dk": 1.0}
 
 

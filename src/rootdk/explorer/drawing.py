@@ -16,6 +16,7 @@ __all__ = [
     "EITHER_SIDE",
     "GREY",
     "HUES",
+    "ONES_AND_THREES",
     "POWERS",
     "bars",
     "heat",
@@ -29,6 +30,12 @@ __all__ = [
 ]
 
 GREY = "#8a93a0"
+# A logarithmic axis with ticks at 1 and 3 of every decade, for what spans one to four of them.
+ONES_AND_THREES = {
+    "type": "log",
+    "tickvals": [digit * 10.0**power for power in range(-6, 7) for digit in (1, 3)],
+    "ticktext": [f"{digit * 10.0**power:g}" for power in range(-6, 7) for digit in (1, 3)],
+}
 _SHADES = [[0.0, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
 
 
@@ -46,9 +53,11 @@ def short(values: Any) -> list[Any]:
     return [float(f"{one:.7g}") for one in array.tolist()]
 
 
-def line(x: Any, y: Any, name: str, colour: str, dash: str = "solid", **more: Any) -> dict[str, Any]:
-    """A curve: what theory says."""
-    drawn = {"color": colour, "width": 2, "dash": dash}
+def line(
+    x: Any, y: Any, name: str, colour: str, dash: str = "solid", shape: str = "linear", **more: Any
+) -> dict[str, Any]:
+    """A curve: what theory says. shape "hv" makes steps."""
+    drawn = {"color": colour, "width": 2, "dash": dash, "shape": shape}
     return {"type": "scatter", "mode": "lines", "x": short(x), "y": short(y), "name": name, "line": drawn} | more
 
 
@@ -74,7 +83,9 @@ def bars(x: Any, y: Any, name: str, colour: str, **more: Any) -> dict[str, Any]:
 def heat(z: Any, limits: tuple[float, float], both_sides: bool = False, **more: Any) -> dict[str, Any]:
     """A map of a matrix, first row on top; 0 shows the page. both_sides: blue above 0 and red below."""
     shades = EITHER_SIDE if both_sides else _SHADES
-    return {"type": "heatmap", "z": short(z), "zmin": limits[0], "zmax": limits[1], "colorscale": shades} | more
+    bar = {"thickness": 10, "outlinewidth": 0}
+    shown = {"zmin": limits[0], "zmax": limits[1], "colorscale": shades, "colorbar": bar}
+    return {"type": "heatmap", "z": short(z)} | shown | more
 
 
 def plot(data: Sequence[dict[str, Any]], x: str, y: str, **layout: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.curves import WIDTHS, entropy_over_widths, flow_over_widths
-from rootdk.explorer.drawing import COLOURS, GREY, HUES, level, line, plot, points, ticks_at
+from rootdk.explorer.curves import WIDTH_AXIS, WIDTHS, entropy_over_widths, flow_over_widths
+from rootdk.explorer.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, level, line, plot, points
 from rootdk.report.formulas import SCALED
 from rootdk.scaling import ScaleRule
 from rootdk.theory import rule_variance
@@ -61,10 +61,8 @@ def _over_widths(label: str, curves: Mapping[float, NDArray[Any]], values: Mappi
     chosen = curves[values["exponent"]]
     marker = {"color": GREY, "size": 9, "symbol": "diamond"}
     data.append(points(WIDTHS, chosen, f"your a = {values['exponent']:g}", GREY, marker=marker))
-    axis: dict[str, Any] = (
-        {"range": [0, 1.05]} if values["shown"] == "entropy" else {"type": "log", "exponentformat": "power"}
-    )
-    drawn = plot(data, "d<sub>k</sub>", label, xaxis=ticks_at(WIDTHS), yaxis=axis)
+    axis: dict[str, Any] = {"range": [0, 1.05]} if values["shown"] == "entropy" else ONES_AND_THREES
+    drawn = plot(data, "d<sub>k</sub>", label, xaxis=WIDTH_AXIS, yaxis=axis)
     first, last, root = (written(float(one), 3) for one in (chosen[0], chosen[-1], curves[0.5][-1]))
     text = (
         f"{label} over d_k, theory. With a = {values['exponent']:g} it goes from {first} at d_k = {WIDTHS[0]} to "
@@ -81,7 +79,7 @@ def _over_exponents(change: Mapping[float, float], values: Mapping[str, Any]) ->
         data,
         "a",
         f"value at {WIDTHS[-1]} / value at {WIDTHS[0]}",
-        yaxis={"type": "log", "exponentformat": "power"},
+        yaxis=ONES_AND_THREES,
         shapes=[level(1.0)],
     )
     told = ", ".join(f"{written(change[one], 3)} for a = {one:g}" for one in _FIXED)

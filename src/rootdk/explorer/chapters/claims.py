@@ -13,7 +13,7 @@ from typing import Any
 from rootdk.claims import LEDGER, VERDICTS, Evidence, Record, Setting
 from rootdk.claims.evidence import number as short
 from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number
-from rootdk.explorer.drawing import GREY, HUES, bars, plot
+from rootdk.explorer.drawing import GREY, HUES, plot
 from rootdk.report.formulas import ATTENTION
 
 _ALL = "all"
@@ -29,10 +29,10 @@ def compute(values: Mapping[str, Any]) -> View:
     counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
     numbers = tuple(number(verdict.replace(" ", "_"), verdict, count) for verdict, count in counts.items())
     told = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
-    marker = {"color": [_COLOURS[verdict] for verdict in counts]}
-    drawn = plot(
-        [bars(list(counts), list(counts.values()), "claims", GREY, marker=marker)], "", "claims", yaxis={"dtick": 5}
-    )
+    # Lying, so that there is room for the words.
+    lying = {"orientation": "h", "marker": {"color": [_COLOURS[verdict] for verdict in counts]}}
+    trace = {"type": "bar", "x": list(counts.values()), "y": list(counts), "name": "claims"} | lying
+    drawn = plot([trace], "claims", "", xaxis={"dtick": 5}, yaxis={"autorange": "reversed"})
     figure = Figure("verdicts", "Verdicts", drawn, f"Verdicts on {len(found)} claims: {told}.")
     rows = tuple(
         (one.id, one.statement, one.verdict, one.condition, one.source, _told(one.evidence) or one.method)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rootdk import scaling
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.drawing import COLOURS, GREY, HUES, POWERS, line, plot, points, upright
+from rootdk.explorer.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, POWERS, line, plot, points, upright
 from rootdk.explorer.knobs import d_k_knob
 from rootdk.report.formulas import FREEZING
 from rootdk.theory import critical_sigma, rule_variance, softmax_moments
@@ -85,19 +85,20 @@ def _spread(
     values: Mapping[str, Any], of: Mapping[str, tuple[str, float, int]], here: NDArray[Any], critical: float
 ) -> Figure:
     frozen = line(_LENGTHS, critical_sigma(_LENGTHS), "√(2 ln n): frozen above", GREY, "dash")
-    axis = {"type": "log", "tickvals": [0.5, 1, 2, 5, 10, 20], "ticktext": ["0.5", "1", "2", "5", "10", "20"]}
     shape = [upright(values["keys"])]
-    drawn = plot([*_lines(of, 0), frozen], "keys n", "σ", xaxis=_AXIS, yaxis=axis, shapes=shape)
+    drawn = plot(
+        [*_lines(of, 0, showlegend=False), frozen], "keys n", "σ", xaxis=_AXIS, yaxis=ONES_AND_THREES, shapes=shape
+    )
     text = (
         f"Standard deviation of the scores at {values['keys']:,} keys: {_told(here)}; softmax freezes at "
         f"{written(critical, 3)}."
     )
-    return Figure("spread", "Spread of the scores", drawn, text)
+    return Figure("spread", "Spread of the scores, colours as before", drawn, text)
 
 
-def _lines(of: Mapping[str, tuple[str, float, int]], which: int) -> list[dict[str, Any]]:
+def _lines(of: Mapping[str, tuple[str, float, int]], which: int, **more: Any) -> list[dict[str, Any]]:
     return [
-        line(_LENGTHS, _curve(*of[name])[which], words.replace("d_k", "d<sub>k</sub>"), colour)
+        line(_LENGTHS, _curve(*of[name])[which], words.replace("d_k", "d<sub>k</sub>"), colour, **more)
         for name, (words, colour) in _NAMES.items()
     ]
 

@@ -78,11 +78,11 @@ def _errors(values: Mapping[str, Any], sigma: float) -> Figure:
 
 
 def _spacings(sigma: float) -> Figure:
-    sizes = np.geomspace(1e-3, 2e5, 161)
+    sizes = 2.0 ** np.arange(-10, 19)  # where the distance changes
     data = []
     for name, colour in zip(FORMATS, HUES, strict=False):
         y = np.array([spacing(size, name) for size in sizes])
-        data.append(line(sizes[np.isfinite(y)], y[np.isfinite(y)], name, colour))
+        data.append(line(sizes[np.isfinite(y)], y[np.isfinite(y)], name, colour, shape="hv"))
     drawn = plot(
         data,
         "size of a score",

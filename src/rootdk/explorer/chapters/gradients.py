@@ -10,6 +10,7 @@ from rootdk.api import attention_vjp, measure
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.curves import (
     EXPONENTS,
+    WIDTH_AXIS,
     WIDTHS,
     flow,
     flow_over_widths,
@@ -17,7 +18,7 @@ from rootdk.explorer.curves import (
     norm_over_widths,
     rows_of,
 )
-from rootdk.explorer.drawing import COLOURS, heat, line, plot, points, ticks_at
+from rootdk.explorer.drawing import COLOURS, ONES_AND_THREES, heat, line, plot, points
 from rootdk.explorer.draws import QUERIES, vectors, vectors_in_python
 from rootdk.explorer.knobs import RULES, SEED, d_k_knob, rule_words
 from rootdk.report.formulas import JACOBIAN
@@ -121,11 +122,8 @@ def _curves(values: Mapping[str, Any], found: Mapping[str, float]) -> Figure:
         first, last = (written(float(y[end]), 3) for end in (0, -1))
         ends.append(f"{rule_words(one)}: {first} at d_k = {WIDTHS[0]}, {last} at {WIDTHS[-1]}")
     data.append(points([values["d_k"]], [found[shown]], "measured here", COLOURS[values["rule"]]))
-    # Over several powers of ten for the gradient and for a trace that collapses; the others lie between 0 and 1.
-    axis: dict[str, Any] = (
-        {"rangemode": "tozero"} if shown in ("live", "norm") else {"type": "log", "exponentformat": "power"}
-    )
-    drawn = plot(data, "d<sub>k</sub>", label, xaxis=ticks_at(WIDTHS), yaxis=axis)
+    axis: dict[str, Any] = ONES_AND_THREES if shown == "flow" else {"rangemode": "tozero"}
+    drawn = plot(data, "d<sub>k</sub>", label, xaxis=WIDTH_AXIS, yaxis=axis)
     return Figure("sizes", f"{label}, {KEYS} keys", drawn, f"{label} by theory. {'; '.join(ends)}.")
 
 

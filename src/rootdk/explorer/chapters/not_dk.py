@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from rootdk.api import measure
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.curves import EXPONENTS, WIDTHS, flow, flow_over_widths
-from rootdk.explorer.drawing import COLOURS, level, line, plot, points, ticks_at
+from rootdk.explorer.curves import EXPONENTS, WIDTH_AXIS, WIDTHS, flow, flow_over_widths
+from rootdk.explorer.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
 from rootdk.explorer.draws import vectors, vectors_in_python
 from rootdk.explorer.knobs import SEED, d_k_knob, keys_knob, rule_words
 from rootdk.explorer.weights import keys_in_order, weights_at
@@ -84,8 +84,8 @@ def _gradient(values: Mapping[str, Any], here: Mapping[str, float]) -> Figure:
         data,
         "d<sub>k</sub>",
         "|∂o/∂q| / |o|",
-        xaxis=ticks_at(WIDTHS),
-        yaxis={"type": "log", "exponentformat": "power"},
+        xaxis=WIDTH_AXIS,
+        yaxis=ONES_AND_THREES,
     )
     text = (
         f"Gradient of the query relative to the output, q and k as at the start, {_CURVE_KEYS} keys, for d_k from "

@@ -62,7 +62,7 @@ def _grid(table: NDArray[Any], samples: int) -> Figure:
         f"Grid of {d} by {d} averages over {samples} samples. Diagonal from {written(np.diag(table).min(), 3)} to "
         f"{written(np.diag(table).max(), 3)}; the others from {written(off.min(), 3)} to {written(off.max(), 3)}."
     )
-    return Figure("grid", "Averages of q_i k_i q_j k_j", drawn, text)
+    return Figure("grid", "Averages of qᵢkᵢqⱼkⱼ", drawn, text)
 
 
 def _settling(errors: Mapping[str, NDArray[Any]], d: int, samples: int) -> Figure:
