@@ -37,15 +37,17 @@ def document(title: str, body: Sequence[str]) -> str:
     check_plotly()
     from plotly.offline import get_plotlyjs
 
-    style, script = (files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    palette, style, script = (
+        files(__package__).joinpath(name).read_text("utf-8") for name in ("palette.css", "page.css", "page.js")
+    )
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<link rel='icon' href='data:,'><title>{escape(title)}</title>"
-        f"<style>{style}</style></head>\n<body>"
+        f"<style>{palette}{style}</style></head>\n<body>"
         + "\n".join(body)
-        + f"\n<script>{_script(get_plotlyjs())}</script>\n<script>{script}</script></body></html>\n"
+        + f"\n<script>{script_text(get_plotlyjs())}</script>\n<script>{script}</script></body></html>\n"
     )
 
 
@@ -75,7 +77,7 @@ def rich(text: str) -> str:
     return escape(text).replace("d_k", "<i>d<sub>k</sub></i>")
 
 
-def _script(text: str) -> str:
+def script_text(text: str) -> str:
     r"""JavaScript that cannot end the element that it stands in: in its strings `<\/` is `</`."""
     return text.replace("</script", "<\\/script")
 

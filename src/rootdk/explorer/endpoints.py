@@ -1,0 +1,104 @@
+"""/api: the chapters, a view of one, and a view of an audit that is sent along.
+
+Every computation runs in a thread, so that the event loop goes on answering, and its parameters have been through
+`read_values`, whose bounds keep it short.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rootdk import __version__
+from rootdk.errors import RootdkError
+
+from .answers import answer, refusal
+from .bodies import BodyRefused, json_body
+from .chapter import Chapter, View
+from .values import read_values
+
+MODEL = "model"
+_LONGEST_QUERY = 8192
+# More at once would only make each of them slower on few cores.
+_AT_ONCE = 2
+
+ModelView = Callable[[Mapping[str, Any], Mapping[str, Any]], View]
+
+
+@dataclass
+class Api:
+    """The chapters, what shows an audit, and the audit that was named on the command line."""
+
+    chapters: tuple[Chapter, ...]
+    model_view: ModelView
+    audit: Mapping[str, Any] | None = None
+    limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(_AT_ONCE))
+
+    def described(self) -> dict[str, Any]:
+        """What the page needs to know at its start."""
+        chapters = [one.to_dict() for one in self.chapters]
+        return {"version": __version__, "model": self.audit is not None, "chapters": chapters}
+
+    def shown(self, chapter: Chapter, raw: Mapping[str, str], audit: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The view for the values of a query, as the page gets it."""
+        values = read_values(chapter, raw)
+        audit = self.audit if audit is None else audit
+        if chapter.id == MODEL and audit is not None:
+            return self.model_view(audit, values).to_dict()
+        return chapter.compute(values).to_dict()
+
+    async def list_chapters(self, request: Request) -> Response:  # noqa: ARG002 -- the signature is Starlette's
+        """GET /api/chapters."""
+        return answer(self.described())
+
+    async def view(self, request: Request) -> Response:
+        """GET /api/view/<chapter>?name=value."""
+        chapter = self._chapter(request.path_params["chapter"])
+        if chapter is None:
+            known = ", ".join(one.id for one in self.chapters)
+            return refusal(404, f"chapter: must be one of {known}", "chapter")
+        return await self._compute(request, chapter)
+
+    async def model(self, request: Request) -> Response:
+        """POST /api/model?name=value with an audit as its body. The server keeps nothing of it."""
+        chapter = self._chapter(MODEL)
+        if chapter is None:
+            return refusal(404, "chapter: this server has no chapter for a model", "chapter")
+        try:
+            audit = await json_body(request)
+        except BodyRefused as error:
+            return refusal(error.status, str(error), "audit")
+        return await self._compute(request, chapter, audit)
+
+    def _chapter(self, name: str) -> Chapter | None:
+        return next((one for one in self.chapters if one.id == name), None)
+
+    async def _compute(
+        self, request: Request, chapter: Chapter, audit: Mapping[str, Any] | None = None
+    ) -> Response:
+        if len(request.url.query) > _LONGEST_QUERY:
+            return refusal(422, f"query: must be at most {_LONGEST_QUERY} characters long", "query")
+        pairs = request.query_params.multi_items()
+        raw = dict(pairs)
+        if len(raw) < len(pairs):
+            twice = next(name for name in raw if sum(name == other for other, _ in pairs) > 1)
+            return refusal(422, f"{twice[:40]}: must be given once", twice[:40])
+
+        def work() -> Response:
+            try:
+                return answer(self.shown(chapter, raw, audit))
+            except RootdkError as error:
+                return refusal(422, str(error), str(error).partition(":")[0])
+            except Exception as error:  # noqa: BLE001 -- a fault of ours: the page gets a sentence, the terminal the kind
+                print(f"rootdk explore: {chapter.id}: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+                return refusal(500, f"chapter: {chapter.id} could not be computed: {type(error).__name__}", "chapter")
+
+        async with self.limiter:
+            # The page has moved on while this one waited: nobody would see the answer.
+            if audit is None and await request.is_disconnected():
+                return refusal(499, "the page no longer waits for this", "")
+            return await anyio.to_thread.run_sync(work)

@@ -1,0 +1,86 @@
+"""The server of the page: which address answers with what, and a run of it until Ctrl-C.
+
+    GET  /                    the page
+    GET  /static/<file>       its parts, those that the package has and no other
+    GET  /plotly.js           from the installed plotly
+    GET  /api/chapters        texts and knobs
+    GET  /api/view/<chapter>  figures and numbers for the knobs' values; 422 names a value that cannot be used
+    POST /api/model           the same for an audit that is sent along
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from .answers import refusal
+from .assets import Asset, plotly_js, static_assets
+from .chapter import Chapter
+from .endpoints import Api, ModelView
+from .security import App, Guard, policy
+
+
+def application(
+    port: int,
+    chapters: tuple[Chapter, ...] | None = None,
+    model_view: ModelView | None = None,
+    audit: Mapping[str, Any] | None = None,
+) -> App:
+    """The ASGI application for a server on that port; by default with all chapters."""
+    if chapters is None:
+        from .chapters import CHAPTERS as chapters
+    if model_view is None:
+        from .model_view import model_view
+    api = Api(chapters, model_view, audit)
+    routes = [Route(path, _served(found)) for path, found in static_assets().items()]
+    routes += [
+        Route("/api/chapters", api.list_chapters),
+        Route("/api/view/{chapter}", api.view),
+        Route("/api/model", api.model, methods=["POST"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _said})
+    app.router.redirect_slashes = False
+    return Guard(app, port, policy(plotly_js()))
+
+
+def run(app: App, listening: socket.socket) -> None:
+    """Serve until Ctrl-C, which is how it is meant to end: it returns then."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        # A page that is open holds its connection; it need not be waited for.
+        timeout_graceful_shutdown=1,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        # uvicorn has stopped by now, and passes the signal on.
+        return
+
+
+def _served(found: Asset) -> Callable[[Request], Any]:
+    async def serve(request: Request) -> Response:
+        return found.response(request)
+
+    return serve
+
+
+async def _said(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 -- what the handler is registered for
+    if error.status_code == 405:
+        found = refusal(405, f"method: {request.method} is not for {request.url.path[:80]}", "method")
+    else:
+        found = refusal(error.status_code, f"path: there is nothing at {request.url.path[:80]}", "path")
+    for name, value in (error.headers or {}).items():
+        found.headers[name] = value
+    return found
