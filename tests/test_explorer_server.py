@@ -16,13 +16,13 @@ HERE = f"http://127.0.0.1:{PORT}"
 
 
 def client(**options: Any) -> TestClient:
-    app = application(PORT, stand_in.CHAPTERS + (stand_in.BROKEN,), stand_in.model_view, **options)
+    app = application(PORT, (*stand_in.CHAPTERS, stand_in.BROKEN), stand_in.model_view, **options)
     return TestClient(app, base_url=HERE, raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[TestClient]:
-    yield client()
+def server() -> TestClient:
+    return client()
 
 
 def test_the_page_and_its_parts_are_there(server: TestClient) -> None:
@@ -230,9 +230,7 @@ def test_an_audit_is_checked(server: TestClient) -> None:
     ):  # fmt: skip
         found = post(server, content)
         assert (found.status_code, found.json()["name"]) == (422, "audit"), content
-    assert server.post(
-        "/api/model?layer=1000", json=AUDIT, headers={"Origin": HERE}
-    ).json()["name"] == "layer"
+    assert server.post("/api/model?layer=1000", json=AUDIT, headers={"Origin": HERE}).json()["name"] == "layer"
 
 
 def test_a_huge_audit_is_not_read_to_its_end(server: TestClient) -> None:

@@ -11,7 +11,7 @@ from rootdk.errors import RootdkError
 LARGEST_BODY = 16 * 2**20
 
 
-class BodyRefused(RootdkError):
+class BodyError(RootdkError):
     """A body that is too large, of another type, or no JSON object; `status` is HTTP's."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -23,14 +23,14 @@ async def json_body(request: Request) -> dict[str, Any]:
     """A JSON object of at most LARGEST_BODY bytes. What is too large is not read to its end."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise BodyRefused(415, f"must come as application/json, got {kind[:60] or 'no content type'}")
+        raise BodyError(415, f"must come as application/json, got {kind[:60] or 'no content type'}")
     if int(request.headers.get("content-length", "0")) > LARGEST_BODY:
-        raise BodyRefused(413, f"must be at most {LARGEST_BODY} bytes long")
+        raise BodyError(413, f"must be at most {LARGEST_BODY} bytes long")
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LARGEST_BODY:
-            raise BodyRefused(413, f"must be at most {LARGEST_BODY} bytes long")
+            raise BodyError(413, f"must be at most {LARGEST_BODY} bytes long")
     return parsed(bytes(body))
 
 
@@ -43,11 +43,11 @@ def parsed(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise BodyRefused(422, "must not be nested that deep") from error
+        raise BodyError(422, "must not be nested that deep") from error
     except ValueError as error:
-        raise BodyRefused(422, f"must be JSON: {error}") from error
+        raise BodyError(422, f"must be JSON: {error}") from error
     if not isinstance(found, dict):
-        raise BodyRefused(422, f"must be a JSON object, got {type(found).__name__}")
+        raise BodyError(422, f"must be a JSON object, got {type(found).__name__}")
     return found
 
 

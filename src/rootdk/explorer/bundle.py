@@ -19,18 +19,18 @@ class BundleError(RootdkError):
 
 
 def imports_of(module: str) -> list[str]:
-    """Which files a module imports from.
+    r"""Which files a module imports from.
 
-    >>> imports_of('import { make, rich } from "./elements.js";\\n')
+    >>> imports_of('import { make, rich } from "./elements.js";\n')
     ['elements.js']
     """
     return _IMPORT.findall(module)
 
 
 def bundle(modules: Mapping[str, str], first: str = "main.js") -> str:
-    """One script: every module that `first` needs, each after those that it imports.
+    r"""One script: every module that `first` needs, each after those that it imports.
 
-    >>> print(bundle({"main.js": 'import { a } from "./a.js";\\na();\\n', "a.js": "export function a() {}\\n"}))
+    >>> print(bundle({"main.js": 'import { a } from "./a.js";\na();\n', "a.js": "export function a() {}\n"}))
     (() => {
     "use strict";
     function a() {}

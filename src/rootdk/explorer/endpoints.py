@@ -17,7 +17,7 @@ from rootdk import __version__
 from rootdk.errors import RootdkError
 
 from .answers import answer, refusal
-from .bodies import BodyRefused, json_body
+from .bodies import BodyError, json_body
 from .chapter import Chapter, View
 from .values import read_values
 
@@ -70,16 +70,14 @@ class Api:
             return refusal(404, "chapter: this server has no chapter for a model", "chapter")
         try:
             audit = await json_body(request)
-        except BodyRefused as error:
+        except BodyError as error:
             return refusal(error.status, str(error), "audit")
         return await self._compute(request, chapter, audit)
 
     def _chapter(self, name: str) -> Chapter | None:
         return next((one for one in self.chapters if one.id == name), None)
 
-    async def _compute(
-        self, request: Request, chapter: Chapter, audit: Mapping[str, Any] | None = None
-    ) -> Response:
+    async def _compute(self, request: Request, chapter: Chapter, audit: Mapping[str, Any] | None = None) -> Response:
         if len(request.url.query) > _LONGEST_QUERY:
             return refusal(422, f"query: must be at most {_LONGEST_QUERY} characters long", "query")
         pairs = request.query_params.multi_items()
@@ -94,7 +92,7 @@ class Api:
             except RootdkError as error:
                 return refusal(422, str(error), str(error).partition(":")[0])
             except Exception as error:  # noqa: BLE001 -- a fault of ours: the page gets a sentence, the terminal the kind
-                print(f"rootdk explore: {chapter.id}: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+                print(f"rootdk explore: {chapter.id}: {type(error).__name__}: {error}", file=sys.stderr)
                 return refusal(500, f"chapter: {chapter.id} could not be computed: {type(error).__name__}", "chapter")
 
         async with self.limiter:

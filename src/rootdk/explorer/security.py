@@ -15,6 +15,8 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.responses import Response
+
 from .answers import refusal
 
 Scope = MutableMapping[str, Any]
@@ -96,6 +98,7 @@ class Guard:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or hand on; the signature is ASGI's."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -107,7 +110,7 @@ class Guard:
 
         await (self._refused(scope) or self.app)(scope, receive, with_headers)
 
-    def _refused(self, scope: Scope) -> App | None:
+    def _refused(self, scope: Scope) -> Response | None:
         said: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
             said.setdefault(name.lower(), []).append(value.decode("latin-1").lower())

@@ -1,11 +1,11 @@
 """The server of the page: which address answers with what, and a run of it until Ctrl-C.
 
-    GET  /                    the page
-    GET  /static/<file>       its parts, those that the package has and no other
-    GET  /plotly.js           from the installed plotly
-    GET  /api/chapters        texts and knobs
-    GET  /api/view/<chapter>  figures and numbers for the knobs' values; 422 names a value that cannot be used
-    POST /api/model           the same for an audit that is sent along
+GET  /                    the page
+GET  /static/<file>       its parts, those that the package has and no other
+GET  /plotly.js           from the installed plotly
+GET  /api/chapters        texts and knobs
+GET  /api/view/<chapter>  figures and numbers for the knobs' values; 422 names a value that cannot be used
+POST /api/model           the same for an audit that is sent along
 """
 
 import socket
@@ -21,23 +21,28 @@ from starlette.routing import Route
 
 from .answers import refusal
 from .assets import Asset, plotly_js, static_assets
-from .chapter import Chapter
+from .chapter import Chapter, View
 from .endpoints import Api, ModelView
 from .security import App, Guard, policy
+
+
+def shown_audit(audit: Mapping[str, Any], values: Mapping[str, Any]) -> View:
+    """The chapter of the reader's own model; loaded when there is one."""
+    from .model_view import model_view
+
+    return model_view(audit, values)
 
 
 def application(
     port: int,
     chapters: tuple[Chapter, ...] | None = None,
-    model_view: ModelView | None = None,
+    model_view: ModelView = shown_audit,
     audit: Mapping[str, Any] | None = None,
 ) -> App:
     """The ASGI application for a server on that port; by default with all chapters."""
-    if chapters is None:
-        from .chapters import CHAPTERS as chapters
-    if model_view is None:
-        from .model_view import model_view
-    api = Api(chapters, model_view, audit)
+    from .chapters import CHAPTERS
+
+    api = Api(CHAPTERS if chapters is None else chapters, model_view, audit)
     routes = [Route(path, _served(found)) for path, found in static_assets().items()]
     routes += [
         Route("/api/chapters", api.list_chapters),

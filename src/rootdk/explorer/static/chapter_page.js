@@ -67,13 +67,14 @@ function showNumbers(node, numbers) {
   if (node.dataset.ids !== numbers.map((one) => one.id).join()) {
     node.dataset.ids = numbers.map((one) => one.id).join();
     node.replaceChildren(...numbers.map((one) => make("div", { class: `number ${one.kind}`, "data-id": one.id },
-      make("dt", {}, make("span", { class: "label" }), make("span", { class: "kind" })), make("dd"))));
+      make("dt"), make("dd", {}, make("strong"), " ", make("span", { class: "kind" })))));
   }
   numbers.forEach((one, index) => {
-    const [head, value] = node.children[index].children;
-    head.children[0].replaceChildren(rich(one.label));
-    head.children[1].textContent = one.kind;
-    if (value.textContent !== one.text) value.textContent = one.text;
+    const [label, told] = node.children[index].children;
+    const [value, kind] = told.children;
+    label.replaceChildren(rich(one.label));
+    kind.textContent = one.kind;
+    value.textContent = one.text;
   });
 }
 

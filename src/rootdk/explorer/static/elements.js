@@ -11,20 +11,22 @@ export function make(tag, attributes = {}, ...children) {
   return made;
 }
 
-// "d_k" set as a person would write it.
+// "d_k" and "q_i" set as a person would write them.
+const SUBSCRIPT = /\b([A-Za-z])_([a-z])\b/;
+
 export function rich(text) {
-  const parts = String(text).split(/\bd_k\b/);
   const found = document.createDocumentFragment();
-  parts.forEach((part, place) => {
-    if (place > 0) found.append(make("i", {}, "d", make("sub", {}, "k")));
-    found.append(part);
-  });
+  const parts = String(text).split(SUBSCRIPT);
+  for (let place = 0; place < parts.length; place += 3) {
+    found.append(parts[place]);
+    if (place + 2 < parts.length) found.append(make("i", {}, parts[place + 1], make("sub", {}, parts[place + 2])));
+  }
   return found;
 }
 
 // The same for an attribute or a title bar, which hold text alone.
 export function spoken(text) {
-  return String(text).replace(/\bd_k\b/g, "d\u2096");
+  return String(text).replace(/\bd_k\b/g, "d\u2096").replace(new RegExp(SUBSCRIPT, "g"), "$1 $2");
 }
 
 // The formulas of a chapter: of what the server sends, MathML alone gets into the page.

@@ -1,4 +1,5 @@
 // Where views come from in an exported page: out of the page itself, which holds them for a list of values of each knob.
+import { Refused } from "./server_source.js";
 
 export function exportedSource() {
   const held = document.getElementById("exported");
@@ -20,9 +21,13 @@ export function exportedSource() {
       return data;
     },
     async view(chapter, values) {
-      const key = new URLSearchParams(values).toString();
-      const views = data.views[chapter.id];
-      return views[key] ?? views[""];
+      const [name, text] = Object.entries(values)[0] ?? ["", ""];
+      const control = chapter.controls.find((one) => one.name === name);
+      const held = control?.stops?.map(String) ?? (control?.kind === "flag" ? ["false", "true"] : control?.choices ?? []);
+      const found = data.views[chapter.id][control ? name : ""]?.[control ? held.indexOf(text) : 0];
+      if (!found) throw new Refused({ error: `${name}: this saved page does not hold ${text}`, name }, 422);
+      if (found.error) throw new Refused(found, 422);
+      return found;
     },
   };
 }

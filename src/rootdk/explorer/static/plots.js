@@ -20,7 +20,10 @@ export function dressed(layout) {
     hoverlabel: { ...layout.hoverlabel, bgcolor: card, bordercolor: grid, font: { color: ink } },
   };
   for (const name of new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))])) {
-    found[name] = { automargin: true, zeroline: false, ...layout[name], gridcolor: grid, linecolor: grid, tickcolor: grid, zerolinecolor: grid, fixedrange: true };
+    // Room for the names along y. Where a unit is as long on both axes, plotly would go round in circles over it.
+    const square = Object.values(layout).some((one) => one?.scaleanchor);
+    const automargin = name.startsWith("y") && !square;
+    found[name] = { zeroline: false, ...layout[name], automargin, gridcolor: grid, linecolor: grid, tickcolor: grid, zerolinecolor: grid, fixedrange: true };
   }
   return found;
 }
