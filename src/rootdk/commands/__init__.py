@@ -10,6 +10,7 @@ NAMES = (
     "audit",
     "bench",
     "claims",
+    "explore",
     "info",
     "look",
     "plan",

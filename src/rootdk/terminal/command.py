@@ -63,15 +63,15 @@ def _missing_plotly() -> RootdkError | None:
 
 def check_writable(path: Path, option: str = "--out") -> None:
     """Before the work, so that nobody waits for a report that has no place."""
-    folder = path.parent
+    folder, hint = path.parent, f"'{option}'"
     if not folder.is_dir():
-        raise click.BadParameter(f"folder {folder} does not exist", param_hint=f"'{option}'")
+        raise click.BadParameter(f"folder {folder} does not exist", param_hint=hint)
     if path.is_dir():
-        raise click.BadParameter(f"{path} is a folder", param_hint=f"'{option}'")
+        raise click.BadParameter(f"{path} is a folder", param_hint=hint)
     if path.exists() and not path.is_file():
-        raise click.BadParameter(f"{path} is not a regular file", param_hint=f"'{option}'")
+        raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise click.BadParameter(f"{path} is not writable", param_hint=f"'{option}'")
+        raise click.BadParameter(f"{path} is not writable", param_hint=hint)
 
 
 def _about(findings: Findings) -> dict[str, str]:

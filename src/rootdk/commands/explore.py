@@ -1,0 +1,49 @@
+"""`rootdk explore`: a local page where a person moves a knob and sees why."""
+
+from pathlib import Path
+
+import click
+
+from . import options
+
+# That of rootdk.explorer.ports, whose import this file spares every other command; a test holds them together.
+PORT = 8765
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=PORT,
+    show_default=True,
+    help="Where to listen, on 127.0.0.1 alone; the next free one if it is taken.",
+)
+@click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
+@click.option(
+    "--model",
+    type=click.Path(exists=True, path_type=Path),
+    help="Show this model: a folder or file of safetensors, or what `rootdk audit --json` printed.",
+)
+@options.file(
+    "--export", "Write the page with precomputed views to one HTML file that opens offline, and serve nothing."
+)
+def explore(port: int, no_browser: bool, model: Path | None, export: Path | None) -> None:
+    """Why 1/sqrt(d_k): a page to play with.
+
+    Serves it on this machine until Ctrl-C. Its numbers come from the operator and the theory, each time a knob moves.
+
+    Exit code 0: stopped by Ctrl-C, or exported; 1: something failed; 2: an option is wrong.
+    """
+    from rootdk.terminal.exploring import check_lab, export_to, read_model, serve
+
+    check_lab()
+    if export is not None:
+        from rootdk.terminal.command import check_writable
+
+        check_writable(export, "--export")
+    audit = None if model is None else read_model(model)
+    if export is not None:
+        export_to(export, audit)
+        click.echo(f"Page: {export}")
+    else:
+        serve(port, audit, browser=not no_browser)
