@@ -1,5 +1,7 @@
 """Two small chapters with every kind of knob: for tests of the server and the page, whatever the real chapters are."""
 
+import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,3 +85,23 @@ MODEL = Chapter(
     compute=lambda values: model_view({"layers": []}, values), **TEXTS,
 )  # fmt: skip
 CHAPTERS = (POWERS, MATRIX, MODEL)
+
+
+def slow(values: Mapping[str, Any]) -> View:
+    time.sleep(values["seconds"])
+    return View((), (number("seconds", "seconds", values["seconds"]),), "print('seconds', 0)")
+
+
+SLOW = Chapter(
+    id="slow", title="Slow", controls=(Control("seconds", "seconds", "float", 0.1, 0.0, 5.0, step=0.1),),
+    compute=slow, **TEXTS,
+)  # fmt: skip
+
+if __name__ == "__main__":  # a server of these chapters on the port that is named
+    from rootdk.explorer.ports import listening
+    from rootdk.explorer.server import application, run
+
+    with listening(int(sys.argv[1])) as socket:
+        port = socket.getsockname()[1]
+        print(f"The explorer is at http://127.0.0.1:{port}/", flush=True)
+        run(application(port, (*CHAPTERS, SLOW), model_view), socket)

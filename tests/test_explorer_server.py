@@ -193,6 +193,19 @@ def test_a_fault_of_ours_shows_no_traceback(server: TestClient, capfd: pytest.Ca
     assert "Traceback" not in said.err + said.out
 
 
+def test_a_fault_outside_the_chapters_shows_none_either(capfd: pytest.CaptureFixture[str]) -> None:
+    from rootdk.explorer.security import Guard
+
+    async def faulty(scope: Any, receive: Any, send: Any) -> None:
+        raise KeyError("a secret place")
+
+    found = TestClient(Guard(faulty, PORT, "default-src 'none'"), base_url=HERE).get("/")
+    assert found.status_code == 500
+    assert found.json() == {"error": "server: a fault of its own, KeyError", "name": "server"}
+    assert found.headers["x-content-type-options"] == "nosniff"
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_other_sites_get_nothing(server: TestClient) -> None:
     for site in ("cross-site", "same-site"):
         found = server.get("/api/view/powers", headers={"Sec-Fetch-Site": site})

@@ -99,4 +99,5 @@ class Api:
             # The page has moved on while this one waited: nobody would see the answer.
             if audit is None and await request.is_disconnected():
                 return refusal(499, "the page no longer waits for this", "")
-            return await anyio.to_thread.run_sync(work)
+            # Ctrl-C does not wait for it.
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)

@@ -12,6 +12,7 @@ pages out:
 import base64
 import hashlib
 import re
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -103,12 +104,22 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
+        begun = False
+
         async def with_headers(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), *self.headers]
+                begun = True
             await send(message)
 
-        await (self._refused(scope) or self.app)(scope, receive, with_headers)
+        try:
+            await (self._refused(scope) or self.app)(scope, receive, with_headers)
+        except Exception as error:  # noqa: BLE001 -- the last place where a fault can become an answer
+            print(f"rootdk explore: {type(error).__name__}: {error}", file=sys.stderr)
+            if not begun:
+                fault = refusal(500, f"server: a fault of its own, {type(error).__name__}", "server")
+                await fault(scope, receive, with_headers)
 
     def _refused(self, scope: Scope) -> Response | None:
         said: dict[bytes, list[str]] = {}
