@@ -145,7 +145,7 @@ def test_ctrl_c_during_a_computation_ends_it() -> None:
 
         def ask() -> None:
             with pytest.raises(httpx.HTTPError):
-                httpx.get(f"{one.address}api/view/slow", params={"seconds": "5"}, timeout=20).raise_for_status()
+                httpx.get(f"{one.address}api/view/slow", params={"seconds": "3"}, timeout=20).raise_for_status()
 
         worker = threading.Thread(target=ask)
         worker.start()

@@ -43,9 +43,10 @@ def read_model(path: Path) -> dict[str, Any]:
         and not path.name.endswith(".index.json")
         and path.name != "config.json"
     ):
+        from rootdk.explorer.audit_input import checked_audit
         from rootdk.explorer.bodies import parsed
 
-        return parsed(path.read_bytes())
+        return dict(checked_audit(parsed(path.read_bytes())))
     from rootdk.audit import read_checkpoint
 
     from .auditing import bar
@@ -58,6 +59,7 @@ def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool) -> None:
     """Until Ctrl-C. The address goes to standard output before the first request can come."""
     from rootdk.explorer.ports import listening
     from rootdk.explorer.server import application, run
+    from rootdk.explorer.warm_up import warm_up
 
     with listening(port) as socket:
         host, found = socket.getsockname()
@@ -68,7 +70,10 @@ def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool) -> None:
         click.echo(f"The explorer is at {address} until Ctrl-C.")
         if browser:
             _open(address + ("#model" if audit is not None else ""))
+        over = threading.Event()
+        threading.Thread(target=warm_up, args=(over.is_set,), daemon=True).start()
         run(app, socket)
+        over.set()
     click.echo("Stopped.", err=True)
 
 

@@ -36,7 +36,7 @@ const views = lastWins(
     if (question.one !== chapter) return;
     if (!(error instanceof Refused)) return waiting.away(() => views.ask(question));
     waiting.back();
-    if (error.parameter === "audit") picker?.problem(error.message.replace(/^audit: /, ""));
+    if (error.parameter.startsWith("audit")) picker?.problem(error.message.replace(/^audit(: |\.)/, ""));
     else page.problem(error.parameter, error.message);
   },
 );
