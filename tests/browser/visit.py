@@ -18,19 +18,23 @@ def chromium() -> str:
 
 
 class Visit:
-    """A page on which every request but those for files is blocked and noted, and so is every complaint."""
+    """A page on which every request but those for files is blocked and noted, and so is every complaint.
 
-    def __init__(self, browser: Any, width: int, scheme: str = "light") -> None:
+    server   an address from which the page may load too
+    """
+
+    def __init__(self, browser: Any, width: int, scheme: str = "light", server: str = "", **options: Any) -> None:
+        self.allowed = ("file:", "data:", "blob:", *filter(None, [server]))
         self.outside: list[str] = []
         self.complaints: list[str] = []
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
         context.route("**/*", self._route)
         self.page = context.new_page()
         self.page.on("console", lambda said: self.complaints.append(said.text) if said.type != "log" else None)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     def _route(self, route: Any) -> None:
-        if route.request.url.startswith(("file:", "data:", "blob:")):
+        if route.request.url.startswith(self.allowed):
             route.continue_()
         else:
             self.outside.append(route.request.url)

@@ -5,9 +5,10 @@ const LARGEST = 16 * 2 ** 20; // the server's bound
 
 export function auditPicker(chosen) {
   const input = make("input", { type: "file", accept: ".json,application/json", id: "audit" });
+  const shown = make("p", { class: "help" });
   const said = make("p", { class: "problem", role: "status" });
   const node = make("div", { class: "knob audit" }, make("label", { for: "audit" }, "An audit of your model"), input,
-    make("p", { class: "help" }, "Drop the file here. Made with: ", make("code", {}, "rootdk audit PATH --json > audit.json")), said);
+    make("p", { class: "help" }, "Drop the file here. Made with: ", make("code", {}, "rootdk audit PATH --json > audit.json")), shown, said);
 
   async function take(file) {
     if (!file) return;
@@ -16,7 +17,10 @@ export function auditPicker(chosen) {
       said.textContent = `must be at most ${LARGEST / 2 ** 20} MiB, this file has ${(file.size / 2 ** 20).toFixed(0)}`;
       return;
     }
-    chosen(await file.text());
+    shown.textContent = `Shown: ${file.name}`;
+    const text = await file.text();
+    input.value = ""; // so that the same file can be chosen again when it has changed
+    chosen(text);
   }
 
   input.addEventListener("change", () => take(input.files[0]));
@@ -27,5 +31,5 @@ export function auditPicker(chosen) {
     node.classList.remove("over");
     take(event.dataTransfer.files[0]);
   });
-  return { node, problem: (message) => { said.textContent = message; } };
+  return { node, problem: (message) => { shown.textContent = ""; said.textContent = message; } };
 }

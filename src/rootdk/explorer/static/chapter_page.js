@@ -4,6 +4,7 @@ import { copyOnClick } from "./copying.js";
 import { defaultText } from "./address.js";
 import { figuresIn } from "./plots.js";
 import { knobOf } from "./knobs.js";
+import { showTable } from "./table.js";
 
 export function chapterPage(chapter, place, count, { changed, isBusy, extra }) {
   const heading = make("h1", { id: "heading", tabindex: "-1" }, rich(chapter.title));
@@ -29,7 +30,8 @@ export function chapterPage(chapter, place, count, { changed, isBusy, extra }) {
     make("div", { class: "bench" },
       make("section", { class: "knobs", "aria-label": "Knobs" }, extra, knobs.map((knob) => knob.node), general,
         chapter.controls.length ? reset : null),
-      make("div", { class: "shown" }, numbers, pictures, table)),
+      make("div", { class: "shown" }, numbers, pictures)),
+    table,
     make("dl", { class: "versus" },
       make("div", { class: "said" }, make("dt", {}, "What is usually said"), make("dd", {}, rich(chapter.said))),
       make("div", { class: "true" }, make("dt", {}, "What is true"), make("dd", {}, rich(chapter.true)))),
@@ -67,24 +69,14 @@ function showNumbers(node, numbers) {
   if (node.dataset.ids !== numbers.map((one) => one.id).join()) {
     node.dataset.ids = numbers.map((one) => one.id).join();
     node.replaceChildren(...numbers.map((one) => make("div", { class: `number ${one.kind}`, "data-id": one.id },
-      make("dt"), make("dd", {}, make("strong"), " ", make("span", { class: "kind" })))));
+      make("dt", {}, make("span", { class: "kind" }), " ", make("span")), make("dd"))));
   }
   numbers.forEach((one, index) => {
-    const [label, told] = node.children[index].children;
-    const [value, kind] = told.children;
-    label.replaceChildren(rich(one.label));
-    kind.textContent = one.kind;
+    const [term, value] = node.children[index].children;
+    term.firstElementChild.textContent = one.kind;
+    term.lastElementChild.replaceChildren(rich(one.label));
     value.textContent = one.text;
   });
-}
-
-function showTable(node, table) {
-  node.hidden = !table;
-  if (!table) return;
-  const cell = (value) => (typeof value === "number" ? make("td", { class: "figure" }, String(value)) : make("td", {}, rich(value ?? "")));
-  node.replaceChildren(make("table", {},
-    make("thead", {}, make("tr", {}, table.headings.map((one) => make("th", { scope: "col" }, rich(one))))),
-    make("tbody", {}, table.rows.map((row) => make("tr", {}, row.map(cell))))));
 }
 
 // One short sentence for a screen reader, when a knob has come to rest.

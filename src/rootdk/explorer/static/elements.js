@@ -16,6 +16,13 @@ const SUBSCRIPT = /\b([A-Za-z])_([a-z])\b/;
 
 export function rich(text) {
   const found = document.createDocumentFragment();
+  // Between backticks: what is typed.
+  String(text).split("`").forEach((part, place) => found.append(place % 2 ? make("code", {}, part) : withSubscripts(part)));
+  return found;
+}
+
+function withSubscripts(text) {
+  const found = document.createDocumentFragment();
   const parts = String(text).split(SUBSCRIPT);
   for (let place = 0; place < parts.length; place += 3) {
     found.append(parts[place]);
@@ -26,7 +33,7 @@ export function rich(text) {
 
 // The same for an attribute or a title bar, which hold text alone.
 export function spoken(text) {
-  return String(text).replace(/\bd_k\b/g, "d\u2096").replace(new RegExp(SUBSCRIPT, "g"), "$1 $2");
+  return String(text).replace(/\bd_k\b/g, "d\u2096").replace(new RegExp(SUBSCRIPT, "g"), "$1 $2").replaceAll("`", "");
 }
 
 // The formulas of a chapter: of what the server sends, MathML alone gets into the page.

@@ -25,16 +25,17 @@ let speech = 0;
 
 const views = lastWins(
   ({ one, now }, signal) => source.view(one, now, signal),
-  async (view, { one, aloud }) => {
+  async (view, { one, now, aloud }) => {
     if (waiting.back() && (await renewed())) return;
     if (one !== chapter) return;
     await page.draw(view);
-    document.documentElement.dataset.drawn = writtenAddress(chapter.id, withoutDefaults(chapter, values));
+    document.documentElement.dataset.drawn = writtenAddress(one.id, now);
     if (aloud) sayLater(view);
   },
-  (error, question) => {
-    if (question.one !== chapter) return;
-    if (!(error instanceof Refused)) return waiting.away(() => views.ask(question));
+  (error, { one, aloud }) => {
+    if (one !== chapter) return;
+    // Asked again for what the knobs say by then.
+    if (!(error instanceof Refused)) return waiting.away(() => ask(aloud));
     waiting.back();
     if (error.parameter.startsWith("audit")) picker?.problem(error.message.replace(/^audit(: |\.)/, ""));
     else page.problem(error.parameter, error.message);

@@ -5,7 +5,7 @@ import { writtenAddress } from "./address.js";
 const NARROW = "(max-width: 860px)";
 
 export function chapterList(node, chapters) {
-  const links = chapters.map((chapter) => make("a", { href: writtenAddress(chapter.id, {}) }, rich(chapter.title)));
+  const links = chapters.map((chapter) => make("a", { href: writtenAddress(chapter.id, {}) }, make("span", {}, rich(chapter.title))));
   const current = make("span");
   const folded = make("details", { class: "list" }, make("summary", {}, make("span", { class: "unseen" }, "Chapters, now: "), current),
     make("ol", {}, links.map((link) => make("li", {}, link))));
@@ -24,7 +24,7 @@ export function chapterList(node, chapters) {
 
 export function neighbours(chapters, place) {
   const way = (chapter, words, side) => (chapter
-    ? make("a", { class: side, rel: side, href: writtenAddress(chapter.id, {}) }, make("span", {}, words), rich(chapter.title))
+    ? make("a", { class: side, rel: side, href: writtenAddress(chapter.id, {}) }, make("span", { class: "way" }, words), make("span", {}, rich(chapter.title)))
     : make("span"));
   return make("nav", { class: "neighbours", "aria-label": "Chapter before and after" },
     way(chapters[place - 1], "← before", "prev"), way(chapters[place + 1], "next →", "next"));

@@ -1,5 +1,6 @@
 // Draws what the chapter sends, in the page's own colours.
 import { make, rich, spoken } from "./elements.js";
+import { legendOf } from "./legend.js";
 
 const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false, scrollZoom: false, doubleClick: false };
 
@@ -8,24 +9,48 @@ export function colour(name) {
 }
 
 // The chapter's layout with the colours of the page. A finger that moves over a figure is to scroll the page.
-export function dressed(layout) {
+export function dressed({ data, layout = {} }, width, height) {
   const ink = colour("--ink"), grid = colour("--grid"), card = colour("--card");
   const found = {
     margin: { l: 48, r: 12, t: 8, b: 44 },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     ...layout,
-    autosize: true, dragmode: false,
+    autosize: true, dragmode: false, showlegend: false,
     font: { size: 13, family: "system-ui, sans-serif", ...layout.font, color: ink },
     hoverlabel: { ...layout.hoverlabel, bgcolor: card, bordercolor: grid, font: { color: ink } },
   };
   for (const name of new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))])) {
-    // Room for the names along y. Where a unit is as long on both axes, plotly would go round in circles over it.
+    // Room for what stands along an axis. Where a unit is as long on both axes, plotly would go round in circles over it.
     const square = Object.values(layout).some((one) => one?.scaleanchor);
-    const automargin = name.startsWith("y") && !square;
+    const words = data.some((trace) => typeof trace.x?.[0] === "string");
+    const automargin = !square && (name.startsWith("y") || words);
     found[name] = { zeroline: false, ...layout[name], automargin, gridcolor: grid, linecolor: grid, tickcolor: grid, zerolinecolor: grid, fixedrange: true };
+    if (name.startsWith("x") && found[name].dtick === 1) found[name] = { ...found[name], dtick: decades(data), tickangle: 0 };
+  }
+  for (const [name, room] of [["xaxis", width - 60], ["yaxis", height - 60]]) {
+    const title = found[name].title?.text ?? "";
+    const fitting = inTwoLines(title, room);
+    if (fitting === title) continue;
+    found[name] = { ...found[name], title: { ...found[name].title, text: fitting } };
+    if (name === "xaxis") found.margin = { ...found.margin, b: found.margin.b + 16 };
   }
   return found;
+}
+
+// A title that is longer than its axis is broken near its middle; a letter takes some 8 pixels.
+function inTwoLines(text, room) {
+  if (text.length * 8 < room || !text.includes(" ")) return text;
+  const middle = text.length / 2;
+  const gaps = [...text.matchAll(/ /g)].map((one) => one.index);
+  const best = gaps.reduce((one, other) => (Math.abs(other - middle) < Math.abs(one - middle) ? other : one));
+  return `${text.slice(0, best)}<br>${text.slice(best + 1)}`;
+}
+
+// Every decade has a tick until there are too many of them for a narrow figure.
+function decades(data) {
+  const x = data.flatMap((trace) => trace.x ?? []).filter((value) => value > 0);
+  const span = x.length ? Math.log10(x.reduce((one, other) => Math.max(one, other)) / x.reduce((one, other) => Math.min(one, other))) : 1;
+  return Math.max(1, Math.ceil(span / 5));
 }
 
 // One place per figure, kept while the numbers change: plotly then moves what is there.
@@ -35,9 +60,10 @@ export function figuresIn(node) {
 
   function place(figure) {
     const plot = make("div", { class: "plot", id: `plot-${figure.id}`, role: "img", "aria-describedby": `text-${figure.id}` });
-    const title = make("h3", { id: `title-${figure.id}` });
+    const title = make("h2", { id: `title-${figure.id}` });
     const caption = make("figcaption", { id: `text-${figure.id}` });
-    return { plot, title, caption, node: make("figure", { "aria-labelledby": title.id }, title, plot, caption) };
+    const names = make("div");
+    return { plot, title, names, caption, node: make("figure", { "aria-labelledby": title.id }, title, names, plot, caption) };
   }
 
   async function draw(figures) {
@@ -49,12 +75,13 @@ export function figuresIn(node) {
       node.dataset.count = figures.length;
     }
     for (const figure of figures) {
-      const { plot, title, caption } = places.get(figure.id);
+      const { plot, title, names, caption } = places.get(figure.id);
       title.replaceChildren(rich(figure.title));
       caption.replaceChildren(rich(figure.text));
+      names.replaceChildren(legendOf(figure.plot.data, figure.plot.layout ?? {}) ?? "");
       plot.setAttribute("aria-label", spoken(figure.title));
       if (figure.plot.layout?.height) plot.style.height = `${figure.plot.layout.height}px`;
-      await window.Plotly.react(plot, figure.plot.data, dressed(figure.plot.layout ?? {}), CONFIG);
+      await window.Plotly.react(plot, figure.plot.data, dressed(figure.plot, plot.clientWidth, plot.clientHeight), CONFIG);
     }
   }
 

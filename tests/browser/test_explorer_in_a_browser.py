@@ -1,0 +1,412 @@
+"""The explorer in headless Chromium: what it draws is what Python computes, by mouse and by keyboard, wide and narrow.
+
+It needs a Chromium (visit.py says which). The page is generic, so most of it is tested on the two chapters of
+explorer_stand_in.py; that each real chapter is drawn is tested in test_explorer_chapters_in_a_browser.py.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import explorer_stand_in as stand_in
+import pytest
+from explorer_process import STAND_IN, Served, free_port
+from visit import Visit, keep
+
+from rootdk.explorer.chapter import Chapter
+from rootdk.explorer.export import exported_page
+from rootdk.explorer.values import read_values
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with Served(*STAND_IN, "0") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, server: Served) -> Iterator[Visit]:
+    """One page for many tests: reading plotly.js is most of what a new one costs."""
+    visit = Visit(browser, 1280, server=server.address)
+    yield visit
+    visit.page.context.close()
+
+
+@pytest.fixture
+def visit(opened: Visit) -> Iterator[Visit]:
+    yield opened
+    complaints, opened.complaints[:] = list(opened.complaints), []
+    assert opened.outside == []
+    assert complaints == []
+
+
+def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Asked from here again and again: the page's policy forbids the waiting that playwright does inside it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := true():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s: {true()!r}")
+
+
+def drawn(page: Any) -> str:
+    return str(page.evaluate("document.documentElement.dataset.drawn ?? ''"))
+
+
+def open_at(visit: Visit, address: str, hash_: str = "#powers") -> Any:
+    visit.page.goto(f"{address}{hash_}")
+    until(lambda: drawn(visit.page) == hash_)
+    return visit.page
+
+
+def plotted(page: Any) -> dict[str, Any]:
+    found: dict[str, Any] = page.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('.plot')].map(plot => [plot.id.slice(5), plot.data]))"
+    )
+    return found
+
+
+def expected(chapter: Chapter, raw: Mapping[str, str]) -> dict[str, Any]:
+    view = chapter.compute(read_values(chapter, raw)).to_dict()
+    found: dict[str, Any] = json.loads(json.dumps(view))
+    return found
+
+
+def assert_shows(page: Any, chapter: Chapter, **raw: str) -> None:
+    """Figures, their texts, the live numbers and the Python lines are those of these values."""
+    view = expected(chapter, raw)
+    assert plotted(page) == {one["id"]: one["plot"]["data"] for one in view["figures"]}
+    assert page.locator("figcaption").all_inner_texts() == [one["text"] for one in view["figures"]]
+    assert page.locator(".number dd").all_inner_texts() == [one["text"] for one in view["numbers"]]
+    assert page.locator(".number .kind").all_inner_texts() == [one["kind"] for one in view["numbers"]]
+    assert page.locator(".python code").inner_text().strip() == view["python"].strip()
+
+
+def test_a_chapter_is_shown_whole(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address)
+    assert_shows(page, stand_in.POWERS)
+    text = page.locator("main").inner_text()
+    for one in (
+        "Move the exponent.",
+        "The curve bends.",
+        "A power of x is straight.",
+        "Only the first.",
+        "Chapter 1 of 4",
+    ):
+        assert one in text
+    assert page.locator("main math").count() == 1
+    assert page.title().startswith("Powers of")
+    assert page.locator(".plot").first.get_attribute("role") == "img"
+    assert page.locator(".plot").first.get_attribute("aria-describedby") == "text-curve"
+    assert page.locator("h1").inner_text() == "Powers of dk"
+    assert page.locator("h1 sub").inner_text() == "k"
+
+
+def test_a_slider_by_mouse_changes_what_is_plotted(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address)
+    box = page.locator("#knob-exponent").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    for step in range(20):
+        page.mouse.move(box["x"] + box["width"] * (0.5 + step / 50), box["y"] + box["height"] / 2)
+    page.mouse.up()
+    value = page.locator("#knob-exponent-typed").input_value()
+    assert value != "1"
+    until(lambda: drawn(page) == f"#powers?exponent={value}")
+    assert_shows(page, stand_in.POWERS, exponent=value)
+    assert page.evaluate("location.hash") == f"#powers?exponent={value}"
+
+
+def test_the_keyboard_is_enough(visit: Visit, server: Served) -> None:
+    """From the top of the page with nothing but keys: to the chapter, to a slider, to the next chapter."""
+    page = open_at(visit, server.address)
+    page.reload()
+    until(lambda: drawn(page))
+
+    def focused() -> str:
+        return str(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+
+    page.keyboard.press("Tab")
+    assert focused() == "skip"
+    assert page.locator("#skip").bounding_box()["y"] >= 0
+    page.keyboard.press("Enter")
+    assert focused() == "main"
+    page.keyboard.press("Tab")
+    assert focused() == "knob-exponent-typed"
+    page.keyboard.press("Tab")
+    assert focused() == "knob-exponent"
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    until(lambda: drawn(page) == "#powers?exponent=1.3")
+    assert_shows(page, stand_in.POWERS, exponent="1.3")
+    assert page.locator("#knob-exponent").get_attribute("aria-valuetext") == "1.3"
+    page.keyboard.press("Home")
+    until(lambda: drawn(page) == "#powers?exponent=-2")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if focused().startswith("next"):
+            break
+    page.keyboard.press("Enter")
+    until(lambda: drawn(page) == "#matrix")
+    assert focused() == "heading"
+
+
+def test_the_address_is_the_state(visit: Visit, server: Served) -> None:
+    address = "#powers?exponent=0.5&points=100&turned=true&seed=3"
+    page = open_at(visit, server.address, address)
+    raw = {"exponent": "0.5", "points": "100", "turned": "true", "seed": "3"}
+    assert_shows(page, stand_in.POWERS, **raw)
+    assert page.locator("#knob-turned").is_checked()
+    page.reload()
+    until(lambda: drawn(page) == address)
+    assert_shows(page, stand_in.POWERS, **raw)
+    page.get_by_role("button", name="All knobs back").click()
+    until(lambda: drawn(page) == "#powers")
+    assert page.evaluate("location.hash") == "#powers"
+    assert_shows(page, stand_in.POWERS)
+
+
+def test_back_and_forward(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address, "#powers")
+    page.get_by_role("button", name="Draw again").click()
+    until(lambda: drawn(page) == "#powers?seed=1")
+    page.get_by_role("link", name="A matrix").first.click()
+    until(lambda: drawn(page) == "#matrix")
+    page.go_back()
+    until(lambda: drawn(page) == "#powers?seed=1")
+    assert_shows(page, stand_in.POWERS, seed="1")
+    page.go_back()
+    until(lambda: drawn(page) == "#powers")
+    assert page.locator("#knob-seed").input_value() == "0"
+    page.go_forward()
+    page.go_forward()
+    until(lambda: drawn(page) == "#matrix")
+    assert_shows(page, stand_in.MATRIX)
+
+
+def test_the_last_value_wins(visit: Visit, server: Served) -> None:
+    """Sixty moves in a row: few are asked for, and the last is what is shown."""
+    page = open_at(visit, server.address)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate(
+        """() => { const slider = document.getElementById("knob-points");
+        for (let at = 0; at < 60; at += 1) { slider.value = at; slider.dispatchEvent(new Event("input")); }
+        slider.dispatchEvent(new Event("change")); }"""
+    )
+    value = page.locator("#knob-points-typed").input_value()
+    until(lambda: drawn(page) == f"#powers?points={value}")
+    assert_shows(page, stand_in.POWERS, points=value)
+    assert len(asked) <= 5
+
+
+def test_a_bad_value_is_said_beside_its_knob(browser: Any, server: Served) -> None:
+    visit = Visit(browser, 1280, server=server.address)
+    page = open_at(visit, server.address)
+    field = page.locator("#knob-exponent-typed")
+    field.fill("7")
+    field.press("Enter")
+    said = page.locator("#problem-exponent")
+    until(lambda: said.inner_text() == "must be a number from -2 to 2, got '7'")
+    assert field.get_attribute("aria-invalid") == "true"
+    assert "problem-exponent" in field.get_attribute("aria-describedby")
+    # What was there before stays, and the next good value ends it.
+    assert_shows(page, stand_in.POWERS)
+    field.fill("0.5")
+    field.press("Enter")
+    until(lambda: drawn(page) == "#powers?exponent=0.5")
+    assert said.inner_text() == ""
+    assert field.get_attribute("aria-invalid") == "false"
+    # From an address that somebody wrote, and for knobs that do not fit each other.
+    page.goto(f"{server.address}#powers?points=many")
+    until(lambda: "must be a whole number" in page.locator("#problem-points").inner_text())
+    page.goto(f"{server.address}#powers?exponent=1.5&turned=true")
+    until(lambda: "must not be 1.5" in said.inner_text())
+    page.goto(f"{server.address}#powers?nothing=1")
+    until(lambda: "nothing: must be one of" in page.locator(".knobs").inner_text())
+    # The browser itself tells of each 422; nothing else is complained of.
+    assert all("422" in one for one in visit.complaints), visit.complaints
+
+
+def test_a_matrix_can_be_edited(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address, "#matrix")
+    page.get_by_label("entries, row 2, column 1").fill("5")
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("document.activeElement.ariaLabel") == "entries, row 1, column 1"
+    until(lambda: drawn(page) == "#matrix?entries=1+2%3B+5+4")
+    assert_shows(page, stand_in.MATRIX, entries="1 2; 5 4")
+    page.get_by_role("button", name="Add a column: entries").click()
+    until(lambda: drawn(page) == "#matrix?entries=1+2+0%3B+5+4+0")
+    assert_shows(page, stand_in.MATRIX, entries="1 2 0; 5 4 0")
+    page.get_by_text("as text", exact=True).click()
+    page.locator("#knob-entries").fill("1; 2; 3")
+    page.keyboard.press("Enter")
+    until(lambda: drawn(page) == "#matrix?entries=1%3B+2%3B+3")
+    assert page.locator(".matrix input").count() == 3
+    page.get_by_label("ten").check()
+    until(lambda: drawn(page).endswith("&unit=ten"))
+    assert_shows(page, stand_in.MATRIX, entries="1; 2; 3", unit="ten")
+    assert page.locator("td").all_inner_texts() == ["0", "10", "1", "20", "2", "30"]
+
+
+def test_play_moves_a_knob_to_its_end(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address, "#powers?points=3500")
+    before = int(page.locator("#knob-points-typed").input_value())
+    page.get_by_role("button", name="Play: points").click()
+    assert page.get_by_role("button", name="Pause: points").count() == 1
+    until(lambda: drawn(page) == "#powers?points=4096")
+    until(lambda: page.get_by_role("button", name="Play: points").count() == 1)
+    assert before < 4096
+    assert_shows(page, stand_in.POWERS, points="4096")
+
+
+def test_play_is_a_step_where_less_motion_is_asked_for(browser: Any, server: Served) -> None:
+    visit = Visit(browser, 1280, server=server.address, reduced_motion="reduce")
+    page = open_at(visit, server.address)
+    page.get_by_role("button", name="Step: points").click()
+    until(lambda: drawn(page) != "#powers")
+    value = page.locator("#knob-points-typed").input_value()
+    time.sleep(0.5)
+    assert drawn(page) == f"#powers?points={value}"
+    assert visit.complaints == []
+
+
+def test_a_screen_reader_hears_the_end_of_a_drag(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address)
+    heard = "window.heard = []; new MutationObserver(() => heard.push(document.getElementById('told').textContent))"
+    page.evaluate(heard + ".observe(document.getElementById('told'), {childList: true})")
+    page.locator("#knob-exponent").focus()
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+    until(lambda: page.evaluate("heard.length"))
+    view = expected(stand_in.POWERS, {"exponent": "1.8"})
+    assert page.evaluate("heard") == [f"last value: {view['numbers'][0]['text']}; noise: {view['numbers'][1]['text']}"]
+
+
+def test_an_audit_can_be_chosen(browser: Any, server: Served, tmp_path: Path) -> None:
+    visit = Visit(browser, 1280, server=server.address)
+    page = open_at(visit, server.address, "#model")
+    path = tmp_path / "audit.json"
+    path.write_text(json.dumps({"layers": [1, 2, 3]}))
+    page.set_input_files("#audit", path)
+    until(lambda: page.locator(".number dd").all_inner_texts() == ["3"])
+    assert visit.complaints == []
+    for text, said in (("{", "must be JSON"), ('{"x": 1}', "must have layers")):
+        path.write_text(text)
+        page.set_input_files("#audit", path)
+        until(lambda said=said: said in page.locator(".audit .problem").inner_text())
+
+
+def test_a_restart_is_survived(browser: Any) -> None:
+    port = free_port()
+    with Served(*STAND_IN, str(port)) as first:
+        visit = Visit(browser, 1280, server=first.address)
+        page = open_at(visit, first.address)
+        first.stop()
+    slider = page.locator("#knob-exponent")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    banner = page.locator("#banner")
+    until(banner.is_visible)
+    assert f"rootdk explore --no-browser --port {port}" in banner.inner_text()
+    page.keyboard.press("ArrowRight")
+    with Served(*STAND_IN, str(port)):
+        until(lambda: drawn(page) == "#powers?exponent=1.2")
+        assert_shows(page, stand_in.POWERS, exponent="1.2")
+        until(lambda: not banner.is_visible())
+    assert all("Failed to load resource" in one for one in visit.complaints), visit.complaints
+
+
+def test_colours_can_be_chosen(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address)
+    ink = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
+    light = page.evaluate(ink)
+    page.locator("#theme").select_option("dark")
+    until(lambda: page.evaluate(ink) != light)
+    dark = page.evaluate(ink)
+    page.reload()
+    until(lambda: drawn(page))
+    assert page.evaluate(ink) == dark
+    page.locator("#theme").select_option("")
+    until(lambda: page.evaluate(ink) == light)
+    page.emulate_media(color_scheme="dark")
+    until(lambda: page.evaluate(ink) == dark)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_fits_and_breaks_no_rule_of_accessibility(
+    browser: Any, server: Served, tmp_path: Path, width: int, scheme: str
+) -> None:
+    visit = Visit(browser, width, scheme, server.address)
+    for chapter in ("#powers", "#matrix", "#model"):
+        page = open_at(visit, server.address, chapter)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert violations(page) == []
+        keep(page, tmp_path, f"explorer-stand-in-{chapter[1:]}-{width}-{scheme}")
+    assert visit.complaints == []
+
+
+def violations(page: Any) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html'][:200]} {node['failureSummary']}" for one in found for node in one["nodes"]]
+
+
+def test_the_rules_can_be_broken(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address)
+    page.evaluate("document.querySelector('label[for=knob-exponent]').remove()")
+    assert any(one.startswith("label: ") for one in violations(page))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "page.html"
+    path.write_text(exported_page(stand_in.CHAPTERS, stand_in.model_view), "utf-8")
+    return path
+
+
+def test_an_exported_page_works_offline(browser: Any, exported: Path) -> None:
+    visit = Visit(browser, 1280)
+    page = open_at(visit, exported.as_uri())
+    assert_shows(page, stand_in.POWERS)
+    assert "A saved page" in page.locator("#note").inner_text()
+    page.locator("#knob-exponent").focus()
+    page.keyboard.press("End")
+    until(lambda: drawn(page) == "#powers?exponent=2")
+    assert_shows(page, stand_in.POWERS, exponent="2")
+    # One knob at a time: the other goes back.
+    page.locator("#knob-points").focus()
+    page.keyboard.press("Home")
+    until(lambda: drawn(page) == "#powers?points=2")
+    assert page.locator("#knob-exponent-typed").input_value() == "1"
+    assert_shows(page, stand_in.POWERS, points="2")
+    page.locator("#knob-turned").check()
+    until(lambda: drawn(page) == "#powers?turned=true")
+    assert_shows(page, stand_in.POWERS, turned="true")
+    page.goto(f"{exported.as_uri()}#matrix?unit=ten")
+    until(lambda: drawn(page) == "#matrix?unit=ten")
+    assert_shows(page, stand_in.MATRIX, unit="ten")
+    assert page.locator(".matrix input").first.is_disabled()
+    assert page.locator("#audit").count() == 0
+    assert visit.outside == []
+    assert visit.complaints == []
+
+
+def test_the_policy_of_an_exported_page_stops_requests(browser: Any, exported: Path, tmp_path: Path) -> None:
+    asking = exported.read_text("utf-8").replace("<main", "<img src='http://example.invalid/x.png'><main", 1)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', asking)
+    assert policy is not None
+    assert "unsafe-inline" not in policy[1].replace("style-src-attr 'unsafe-inline'", "")
+    (tmp_path / "asking.html").write_text(asking, "utf-8")
+    visit = Visit(browser, 1280)
+    open_at(visit, (tmp_path / "asking.html").as_uri())
+    assert visit.outside == []
+    assert any("Content Security Policy" in one for one in visit.complaints)
