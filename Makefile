@@ -4,7 +4,7 @@
 #   .venv/.made    the environment and the build tools           (again when constraints.txt changes)
 #   .venv/.built   the package, compiled and installed           (again when a source file changes)
 #   .venv/.lab     plotly, for the report                        (again when the list of them changes)
-#   .venv/.tested  what the tests import, torch among it         (again when the list of them changes)
+#   .venv/.tested  what the tests import, torch among it, and a browser  (again when the list of them changes)
 # Compiling happens in build/cmake with the build tools of .venv, so that only changed files are compiled again.
 
 PYTHON ?= python3
@@ -28,6 +28,16 @@ PYTEST := $(PY) -m pytest --doctest-modules --pyargs rootdk tests
 define check_compiler
 @printf 'static_assert(__cplusplus >= 201703L, "");\n' | $(CXX) -std=c++17 -x c++ -fsyntax-only - >/dev/null 2>&1 || \
 { echo "rootdk: a C++17 compiler is needed and '$(CXX)' is none: install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set CXX." >&2; exit 1; }
+endef
+
+# The pages are tested in a real browser. Debian's package where we may install one, a word where not.
+define ensure_browser
+@found="$$ROOTDK_CHROMIUM"; \
+for one in chromium chromium-browser google-chrome; do found="$$found$$(command -v $$one)"; done; \
+if [ -n "$$found" ]; then :; \
+elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+else echo "rootdk: no Chromium, and the tests of the pages need one: install it (Debian: apt install chromium) or set ROOTDK_CHROMIUM." >&2; fi
 endef
 
 .DEFAULT_GOAL := help
@@ -120,6 +130,7 @@ $(VENV)/.built: $(SOURCES) $(VENV)/.made
 # Order-only on .built: a changed source is reinstalled without asking pip about the tools again.
 $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/.built
 	$(INSTALL) "$(WHEEL)[test]"
+	$(ensure_browser)
 	@touch $@
 
 $(VENV)/.lab: pyproject.toml constraints.txt | $(VENV)/.built

@@ -8,6 +8,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 STAND_IN = (str(Path(__file__).with_name("explorer_stand_in.py")),)
 
@@ -29,7 +33,7 @@ class Served:
         self.arguments = arguments
         self.said = ""
 
-    def __enter__(self) -> "Served":
+    def __enter__(self) -> "Self":
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([sys.executable, *self.arguments], stdout=pipe, stderr=pipe, text=True)
         assert self.process.stdout is not None
@@ -47,7 +51,9 @@ class Served:
         _, errors = self.process.communicate(timeout=20)
         return self.process.returncode, errors
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()

@@ -71,6 +71,12 @@ def full_report() -> Report:
             | {"efficiency": {"1 rank": {"best": 1.0, "median": 1.0}, "2 ranks": {"best": 0.8, "median": 0.8}}},
             row("memory, 2 ranks"),
         ],
+        "explorer": [
+            row(name)
+            | {"seconds": {at: {"p50": 0.01, "p95": 0.04} for at in ("defaults", "largest")}}
+            | {"updates": 9, "largest_bytes": 1000}
+            for name in ("growth", "proof")
+        ],
         "import": {
             "seconds": times(rootdk=0.15, numpy=0.1),
             "above_numpy": {"best": 0.05, "median": 0.05, "calls": 5},
@@ -135,7 +141,11 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
 
 def test_every_target_is_judged_and_reached() -> None:
     found = verdicts(full_report())
-    others = {"import rootdk, frameworks loaded", "memory above inputs and output, 9 keys"}
+    others = {
+        "explorer, a move of a knob, p95, ms",
+        "import rootdk, frameworks loaded",
+        "memory above inputs and output, 9 keys",
+    }
     assert set(found) == {name for name, _, _ in TARGETS} | others
     assert all(met is True for met in found.values())
     assert headline(targets.judge(full_report())) == ["every target reached"]
@@ -185,6 +195,18 @@ def test_only_what_was_run_is_judged() -> None:
         assert not names & set(found)
         names |= set(found)
     assert names == set(verdicts(full_report()))
+
+
+def test_the_slowest_chapter_of_the_explorer_counts() -> None:
+    report = full_report()
+    report["explorer"][1]["seconds"]["largest"]["p95"] = 0.0401
+    (judged,) = [one for one in targets.judge(report) if one["name"].startswith("explorer")]
+    assert judged["met"] is False
+    assert judged["reached"] == "40.0 / 40.1"
+    assert judged["why"].endswith("proof")
+    report["explorer"] = []
+    (judged,) = [one for one in targets.judge(report) if one["name"].startswith("explorer")]
+    assert judged["met"] is None
 
 
 def test_what_rootdk_cannot_do_is_short_and_says_why() -> None:

@@ -1,6 +1,7 @@
 """The explorer's server: what it answers, what it refuses, and that a refusal names what is wrong."""
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rootdk.explorer.bodies import LARGEST_BODY
+from rootdk.explorer.ports import listening
 from rootdk.explorer.server import application
 
 PORT = 8765
@@ -213,6 +215,12 @@ def test_other_sites_get_nothing(server: TestClient) -> None:
     # A link from elsewhere to the page itself works.
     assert server.get("/", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
     assert server.get("/api/view/powers", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+def test_small_answers_are_sent_at_once() -> None:
+    """asyncio sets TCP_NODELAY on what a socket accepts if the socket says that it is TCP, and on no other."""
+    with listening(0) as one:
+        assert one.proto == socket.IPPROTO_TCP
 
 
 AUDIT = {"verdict": "healthy", "layers": [{"name": "a", "heads": []}], "findings": []}

@@ -7,18 +7,17 @@ explorer_stand_in.py; that each real chapter is drawn is tested in test_explorer
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import explorer_stand_in as stand_in
 import pytest
 from explorer_process import STAND_IN, Served, free_port
+from explorer_visit import assert_shows, drawn, expected, open_at, until, violations
 from visit import Visit, keep
 
-from rootdk.explorer.chapter import Chapter
 from rootdk.explorer.export import exported_page
-from rootdk.explorer.values import read_values
 
 
 @pytest.fixture(scope="module")
@@ -41,49 +40,6 @@ def visit(opened: Visit) -> Iterator[Visit]:
     complaints, opened.complaints[:] = list(opened.complaints), []
     assert opened.outside == []
     assert complaints == []
-
-
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Asked from here again and again: the page's policy forbids the waiting that playwright does inside it."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := true():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s: {true()!r}")
-
-
-def drawn(page: Any) -> str:
-    return str(page.evaluate("document.documentElement.dataset.drawn ?? ''"))
-
-
-def open_at(visit: Visit, address: str, hash_: str = "#powers") -> Any:
-    visit.page.goto(f"{address}{hash_}")
-    until(lambda: drawn(visit.page) == hash_)
-    return visit.page
-
-
-def plotted(page: Any) -> dict[str, Any]:
-    found: dict[str, Any] = page.evaluate(
-        "Object.fromEntries([...document.querySelectorAll('.plot')].map(plot => [plot.id.slice(5), plot.data]))"
-    )
-    return found
-
-
-def expected(chapter: Chapter, raw: Mapping[str, str]) -> dict[str, Any]:
-    view = chapter.compute(read_values(chapter, raw)).to_dict()
-    found: dict[str, Any] = json.loads(json.dumps(view))
-    return found
-
-
-def assert_shows(page: Any, chapter: Chapter, **raw: str) -> None:
-    """Figures, their texts, the live numbers and the Python lines are those of these values."""
-    view = expected(chapter, raw)
-    assert plotted(page) == {one["id"]: one["plot"]["data"] for one in view["figures"]}
-    assert page.locator("figcaption").all_inner_texts() == [one["text"] for one in view["figures"]]
-    assert page.locator(".number dd").all_inner_texts() == [one["text"] for one in view["numbers"]]
-    assert page.locator(".number .kind").all_inner_texts() == [one["kind"] for one in view["numbers"]]
-    assert page.locator(".python code").inner_text().strip() == view["python"].strip()
 
 
 def test_a_chapter_is_shown_whole(visit: Visit, server: Served) -> None:
@@ -351,13 +307,6 @@ def test_it_fits_and_breaks_no_rule_of_accessibility(
         assert violations(page) == []
         keep(page, tmp_path, f"explorer-stand-in-{chapter[1:]}-{width}-{scheme}")
     assert visit.complaints == []
-
-
-def violations(page: Any) -> list[str]:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {node['html'][:200]} {node['failureSummary']}" for one in found for node in one["nodes"]]
 
 
 def test_the_rules_can_be_broken(visit: Visit, server: Served) -> None:

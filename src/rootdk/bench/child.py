@@ -13,8 +13,8 @@ from rootdk.bench.peers import NAMES, open_peers
 from rootdk.bench.setting import SECTIONS, Setting
 from rootdk.errors import RootdkError
 
-# These keys of the report hold one result; the others a list with one entry per race.
-SINGLE = ("import", "memory")
+# These keys of the report hold the result of one step; the others a list with one entry per race.
+SINGLE = ("explorer", "import", "memory")
 
 
 def measure_all(options: dict[str, Any]) -> dict[str, Any]:

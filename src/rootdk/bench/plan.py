@@ -2,7 +2,20 @@
 
 from collections.abc import Iterator
 
-from rootdk.bench import beside, decode, half, imports, memory, options, pairs, race, ring, tiny, watched
+from rootdk.bench import (
+    beside,
+    decode,
+    explorer,
+    half,
+    imports,
+    memory,
+    options,
+    pairs,
+    race,
+    ring,
+    tiny,
+    watched,
+)
 from rootdk.bench.setting import Setting, Step
 from rootdk.bench.shapes import MATRIX, QUICK
 
@@ -41,6 +54,8 @@ def steps(setting: Setting) -> Iterator[Step]:
         yield from watched.steps(setting)
     if "ring" in sections:
         yield from ring.steps(setting)
+    if "explorer" in sections:
+        yield from explorer.steps(setting)
     if "import" in sections:
         yield from imports.steps(setting)
     if "memory" in sections:

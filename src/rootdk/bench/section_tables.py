@@ -17,6 +17,10 @@ def show(console: Console, report: dict[str, Any]) -> None:
             console.print(filled(title, "", report[key], columns))
     if report.get("ring"):
         _ring(console, report["ring"])
+    if report.get("explorer"):
+        console.print(
+            filled("Explorer: one move of a knob over HTTP, ms, p50 / p95", "chapter", report["explorer"], _EXPLORER)
+        )
     if "import" in report:
         _import(console, report["import"])
     if "memory" in report:
@@ -115,6 +119,22 @@ def _ring(console: Console, rows: list[Row]) -> None:
                 f"the memory that is free now would hold {row['largest']} tokens on {row['ranks']} ranks.",
                 highlight=False,
             )
+
+
+def _percentiles(at: str) -> Cell:
+    def cell(row: Row) -> str:
+        found = row["seconds"].get(at)
+        return "-" if found is None else " / ".join(f"{found[name] * 1e3:.1f}" for name in ("p50", "p95"))
+
+    return cell
+
+
+_EXPLORER: Mapping[str, Cell] = {
+    "others at defaults": _percentiles("defaults"),
+    "others at their largest": _percentiles("largest"),
+    "moves": lambda row: str(row["updates"]),
+    "kB at most": lambda row: f"{row['largest_bytes'] / 1e3:.0f}",
+}
 
 
 def _import(console: Console, found: dict[str, Any]) -> None:

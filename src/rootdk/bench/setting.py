@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rootdk.bench.peers.peer import Peer
 
 SECTIONS = (
-    "forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "ring",
+    "forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "ring", "explorer",
     "import", "memory",
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rootdk.bench import explorer
 from rootdk.bench.decode import PREFIX as PLAIN_SUM
 from rootdk.bench.half import KINDS
 from rootdk.bench.ratios import geometric_mean
@@ -60,6 +61,8 @@ def _judged(report: dict[str, Any]) -> Iterator[Verdict]:
         yield from _one_by_one(report.get("options", []), "", no_torch)
     if "beside" in sections:
         yield from _one_by_one(report.get("beside", []), "between torch's layers, ", no_torch)
+    if "explorer" in sections:
+        yield _explorer(report.get("explorer", []))
     if "import" in sections:
         yield from _import(report["import"])
     if "memory" in sections:
@@ -74,6 +77,19 @@ def _one_by_one(rows: list[Row], prefix: str, no_torch: str) -> Iterator[Verdict
         yield _slowest(f"{prefix}{row['name']}").judge([row])
     if not rows:
         yield verdict(prefix.rstrip(", ") or "fused options against torch", ">= 1.00", "-", met=None, why=no_torch)
+
+
+def _explorer(rows: list[Row]) -> Verdict:
+    """The slowest chapter counts, at the defaults and with the knobs at their largest."""
+    name, wanted = "explorer, a move of a knob, p95, ms", f"<= {explorer.LIMIT * 1e3:.0f}"
+    worst = (
+        [max(row["seconds"][at]["p95"] for row in rows if at in row["seconds"]) for at in explorer.AT] if rows else []
+    )
+    if not worst:
+        return verdict(name, wanted, "-", met=None, why=f"not installed: {explorer.missing()}")
+    slowest = max(rows, key=lambda row: max(one["p95"] for one in row["seconds"].values()))["name"]
+    reached = " / ".join(f"{seconds * 1e3:.1f}" for seconds in worst)
+    return verdict(name, wanted, reached, met=max(worst) <= explorer.LIMIT, why=f"at defaults / largest; {slowest}")
 
 
 def _import(found: dict[str, Any]) -> Iterator[Verdict]:

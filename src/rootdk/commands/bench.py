@@ -10,7 +10,7 @@ from . import options
 
 # The sections of rootdk.bench.setting, whose import this file spares every other command; a test holds them together.
 NAMES = (
-    "forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "ring",
+    "forward", "measure", "backward", "half", "decode", "options", "tiny", "beside", "watch", "ring", "explorer",
     "import", "memory",
 )  # fmt: skip
 

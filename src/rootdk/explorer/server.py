@@ -58,7 +58,7 @@ def run(app: App, listening: socket.socket) -> None:
     """Serve until Ctrl-C, which is how it is meant to end: it returns then."""
     config = uvicorn.Config(
         app,
-        # Faults are told by the guard, in a line each. What is left are the requests that Ctrl-C cut short, as tracebacks.
+        # Faults are told by the guard, a line each; what is left are tracebacks of requests that Ctrl-C cut short.
         log_level="critical",
         access_log=False,
         server_header=False,

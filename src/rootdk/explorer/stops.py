@@ -12,8 +12,8 @@ PLAYED_STOPS = 25
 SEEDS = 5
 
 
-def texts_of(control: Control) -> list[str]:
-    """The values as the page would send them; none for numbers, which have too many.
+def texts_of(control: Control, number: int | None = None) -> list[str]:
+    """The values as the page would send them, `number` of a slider; none for numbers, which have too many.
 
     >>> texts_of(Control("turned", "turned", "flag", False))
     ['false', 'true']
@@ -22,10 +22,10 @@ def texts_of(control: Control) -> list[str]:
         return list(control.choices)
     if control.kind == "flag":
         return ["false", "true"]
-    return [str(one) for one in stops_of(control)]
+    return [str(one) for one in stops_of(control, number)]
 
 
-def stops_of(control: Control) -> list[float]:
+def stops_of(control: Control, number: int | None = None) -> list[float]:
     """From low to high, evenly or by powers, with the default among them.
 
     >>> stops_of(Control("d_k", "d_k", "int", 64, 4, 1024, log=True))[:5]
@@ -36,8 +36,8 @@ def stops_of(control: Control) -> list[float]:
     if control.kind not in ("int", "float") or control.low is None or control.high is None:
         return []
     if control.name == "seed":
-        return [control.default + one for one in range(SEEDS) if control.default + one <= control.high]
-    number = PLAYED_STOPS if control.play else STOPS
+        return [control.default + one for one in range(number or SEEDS) if control.default + one <= control.high]
+    number = number or (PLAYED_STOPS if control.play else STOPS)
     if control.log and control.low > 0:
         spaced = np.geomspace(control.low, control.high, number)
     else:

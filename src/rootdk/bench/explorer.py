@@ -1,0 +1,113 @@
+"""One move of a knob, over HTTP on the loopback: from the request to the last byte of the figures.
+
+The server runs in a process of its own, warmed up as it is once a page has been open for some seconds. Every knob of a
+chapter moves over its range, once with the other knobs at their defaults and once with all others at their largest. A
+value comes once, so that what the server keeps is no help.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlencode
+
+from rootdk.bench.setting import Setting, Step
+
+LIMIT = 0.040
+AT = ("defaults", "largest")
+_PROGRAM = """
+from rootdk.explorer.ports import listening
+from rootdk.explorer.server import application, run
+from rootdk.explorer.warm_up import warm_up
+warm_up()
+with listening() as found:
+    print(found.getsockname()[1], flush=True)
+    run(application(found.getsockname()[1]), found)
+"""
+
+
+def missing() -> str:
+    """What is not installed, or nothing."""
+    return ", ".join(name for name in ("plotly", "starlette", "uvicorn") if find_spec(name) is None)
+
+
+def steps(setting: Setting) -> Iterator[Step]:
+    """One step for all chapters: they share a server."""
+    if not missing():
+        yield Step("explorer", "explorer, all chapters", lambda: measure(6 if setting.quick else 40))
+
+
+def measure(values: int) -> list[dict[str, Any]]:
+    """A row per chapter, with so many values of each slider."""
+    from rootdk.explorer.chapters import CHAPTERS
+
+    with _server() as connection:
+        return [_chapter(connection, chapter, values) for chapter in CHAPTERS]
+
+
+def _chapter(connection: HTTPConnection, chapter: Any, values: int) -> dict[str, Any]:
+    found: dict[str, list[float]] = {}
+    largest = 0
+    for name, base in zip(AT, ({}, _largest(chapter)), strict=True):
+        found[name] = []
+        for setting in _moves(chapter, base, values):
+            start = time.perf_counter()
+            connection.request("GET", f"/api/view/{chapter.id}?{urlencode(setting)}")
+            response = connection.getresponse()
+            body = response.read()
+            seconds = time.perf_counter() - start
+            # Knobs that do not fit each other: the answer is short and would flatter the figure.
+            if response.status == 200:
+                found[name].append(seconds)
+                largest = max(largest, len(body))
+    return {
+        "name": chapter.id,
+        "seconds": {name: percentiles(seconds) for name, seconds in found.items() if seconds},
+        "updates": sum(map(len, found.values())),
+        "largest_bytes": largest,
+        "left_out": {},
+    }
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """Half of the moves take no longer than p50, 19 of 20 no longer than p95.
+
+    >>> percentiles([0.001 * one for one in range(1, 101)])
+    {'p50': 0.05, 'p95': 0.095}
+    """
+    ordered = sorted(seconds)
+    return {name: ordered[-(-share * len(ordered) // 100) - 1] for name, share in (("p50", 50), ("p95", 95))}
+
+
+def _largest(chapter: Any) -> dict[str, str]:
+    return {
+        one.name: str(one.high)
+        for one in chapter.controls
+        if one.kind in ("int", "float") and one.high is not None and one.name != "seed"
+    }
+
+
+def _moves(chapter: Any, base: dict[str, str], values: int) -> Iterator[dict[str, str]]:
+    """Every knob over its range; the first move, which nobody made, is not among them."""
+    from rootdk.explorer.stops import texts_of
+
+    for control in chapter.controls:
+        for text in texts_of(control, values):
+            yield base | {control.name: text}
+
+
+@contextmanager
+def _server() -> Iterator[HTTPConnection]:
+    command = [sys.executable, "-c", _PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 -- our own program
+        assert process.stdout is not None  # noqa: S101 -- it is a pipe
+        connection = HTTPConnection("127.0.0.1", int(process.stdout.readline()), timeout=60)
+        try:
+            yield connection
+        finally:
+            connection.close()
+            process.terminate()

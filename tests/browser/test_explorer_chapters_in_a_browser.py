@@ -1,0 +1,86 @@
+"""Every chapter of the explorer in headless Chromium: drawn, with Python's numbers, before and after a knob moves."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from explorer_process import Served, explore, free_port
+from explorer_visit import assert_shows, drawn, open_at, until, violations
+from visit import Visit, keep
+
+from rootdk.explorer.chapter import Chapter
+from rootdk.explorer.chapters import CHAPTERS
+from rootdk.explorer.export import exported_page
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with Served(*explore(free_port())) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, server: Served) -> Iterator[Visit]:
+    visit = Visit(browser, 1280, server=server.address)
+    yield visit
+    visit.page.context.close()
+
+
+def first_knob(chapter: Chapter) -> str:
+    sliders = [one.name for one in chapter.controls if one.kind in ("int", "float") and one.name != "seed"]
+    return sliders[0] if sliders else ""
+
+
+def moved(page: Any, chapter: Chapter) -> dict[str, str]:
+    """One key press on the first slider, and the value that it came to."""
+    name = first_knob(chapter)
+    page.locator(f"#knob-{name}").focus()
+    page.keyboard.press("ArrowRight")
+    value = page.locator(f"#knob-{name}-typed").input_value()
+    until(lambda: drawn(page) == f"#{chapter.id}?{name}={value}")
+    return {name: value}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+def test_what_is_drawn_is_what_python_computes(opened: Visit, server: Served, chapter: Chapter) -> None:
+    page = open_at(opened, server.address, f"#{chapter.id}")
+    assert_shows(page, chapter)
+    assert page.evaluate("[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg.main-svg'))")
+    if first_knob(chapter):
+        assert_shows(page, chapter, **moved(page, chapter))
+    assert opened.outside == []
+    complaints, opened.complaints[:] = list(opened.complaints), []
+    assert complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_chapter_fits_and_breaks_no_rule(
+    browser: Any, server: Served, tmp_path: Path, width: int, scheme: str
+) -> None:
+    visit = Visit(browser, width, scheme, server.address)
+    for chapter in CHAPTERS:
+        page = open_at(visit, server.address, f"#{chapter.id}")
+        keep(page, tmp_path, f"explorer-{chapter.id}-{width}-{scheme}")
+        assert page.evaluate("document.documentElement.scrollWidth") == width, chapter.id
+        assert violations(page) == [], chapter.id
+    assert visit.complaints == []
+    visit.page.context.close()
+
+
+@pytest.mark.slow
+def test_every_chapter_of_an_exported_page(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(exported_page(), "utf-8")
+    # plotly.js is near 5 MB of it.
+    assert path.stat().st_size < 13e6
+    visit = Visit(browser, 1280)
+    for chapter in CHAPTERS:
+        page = open_at(visit, path.as_uri(), f"#{chapter.id}")
+        assert_shows(page, chapter)
+        if first_knob(chapter):
+            assert_shows(page, chapter, **moved(page, chapter))
+    assert visit.outside == []
+    assert visit.complaints == []
