@@ -11,7 +11,7 @@ from rootdk.explorer.chapter import Chapter
 from rootdk.explorer.values import read_values
 
 
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(true: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Asked from here again and again: the page's policy forbids the waiting that playwright does inside it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

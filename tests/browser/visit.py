@@ -29,6 +29,8 @@ class Visit:
         self.complaints: list[str] = []
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
         context.route("**/*", self._route)
+        # A guard against hanging, not a measurement: a busy machine takes long to read plotly.js.
+        context.set_default_timeout(120_000)
         self.page = context.new_page()
         self.page.on("console", lambda said: self.complaints.append(said.text) if said.type != "log" else None)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
