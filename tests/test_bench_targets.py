@@ -225,7 +225,8 @@ def test_a_dead_rival_leaves_its_target_unjudged_with_the_reason() -> None:
     name = "bfloat16 forward against torch, geometric mean"
     assert verdicts(report)[name] is None
     lines = headline(targets.judge(report))
-    assert lines[0] == "every target that was judged is reached (24)"
+    judged = [one for one in targets.judge(report) if one["met"] is not None]
+    assert lines[0] == f"every target that was judged is reached ({len(judged)})"
     assert lines[1:] == ["not judged: 1", f"  {name}: torch died with SIGILL"]
 
 
