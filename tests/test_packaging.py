@@ -10,6 +10,8 @@ import rootdk
 
 PYPROJECT = (Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8")
 
+IMPORTED_AS = {"scikit-learn": "sklearn"}  # distributions that are not called as they are imported
+
 
 def imported_names() -> set[str]:
     """Top-level names of every import in the package, inside functions too."""
@@ -24,12 +26,12 @@ def imported_names() -> set[str]:
 
 
 def declared() -> dict[str, set[str]]:
-    """Names of the required distributions by extra; "" holds those of every installation."""
+    """What the required distributions are imported as, by extra; "" holds those of every installation."""
     found: dict[str, set[str]] = {}
     for line in metadata.requires("rootdk") or []:
         name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == [\'\"]([\w-]+)", line)
         assert name is not None
-        found.setdefault(extra[1] if extra else "", set()).add(name[0])
+        found.setdefault(extra[1] if extra else "", set()).add(IMPORTED_AS.get(name[0], name[0]))
     return found
 
 

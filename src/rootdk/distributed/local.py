@@ -55,7 +55,8 @@ def run_ranks(ranks: int, module: str, task: dict[str, Any], threads: int = 1, t
             for rank, process in enumerate(started):
                 _, errors = process.communicate(timeout=max(until - time.monotonic(), 0.1))
                 if process.returncode != 0:
-                    last = (errors.strip().splitlines() or ["no message"])[-1]
+                    # torch may put the rank before every line of a traceback.
+                    last = (errors.strip().splitlines() or ["no message"])[-1].removeprefix(f"[rank{rank}]: ")
                     raise LocalRanksError(f"rank {rank} of {ranks} ended with code {process.returncode}: {last}")
         except subprocess.TimeoutExpired:
             raise LocalRanksError(f"{ranks} ranks: must end within {timeout:g} s, and did not") from None
