@@ -81,6 +81,16 @@ def test_each_process_has_one_thread_and_this_one_keeps_its_own(place: Path) -> 
     assert dict(os.environ) == before
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_a_real_run_is_what_train_gives_here(place: Path) -> None:
+    from rootdk.study.training.train import train
+
+    spec = RunSpec(task="digits", d_k=8, steps=3, width=16)
+    runs, events = told([spec], place, LocalEngine(1))
+    assert runs == (train(spec),)
+    assert [one.step for one in events if isinstance(one, Advanced)][-1] == 3
+
+
 def test_no_more_processes_than_cores(place: Path) -> None:
     assert LocalEngine().workers == cores() == len(os.sched_getaffinity(0))
     told(SEEDS, place, local(2))
