@@ -50,6 +50,12 @@ def test_another_spec_is_another_file(store: Store, change: dict[str, Any]) -> N
     assert store.get(other) is None
 
 
+def test_a_run_of_other_code_is_another_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(invented(SPEC))
+    monkeypatch.setattr(module, "code", lambda: "other")
+    assert store.get(SPEC) is None
+
+
 def package(place: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """The hash of a package that has these files."""
     for name, content in files.items():
