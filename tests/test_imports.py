@@ -66,7 +66,14 @@ def test_watch_loads_torch_only_when_called() -> None:
     assert foreign_after("import rootdk, torch; rootdk.watch(torch.nn.Linear(2, 2)).close()") == ["torch"]
 
 
-@pytest.mark.parametrize("module", ["rootdk.theory", "rootdk.torch", "rootdk.audit", "rootdk.api"])
+def test_the_model_of_a_ring_does_without_torch() -> None:
+    assert foreign_after("import rootdk.distributed.cost") == []
+    assert foreign_after("import rootdk.distributed; rootdk.distributed.attention") == ["torch"]
+
+
+@pytest.mark.parametrize(
+    "module", ["rootdk.distributed", "rootdk.theory", "rootdk.torch", "rootdk.audit", "rootdk.api"]
+)
 def test_the_public_page_is_small(module: str) -> None:
     """Submodules that need a framework are not loaded by the package itself."""
     loaded = fresh(f"import rootdk, sys; print({module!r} in sys.modules)").split() == ["True"]

@@ -67,15 +67,20 @@ class Peers:
 
     def post(self, *operations: tuple[Any, Tensor, int, int]) -> list[Message]:
         """Start to send and to receive: (dist.isend or dist.irecv, tensor, rank in the group, tag) each."""
-        try:
-            works = dist.batch_isend_irecv(
-                [dist.P2POp(do, tensor, group=self.group, group_peer=to, tag=tag) for do, tensor, to, tag in operations]
-            )
-        except RuntimeError as error:
-            raise self._lost(operations[0][2], error) from error
-        if len(works) < len(operations):  # a backend that makes one out of all
-            works = [works[-1]] * len(operations)
-        return [Message(work, to, tensor) for work, (_, tensor, to, _) in zip(works, operations, strict=True)]
+        made = [dist.P2POp(do, tensor, group=self.group, group_peer=to, tag=tag) for do, tensor, to, tag in operations]
+        # gloo starts them one by one in any case; apart, an error says whose connection it is about.
+        batches = [[one] for one in made] if dist.get_backend(self.group) == "gloo" else [made]
+        messages: list[Message] = []
+        for batch in batches:
+            try:
+                works = dist.batch_isend_irecv(batch)
+            except RuntimeError as error:
+                raise self._lost(batch[0].group_peer, error) from error
+            # A backend may make one out of all.
+            messages += [
+                Message(works[min(i, len(works) - 1)], one.group_peer, one.tensor) for i, one in enumerate(batch)
+            ]
+        return messages
 
     def wait(self, messages: Iterable[Message]) -> None:
         """Until all of them have arrived or gone; an error that names the rank if one does not."""
