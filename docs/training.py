@@ -180,7 +180,7 @@ d_k**, and everything else keeps its size. Three tasks:
 
 Loss and accuracy belong to data that was not trained on. "±" is half of the 95 % interval of the mean over seeds (Student's t: with
 three seeds it is wide, and on recall, which a run either gets or does not, very wide). Where two intervals overlap the runs do not
-tell the two apart. {diverged if diverged else "No"} run{"" if diverged == 1 else "s"} ended in a loss that was no number. Made with torch {about["torch"]},
+tell the two apart. {diverged or "No"} run{"" if diverged == 1 else "s"} ended in a loss that was no number. Made with torch {about["torch"]},
 Python {about["python"]}, kernel {about["kernel"]}, {about["cpus"]} CPUs.
 
 ## Without the scale
