@@ -151,6 +151,13 @@ def test_whether_large_logits_break_the_loss(curve: tuple[float, float, float], 
     assert says in record.condition
 
 
+def test_runs_without_a_transplant_are_not_asked_about_it() -> None:
+    with pytest.raises(ArgumentError, match=r"results: must hold runs of text .* and a transplant, got none"):
+        LEDGER[22].check(results=gap({16: 0.0, 64: 1.0, 512: 2.0}))
+    both = Results.of([*transplants(1.1, 3.0, 2.0).runs, *gap({16: 0.0, 64: 1.0, 512: 2.0}).select(d_k=16)])
+    assert LEDGER[22].check(results=both).verdict == HOLDS
+
+
 def ladder(entropy: float, loss: float, sharp_recall: float) -> Results:
     """Text at a good and at a high learning rate, and recall that is learned with this entropy."""
     runs = []

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from rootdk.errors import ArgumentError
 from rootdk.trained import Results, interval, shipped
 
 from .evidence import LIMITS, SHOWN, Evidence
@@ -29,10 +30,12 @@ def loss_breaks(
 ) -> Iterator[Evidence]:
     """half: how much of what attention is worth must be lost before the loss counts as broken."""
     results = results or shipped()
-    d_ks = results.values("d_k", task="text", rule=rule)
-    for d_k in d_ks:
+    tried = results.select(lambda run: bool(run.transplant), task="text", rule=rule)
+    if not tried:
+        raise ArgumentError(f"results: must hold runs of text with rule {rule!r} and a transplant, got none")
+    for d_k in sorted({run.spec.d_k for run in tried}):
         runs = best(results, task="text", rule=rule, d_k=d_k).runs
-        curves = [(run.last.loss or math.inf, run.transplant) for run in runs]
+        curves = [(run.last.loss or math.inf, run.transplant) for run in runs if run.transplant]
         risen = interval(_loss(curve, THOUSAND) - loss for loss, curve in curves)
         worth = interval(curve[0][1] - loss for loss, curve in curves if curve[0][1] is not None)
         before = interval(_loss(curve, 0.0, HUNDRED) - loss for loss, curve in curves)

@@ -1,0 +1,116 @@
+"""The training runs that come with the package: complete, come out again from their spec, and say what the docs say."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from rootdk.claims.runs import best
+from rootdk.errors import RootdkError
+from rootdk.study.training.plan import plan
+from rootdk.trained import Results, Run, RunSpec, shipped
+from rootdk.trained.spec import TASKS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_they_are_the_runs_of_the_default_plan() -> None:
+    assert {run.spec for run in shipped().runs} == set(plan("default"))
+    assert len(shipped().runs) == len(plan("default"))
+    assert {"rootdk", "torch", "numpy", "python", "size", "kernel", "cpus"} <= set(shipped().about)
+    assert shipped().about["size"] == "default"
+
+
+def test_every_run_is_whole() -> None:
+    for run in shipped().runs:
+        assert run.moments[0].step == 0
+        assert run.diverged or run.last.step == run.spec.steps
+        assert len(run.last.layers) == run.spec.layers
+        assert len(run.transplant) == len(run.spec.transplant)
+        assert run.moments[0].loss is not None
+
+
+def test_json_goes_both_ways() -> None:
+    few = Results.of(shipped().runs[:3], **shipped().about)
+    assert Results.from_dict(json.loads(few.to_json())) == few
+    assert Results.from_dict(few.to_dict()) == few
+    broken = few.to_dict()
+    del broken["runs"][0]["loss"]
+    with pytest.raises(RootdkError, match="loss"):
+        Results.from_dict(broken)
+
+
+def again(spec: RunSpec) -> tuple[Run, Run, list[float]]:
+    """The run done anew, the shipped one, and the losses of all its seeds."""
+    from rootdk.study.training.train import train
+
+    same = {
+        name: getattr(spec, name)
+        for name in ("task", "rule", "d_k", "optimizer", "learning_rate", "qk_rate", "qk_size")
+    }
+    seeds = shipped().select(**same)
+    (old,) = [run for run in seeds if run.spec == spec]
+    return train(spec), old, [run.last.loss for run in seeds if run.last.loss is not None]
+
+
+def within(new: Run, losses: list[float]) -> bool:
+    """Whether its loss may be one more of these: Student's interval for one more draw, not for the mean."""
+    from scipy.stats import t
+
+    half = t.ppf(0.995, len(losses) - 1) * np.std(losses, ddof=1) * math.sqrt(1 + 1 / len(losses))
+    return new.last.loss is not None and abs(new.last.loss - float(np.mean(losses))) <= half
+
+
+def spec_of(**wanted: object) -> RunSpec:
+    (spec,) = {run.spec for run in shipped().select(seed=0, qk_rate=1.0, qk_size=1.0, **wanted)}
+    return spec
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_comes_out_again() -> None:
+    """Other processors round otherwise, and training makes much of little: so not the digits, but the interval."""
+    new, old, losses = again(spec_of(task="digits", rule="sqrt", d_k=16, optimizer="adam", learning_rate=1e-3))
+    # Before the first step nothing has been made much of.
+    assert new.moments[0].loss == pytest.approx(old.moments[0].loss, rel=1e-4)
+    assert within(new, losses)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("rule", ["none", "sqrt", "dk"])
+def test_a_point_of_every_task_comes_out_again(task: str, rule: str) -> None:
+    rate = {"recall": 1e-3, "text": 3e-3, "digits": 1e-3}[task]
+    d_k = {"recall": 64, "text": 32, "digits": 64}[task]
+    new, old, losses = again(spec_of(task=task, rule=rule, d_k=d_k, optimizer="adam", learning_rate=rate))
+    assert new.moments[0].loss == pytest.approx(old.moments[0].loss, rel=1e-4)
+    assert within(new, losses)
+    # What the attention looked like at the start follows from the weights and the batch, on any machine.
+    for a, b in zip(new.moments[0].layers, old.moments[0].layers, strict=True):
+        assert a.entropy == pytest.approx(b.entropy, rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("training_text", DOCS / "training.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_text_is_what_the_runs_say(maker: ModuleType) -> None:
+    assert (DOCS / "training.md").read_text("utf-8") == maker.text(), "run: python docs/training.py"
+
+
+def final(task: str, rule: str, d_k: int) -> float:
+    return best(shipped(), task=task, rule=rule, d_k=d_k).loss.mean
+
+
+def accuracy(task: str, rule: str, d_k: int) -> float:
+    return best(shipped(), task=task, rule=rule, d_k=d_k).accuracy.mean
