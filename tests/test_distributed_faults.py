@@ -127,6 +127,7 @@ def lose(rank: int, how: str, who: int = 2) -> dict[str, Any]:
         _lose_itself(how)
     try:
         out = distributed.attention(q, k, v, timeout=TIMEOUT if how == "asleep" else NEVER)
+        found["returned"] = True
         if how == "dead before backward" and rank == who:
             os.kill(os.getpid(), signal.SIGKILL)
         out.sum().backward()
@@ -179,6 +180,7 @@ def test_a_lost_rank_is_reported_everywhere_and_in_time(tmp_path: Path, how: str
         if one is None:
             continue
         assert "result" not in one
+        assert ("returned" in one) == (how == "dead before backward")
         assert one["gradient"] is None
         if rank == 2 and how == "out of memory":
             assert one["type"] == "MemoryError"
