@@ -1,6 +1,7 @@
 """What the tests of the explorer ask of its page: is it drawn, does it show Python's numbers, does it break a rule."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,11 +45,16 @@ def expected(chapter: Chapter, raw: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+def as_shown(text: str) -> str:
+    """As the page sets it: d_k with a subscript, and what is between backticks as code."""
+    return re.sub(r"\b([A-Za-z])_([a-z])\b", r"\1\2", text, flags=re.ASCII).replace("`", "")
+
+
 def assert_shows(page: Any, chapter: Chapter, **raw: str) -> None:
     """Figures, their texts, the live numbers and the Python lines are those of these values."""
     view = expected(chapter, raw)
     assert plotted(page) == {one["id"]: one["plot"]["data"] for one in view["figures"]}
-    assert page.locator("figcaption").all_inner_texts() == [one["text"] for one in view["figures"]]
+    assert page.locator("figcaption").all_text_contents() == [as_shown(one["text"]) for one in view["figures"]]
     assert page.locator(".number dd").all_inner_texts() == [one["text"] for one in view["numbers"]]
     assert page.locator(".number .kind").all_inner_texts() == [one["kind"] for one in view["numbers"]]
     assert page.locator(".python code").inner_text().strip() == view["python"].strip()
