@@ -46,8 +46,10 @@ def chapter(results: Results) -> Chapter:
 
 def test_the_choices_are_what_was_trained(chapter: Chapter) -> None:
     panel, d_k = chapter.controls
-    assert panel.labels == ("recall, 100 steps", "digits, 100 steps") and panel.default == "recall-100-steps"
-    assert d_k.choices == ("16", "64", "256") and d_k.default == "64"
+    assert panel.labels == ("recall, 100 steps", "digits, 100 steps")
+    assert panel.default == "recall-100-steps"
+    assert d_k.choices == ("16", "64", "256")
+    assert d_k.default == "64"
     json.dumps(chapter.to_dict(), allow_nan=False)
 
 
@@ -71,7 +73,7 @@ def test_numbers_are_those_of_the_runs_and_of_the_lines(
     assert all(figure.text for figure in shown.figures)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(compile(shown.python, "<python>", "exec"), {})  # noqa: S102 -- the lines are the chapter's own
+        exec(compile(shown.python, "<python>", "exec"), {})  # the chapter's own lines
     printed = dict(line.split(" ", 1) for line in out.getvalue().splitlines())
     assert {number.id: number.value for number in shown.numbers} == {name: float(one) for name, one in printed.items()}
 

@@ -43,7 +43,7 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
         title="Training curves",
         formula=ATTENTION,
         to_try="Choose what is learned and d_k, and compare the rules.",
-        to_see="Lines are means over seeds with their 95 % interval, each rule at the learning rate that suits it best.",
+        to_see="Lines are means over seeds with their 95 % interval, each rule at the learning rate that suits it.",
         said="Without the scale learning slows or fails, the more so the larger d_k is.",
         true="These are small models, and what holds for them is computed from these runs in the ledger: claim 16 says "
         "what no scale costs, claim 18 how 1/√d_k does over d_k.",
