@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+from inspect import signature
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -24,6 +25,7 @@ from rootdk.explorer.model_view import model_view
 from rootdk.explorer.values import RefusedValueError, read_value, read_values
 from rootdk.explorer.warm_up import warm_up
 from rootdk.theory.formats import FORMATS, spacing
+from rootdk.trained import interval
 
 BY_ID = {chapter.id: chapter for chapter in CHAPTERS}
 # Whose lines take seconds: they are run once.
@@ -155,6 +157,11 @@ QUOTED = {
         "128": lambda: spacing(128.0, "bfloat16") == 1,
         "1": lambda: spacing(127.9, "bfloat16") < 1,
         "65504": lambda: FORMATS["float16"].largest == 65504 == np.finfo(np.float16).max,
+    },
+    "training": {
+        "95": lambda: signature(interval).parameters["level"].default == 0.95,
+        "16": lambda: "slows" in rootdk.claims.LEDGER[16].statement,
+        "18": lambda: "range of d_k" in rootdk.claims.LEDGER[18].statement,
     },
     "model": {},
     "claims": {},

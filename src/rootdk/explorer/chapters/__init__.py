@@ -1,6 +1,7 @@
 """All chapters, in the order of the argument."""
 
 from rootdk.explorer.chapter import Chapter
+from rootdk.trained import shipped
 
 from . import (
     choosing,
@@ -14,9 +15,10 @@ from . import (
     not_dk,
     proof,
     sharpening,
+    training,
 )
 
-_MODULES = (
+_BEFORE = (
     formula,
     growth,
     proof,
@@ -26,7 +28,6 @@ _MODULES = (
     choosing,
     context,
     formats,
-    model,
-    claims,
 )
-CHAPTERS: tuple[Chapter, ...] = tuple(module.CHAPTER for module in _MODULES)
+_TRAINING = training.training_chapter(shipped())
+CHAPTERS: tuple[Chapter, ...] = (*(one.CHAPTER for one in _BEFORE), _TRAINING, model.CHAPTER, claims.CHAPTER)
