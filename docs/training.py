@@ -27,6 +27,11 @@ def shown(one: Interval, digits: int = 2) -> str:
     return f"{one.mean:.{digits}f} ± {one.half:.{digits}f}"
 
 
+def size(x: float) -> str:
+    """Two digits, and all before the point."""
+    return f"{x:.2g}" if x < 100 else f"{float(f'{x:.2g}'):,.0f}"
+
+
 def percent(x: float) -> str:
     return f"{100 * x:.0f} %"
 
@@ -53,7 +58,7 @@ def with_and_without(results: Results) -> str:
     for task in TASKS:
         for d_k in widths(results, task, "none"):
             found = {rule: best(results, task=task, rule=rule, d_k=d_k) for rule in RULES}
-            cells = [f"{shown(one.loss)} ({percent(one.accuracy.mean)})" for one in found.values()]
+            cells = [f"{shown(one.loss, 3)} ({percent(one.accuracy.mean)})" for one in found.values()]
             rows.append([task, str(d_k), *cells])
     return table(["task", "d_k", *(f"{name}: loss (right)" for name in RULES.values())], rows)
 
@@ -61,7 +66,7 @@ def with_and_without(results: Results) -> str:
 def rate_by_rate(results: Results, d_k: int, task: str = "recall") -> str:
     some = {rule: outcomes(results, task=task, rule=rule, d_k=d_k) for rule in RULES}
     rows = [
-        [f"{at[0].rate:g}", *(f"{shown(one.loss)} ({percent(one.accuracy.mean)})" for one in at)]
+        [f"{at[0].rate:g}", *(f"{shown(one.loss, 3)} ({percent(one.accuracy.mean)})" for one in at)]
         for at in zip(*some.values(), strict=True)
     ]
     return table(["learning rate", *(f"{name}: loss (right)" for name in RULES.values())], rows)
@@ -81,7 +86,7 @@ def highest_rates(results: Results) -> str:
 
 
 def _highest(rates: Sequence[Outcome], top: Outcome) -> str:
-    learned = [one.rate for one in rates if lost(one, top) < LITTLE]
+    learned = [one.rate for one in rates if lost(one, top)[0] < LITTLE]
     return f"{max(learned):g}" if learned else "none"
 
 
@@ -117,8 +122,8 @@ def transplants(results: Results, d_k: int) -> str:
     for at, (kappa, _, _) in enumerate(runs[0].transplant):
         loss = interval(run.transplant[at][1] for run in runs)
         largest = interval(run.transplant[at][2] for run in runs)
-        rows.append([f"{kappa:g}", f"{largest.mean:.2g}", shown(loss)])
-    rows.append(["as trained", f"{max(layer.largest or 0.0 for run in runs for layer in run.last.layers):.2g}",
+        rows.append([f"{kappa:g}", size(largest.mean), shown(loss)])
+    rows.append(["as trained", size(max(layer.largest or 0.0 for run in runs for layer in run.last.layers)),
                  shown(interval(run.last.loss for run in runs))])  # fmt: skip
     return table(["kappa", "largest logit", "loss"], rows)
 
@@ -127,7 +132,7 @@ def ladder(results: Results) -> str:
     rows = []
     for one in outcomes(results, task="text", rule="sqrt", d_k=64):
         largest = interval(max(layer.largest or math.inf for layer in run.last.layers) for run in one.runs)
-        rows.append([f"{one.rate:g}", shown(one.entropy(), 3), f"{largest.mean:.2g}", shown(one.loss)])
+        rows.append([f"{one.rate:g}", shown(one.entropy(), 3), size(largest.mean), shown(one.loss)])
     return table(["learning rate", "H / ln n of the sharpest layer", "largest logit", "loss"], rows)
 
 
@@ -233,7 +238,8 @@ sqrt(kappa) x/rms(x):
 {transplants(results, text_d_k)}
 
 It is said that the loss breaks when logits reach a thousand. Here it rises by {rise:.2f} nats and stays there: {percent(rise / worth)} of what
-attention is worth (the first row, where all keys weigh alike), and most of that is there before the logits are a hundred. A softmax
+attention is worth (the first row, where all keys weigh alike), and most of that is there before the logits
+are a hundred. A softmax
 with all its weight on one key still has it on the key that the model would have favoured. What large logits do to *training* is the next
 table.
 
@@ -250,12 +256,12 @@ with large logits that grow is.
 
 ## What it means for choosing a scale
 
-- Have one. At d_k of 64 and more the unscaled model is behind on every task here, and on recall it does not learn at all from
-  d_k = 256 on.
+- Have one. At d_k = 256 and more the unscaled model is behind on every task here, and on recall it does not learn at all; at 64 it
+  depends on the seed.
 - 1/sqrt(d_k) is a good default: it learns at every d_k that was tried, at low learning rates too.
-- If you widen d_k and keep the learning rate, or train fast, 1/d_k is the safer one: it loses nothing at d_k = {wide} at the rate
-  that suits small d_k. That is why maximal-update parametrisation uses it. Do not call it wrong because a table at the first step
-  shows uniform weights.
+- If you widen d_k and keep the learning rate, or train fast, 1/d_k is the safer one: on recall the highest rate that learns stays
+  where it is as d_k grows, and falls under 1/sqrt(d_k). That is what maximal-update parametrisation uses it for. Do not call it wrong
+  because a table at the first step shows uniform weights.
 - Comparing two scales at one learning rate compares learning rates. Match them, or tune both.
 - Watch logits and entropy in your own run (`rootdk.watch`, [audit.md](audit.md)).
 

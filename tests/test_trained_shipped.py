@@ -114,3 +114,48 @@ def final(task: str, rule: str, d_k: int) -> float:
 
 def accuracy(task: str, rule: str, d_k: int) -> float:
     return best(shipped(), task=task, rule=rule, d_k=d_k).accuracy.mean
+
+
+def test_what_the_text_says_without_the_scale() -> None:
+    for d_k in (256, 512):
+        assert accuracy("recall", "none", d_k) < 0.1
+        assert accuracy("recall", "sqrt", d_k) > 0.95
+    seeds = [run.last.accuracy or 0.0 for run in best(shipped(), task="recall", rule="none", d_k=64).runs]
+    assert min(seeds) < 0.5 < max(seeds)
+    for task, d_k in (("text", 256), ("digits", 256), ("digits", 512)):
+        assert final(task, "none", d_k) > final(task, "sqrt", d_k)
+
+
+def test_what_the_text_says_of_learning_rates(maker: ModuleType) -> None:
+    rows = [line for line in maker.highest_rates(shipped()).splitlines() if line.startswith("| recall")]
+    by_rule = [[float(part.split()[0]) for part in row.strip("| ").split(" | ")[2].split(", ")] for row in rows[1:]]
+    root, by_d_k = by_rule
+    assert root == sorted(root, reverse=True)
+    assert root[-1] < root[0]
+    assert len(set(by_d_k)) == 1
+    low, high = (
+        {rule: best(Results.of(shipped().select(learning_rate=rate)), task="recall", rule=rule, d_k=512).loss.mean
+         for rule in ("sqrt", "dk")}
+        for rate in (1e-3, 1e-2)
+    )  # fmt: skip
+    assert low["sqrt"] < low["dk"]
+    assert high["sqrt"] > high["dk"]
+
+
+def test_what_the_text_says_of_matched_runs() -> None:
+    """With start and rate matched SGD takes the same steps to the last digit."""
+    plain = {"task": "digits", "d_k": 256, "optimizer": "sgd"}
+    root = shipped().select(rule="sqrt", **plain)
+    matched = shipped().select(rule="dk", qk_rate=16.0, qk_size=4.0, **plain)
+    assert len(root) == len(matched) == 15
+    for one in root:
+        (same,) = [
+            run for run in matched if (run.spec.seed, run.spec.learning_rate) == (one.spec.seed, one.spec.learning_rate)
+        ]
+        assert [moment.loss for moment in same.moments] == [moment.loss for moment in one.moments]
+
+
+def test_what_the_text_says_of_additive_attention() -> None:
+    behind = [final("digits", "none", d_k) - final("digits", "additive", d_k) for d_k in (16, 64, 256, 512)]
+    assert behind == sorted(behind)
+    assert final("digits", "sqrt", 512) <= final("digits", "additive", 512)

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rootdk.errors import ArgumentError
-from rootdk.trained import Results, interval, shipped
+from rootdk.trained import Interval, Results, interval, shipped
 
 from .evidence import LIMITS, SHOWN, Evidence
 from .ledger import Setting, claim
-from .runs import best, difference, outcomes
+from .runs import Outcome, best, difference, outcomes
 
 THOUSAND = 1e3
 HUNDRED = 100.0
@@ -21,9 +22,9 @@ Curve = tuple[tuple[float, float | None, float | None], ...]
     title="loss breaks at logits of 1e3",
     statement="The loss breaks when q and k are rescaled until logits reach a thousand to ten thousand.",
     source="Wortsman et al. 2023 (arXiv 2309.14322)",
-    method="Trained models of text, tried again with sqrt(kappa) q/rms(q) and the same for k: the loss where the "
-    "largest logit is over a thousand, where it is under a hundred, and where kappa is so small that all keys weigh "
-    "alike.",
+    method="Small trained models of text, tried again with sqrt(kappa) q/rms(q) and the same for k, in float32 and "
+    "without further training: the loss where the largest logit is over a thousand, where it is under a hundred, and "
+    "where kappa is so small that all keys weigh alike.",
 )
 def loss_breaks(
     _setting: Setting, results: Results | None = None, rule: str = "sqrt", half: float = 0.5
@@ -33,31 +34,56 @@ def loss_breaks(
     tried = results.select(lambda run: bool(run.transplant), task="text", rule=rule)
     if not tried:
         raise ArgumentError(f"results: must hold runs of text with rule {rule!r} and a transplant, got none")
-    for d_k in sorted({run.spec.d_k for run in tried}):
-        runs = best(results, task="text", rule=rule, d_k=d_k).runs
-        curves = [(run.last.loss or math.inf, run.transplant) for run in runs if run.transplant]
-        risen = interval(_loss(curve, THOUSAND) - loss for loss, curve in curves)
-        worth = interval(curve[0][1] - loss for loss, curve in curves if curve[0][1] is not None)
-        before = interval(_loss(curve, 0.0, HUNDRED) - loss for loss, curve in curves)
+    found = {
+        d_k: _Rise.of(best(results, task="text", rule=rule, d_k=d_k)) for d_k in sorted({one.spec.d_k for one in tried})
+    }
+    worth, early = ([getattr(one, name) for one in found.values()] for name in ("share", "early"))
+    rises = [one.rise.mean for one in found.values()]
+    little = (
+        f"the loss rises by {min(rises):.2f} to {max(rises):.2f}, {min(worth):.0%} to {max(worth):.0%} of what "
+        "attention is worth to these small models, and no further"
+    )
+    sooner = f"no thousand is needed: {min(early):.0%} to {max(early):.0%} of the rise is there at logits under 100"
+    broken = "attention is worth what is lost when all keys weigh alike, and losing half of that is broken"
+    late = "less than half of it may be there before the logits are large"
+    for d_k, one in found.items():
         where = f"d_k = {d_k}"
-        yield Evidence(f"{where}: loss risen at logits over 1e3", risen.mean, ">", 0.0, error=risen.error)
-        share = _part(risen.mean, worth.mean)
-        broken = "attention is worth what is lost when all keys weigh alike, and losing half of that is broken"
-        said = f"the loss rises by {risen.mean:.2f}, {share:.0%} of what attention is worth there, and no further"
-        text = f"{where}: share of what attention is worth"
-        yield Evidence(text, share, ">", half, role=LIMITS, otherwise=said, choice=broken)
-        early = _part(before.mean, risen.mean)
-        said = f"no thousand is needed: at d_k = {d_k} {early:.0%} of the rise is there at logits under 100"
+        yield Evidence(f"{where}: loss risen at logits over 1e3", one.rise.mean, ">", 0.0, error=one.rise.error)
+        yield Evidence(
+            f"{where}: as a share of attention's worth", one.share, ">", half, otherwise=little, choice=broken
+        )
         text = f"{where}: share of the rise at logits under 100"
-        late = "less than half of it may be there before the logits are large"
-        yield Evidence(text, early, "<", 0.5, role=LIMITS, otherwise=said, choice=late)
-        farthest = interval(curve[-1][1] - loss for loss, curve in curves if curve[-1][1] is not None)
-        yield Evidence(f"{where}: loss risen at the largest kappa", farthest.mean, error=farthest.error, role=SHOWN)
+        error = one.early_error
+        yield Evidence(text, one.early, "<", 0.5, error=error, role=LIMITS, otherwise=sooner, choice=late)
+        yield Evidence(f"{where}: loss risen at the largest kappa", one.end.mean, error=one.end.error, role=SHOWN)
 
 
-def _part(of: float, whole: float) -> float:
-    """A share; of nothing there is none."""
-    return of / whole if whole > 0 else math.nan
+@dataclass(frozen=True, slots=True)
+class _Rise:
+    """By how much the loss rises at logits over a thousand, as a share of what attention is worth, and how early."""
+
+    rise: Interval
+    share: float
+    share_error: float
+    early: float
+    early_error: float
+    end: Interval
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "_Rise":
+        curves = [(run.last.loss or math.inf, run.transplant) for run in outcome.runs if run.transplant]
+        rise = interval(_loss(curve, THOUSAND) - loss for loss, curve in curves)
+        before = interval(_loss(curve, 0.0, HUNDRED) - loss for loss, curve in curves)
+        worth, end = (interval((curve[at][1] or math.inf) - loss for loss, curve in curves) for at in (0, -1))
+        return cls(rise, *_part(rise, worth), *_part(before, rise), end)
+
+
+def _part(of: Interval, whole: Interval) -> tuple[float, float]:
+    """A share and its standard error; of nothing there is none."""
+    if not whole.mean > 0:
+        return math.nan, math.nan
+    share = of.mean / whole.mean
+    return share, math.hypot(of.error, share * whole.error) / whole.mean
 
 
 def _loss(curve: Curve, low: float, high: float = math.inf) -> float:

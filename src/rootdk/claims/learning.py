@@ -92,7 +92,8 @@ def wide_range(
         top = min(found.values(), key=lambda one: one.loss.mean)
         worst = max(mine, key=lambda d_k: found[d_k].loss.mean)
         text = f"{task}: learned less at the worst d_k = {worst}"
-        yield Evidence(text, lost(found[worst], top), "<", LITTLE, choice=_LITTLE)
+        less, error = lost(found[worst], top)
+        yield Evidence(text, less, "<", LITTLE, error=error, choice=_LITTLE)
         limits = {d_k: _highest(outcomes(results, task=task, rule=rule, d_k=d_k), top) for d_k in mine}
         said = (
             f"at learning rates that suit d_k: on {task} the highest that still learns is {limits[mine[0]]:g} at "
@@ -105,7 +106,7 @@ def wide_range(
 
 def _highest(rates: Sequence[Outcome], top: Outcome) -> float:
     """The highest learning rate at which little less is learned than by the best of all; 0 if there is none."""
-    return max((one.rate for one in rates if lost(one, top) < LITTLE), default=0.0)
+    return max((one.rate for one in rates if lost(one, top)[0] < LITTLE), default=0.0)
 
 
 @claim(

@@ -66,6 +66,8 @@ def difference(a: Interval, b: Interval) -> tuple[float, float]:
     return a.mean - b.mean, math.hypot(a.error, b.error)
 
 
-def lost(outcome: Outcome, against: Outcome) -> float:
-    """How much less was learned than `against`, as a share of what that learned from its start to its end."""
-    return (outcome.loss.mean - against.loss.mean) / (against.start - against.loss.mean)
+def lost(outcome: Outcome, against: Outcome) -> tuple[float, float]:
+    """How much less was learned than `against`, as a share of what that learned from start to end, and its error."""
+    learned = against.start - against.loss.mean
+    less, error = difference(outcome.loss, against.loss)
+    return less / learned, error / learned

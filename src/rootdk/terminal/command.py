@@ -13,7 +13,7 @@ from rootdk.errors import RootdkError
 from rootdk.files import write_atomically
 from rootdk.report import check_plotly, render
 from rootdk.study import Cache
-from rootdk.trained import Results, shipped
+from rootdk.trained import shipped
 
 from .job import Findings, Job, bar, to_dict, work
 from .overview import lines
@@ -36,7 +36,7 @@ def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_jso
     with bar() as progress:
         findings = work(job, Cache(note=notes.append) if cached else None, progress)
         if path is not None and not missing:
-            page = render(findings.results, findings.claims, _about(findings), _cards(job), _trained())
+            page = render(findings.results, findings.claims, _about(findings), _cards(job), shipped())
     for note in dict.fromkeys(notes):
         click.echo(note, err=True)
     if as_json:
@@ -85,14 +85,6 @@ def _about(findings: Findings) -> dict[str, str]:
         "machine": platform.machine(),
         "seconds": f"{findings.seconds:.1f}",
     }
-
-
-def _trained() -> Results | None:
-    """The training runs that come with the package."""
-    try:
-        return shipped()
-    except FileNotFoundError:
-        return None
 
 
 def _cards(job: Job) -> Sequence[tuple[str, str]]:
