@@ -7,7 +7,7 @@ export function showTable(node, table) {
   node.hidden = !table;
   if (!table) return node.replaceChildren();
   // Roles are written out: a browser forgets them when a row is laid out as a card.
-  const heads = table.headings.map((one) => make("th", { scope: "col", role: "columnheader" }, rich(one)));
+  const heads = table.headings.map((one) => (one ? make("th", { scope: "col", role: "columnheader" }, rich(one)) : make("td", { role: "cell" })));
   const rows = table.rows.map((row) => make("tr", { role: "row" },
     row.map((value, column) => cell(value, table.headings[column], column))));
   node.replaceChildren(make("table", { role: "table", class: table.headings.length > 4 ? "many" : "" },
