@@ -110,23 +110,24 @@ def test_a_verdict_that_was_typed_in_is_refused() -> None:
 def test_another_module_fills_in_what_is_open_and_nothing_else() -> None:
     ledger = Ledger()
     ledger.add(*LEDGER)
+    ledger.add(Claim(24, "Learning slows.", "a study", "comes later"))
 
-    @claim(16, statement="Learning slows.", source="a study", method="trained")
+    @claim(24, statement="Learning slows.", source="a study", method="trained")
     def slows(_setting: Setting, steps: float = 3.0) -> list[Evidence]:
         return [Evidence("steps without / with", steps, ">", 1.0)]
 
-    assert ledger[16].check().verdict == OPEN
+    assert ledger[24].check().verdict == OPEN
     ledger.add(slows)
-    assert ledger[16].check().verdict == HOLDS
-    assert ledger[16].check(steps=0.5).verdict == FAILS
-    assert LEDGER[16].check().verdict == OPEN, "the package's own ledger was not asked to change"
-    with pytest.raises(ArgumentError, match="numbers that are free, got 16"):
+    assert ledger[24].check().verdict == HOLDS
+    assert ledger[24].check(steps=0.5).verdict == FAILS
+    assert 24 not in LEDGER.ids, "the package's own ledger was not asked to change"
+    with pytest.raises(ArgumentError, match="numbers that are free, got 24"):
         ledger.add(slows)
-    with pytest.raises(ArgumentError, match="id: must be one of 1-23, got 24"):
-        ledger.check([1, 24])
+    with pytest.raises(ArgumentError, match="id: must be one of 1-24, got 25"):
+        ledger.check([1, 25])
     ledger.add(Claim(30, "More.", "elsewhere", "later"))
-    with pytest.raises(ArgumentError, match="one of 1-23, 30"):
-        ledger[24]
+    with pytest.raises(ArgumentError, match="one of 1-24, 30"):
+        ledger[25]
 
 
 @pytest.mark.parametrize(
