@@ -4,12 +4,12 @@ Every computation runs in a thread, so that the event loop goes on answering, an
 `read_values`, whose bounds keep it short.
 """
 
+import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,7 +36,7 @@ class Api:
     chapters: tuple[Chapter, ...]
     model_view: ModelView
     audit: Mapping[str, Any] | None = None
-    limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(_AT_ONCE))
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
     def described(self) -> dict[str, Any]:
         """What the page needs to know at its start."""
@@ -95,9 +95,8 @@ class Api:
                 print(f"rootdk explore: {chapter.id}: {type(error).__name__}: {error}", file=sys.stderr)
                 return refusal(500, f"chapter: {chapter.id} could not be computed: {type(error).__name__}", "chapter")
 
-        async with self.limiter:
+        async with self.turn:
             # The page has moved on while this one waited: nobody would see the answer.
             if audit is None and await request.is_disconnected():
                 return refusal(499, "the page no longer waits for this", "")
-            # Ctrl-C does not wait for it.
-            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+            return await asyncio.to_thread(work)
