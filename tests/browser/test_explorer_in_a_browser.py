@@ -295,8 +295,15 @@ def test_colours_can_be_chosen(visit: Visit, server: Served) -> None:
     until(lambda: page.evaluate(ink) == dark)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        (390, "dark"),
+        pytest.param(1280, "dark", marks=pytest.mark.slow),
+        pytest.param(390, "light", marks=pytest.mark.slow),
+    ],
+)
 def test_it_fits_and_breaks_no_rule_of_accessibility(
     browser: Any, server: Served, tmp_path: Path, width: int, scheme: str
 ) -> None:
