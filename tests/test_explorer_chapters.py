@@ -21,6 +21,7 @@ from rootdk.explorer.audit_input import MOST_HEADS, checked_audit
 from rootdk.explorer.chapter import KINDS, Chapter, Control, View, plain
 from rootdk.explorer.chapters import CHAPTERS
 from rootdk.explorer.curves import WIDTHS, flow_over_widths, median_over_widths, norm_over_widths
+from rootdk.explorer.draws import vectors, vectors_in_python
 from rootdk.explorer.model_view import model_view
 from rootdk.explorer.values import RefusedValueError, read_value, read_values
 from rootdk.explorer.warm_up import warm_up
@@ -401,9 +402,20 @@ def test_the_grid_of_the_proof_is_the_mean_of_its_terms() -> None:
 
 
 def drawn_logits(keys: int, d_k: int, scale: float) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    query = rng.standard_normal((64, 1024), np.float32)[0, :d_k].astype(float)
-    return scale * rng.standard_normal((keys, 1024), np.float32)[:, :d_k].astype(float) @ query
+    lines: dict[str, np.ndarray] = {"np": np}
+    exec(vectors_in_python(0, keys, d_k), lines)
+    return scale * lines["key"].astype(float) @ lines["query"][0].astype(float)
+
+
+def test_keys_stay_while_more_of_them_or_of_their_components_are_asked_for() -> None:
+    few, many = vectors(5, 700, 16)[1], vectors(5, 4096, 1024)[1]
+    np.testing.assert_array_equal(few, many[:700, :16])
+    lines: dict[str, np.ndarray] = {"np": np}
+    exec(vectors_in_python(5, 4096, 1024), lines)
+    np.testing.assert_array_equal(lines["key"], many)
+    # Every block of keys has numbers of its own.
+    assert len({part.tobytes() for part in many.reshape(8, 512, 1024)}) == 8
+    assert abs(many.mean()) < 5 / np.sqrt(many.size)
 
 
 @pytest.mark.parametrize(("rule", "scale"), [("none", 1.0), ("sqrt", 1 / 8), ("dk", 1 / 64)])
@@ -420,7 +432,8 @@ def test_the_weights_drawn_are_softmax_of_the_scores(rule: str, scale: float) ->
 def test_the_entropy_drawn_is_that_of_theory() -> None:
     found = traces("sharpening", "entropy", keys=128)
     curve = found["entropy / ln n"]
-    told = theory.softmax_moments(128, np.geomspace(1 / 32, 32, 21)).entropy / math.log(128)
+    spread = traces("sharpening", "entropy", keys=128)["entropy / ln n"]["x"]
+    told = theory.softmax_moments(128, np.array(spread)).entropy / math.log(128)
     np.testing.assert_allclose(curve["y"], told, **DIGITS)
     assert found["none"]["x"] == [8.0]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rootdk.claims import LEDGER
+from rootdk.claims import LEDGER, Claim
 from rootdk.files import write_atomically
 from rootdk.report import render
 from rootdk.report.figures import pictures
@@ -67,7 +67,8 @@ def results() -> list[Result]:
 
 @pytest.fixture(scope="module")
 def claims() -> list[dict[str, Any]]:
-    return [one.to_dict() for one in LEDGER.check([1, 7, 8, 16])]
+    open_one = Claim(24, "More is better.", "nowhere", "comes later").check()
+    return [one.to_dict() for one in (*LEDGER.check([1, 7, 8, 16]), open_one)]
 
 
 @pytest.fixture(scope="module")

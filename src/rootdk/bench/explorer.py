@@ -2,7 +2,8 @@
 
 The server runs in a process of its own, warmed up as it is once a page has been open for some seconds. Every knob of a
 chapter moves over its range, once with the other knobs at their defaults and once with all others at their largest. A
-value comes once, so that what the server keeps is no help.
+value comes once, so that what the server keeps is no help. Another seed is no slider: all random numbers are drawn
+anew, up to four million of them, and that has a column of its own.
 """
 
 import subprocess
@@ -19,6 +20,8 @@ from rootdk.bench.setting import Setting, Step
 
 LIMIT = 0.040
 AT = ("defaults", "largest")
+DRAW = "another draw"
+_SEED = "seed"
 _PROGRAM = """
 from rootdk.explorer.ports import listening
 from rootdk.explorer.server import application, run
@@ -52,9 +55,9 @@ def measure(values: int) -> list[dict[str, Any]]:
 def _chapter(connection: HTTPConnection, chapter: Any, values: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {}
     largest = 0
-    for name, base in zip(AT, ({}, _largest(chapter)), strict=True):
+    for name, base in zip((*AT, DRAW), ({}, _largest(chapter), _largest(chapter)), strict=True):
         found[name] = []
-        for setting in _moves(chapter, base, values):
+        for setting in _moves(chapter, base, values, seeds=name == DRAW):
             start = time.perf_counter()
             connection.request("GET", f"/api/view/{chapter.id}?{urlencode(setting)}")
             response = connection.getresponse()
@@ -87,15 +90,17 @@ def _largest(chapter: Any) -> dict[str, str]:
     return {
         one.name: str(one.high)
         for one in chapter.controls
-        if one.kind in ("int", "float") and one.high is not None and one.name != "seed"
+        if one.kind in ("int", "float") and one.high is not None and one.name != _SEED
     }
 
 
-def _moves(chapter: Any, base: dict[str, str], values: int) -> Iterator[dict[str, str]]:
-    """Every knob over its range; the first move, which nobody made, is not among them."""
+def _moves(chapter: Any, base: dict[str, str], values: int, *, seeds: bool) -> Iterator[dict[str, str]]:
+    """Every knob over its range, or the seed alone; the first move, which nobody made, is not among them."""
     from rootdk.explorer.stops import texts_of
 
     for control in chapter.controls:
+        if (control.name == _SEED) != seeds:
+            continue
         for text in texts_of(control, values):
             yield base | {control.name: text}
 

@@ -130,8 +130,9 @@ def _percentiles(at: str) -> Cell:
 
 
 _EXPLORER: Mapping[str, Cell] = {
-    "others at defaults": _percentiles("defaults"),
-    "others at their largest": _percentiles("largest"),
+    "at defaults": _percentiles("defaults"),
+    "others largest": _percentiles("largest"),
+    "another draw": _percentiles("another draw"),
     "moves": lambda row: str(row["updates"]),
     "kB at most": lambda row: f"{row['largest_bytes'] / 1e3:.0f}",
 }

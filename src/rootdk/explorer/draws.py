@@ -4,6 +4,7 @@ The rows of a seed are drawn once, 1024 components wide, and a setting takes the
 keys. So dragging d_k or n adds numbers and changes none, and costs no drawing.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from threading import Lock
 
@@ -14,22 +15,32 @@ QUERIES, WIDEST = 64, 1024
 Floats32 = NDArray[np.float32]
 
 
+_BLOCK = 512
+_KEYS = 7  # beside the seed and the block: no other draw of a chapter has three numbers for its seed
+_drawers = ThreadPoolExecutor(2, "draws")  # NumPy draws without the interpreter's lock
+
+
 class _Drawn:
-    """The vectors of one seed; keys are drawn when they are first asked for, 512 at a time."""
+    """The vectors of one seed; keys are drawn when they are first asked for, 512 at a time, each from its own seed."""
 
     def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._lock = Lock()  # requests come from several threads, and a generator has one state
-        self.query = self._rng.standard_normal((QUERIES, WIDEST), np.float32)
+        self._seed, self._lock = seed, Lock()
+        self.query = np.random.default_rng(seed).standard_normal((QUERIES, WIDEST), np.float32)
         self._key = np.empty((0, WIDEST), np.float32)
 
     def keys(self, count: int) -> Floats32:
-        with self._lock:
-            missing = -(-(count - len(self._key)) // 512) * 512
-            if missing > 0:
-                more = self._rng.standard_normal((missing, WIDEST), np.float32)
-                self._key = np.concatenate([self._key, more])
+        with self._lock:  # requests come from several threads
+            there, wanted = len(self._key) // _BLOCK, -(-count // _BLOCK)
+            if wanted > there:
+                grown = np.empty((wanted * _BLOCK, WIDEST), np.float32)
+                grown[: len(self._key)] = self._key
+                parts = [grown[at * _BLOCK : (at + 1) * _BLOCK] for at in range(there, wanted)]
+                list(_drawers.map(self._draw, range(there, wanted), parts))
+                self._key = grown
             return self._key[:count]
+
+    def _draw(self, block: int, into: Floats32) -> None:
+        np.random.default_rng([self._seed, _KEYS, block]).standard_normal(dtype=np.float32, out=into)
 
 
 @lru_cache(maxsize=4)
@@ -54,5 +65,6 @@ def vectors_in_python(seed: int, keys: int, d_k: int) -> str:
     return f"""\
 rng = np.random.default_rng({seed})
 query = rng.standard_normal(({QUERIES}, {WIDEST}), np.float32)[:, :{d_k}]
-key = rng.standard_normal(({keys}, {WIDEST}), np.float32)[:, :{d_k}]
+blocks = [np.random.default_rng([{seed}, {_KEYS}, block]) for block in range({-(-keys // _BLOCK)})]
+key = np.concatenate([one.standard_normal(({_BLOCK}, {WIDEST}), np.float32) for one in blocks])[:{keys}, :{d_k}]
 """

@@ -66,7 +66,7 @@ def _agreement(findings: Findings) -> Iterator[str]:
 
 
 def _claims(findings: Findings) -> Iterator[str]:
-    """Numbers of the claims that hold or were not checked; the others by their titles."""
+    """Numbers of the claims that hold or were not checked, the others by their titles."""
     groups: dict[str, list[int]] = {}
     for one in findings.claims:
         groups.setdefault(str(one["verdict"]), []).append(int(str(one["id"])))
@@ -75,15 +75,15 @@ def _claims(findings: Findings) -> Iterator[str]:
         for verdict, words in ((HOLDS, "hold"), (OPEN, "need training"))
         if (ids := groups.get(verdict))
     ]
+    if ids := groups.get(FAILS):
+        titles = ", ".join(f"{number} ({LEDGER[number].title})" for number in ids)
+        plain.append(f"{len(ids)} {'does' if len(ids) == 1 else 'do'} not hold: {titles}")
     if plain:
         yield from textwrap.wrap(f"Of {len(findings.claims)} claims {'; '.join(plain)}.", WIDTH)
-    for verdict, single, more in (
-        (CONDITIONAL, "holds under a condition", "hold under a condition"),
-        (FAILS, "does not hold", "do not hold"),
-    ):
-        if ids := groups.get(verdict):
-            yield f"{len(ids)} {single if len(ids) == 1 else more} (how: rootdk claims):"
-            yield from _in_two_columns([f"{number:>4}  {LEDGER[number].title}" for number in ids])
+    if ids := groups.get(CONDITIONAL):
+        words = "holds" if len(ids) == 1 else "hold"
+        yield f"{len(ids)} {words} under a condition (how: rootdk claims):"
+        yield from _in_two_columns([f"{number:>4}  {LEDGER[number].title}" for number in ids])
 
 
 def _in_two_columns(cells: Sequence[str]) -> Iterator[str]:

@@ -49,15 +49,45 @@ class RowLaw:
 
 def row_law(keys: float, d_k: float, scale: float, shift: int = 0) -> RowLaw:
     """The rows of softmax(scale q k') for standard normal q and k. shift chooses among lattices, all as good."""
-    even = _cube(shift)
-    sigma = abs(scale) * np.sqrt(2 * gammaincinv(d_k / 2, even[0]))
-    count = int(min(keys, _LARGEST))
-    left = keys - count
-    reached = np.cumsum(-np.log(even[1 : count + 1]), axis=0)
-    x = -ndtri(reached / (reached[-1] + _gamma(left + 1, even[_LARGEST + 1])))
+    sigma = abs(scale) * _lengths(d_k, shift)
+    x = _largest(keys, shift)
+    left = keys - len(x)
     if not left:
         return _row(sigma, x, np.zeros((_REST, ROWS)))
-    return _row(sigma, x, _sums_below(left, sigma, x[0], x[-1], ndtri(even[_LARGEST + 2 :])))
+    return _row(sigma, x, _sums_below(left, sigma, x[0], x[-1], _independent(shift)))
+
+
+# Whoever moves one of keys and d_k at a time, as a slider does, asks for the same of the other again and again.
+@lru_cache(maxsize=16)
+def _lengths(d_k: float, shift: int) -> Floats:
+    """|q| of every row."""
+    return _kept(np.sqrt(2 * gammaincinv(d_k / 2, _cube(shift)[0])))
+
+
+@lru_cache(maxsize=16)
+def _largest(keys: float, shift: int) -> Floats:
+    """The largest of `keys` standard normal numbers, in order, for every row."""
+    count = int(min(keys, _LARGEST))
+    reached = _gaps(shift)[:count]
+    # The gaps of a Poisson process, made uniform by where it ends.
+    return _kept(-ndtri(reached / (reached[-1] + _gamma(keys - count + 1, _cube(shift)[_LARGEST + 1]))))
+
+
+@lru_cache(maxsize=2)
+def _gaps(shift: int) -> Floats:
+    return _kept(np.cumsum(-np.log(_cube(shift)[1 : _LARGEST + 1]), axis=0))
+
+
+@lru_cache(maxsize=2)
+def _independent(shift: int) -> Floats:
+    """The Gaussian numbers behind the sums over the other keys."""
+    return _kept(ndtri(_cube(shift)[_LARGEST + 2 :]))
+
+
+def _kept(array: Floats) -> Floats:
+    """What is cached is everybody's, and nobody may write to it."""
+    array.flags.writeable = False
+    return array
 
 
 @lru_cache(maxsize=2)
@@ -72,8 +102,7 @@ def _cube(shift: int) -> Floats:
         root = (1 + root) ** (1 / (_LATTICE + 1))
     step = root ** -np.arange(1.0, _LATTICE + 1)
     even[:_LATTICE] = (rng.random((_LATTICE, 1)) + step[:, None] * np.arange(ROWS)) % 1
-    even.flags.writeable = False  # it is kept, and everybody gets the same one
-    return even
+    return _kept(even)
 
 
 def _gamma(shape: float, quantile: Floats) -> Floats:

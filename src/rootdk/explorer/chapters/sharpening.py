@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -22,19 +23,21 @@ from rootdk.theory import critical_sigma, softmax_moments
 from rootdk.theory.row_law import RowLaw
 
 _MOST_BARS = 512
+_beside = ThreadPoolExecutor(2, "theory")
 
 
 def compute(values: Mapping[str, Any]) -> View:
     """The first of 64 queries in bars; medians over all 64 beside those of theory."""
     d_k, keys, name = values["d_k"], values["keys"], values["rule"]
+    factor = float(rule(name).factor(d_k, None, None))
+    law = _beside.submit(rows_of, keys, d_k, factor)  # as long as all the rest, and most of it without the lock
     query, key = vectors(values["seed"], keys, d_k)
     reading = measure(query, key, np.ones((keys, 1), np.float32), scale=name)[1]
     order = keys_in_order(query, key) if values["sorted"] else np.arange(keys)
     weights = weights_at(query, key, order[:_MOST_BARS], name)
-    factor = float(rule(name).factor(d_k, None, None))
     sigma = factor * math.sqrt(d_k)
     figures = (_bars(weights, float(reading.top_probability[0]), values), _curve(keys, d_k, name, sigma))
-    return View(figures, _numbers(reading, rows_of(keys, d_k, factor), keys), _python(values))
+    return View(figures, _numbers(reading, law.result(), keys), _python(values))
 
 
 def _numbers(reading: Reading, law: RowLaw, keys: int) -> tuple[Any, ...]:
@@ -81,18 +84,25 @@ def _bars(weights: NDArray[Any], top: float, values: Mapping[str, Any]) -> Figur
 
 @lru_cache(maxsize=64)
 def _entropy(keys: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    sigma = np.geomspace(1 / 32, 32, 21)
+    sigma = np.geomspace(1 / 32, 32, 16)
     return sigma, np.asarray(softmax_moments(keys, sigma).entropy / math.log(keys))
+
+
+def _at(keys: int, spreads: NDArray[Any]) -> list[float]:
+    """Entropy / ln n at these standard deviations of the scores."""
+    found: list[float] = (softmax_moments(keys, spreads).entropy / math.log(keys)).tolist()
+    return found
 
 
 def _curve(keys: int, d_k: int, name: str, sigma: float) -> Figure:
     spread, entropy = _entropy(keys)
-    here = float(softmax_moments(keys, sigma).entropy) / math.log(keys)
+    rules = ("dk", "sqrt", "none")
+    spreads = np.array([float(rule(one).factor(d_k, None, None)) * math.sqrt(d_k) for one in rules])
+    at_rules = dict(zip(rules, zip(spreads.tolist(), _at(keys, spreads), strict=True), strict=True))
+    here = at_rules[name][1]
     critical = float(critical_sigma(keys))
     data = [line(spread, entropy, "entropy / ln n", GREY)]
-    for one in ("dk", "sqrt", "none"):
-        x = float(rule(one).factor(d_k, None, None)) * math.sqrt(d_k)
-        y = here if one == name else float(softmax_moments(keys, x).entropy) / math.log(keys)
+    for one, (x, y) in at_rules.items():
         marker = {"color": COLOURS[one], "size": 12, "symbol": "circle" if one == name else "circle-open"}
         data.append(points([x], [y], rule_words(one, figure=True), COLOURS[one], marker=marker))
     drawn = plot(

@@ -46,8 +46,8 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
         to_see="Lines are means over seeds with their 95 % interval, each rule at the learning rate that suits it.",
         said="Without the scale learning slows or fails, the more so the larger d_k is.",
         true="Where the task is nothing but attention it fails, elsewhere it falls behind, and at d_k = 16 there is no "
-        "clear difference; 1/d_k is late at low learning rates and ahead at high ones. These are small models: claims "
-        "16 and 18 of the ledger judge by these runs.",
+        "clear difference; 1/d_k is late at low learning rates and ahead at high ones, in these small models, by which "
+        "claims 16 and 18 of the ledger are judged.",
         controls=(
             Control(
                 "panel", "task", "choice", slug(largest), choices=tuple(names), labels=tuple(names.values()),
