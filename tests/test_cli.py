@@ -240,3 +240,17 @@ def test_a_command_loads_no_other_command() -> None:
     code += "print(*sorted(name for name in sys.modules if name.startswith('rootdk.commands.')), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.split() == ["rootdk.commands.info", "rootdk.commands.options"]
+
+
+@pytest.mark.slow
+def test_a_plan_is_held_against_runs_here() -> None:
+    sizes = ["--tokens", "4096", "--ranks", "2", "--flops", "1e11", "--bandwidth", "1e9"]
+    result = CliRunner().invoke(main, ["plan", *sizes, "--validate", "--validate-tokens", "512", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)["validation"]
+    assert found["tokens"] == 512
+    assert [(row["ranks"], row["pass"]) for row in found["rows"]] == [
+        (ranks, one) for ranks in (1, 2, 4) for one in ("forward", "backward")
+    ]
+    for row in found["rows"]:
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)

@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -11,8 +13,9 @@ from rootdk.errors import RootdkError
 from . import options
 
 _SIZE = click.IntRange(1, 10**12)
-# Tokens, heads and d of a check that takes some seconds on a laptop.
-_CHECKED = {"tokens": 4096, "heads": 4, "d": 64}
+# Small enough for a laptop; with fewer tokens messages and merging count for more than the model knows of.
+_CHECKED = {"heads": 4, "d": 64}
+_CHECKED_TOKENS = 16384
 
 
 def _rate(_ctx: click.Context, _option: click.Parameter, given: float) -> float:
@@ -20,6 +23,19 @@ def _rate(_ctx: click.Context, _option: click.Parameter, given: float) -> float:
     if not (given > 0.0 and math.isfinite(given)):
         raise click.BadParameter(f"must be a finite number above 0, got {given:g}")
     return given
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error, if that is a terminal: a check takes half a minute."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task("starting", total=1.0)
+        yield lambda text, share: shown.update(task, description=text, completed=share)
 
 
 @click.command()
@@ -38,8 +54,15 @@ def _rate(_ctx: click.Context, _option: click.Parameter, given: float) -> float:
 @click.option("--full", is_flag=True, help="Every query sees every key; without it causal.")
 @click.option("--layout", type=click.Choice(["balanced", "contiguous"]), default="balanced", show_default=True)
 @click.option("--validate", is_flag=True, help="Also run 1, 2 and 4 ranks here, and show measured beside predicted.")
+@click.option(
+    "--validate-tokens",
+    type=click.IntRange(8, 2**20),
+    default=_CHECKED_TOKENS,
+    show_default=True,
+    help="Length of the sequence that is run for it.",
+)
 @options.as_json("Print JSON in place of text.")
-def plan(full: bool, validate: bool, as_json: bool, **sizes: Any) -> None:
+def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **sizes: Any) -> None:
     """Work, messages, memory and time of each rank of a ring, from sizes and rates."""
     from rootdk.distributed.cost import Ring, cost
     from rootdk.terminal.planned import checked, lines
@@ -51,7 +74,8 @@ def plan(full: bool, validate: bool, as_json: bool, **sizes: Any) -> None:
         if validate:
             from rootdk.distributed.checking import check
 
-            report = check(**_CHECKED, causal=not full)
+            with _bar() as tell:
+                report = check(validate_tokens, **_CHECKED, causal=not full, tell=tell)
     except RootdkError as error:
         raise click.ClickException(str(error)) from error
     if as_json:

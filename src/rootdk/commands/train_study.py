@@ -8,7 +8,7 @@ from . import options
 
 
 @click.command()
-@click.option("--quick", "size", flag_value="quick", help="Some minutes: to see that it works.")
+@click.option("--quick", "size", flag_value="quick", help="At most three minutes on two cores.")
 @click.option("--full", "size", flag_value="full", help="For a night.")
 @click.option(
     "--task", "tasks", type=click.Choice(["recall", "text", "digits"]), multiple=True, help="Only this; repeat it."

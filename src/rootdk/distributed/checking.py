@@ -21,15 +21,27 @@ from .local import run_ranks
 RANKS, ROUNDS = (1, 2, 4), 4
 
 
-def check(tokens: int, heads: int, d: int, causal: bool = True) -> dict[str, Any]:
-    """Rates, and for every number of ranks and pass the measured seconds, the predicted ones and the error."""
+def check(
+    tokens: int,
+    heads: int,
+    d: int,
+    causal: bool = True,
+    tell: Callable[[str, float], None] = lambda _what, _share: None,
+) -> dict[str, Any]:
+    """Rates, and for every number of ranks and pass the measured seconds, the predicted ones and the error.
+
+    tell hears what is run next and the share that is done.
+    """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sizes = {"heads": heads, "d": d, "causal": causal}
+    tell("rates of one process", 0.0)
     rates = run_ranks(1, __name__, sizes | {"what": "rates", "tokens": max(tokens // 2, 1)})[0]
+    tell("messages", 1 / (2 + len(RANKS)))
     line = run_ranks(2, __name__, {"what": "line", "numbers": max(tokens * heads * d, 1)})[0]
     rows = []
-    for ranks in RANKS:
+    for number, ranks in enumerate(RANKS):
+        tell(f"{ranks} rank{'s' * (ranks > 1)}", (2 + number) / (2 + len(RANKS)))
         share = min(1.0, cores / ranks)
         ring = Ring(
             tokens=tokens, heads=heads, d=d, ranks=ranks, causal=causal, bandwidth=line["bandwidth"],
