@@ -3,7 +3,7 @@
 # Set-up runs in steps, each with a stamp file, so that nothing is done twice:
 #   .venv/.made    the environment and the build tools           (again when constraints.txt changes)
 #   .venv/.built   the package, compiled and installed           (again when a source file changes)
-#   .venv/.lab     plotly, for the report                        (again when the list of them changes)
+#   .venv/.lab     what the report and the page need             (again when the list of them changes)
 #   .venv/.tested  what the tests import, torch among it, and a browser  (again when the list of them changes)
 # Compiling happens in build/cmake with the build tools of .venv, so that only changed files are compiled again.
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -150,6 +151,16 @@ def test_whether_large_logits_break_the_loss(curve: tuple[float, float, float], 
     record = LEDGER[22].check(results=transplants(*curve))
     assert record.verdict == verdict
     assert says in record.condition
+
+
+def test_only_thousands_count_and_not_what_comes_after() -> None:
+    """A curve that goes on rising past ten thousand: that is shown, and does not decide."""
+    runs = [replace(run, transplant=(*run.transplant, (1e5, 9.0, 6e5))) for run in transplants(1.1, 1.3, 2.0).runs]
+    record = LEDGER[22].check(results=Results.of(runs))
+    assert record.verdict == FAILS
+    shown = {one.name: one.value for one in record.evidence}
+    assert shown["d_k = 64: loss risen at logits of 1e3 to 1e4"] == pytest.approx(0.3)
+    assert shown["d_k = 64: loss risen at the largest kappa"] == pytest.approx(8.0, abs=0.01)
 
 
 def test_runs_without_a_transplant_are_not_asked_about_it() -> None:

@@ -182,6 +182,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--model", "nowhere"], "--model"),
         (["--export", "no/such/folder/page.html"], "--export"),
         (["--export", "."], "--export"),
+        (["--at", "nowhere?d_k=4"], "--at"),
+        (["--at", "growth?d_k=0"], "--at"),
+        (["--at", "growth?colour=1"], "--at"),
     ],
 )
 def test_a_wrong_option_is_named(options: list[str], word: str) -> None:

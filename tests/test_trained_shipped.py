@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import platform
 from pathlib import Path
 from types import ModuleType
 
@@ -87,9 +88,11 @@ def test_a_point_of_every_task_comes_out_again(task: str, rule: str) -> None:
     rate = {"recall": 1e-3, "text": 3e-3, "digits": 1e-3}[task]
     d_k = {"recall": 64, "text": 32, "digits": 64}[task]
     new, old, losses = again(spec_of(task=task, rule=rule, d_k=d_k, optimizer="adam", learning_rate=rate))
-    assert new.moments[0].loss == pytest.approx(old.moments[0].loss, rel=1e-4)
     assert within(new, losses)
-    # What the attention looked like at the start follows from the weights and the batch, on any machine.
+    if task == "text" and platform.python_version() != shipped().about["python"]:
+        return  # another Python has another text
+    # How it begins follows from the weights and the batch, on any machine.
+    assert new.moments[0].loss == pytest.approx(old.moments[0].loss, rel=1e-4)
     for a, b in zip(new.moments[0].layers, old.moments[0].layers, strict=True):
         assert a.entropy == pytest.approx(b.entropy, rel=1e-3)
 
@@ -126,20 +129,20 @@ def test_what_the_text_says_without_the_scale() -> None:
         assert final(task, "none", d_k) > final(task, "sqrt", d_k)
 
 
+def test_what_the_text_says_of_small_d_k() -> None:
+    """On recall and digits it is not told from none at 16, and on text it is large at 32 already."""
+    for task, d_k, clear in (("recall", 16, False), ("digits", 16, False), ("text", 32, True)):
+        without, scaled = (best(shipped(), task=task, rule=rule, d_k=d_k).loss for rule in ("none", "sqrt"))
+        assert (abs(without.mean - scaled.mean) > (without.half or 0.0) + (scaled.half or 0.0)) == clear
+    assert final("text", "none", 32) - final("text", "sqrt", 32) > 0.3
+
+
 def test_what_the_text_says_of_learning_rates(maker: ModuleType) -> None:
-    rows = [line for line in maker.highest_rates(shipped()).splitlines() if line.startswith("| recall")]
-    by_rule = [[float(part.split()[0]) for part in row.strip("| ").split(" | ")[2].split(", ")] for row in rows[1:]]
-    root, by_d_k = by_rule
-    assert root == sorted(root, reverse=True)
-    assert root[-1] < root[0]
-    assert len(set(by_d_k)) == 1
-    low, high = (
-        {rule: best(Results.of(shipped().select(learning_rate=rate)), task="recall", rule=rule, d_k=512).loss.mean
-         for rule in ("sqrt", "dk")}
-        for rate in (1e-3, 1e-2)
-    )  # fmt: skip
-    assert low["sqrt"] < low["dk"]
-    assert high["sqrt"] > high["dk"]
+    rows = [line.strip("| ").split(" | ") for line in maker.learned_runs(shipped()).splitlines()[2:]]
+    counts = {float(row[0]): [int(cell.split()[0]) for cell in row[2:]] for row in rows}
+    assert counts[1e-3][0] > counts[1e-3][1]  # the root is earlier at the lowest rate
+    assert counts[3e-2][0] == 0  # and at the highest it never learns
+    assert counts[3e-2][1] >= 6
 
 
 def test_what_the_text_says_of_matched_runs() -> None:

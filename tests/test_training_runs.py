@@ -155,6 +155,33 @@ def test_a_run_whose_loss_is_no_number_ends_there_and_says_so() -> None:
     assert run.last.train_loss is None
 
 
+def test_a_diverged_run_that_was_interrupted_comes_out_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = RunSpec(**{**SMALL, "steps": 40}, optimizer="sgd", learning_rate=1e8)
+    whole = train(spec)
+    monkeypatch.setattr(training, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(training, "Run", stop_at_the_end(training.Run))
+    with pytest.raises(StopHereError):
+        train(spec, keep=tmp_path / "state")
+    monkeypatch.undo()
+    assert train(spec, keep=tmp_path / "state") == whole
+
+
+def stop_at_the_end(run: Any) -> Any:
+    """Run, but for the last one of all, which is made with five arguments."""
+
+    class Stopping:
+        from_dict = run.from_dict
+
+        def __new__(cls, *given: Any) -> Any:
+            if len(given) == 5:
+                raise StopHereError
+            return run(*given)
+
+    return Stopping
+
+
 @pytest.mark.parametrize(
     ("optimizer", "rate", "qk_rate"), [("sgd", 0.1, MATCHED_D_K**0.5), ("adam", 1e-3, MATCHED_D_K**0.25)]
 )

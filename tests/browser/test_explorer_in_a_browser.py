@@ -356,6 +356,20 @@ def test_an_exported_page_works_offline(browser: Any, exported: Path) -> None:
     assert visit.complaints == []
 
 
+def test_an_exported_page_opens_with_the_state_that_was_saved(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    link = "http://127.0.0.1:8765/#matrix?unit=ten&entries=5+6%3B+7+8"
+    path.write_text(exported_page(stand_in.CHAPTERS, stand_in.model_view, at=link), "utf-8")
+    visit = Visit(browser, 1280)
+    page = open_at(visit, path.as_uri())
+    assert_shows(page, stand_in.MATRIX, unit="ten", entries="5 6; 7 8")
+    page.goto(f"{path.as_uri()}#matrix?unit=one")
+    until(lambda: drawn(page) == "#matrix?unit=one")
+    assert_shows(page, stand_in.MATRIX, unit="one", entries="5 6; 7 8")
+    assert visit.outside == []
+    assert visit.complaints == []
+
+
 def test_the_policy_of_an_exported_page_stops_requests(browser: Any, exported: Path, tmp_path: Path) -> None:
     asking = exported.read_text("utf-8").replace("<main", "<img src='http://example.invalid/x.png'><main", 1)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', asking)

@@ -9,9 +9,9 @@ from rootdk.trained import Interval, Results, interval, shipped
 
 from .evidence import LIMITS, SHOWN, Evidence
 from .ledger import Setting, claim
-from .runs import Outcome, best, difference, outcomes
+from .runs import Outcome, best, difference, known, outcomes, sharpest
 
-THOUSAND = 1e3
+THOUSANDS = (1e3, 1e4)
 HUNDRED = 100.0
 COLLAPSED = 0.05  # rootdk.audit calls a layer collapsed below this
 Curve = tuple[tuple[float, float | None, float | None], ...]
@@ -23,7 +23,7 @@ Curve = tuple[tuple[float, float | None, float | None], ...]
     statement="The loss breaks when q and k are rescaled until logits reach a thousand to ten thousand.",
     source="Wortsman et al. 2023 (arXiv 2309.14322)",
     method="Small trained models of text, tried again with sqrt(kappa) q/rms(q) and the same for k, in float32 and "
-    "without further training: the loss where the largest logit is over a thousand, where it is under a hundred, and "
+    "without further training: the loss where the largest logit is some thousands, where it is under a hundred, and "
     "where kappa is so small that all keys weigh alike.",
 )
 def loss_breaks(
@@ -41,7 +41,7 @@ def loss_breaks(
     rises = [one.rise.mean for one in found.values()]
     little = (
         f"the loss rises by {min(rises):.2f} to {max(rises):.2f}, {min(worth):.0%} to {max(worth):.0%} of what "
-        "attention is worth to these small models, and no further"
+        "attention is worth to these small models"
     )
     sooner = f"no thousand is needed: {min(early):.0%} to {max(early):.0%} of the rise is there at logits under 100"
     broken = "attention is worth what is lost when all keys weigh alike, and losing half of that is broken"
@@ -49,7 +49,7 @@ def loss_breaks(
     most = max(found, key=lambda d_k: found[d_k].share)
     for d_k, one in found.items():
         where = f"d_k = {d_k}"
-        yield Evidence(f"{where}: loss risen at logits over 1e3", one.rise.mean, ">", 0.0, error=one.rise.error)
+        yield Evidence(f"{where}: loss risen at logits of 1e3 to 1e4", one.rise.mean, ">", 0.0, error=one.rise.error)
         text, error = f"{where}: as a share of attention's worth", one.share_error
         if d_k == most:  # the case that speaks most for the claim decides
             yield Evidence(text, one.share, ">", half, error=error, otherwise=little, choice=broken)
@@ -63,7 +63,7 @@ def loss_breaks(
 
 @dataclass(frozen=True, slots=True)
 class _Rise:
-    """By how much the loss rises at logits over a thousand, as a share of what attention is worth, and how early."""
+    """By how much the loss rises at logits of 1e3 to 1e4, as a share of what attention is worth, and how early."""
 
     rise: Interval
     share: float
@@ -74,10 +74,10 @@ class _Rise:
 
     @classmethod
     def of(cls, outcome: Outcome) -> "_Rise":
-        curves = [(run.last.loss or math.inf, run.transplant) for run in outcome.runs if run.transplant]
-        rise = interval(_loss(curve, THOUSAND) - loss for loss, curve in curves)
+        curves = [(known(run.last.loss), run.transplant) for run in outcome.runs if run.transplant]
+        rise = interval(_loss(curve, *THOUSANDS) - loss for loss, curve in curves)
         before = interval(_loss(curve, 0.0, HUNDRED) - loss for loss, curve in curves)
-        worth, end = (interval((curve[at][1] or math.inf) - loss for loss, curve in curves) for at in (0, -1))
+        worth, end = (interval(known(curve[at][1]) - loss for loss, curve in curves) for at in (0, -1))
         return cls(rise, *_part(rise, worth), *_part(before, rise), end)
 
 
@@ -122,19 +122,19 @@ def collapse_goes_with_instability(
     entropy = good.entropy()
     text = f"rate {good.rate:g}, the best: entropy / ln n"
     yield Evidence(text, entropy.mean, ">", collapsed, error=entropy.error, choice=cut)
-    sharp = _sharp_and_right(results, collapsed)
+    sharp = _sharp_and_right(results, rule, collapsed)
     said = (
-        f"not the other way round: {sharp} runs of recall have a layer below {collapsed:g} ln n and answer more than "
-        "99 % right, because looking up one pair is what they learned"
+        f"not the other way round: {sharp} runs of recall under that rule have a layer below {collapsed:g} ln n and "
+        "answer more than 99 % right, because looking up one pair is what they learned"
     )
     text = "runs of recall with such a layer that learned well"
     yield Evidence(text, sharp, "=", 0.0, role=LIMITS, otherwise=said)
 
 
-def _sharp_and_right(results: Results, collapsed: float) -> int:
+def _sharp_and_right(results: Results, rule: str, collapsed: float) -> int:
     return sum(
-        (run.last.accuracy or 0.0) > 0.99 and min(layer.entropy or 0.0 for layer in run.last.layers) < collapsed
-        for run in results.select(task="recall")
+        (run.last.accuracy or 0.0) > 0.99 and sharpest(run) < collapsed
+        for run in results.select(task="recall", rule=rule)
     )
 
 

@@ -8,7 +8,8 @@ from rootdk._views import expect_fields
 from rootdk.errors import ArgumentError
 
 # A ledger makes some forty comparisons with chance in them, and their errors are estimated from 32 groups. At 4
-# standard errors one seed in eighty would raise a false alarm, at 5 one in a thousand.
+# standard errors one seed in eighty would raise a false alarm, at 5 one in a thousand. Training runs have 3 to 5 seeds,
+# and an error that is estimated from so few is unsure itself: there 5 of them are one chance in twenty to a hundred.
 CLEAR = 5.0
 
 DECIDES, LIMITS, SHOWN = "decides", "limits", "shown"

@@ -98,7 +98,7 @@ def wide_range(
             f"at learning rates that suit d_k: on {task} the highest that still learns is {limits[mine[0]]:g} at "
             f"d_k = {mine[0]} and {limits[mine[-1]]:g} at {mine[-1]}"
         )
-        share = limits[mine[-1]] / limits[mine[0]]
+        share = limits[mine[-1]] / limits[mine[0]] if limits[mine[0]] else math.nan
         text = f"{task}: highest rate that learns, d_k = {mine[-1]} over {mine[0]}"
         yield Evidence(text, share, "=", 1.0, role=LIMITS, otherwise=said, choice=_LITTLE)
 

@@ -34,7 +34,17 @@ class Outcome:
 
     def entropy(self) -> Interval:
         """entropy / ln n of the sharpest layer at the end."""
-        return interval(min(layer.entropy or 0.0 for layer in run.last.layers) for run in self.runs)
+        return interval(sharpest(run) for run in self.runs)
+
+
+def known(value: float | None) -> float:
+    """The number, or infinity for a run that diverged and has none."""
+    return math.inf if value is None else value
+
+
+def sharpest(run: Run) -> float:
+    """entropy / ln n of the sharpest layer at the end; infinite where there is no number: that is no collapse."""
+    return min(known(layer.entropy) for layer in run.last.layers)
 
 
 def outcomes(results: Results, **spec: Any) -> tuple[Outcome, ...]:

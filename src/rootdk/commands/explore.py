@@ -24,26 +24,29 @@ PORT = 8765
     type=click.Path(exists=True, path_type=Path),
     help="Show this model: a folder or file of safetensors, or what `rootdk audit --json` printed.",
 )
+@click.option("--at", metavar="ADDRESS", help="Open with this view: a copied link, or its end, as growth?d_k=512.")
 @options.file(
     "--export", "Write the page with precomputed views to one HTML file that opens offline, and serve nothing."
 )
-def explore(port: int, no_browser: bool, model: Path | None, export: Path | None) -> None:
+def explore(port: int, no_browser: bool, model: Path | None, at: str | None, export: Path | None) -> None:
     """Why 1/sqrt(d_k): a page to play with.
 
     Serves it on this machine until Ctrl-C. Its numbers come from the operator and the theory, each time a knob moves.
 
     Exit code 0: stopped by Ctrl-C, or exported; 1: something failed; 2: an option is wrong.
     """
-    from rootdk.terminal.exploring import check_lab, export_to, read_model, serve
+    from rootdk.terminal.exploring import check_address, check_lab, export_to, read_model, serve
 
     check_lab()
+    if at is not None:
+        check_address(at)
     if export is not None:
         from rootdk.terminal.command import check_writable
 
         check_writable(export, "--export")
     audit = None if model is None else read_model(model)
     if export is not None:
-        export_to(export, audit)
+        export_to(export, audit, at)
         click.echo(f"Page: {export}")
     else:
-        serve(port, audit, browser=not no_browser)
+        serve(port, audit, browser=not no_browser, at=at)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -50,10 +51,16 @@ def _bar() -> Iterator[Callable[[str, float], None]]:
 )
 @click.option("--bandwidth", type=float, required=True, callback=_rate, help="Bytes per second to the next rank, 12e9.")
 @click.option("--latency", type=float, default=50e-6, show_default=True, callback=_rate, help="Seconds per message.")
-@click.option("--dtype", type=click.Choice(["float32", "float64", "float16", "bfloat16"]), default="float32")
+@click.option(
+    "--dtype", type=click.Choice(["float32", "float64", "float16", "bfloat16"]), default="float32", show_default=True
+)
 @click.option("--full", is_flag=True, help="Every query sees every key; without it causal.")
 @click.option("--layout", type=click.Choice(["balanced", "contiguous"]), default="balanced", show_default=True)
-@click.option("--validate", is_flag=True, help="Also run 1, 2 and 4 ranks here, and show measured beside predicted.")
+@click.option(
+    "--validate",
+    is_flag=True,
+    help="Also run 1, 2 and 4 ranks here (4 heads, d = 64, balanced), and show measured beside predicted.",
+)
 @click.option(
     "--validate-tokens",
     type=click.IntRange(8, 2**20),
@@ -80,7 +87,8 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **size
         raise click.ClickException(str(error)) from error
     if as_json:
         passes = {name: one.to_dict() for name, one in found.items()}
-        click.echo(json.dumps(passes | ({} if report is None else {"validation": report}), indent=2))
+        asked = {"ring": asdict(ring)}
+        click.echo(json.dumps(asked | passes | ({} if report is None else {"validation": report}), indent=2))
         return
     click.echo("\n".join(lines(ring, found)))
     if report is not None:

@@ -44,10 +44,13 @@ def digest(given: Any) -> Any:
     >>> digest(np.array([3, 5]))
     'int64 (2,) #a9928084'
     """
-    if given is None or isinstance(given, (bool, int, float, str)):
+    if given is None or isinstance(given, (bool, float)):
         return given
+    if isinstance(given, (int, str)):
+        return given if len(str(given)) <= 60 else _short(str(given))
     if isinstance(given, ScaleRule):
-        return f"the rule {given.name[:60]}"
+        # By what it does too: two rules may have one name, and other parameters.
+        return _short(f"the rule {given.name} ({given.factor(64, 1024, np.arange(4)[:, None])!r})")
     if isinstance(given, Tensor):
         given = given.detach().cpu()
         given = given.numpy() if given.dtype.itemsize != 2 else given.float().numpy()
@@ -56,7 +59,11 @@ def digest(given: Any) -> Any:
         if array.dtype != object:
             content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:8]
             return f"{array.dtype} {array.shape} #{content}"
-    text = repr(given)
+    return _short(repr(given))
+
+
+def _short(text: str) -> str:
+    """A note has little room: the beginning of a long text, and a hash of all of it."""
     return text if len(text) <= 60 else f"{text[:40]}... #{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

@@ -54,8 +54,9 @@ def attention(
     timeout       seconds that this rank waits for any other at any one point; None is the timeout of the group
 
     Keys and values travel round the ring while the kernel works on the block at hand, so a rank needs memory for two
-    blocks beside its own shards. Gradients reach query, key, value and sinks; the gradient of `sinks` is that of this
-    rank's rows, as for any weight that all ranks share. Backward has to run on every rank.
+    blocks beside its own shards, and for two gradients of blocks more on the way back. Gradients reach query, key,
+    value and sinks; the gradient of `sinks` is that of this rank's rows, as for any weight that all ranks share.
+    Backward has to run on every rank.
 
     Exact to rounding: see rootdk.distributed.merging for how blocks become one softmax and rootdk.distributed.ring for
     the gradient. mask, bias and dropout are not there.
@@ -146,6 +147,9 @@ def _call(
         }
     except (ArgumentError, ArgumentTypeError) as error:
         wrong = error
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the others must not wait for this rank
+        wrong = ArgumentError(f"arguments: cannot be used, {type(error).__name__}: {error}")
+        wrong.__cause__ = error
     notes = agree(peers, note, wrong)
 
     # From here on all ranks know the same, so what is refused is refused by all of them.

@@ -1,7 +1,8 @@
 """The page as one file that opens offline: the same modules, with views that were computed before in place of a server.
 
 For each chapter the file holds the view of the defaults and, knob by knob, views over a list of values with the other
-knobs at their defaults: all combinations would be too many. Nothing is fetched; the policy in its head forbids it.
+knobs at their defaults: all combinations would be too many. A state that is given by its address is what the file
+opens with, and its values are the defaults of that chapter. Nothing is fetched; the policy in its head forbids it.
 """
 
 import base64
@@ -14,6 +15,7 @@ from typing import Any
 from rootdk.errors import RootdkError
 from rootdk.report.document import script_text
 
+from .address import started_at
 from .assets import plotly_js, static_text
 from .bundle import bundle
 from .chapter import Chapter
@@ -24,7 +26,7 @@ from .stops import texts_of, with_stops
 Progress = Callable[[str, float], None]
 
 _NOTE = (
-    "A saved page: every knob moves over a list of values, with the others at their defaults. "
+    "A saved page: every knob moves over a list of values, with the others as they were saved. "
     "To move them all, run: rootdk explore"
 )
 
@@ -34,14 +36,21 @@ def exported_page(
     model_view: ModelView | None = None,
     audit: Mapping[str, Any] | None = None,
     progress: Progress = lambda name, share: None,
+    at: str | None = None,
 ) -> str:
-    """The whole page as HTML; `progress` gets the title of the chapter and the share that is done."""
+    """The whole page as HTML; `progress` gets the title of the chapter and the share that is done.
+
+    at is the address of the view that it opens with, such as growth?d_k=512.
+    """
     if chapters is None or model_view is None:
         from .chapters import CHAPTERS
         from .server import shown_audit
 
         chapters, model_view = chapters or CHAPTERS, model_view or shown_audit
-    return _inlined(static_text(), precomputed(Api(chapters, model_view, audit), progress))
+    start = None
+    if at is not None:
+        start, chapters = started_at(chapters, at)
+    return _inlined(static_text(), precomputed(Api(chapters, model_view, audit), progress) | {"start": start})
 
 
 def precomputed(api: Api, progress: Progress = lambda name, share: None) -> dict[str, Any]:

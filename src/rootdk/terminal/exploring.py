@@ -55,7 +55,18 @@ def read_model(path: Path) -> dict[str, Any]:
         return read_checkpoint(path, progress=progress).to_dict()
 
 
-def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool) -> None:
+def check_address(at: str) -> None:
+    """An error before the work, if there is no such view."""
+    from rootdk.explorer.address import started_at
+    from rootdk.explorer.chapters import CHAPTERS
+
+    try:
+        started_at(CHAPTERS, at)
+    except RootdkError as error:
+        raise click.BadParameter(str(error).removeprefix("at: "), param_hint="'--at'") from error
+
+
+def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None) -> None:
     """Until Ctrl-C. The address goes to standard output before the first request can come."""
     from rootdk.explorer.ports import listening
     from rootdk.explorer.server import application, run
@@ -66,10 +77,11 @@ def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool) -> None:
         if found != port:
             click.echo(f"Port {port} is taken: using {found}.", err=True)
         app = application(found, audit=audit)
-        address = f"http://{host}:{found}/"
+        fragment = at.rpartition("#")[2] if at is not None else "model" if audit is not None else ""
+        address = f"http://{host}:{found}/" + (f"#{fragment}" if fragment else "")
         click.echo(f"The explorer is at {address} until Ctrl-C.")
         if browser:
-            _open(address + ("#model" if audit is not None else ""))
+            _open(address)
         over = threading.Event()
         threading.Thread(target=warm_up, args=(over.is_set,), daemon=True).start()
         run(app, socket)
@@ -84,13 +96,13 @@ def _open(address: str) -> None:
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
-def export_to(path: Path, audit: Mapping[str, Any] | None) -> None:
+def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None) -> None:
     """One HTML file, with a bar on standard error where that takes a while."""
     from rootdk.explorer.export import exported_page
     from rootdk.files import write_atomically
 
     with late_bar() as progress:
-        page = exported_page(audit=audit, progress=progress)
+        page = exported_page(audit=audit, progress=progress, at=at)
     try:
         write_atomically(path, page)
     except OSError as error:

@@ -95,7 +95,8 @@ function open(next, focus) {
 function follow() {
   steps.forget();
   const wanted = readAddress();
-  const next = described.chapters.find((one) => one.id === wanted.chapter) ?? described.chapters[0];
+  const named = (id) => described.chapters.find((one) => one.id === id);
+  const next = named(wanted.chapter) ?? named(described.start) ?? described.chapters[0];
   const first = chapter === null;
   if (next !== chapter) open(next, !first);
   values = wanted.chapter === next.id ? withoutDefaults(next, wanted.values) : {};

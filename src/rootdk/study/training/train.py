@@ -58,7 +58,8 @@ def train(spec: RunSpec, *, keep: Path | None = None, progress: Callable[[int], 
             moments.append(look(model, task, step, sum(losses) / len(losses), held_out))
             losses = []
         progress(step)
-        if keep is not None and time.perf_counter() - written > _SECONDS_BETWEEN_STATES:
+        # A run that has diverged is over: its state must not be gone on from.
+        if keep is not None and not diverged and time.perf_counter() - written > _SECONDS_BETWEEN_STATES:
             run = Run(spec, tuple(moments))
             seconds = spent + time.perf_counter() - start
             _write(keep, model=model, optimizer=optimizer, step=step, losses=losses, seconds=seconds, run=run)
