@@ -1,6 +1,7 @@
 """The model of the cost: its counts against counting, its messages against those that were sent, its times by hand."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_the_command() -> None:
     assert "efficiency" in result.output
     found = json.loads(CliRunner().invoke(main, [*COMMAND, "--bandwidth", "12e9", "--json"]).output)
     ring = Ring(tokens=10**6, heads=32, d=128, ranks=64, flops=2e12, bandwidth=12e9)
-    assert found == {name: one.to_dict() for name, one in cost(ring).items()}
+    assert found == {"ring": asdict(ring)} | {name: one.to_dict() for name, one in cost(ring).items()}
 
 
 @pytest.mark.parametrize(

@@ -361,7 +361,9 @@ def test_an_exported_page_opens_with_the_state_that_was_saved(browser: Any, tmp_
     link = "http://127.0.0.1:8765/#matrix?unit=ten&entries=5+6%3B+7+8"
     path.write_text(exported_page(stand_in.CHAPTERS, stand_in.model_view, at=link), "utf-8")
     visit = Visit(browser, 1280)
-    page = open_at(visit, path.as_uri())
+    page = visit.page
+    page.goto(path.as_uri())
+    until(lambda: drawn(page) == "#matrix")
     assert_shows(page, stand_in.MATRIX, unit="ten", entries="5 6; 7 8")
     page.goto(f"{path.as_uri()}#matrix?unit=one")
     until(lambda: drawn(page) == "#matrix?unit=one")
