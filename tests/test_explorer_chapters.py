@@ -683,6 +683,8 @@ def test_warming_up_leaves_the_curves_computed(monkeypatch) -> None:
     monkeypatch.setattr("rootdk.explorer.curves.row_law", None)
     for chapter in CHAPTERS:
         chapter.compute(read_values(chapter, {}))
+    for exponent in ("0.05", "0.35", "0.95"):
+        view("choosing", exponent=exponent)
     for shown in ("trace", "live", "norm", "rms", "flow"):
         view("gradients", shown=shown)
 
