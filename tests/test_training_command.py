@@ -309,6 +309,7 @@ from rootdk.study.training.plan import plan
 from rootdk.terminal import train_study
 from rootdk.terminal.train_study import Order
 if __name__ == "__main__":
+    stand_in.hears_ctrl_c()
     Order.start_engine = lambda self: LocalEngine(self.workers, stand_in.train)
     main(["train-study", "--spec", "spec.json", "--runs", "here"])
 """

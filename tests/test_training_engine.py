@@ -161,8 +161,8 @@ def test_a_full_disk_ends_the_sweep_with_one_error(place: Path) -> None:
     full = replace(SPEC, seed=stand_in.DISK_IS_FULL)
     after = [replace(SPEC, seed=seed, steps=2) for seed in range(40)]
     with pytest.raises(StoreError, match=r"No space left on device .*; the runs that are finished are kept"):
-        told([full, *SEEDS, *after], place)
-    assert sum(bool(noted(spec, 1)) for spec in after) < 40
+        told([full, *SEEDS, *after], place, local(1))
+    assert not any(noted(spec, 1) for spec in after)  # nothing was begun after it
 
 
 def test_a_store_that_fills_up_ends_the_sweep_with_one_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +197,9 @@ QUICK, LONG = replace(SPEC, steps=5, d_k=16), replace(SPEC, seed=stand_in.SLOW, 
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_training_engine import LONG, QUICK, local, sweep, Store, Path
+from test_training_engine import LONG, QUICK, local, stand_in, sweep, Store, Path
 if __name__ == "__main__":
+    stand_in.hears_ctrl_c()
     sweep([QUICK, LONG], Store(Path(sys.argv[1])), local(2))
 """
 
@@ -208,7 +209,10 @@ def begun(place: Path) -> subprocess.Popen[str]:
     program = place / "program.py"
     program.write_text(PROGRAM)
     started = subprocess.Popen(
-        [sys.executable, str(program), str(place / "runs")], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, str(program), str(place / "runs")],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     for _ in range(600):
         if Store(place / "runs").path(QUICK).exists() and len(noted(LONG, 1)) > 3:

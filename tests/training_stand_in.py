@@ -84,3 +84,8 @@ def invented(spec: RunSpec) -> Run:
 
 def runs(specs: Sequence[RunSpec]) -> tuple[Run, ...]:
     return tuple(invented(spec) for spec in specs)
+
+
+def hears_ctrl_c() -> None:
+    """For the start of a process: whoever runs the tests in the background has made them deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
