@@ -116,7 +116,7 @@ def test_the_group_works_after_a_refusal(misfit: Any) -> None:
 # --- ranks that are lost: the group is of no use afterwards
 
 
-def lose(rank: int, how: str, who: int = 2) -> dict[str, Any]:
+def lose(rank: int, how: str, who: int = 2, folder: str = "") -> dict[str, Any]:
     """One rank is lost, in the way that `how` says; the others tell what they saw."""
     q, k, v = tensors(rank, rows=64)
     q.requires_grad_()
@@ -135,7 +135,19 @@ def lose(rank: int, how: str, who: int = 2) -> dict[str, Any]:
     except (RankError, MemoryError) as error:
         found |= {"type": type(error).__name__, "error": str(error), "rank": getattr(error, "rank", None)}
     found["gradient"] = q.grad
+    if folder:
+        found["all told"] = _wait_for_all(rank, Path(folder))
     return found
+
+
+def _wait_for_all(rank: int, folder: Path) -> bool:
+    """Alive until every rank has been told: a process that ends closes its connections, and tells the others so."""
+    (folder / f"told-{rank}").touch()
+    for _ in range(400):
+        if len(list(folder.glob("told-*"))) == RANKS:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _lose_itself(how: str) -> None:
@@ -188,6 +200,11 @@ def test_a_lost_rank_is_reported_everywhere_and_in_time(tmp_path: Path, how: str
         assert one["type"] == "RankError"
         assert one["rank"] == 2
         assert f"rank {rank} has stopped, nothing of this call is used" in one["error"]
+
+
+def test_ranks_that_go_on_living_tell_each_other(tmp_path: Path) -> None:
+    found = together(lose, RANKS, tmp_path, "out of memory", 2, str(tmp_path))
+    assert [one["all told"] for one in found] == [True] * RANKS
 
 
 def test_the_rank_that_holds_the_store_is_lost(tmp_path: Path) -> None:
