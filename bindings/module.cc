@@ -112,6 +112,21 @@ void* flat_real(const memory& a, element type, int64_t count, const char* messag
                                   : static_cast<void*>(flat<float>(a, count, message));
 }
 
+// One piece of bytes for a whole Reading: src/rootdk/_room.py cuts it in the same way. Its parts begin at lines of the cache,
+// which no array of NumPy promises to do.
+void use_room(const memory& room, attention_problem& p) {
+  constexpr int64_t line = 64;
+  const auto whole_lines = [](int64_t bytes) { return (bytes + line - 1) / line * line; };
+  const int64_t real_bytes = p.type == element::float64 ? 8 : 4;
+  const int64_t fields_bytes = whole_lines(rootdk::reading_fields * p.rows() * real_bytes);
+  require(room.format() == 'B' && room.axes() == 1 && room.size() == line + fields_bytes + p.rows() * 8 &&
+              (room.size() <= 1 || room.stride_from_end(0) == 1),
+          "kernel: a room must be as many bytes as _room.py says");
+  char* const start = room.data() + (line - reinterpret_cast<uintptr_t>(room.data()) % line) % line;
+  p.reading = start;
+  p.keys = reinterpret_cast<int64_t*>(start + fields_bytes);
+}
+
 // Everything that forward and backward share.
 void describe(call& c, nb::tuple problem, int team) {
   require(problem.size() == fields, "kernel: a Problem has another number of fields");
@@ -161,8 +176,10 @@ void forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::handle
   p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
   if (!row_state.is_none())
     p.row_state = flat_real(c.out(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
-  require(reading.is_none() == keys.is_none(), "kernel: reading and keys go together");
-  if (!reading.is_none()) {
+  require(!reading.is_none() || keys.is_none(), "kernel: keys belong to a reading");
+  if (!reading.is_none() && keys.is_none()) {
+    use_room(c.out(reading), p);
+  } else if (!reading.is_none()) {
     p.reading = flat_real(c.out(reading), p.type, rootdk::reading_fields * p.rows(),
                           "kernel: reading must be (9, batch, heads, n_query)");
     p.keys = flat<int64_t>(c.out(keys), p.rows(), "kernel: keys must be int64 (batch, heads, n_query)");

@@ -270,8 +270,7 @@ inline void tile_item(const attention_problem& problem, int64_t item, void* buff
     std::vector<float> marks(size_t(key_block * tile_lanes));
     walk_tiles(problem, batch, kv_head, panels, s, marks.data());
   }
-  for (int64_t i = 0; i < panels; ++i)
-    finish_panel<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + i * s.d_v * tile_lanes);
+  finish_panels<stored>(problem, batch, panels, s.places, s.rows, s.sums_out, s.d_v * tile_lanes);
 }
 
 // The same scores for the backward pass, bit by bit.

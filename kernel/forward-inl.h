@@ -170,6 +170,14 @@ inline void finish_panel(const attention_problem& problem, int64_t batch, const 
   unpack_transposed<stored>(sums_out, p.live, factor, problem.d_v, to);
 }
 
+// All panels of an item; the outputs of one begin `panel_size` numbers after those of the one before.
+template <typename stored>
+inline void finish_panels(const attention_problem& problem, int64_t batch, int64_t panels, const panel<compute<stored>>* places,
+                          row_sums<compute<stored>>* rows, const compute<stored>* sums_out, int64_t panel_size) {
+  for (int64_t i = 0; i < panels; ++i) finish_panel<stored>(problem, batch, places[i], rows[i], sums_out + i * panel_size);
+  if (problem.reading) fence_streams();
+}
+
 template <typename stored>
 inline void row_block_item(const attention_problem& problem, int64_t item, void* buffer) {
   typedef compute<stored> real;
@@ -196,8 +204,7 @@ inline void row_block_item(const attention_problem& problem, int64_t item, void*
     std::vector<real> marks(size_t(key_block * lanes));
     walk_keys(problem, batch, kv_head, panels, s, marks.data());
   }
-  for (int64_t i = 0; i < panels; ++i)
-    finish_panel<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + i * problem.d_v * lanes);
+  finish_panels<stored>(problem, batch, panels, s.places, s.rows, s.sums_out, problem.d_v * lanes);
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -82,6 +82,22 @@ ROOTDK_INLINE vec<real> select(ivec<real> condition, vec<real> yes, vec<real> no
   return condition ? yes : no;
 }
 
+// Where a vector is a whole line of the cache: to memory past the caches. An ordinary store first fetches the line, from another
+// core if that one wrote it last, to overwrite all of it. `to` must be aligned to the vector; fence_streams() comes before
+// anyone else may read.
+#if defined(__AVX512F__)
+constexpr bool can_stream = true;
+ROOTDK_INLINE void stream(float* to, vec<float> x) { _mm512_stream_ps(to, (__m512)x); }
+ROOTDK_INLINE void stream(double* to, vec<double> x) { _mm512_stream_pd(to, (__m512d)x); }
+ROOTDK_INLINE void stream(int64_t* to, ivec<double> x) { _mm512_stream_si512((__m512i*)to, (__m512i)x); }
+ROOTDK_INLINE void fence_streams() { _mm_sfence(); }
+#else
+constexpr bool can_stream = false;
+template <typename number, typename vector>
+ROOTDK_INLINE void stream(number*, vector) {}
+ROOTDK_INLINE void fence_streams() {}
+#endif
+
 template <typename real>
 ROOTDK_INLINE bool any_lane(ivec<real> condition) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
@@ -189,39 +205,65 @@ ROOTDK_INLINE vec<real> exp2_polynomial(vec<real> f) {
   return exp2m1_over(f) * f + real(1);
 }
 
-// 2^x for x <= 0 (up to rounding a little above), 0 well below exp2_floor, NaN for NaN. One function serves forward and
-// backward, so that both see the same weights.
-ROOTDK_INLINE vec<float> exp2(vec<float> x) {
+// How many exponentials of a row go step by step together: as many as the registers hold.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int in_step = 4;
+#else
+constexpr int in_step = 2;
+#endif
+
+// y = 2^x for x <= 0 (up to rounding a little above), 0 well below exp2_floor, NaN for NaN. One function serves forward
+// and backward, so that both see the same weights. Step by step for all of them: a single one is a chain of nine operations
+// of four cycles and more, and a processor that must look past it for the next one's has less room for anything else (half
+// the room when a neighbour shares the core).
+template <int count>
+ROOTDK_INLINE void exp2(const vec<float>* x, vec<float>* y) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
   // reduce gives x - floor(x), scalef multiplies by 2^floor(x): no clamp, no integer arithmetic, and 2^-inf = 0.
-  const vec<float> f = (vec<float>)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  vec<float> y = broadcast(exp2_unit_f32[5]);
-  for (int power = 4; power >= 0; --power) y = y * f + exp2_unit_f32[power];
-  return (vec<float>)_mm512_scalef_ps((__m512)y, (__m512)x);
+  vec<float> f[count];
+  for (int i = 0; i < count; ++i)
+    f[i] = (vec<float>)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  for (int i = 0; i < count; ++i) y[i] = f[i] * exp2_unit_f32[5] + exp2_unit_f32[4];
+  for (int power = 3; power >= 0; --power)
+    for (int i = 0; i < count; ++i) y[i] = y[i] * f[i] + exp2_unit_f32[power];
+  for (int i = 0; i < count; ++i) y[i] = (vec<float>)_mm512_scalef_ps((__m512)y[i], (__m512)x[i]);
 #else
-  const vec<float> clamped = at_least<float>(x, simd<float>::exp2_floor - 1);
-  // Adding 1.5 * 2^23 leaves the nearest whole number in the low bits of the sum. With 127 more they are the exponent
-  // field of 2^whole; at whole = -127 it is 0, and so is the product.
-  const vec<float> magic = broadcast(12582912.0f + 127);
-  const vec<float> shifted = clamped + magic;
-  const vec<float> y = exp2_polynomial<float>(clamped - (shifted - magic));
-  const ivec<float> exponent = (ivec<float>)shifted << 23;
-  return y * (vec<float>)exponent;
+  for (int i = 0; i < count; ++i) {
+    const vec<float> clamped = at_least<float>(x[i], simd<float>::exp2_floor - 1);
+    // Adding 1.5 * 2^23 leaves the nearest whole number in the low bits of the sum. With 127 more they are the exponent
+    // field of 2^whole; at whole = -127 it is 0, and so is the product.
+    const vec<float> magic = broadcast(12582912.0f + 127);
+    const vec<float> shifted = clamped + magic;
+    const ivec<float> exponent = (ivec<float>)shifted << 23;
+    y[i] = exp2_polynomial<float>(clamped - (shifted - magic)) * (vec<float>)exponent;
+  }
 #endif
 }
-ROOTDK_INLINE vec<double> exp2(vec<double> x) {
+template <int count>
+ROOTDK_INLINE void exp2(const vec<double>* x, vec<double>* y) {
+  for (int i = 0; i < count; ++i) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
-  const __m512d f = _mm512_reduce_pd((__m512d)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512d whole = _mm512_sub_pd((__m512d)x, f);
-  return (vec<double>)_mm512_scalef_pd((__m512d)exp2_polynomial<double>((vec<double>)f), whole);
+    const __m512d f = _mm512_reduce_pd((__m512d)x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512d whole = _mm512_sub_pd((__m512d)x[i], f);
+    y[i] = (vec<double>)_mm512_scalef_pd((__m512d)exp2_polynomial<double>((vec<double>)f), whole);
 #else
-  const vec<double> clamped = at_least<double>(x, simd<double>::exp2_floor - 1);
-  const vec<double> magic = broadcast(6755399441055744.0 + 1023);  // 1.5 * 2^52
-  const vec<double> shifted = clamped + magic;
-  const vec<double> y = exp2_polynomial<double>(clamped - (shifted - magic));
-  const ivec<double> exponent = (ivec<double>)shifted << 52;
-  return y * (vec<double>)exponent;
+    const vec<double> clamped = at_least<double>(x[i], simd<double>::exp2_floor - 1);
+    const vec<double> magic = broadcast(6755399441055744.0 + 1023);  // 1.5 * 2^52
+    const vec<double> shifted = clamped + magic;
+    const ivec<double> exponent = (ivec<double>)shifted << 52;
+    y[i] = exp2_polynomial<double>(clamped - (shifted - magic)) * (vec<double>)exponent;
 #endif
+  }
+}
+ROOTDK_INLINE vec<float> exp2(vec<float> x) {
+  vec<float> y;
+  exp2<1>(&x, &y);
+  return y;
+}
+ROOTDK_INLINE vec<double> exp2(vec<double> x) {
+  vec<double> y;
+  exp2<1>(&x, &y);
+  return y;
 }
 
 template <typename real>

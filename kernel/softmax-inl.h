@@ -123,20 +123,6 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
   constexpr real far_away = real(1e15), unit = real(0x1p-80);
   const bool far = measuring && any_lane<real>(seen.minimum < broadcast(-far_away));
   vec<real> sum = zero, moment = zero, square = zero, cube = zero, distance = zero, distance_squared = zero;
-  const auto weigh = [&](int64_t key, auto keys_are) __attribute__((always_inline)) {
-    const vec<real> score = load(column + key * lanes);
-    vec<real> relative = holds.distance(score, base, v);
-    const vec<real> e = exp2(relative);
-    if constexpr (measuring) {
-      // Hidden, the distance is infinite and must add nothing.
-      if constexpr (keys_are != clean_keys) relative = select<real>(score == nowhere, zero, relative);
-      moment += e * relative;
-      if constexpr (keys_are == far_keys) relative *= unit;
-      distance += relative;
-      distance_squared += relative * relative;
-    }
-    return e;
-  };
   // Two keys at a time: a^3 + b^3 = (a + b)(a^2 + b^2 - ab), where a + b serves the sum and a^2 + b^2 the sum of squares,
   // takes seven operations for the three sums in place of eight.
   const auto take = [&](vec<real> a, vec<real> b) __attribute__((always_inline)) {
@@ -148,18 +134,39 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
       cube += both * (squares - a * b);
     }
   };
+  const auto weigh = [&](int64_t key, auto how_many, auto keys_are) __attribute__((always_inline)) {
+    constexpr int count = how_many;
+    vec<real> score[count], relative[count], e[count];
+    for (int i = 0; i < count; ++i) {
+      score[i] = load(column + (key + i) * lanes);
+      relative[i] = holds.distance(score[i], base, v);
+    }
+    exp2<count>(relative, e);
+    if constexpr (measuring) {
+      // Hidden, the distance is infinite and must add nothing.
+      if constexpr (keys_are != clean_keys)
+        for (int i = 0; i < count; ++i) relative[i] = select<real>(score[i] == nowhere, zero, relative[i]);
+      for (int i = 0; i < count; ++i) {
+        const vec<real> apart = keys_are == far_keys ? relative[i] * unit : relative[i];
+        distance += apart;
+        distance_squared += apart * apart;
+      }
+      for (int i = 0; i < count; ++i) moment += e[i] * relative[i];
+    }
+    if constexpr (count == 1) {
+      holds.keep(column, key, e[0]);
+      take(e[0], zero);
+    } else {
+      for (int i = 0; i < count; i += 2) holds.keep(column, key + i, e[i], e[i + 1]);
+      for (int i = 0; i < count; i += 2) take(e[i], e[i + 1]);
+    }
+  };
   const auto take_keys = [&](int64_t from, int64_t to, auto keys_are) __attribute__((always_inline)) {
     int64_t key = from;
-    for (; key + 1 < to; key += 2) {
-      const vec<real> a = weigh(key, keys_are), b = weigh(key + 1, keys_are);
-      holds.keep(column, key, a, b);
-      take(a, b);
-    }
-    if (key < to) {
-      const vec<real> a = weigh(key, keys_are);
-      holds.keep(column, key, a);
-      take(a, zero);
-    }
+    if constexpr (keys_are == clean_keys)  // the others are few
+      for (; key + in_step <= to; key += in_step) weigh(key, std::integral_constant<int, in_step>{}, keys_are);
+    for (; key + 2 <= to; key += 2) weigh(key, std::integral_constant<int, 2>{}, keys_are);
+    if (key < to) weigh(key, std::integral_constant<int, 1>{}, keys_are);
   };
   // Pairs begin at even keys (blocks do too), so that the same keys meet wherever the visible ones begin and end.
   const int64_t plain = !measuring || clean == keys ? keys : clean / 2 * 2;
@@ -172,7 +179,9 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
 
   vec<real> block_mean = zero, deviation = zero;
   if constexpr (measuring) {
-    const vec<real> inverse = select<real>(seen.count > zero, real(1) / seen.count, zero);
+    // All visible, the count is the same number in every lane, and one division does for all.
+    const vec<real> inverse = clean == keys && keys > 0 ? broadcast(real(1) / real(keys))
+                                            : select<real>(seen.count > zero, real(1) / seen.count, zero);
     const vec<real> spread = maximum(distance_squared - distance * (distance * inverse), zero);
     const real back = far ? 1 / unit : real(1);
     block_mean = base + distance * inverse * back;
@@ -280,6 +289,8 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     return select<real>((x == largest) | (x == -largest), x, x * ln2);
   };
   real* const reading = static_cast<real*>(problem.reading) + p.flat;
+  const auto at_line = [](const void* place) { return reinterpret_cast<uintptr_t>(place) % vector_bytes == 0; };
+  const bool streams = can_stream && at_line(reading) && at_line(reading + problem.rows());
   for (int at = 0; at < p.live; at += width) {  // a vector without rows may hold anything
     const vec<real> sum = load(rows.sum + at), count = load(rows.count + at);
     const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
@@ -301,7 +312,9 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     const ivec<real> unsound = (sum - sum) != zero;
     if (any_lane<real>(unsound))
       for (vec<real>& x : field) x = select<real>(unsound, broadcast(std::numeric_limits<real>::quiet_NaN()), x);
-    if (at + width <= p.live) {
+    if (streams && at + width <= p.live) {
+      for (int i = 0; i < reading_fields; ++i) stream(reading + i * problem.rows() + at, field[i]);
+    } else if (at + width <= p.live) {
       for (int i = 0; i < reading_fields; ++i) store(reading + i * problem.rows() + at, field[i]);
     } else {
       alignas(64) real part[width];
@@ -311,7 +324,12 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
       }
     }
   }
-  for (int lane = 0; lane < p.live; ++lane) problem.keys[p.flat + lane] = rows.keys[lane];
+  int64_t* const keys = problem.keys + p.flat;
+  int lane = 0;
+  if (can_stream && at_line(keys))
+    for (; lane + simd<double>::width <= p.live; lane += simd<double>::width)
+      stream(keys + lane, load_int<double>(rows.keys + lane));
+  for (; lane < p.live; ++lane) keys[lane] = rows.keys[lane];
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -162,12 +162,16 @@ def measure_budget(problem: Problem) -> dict[str, tuple[Any, float]]:
     shown = expected["keys"] > 0
     spread = _largest(np.where(shown, expected["max"], 0) - np.where(shown, expected["min"], 0))
     # n additions of one size round to either side: errors grow like sqrt(n). The kernel adds distances from the largest
-    # score, as large as the spread, and the mean is that score less their mean. Its error enters the variance squared.
-    added = _largest(expected["mean"]) + spread
-    adding = unit_roundoff(compute_type(dtype)) * problem.key.shape[-2] ** 0.5 * added
+    # score, as large as the spread, and the mean is that score less their mean. Its error enters the variance squared;
+    # but the variance is a difference, the mean of the squared distances less the squared mean distance, each of them
+    # added up of n numbers and no larger than the former.
+    grown = unit_roundoff(compute_type(dtype)) * problem.key.shape[-2] ** 0.5
+    adding = grown * (_largest(expected["mean"]) + spread)
+    below = np.where(shown, expected["max"], 0) - expected["mean"]
+    squares = _largest(np.where(shown, expected["variance"] + below * below, 0))
     moves = {
         "mean": delta + adding,
-        "variance": 2 * spread * delta + (delta + adding) ** 2,
+        "variance": 2 * spread * delta + (delta + adding) ** 2 + 2 * grown * squares,
         "entropy": 2 * delta * (1 + spread),
         "p_squared": 4 * delta,
         "p_cubed": 6 * delta,

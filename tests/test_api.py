@@ -230,11 +230,10 @@ def test_seeds(recorder: RecordingKernel, rng: np.random.Generator) -> None:
 def test_measure_hands_down_its_buffers(recorder: RecordingKernel, rng: np.random.Generator) -> None:
     for dtype, compute in ((np.float32, np.float32), (np.float16, np.float32), (np.float64, np.float64)):
         facts = handed_down(recorder, *random_arrays(rng, (2, 3), dtype=dtype), call=rootdk.measure)
-        assert facts["reading"].shape == (9, 2, 3, 4, 7)
-        assert facts["reading"].dtype == compute
-        assert facts["reading"].flags.c_contiguous
-        assert facts["keys"].shape == (2, 3, 4, 7)
-        assert facts["keys"].dtype == np.int64
+        room, rows = facts["reading"], 2 * 3 * 4 * 7
+        assert room.dtype == np.uint8
+        assert room.size >= 9 * rows * np.dtype(compute).itemsize + 8 * rows
+        assert facts["keys"] is None
         assert facts["row_state"] is None
 
 

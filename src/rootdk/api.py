@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ._arguments import resolve
 from ._backends import backend_of, kernel, type_name
 from .errors import ArgumentError, ArgumentTypeError
-from .reading import Reading, reading_of
+from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
 
 Array = TypeVar("Array")
@@ -136,10 +136,8 @@ def measure(
     backend, problem, one_head = resolve(
         query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
     )
-    out, block, keys = backend.measure(problem, scale, mask, bias, sinks)
-    if one_head:
-        out, block, keys = out[0], block[:, 0], keys[0]
-    return out, reading_of(block, keys, problem.sinks is not None)
+    out, reading = backend.measure(problem, scale, mask, bias, sinks)
+    return (out[0], without_head_axis(reading)) if one_head else (out, reading)
 
 
 def attention_vjp(

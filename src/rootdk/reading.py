@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _views
+from ._room import cut
 from .errors import ArgumentError, ArgumentTypeError
 from .summary import HeadSummary
 
@@ -229,10 +230,24 @@ class Reading:
     if not TYPE_CHECKING:  # a type checker would take any name for a field
 
         def __getattr__(self, name: str) -> Any:
-            """A field of a reading that reading_of() made: a view, taken out of its block when it is asked for."""
-            if name in _PLACE and "_block" in self.__dict__:
-                return self.__dict__["_block"][_PLACE[name]]
+            """A field of a reading as the kernel wrote it: a view, taken when it is asked for."""
+            kept = self.__dict__
+            if name in _PLACE or name == "keys":
+                if "_room" in kept and "_block" not in kept:
+                    room, rows, real = kept["_room"]
+                    block, keys = cut(room, len(FIELDS), rows, real)
+                    kept["keys"] = keys
+                    kept["_block"] = block  # last: another thread that sees it finds the keys too
+                if name in kept:
+                    return kept[name]
+                if "_block" in kept:
+                    return kept["_block"][_PLACE[name]]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle takes along: arrays, because a room is cut by where it lies."""
+        _ = self.keys
+        return {name: value for name, value in self.__dict__.items() if name != "_room"}
 
     def __repr__(self) -> str:
         return f"Reading(shape={self.shape}, dtype={self.variance.dtype}, has_sinks={self.has_sinks})"
@@ -256,6 +271,19 @@ def reading_of(block: Any, keys: Any, has_sinks: bool) -> Reading:
     reading = object.__new__(Reading)
     reading.__dict__.update(_block=block, keys=keys, has_sinks=has_sinks)
     return reading
+
+
+def reading_in(room: Any, rows: tuple[int, ...], real: Any, has_sinks: bool) -> Reading:
+    """A Reading of what the kernel writes into a room (see _room.py), in floats of type `real`."""
+    reading = object.__new__(Reading)
+    reading.__dict__.update(_room=(room, rows, real), has_sinks=has_sinks)
+    return reading
+
+
+def without_head_axis(reading: Reading) -> Reading:
+    """The reading of a single head, (1, n_query), as one of (n_query,): what the kernel made of 2-D arrays."""
+    keys = reading.keys[0]
+    return reading_of(reading.__dict__["_block"][:, 0], keys, reading.has_sinks)
 
 
 def _integer(argument: str, given: Any) -> int:

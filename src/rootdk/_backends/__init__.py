@@ -11,6 +11,7 @@ from ..errors import ArgumentError, ArgumentTypeError, KernelMissingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..reading import Reading
     from .problem import Problem
 
 # Top-level module of an array type -> its adapter in this folder. Another library is one more entry.
@@ -46,8 +47,8 @@ class Backend(Protocol):
     def forward(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> Any:
         """The output. The other four are as the caller gave them, for a library whose arrays have gradients."""
 
-    def measure(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Any, Any, Any]:
-        """The output, the block of a Reading's fields, and its keys."""
+    def measure(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Any, "Reading"]:
+        """The output and its Reading."""
 
     def vjp(self, problem: "Problem") -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
         """The output and the function from d_out to d_query, d_key, d_value."""

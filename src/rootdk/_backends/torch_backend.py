@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ArgumentTypeError
+from ..reading import Reading, reading_of
 from . import torch_autograd, torch_kernel, type_name
 from .problem import Problem
 from .torch_kernel import FLOATS
@@ -109,9 +110,10 @@ def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Tensor:
 forward = torch_autograd.attend
 
 
-def measure(problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Tensor, Tensor, Tensor]:
-    reading, keys = torch_kernel.empty_reading(problem.query, eager=True)
-    return torch_autograd.attend(problem, scale, mask, bias, sinks, reading, keys), reading, keys
+def measure(problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Tensor, Reading]:
+    block, keys = torch_kernel.empty_reading(problem.query, eager=True)
+    reading = reading_of(block, keys, problem.sinks is not None)
+    return torch_autograd.attend(problem, scale, mask, bias, sinks, block, keys), reading
 
 
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:

@@ -1,12 +1,16 @@
-"""What measuring adds to attention, in pairs: the two calls right after one another, the other one first each time.
+"""What measuring adds to attention: a few per cent, which is less than what a shared machine does to a single call.
 
-A ratio of two medians still carries whatever happened between the two middle calls. The two calls of a pair meet the
-same machine, so each pair gives a ratio of its own, and the median of those ratios is what is judged, beside best over
-best. Nobody else takes part here, so that a few seconds hold many pairs.
+So the two take turns without a pause, four calls at a time: attention, measure, measure, attention, and the other way
+round the next time. What drifts through the four adds the same to both sides, and each four give a ratio of their own;
+the median of those is judged. The race goes on until that median is known to half a per cent, or time is up. Beside it
+stands the ratio in the fastest tenth of the calls: a tenth, because the single best call of each side is luck.
 """
 
+import gc
+import math
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -15,7 +19,13 @@ import rootdk
 from rootdk.bench.ratios import timing
 from rootdk.bench.setting import Setting, Step
 from rootdk.bench.shapes import Shape, make_inputs
-from rootdk.bench.timing import rounds
+from rootdk.bench.timing import WARM_UP, Call, timed
+
+# Half the width of the 95 % interval around the median at which a race ends, and how much longer than its budget it may
+# take to get there.
+PRECISION = 0.005
+PATIENCE = 8
+FEWEST = 7
 
 
 def steps(setting: Setting, shapes: Sequence[Shape]) -> Iterator[Step]:
@@ -28,27 +38,81 @@ def race(shape: Shape, budget: float) -> dict[str, Any]:
     """attention and measure on the same arrays. race.forward holds both against float64."""
     inputs = make_inputs(shape)
     arrays = (inputs.query, inputs.key, inputs.value)
-    calls = {
-        "rootdk": lambda: rootdk.attention(*arrays, causal=shape.causal),
-        "measure": lambda: rootdk.measure(*arrays, causal=shape.causal),
-    }
-    seconds_of = rounds(calls, budget, fewest=7, most=101, together=("rootdk", "measure"))
+    attention, measure = in_fours(
+        lambda: rootdk.attention(*arrays, causal=shape.causal),
+        lambda: rootdk.measure(*arrays, causal=shape.causal),
+        budget,
+    )
     return {
         "name": shape.name,
         "shape": asdict(shape),
-        "seconds": {name: asdict(timing(seconds)) for name, seconds in seconds_of.items()},
-        "measure_over_attention": ratios(seconds_of["rootdk"], seconds_of["measure"]),
+        "seconds": {"rootdk": asdict(timing(attention)), "measure": asdict(timing(measure))},
+        "measure_over_attention": ratios(attention, measure),
         "left_out": {},
     }
 
 
-def ratios(attention: Sequence[float], measure: Sequence[float]) -> dict[str, float]:
-    """Best over best, and the median over pairs of (measure / attention).
+def in_fours(
+    plain: Call, other: Call, budget: float, clock: Callable[[], float] = time.perf_counter
+) -> tuple[list[float], list[float]]:
+    """Seconds of both, two calls each in every four; entries 2i and 2i + 1 are of the same four."""
+    stop = clock() + WARM_UP
+    while True:
+        plain(), other()
+        if clock() >= stop:
+            break
+    seconds: tuple[list[float], list[float]] = ([], [])
+    calls, began = (plain, other), clock()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while not _enough(seconds, clock() - began, budget):
+            first = len(seconds[0]) // 2 % 2
+            for which in (first, 1 - first, 1 - first, first):
+                seconds[which].append(timed(calls[which]))
+    finally:
+        if collecting:
+            gc.enable()
+    return seconds
 
-    >>> ratios([1.0, 2.0, 4.0], [1.5, 2.0, 8.0])
-    {'best': 1.5, 'median': 1.5}
+
+def _enough(seconds: tuple[list[float], list[float]], spent: float, budget: float) -> bool:
+    number = len(seconds[0]) // 2
+    if number < FEWEST or spent < budget:
+        return False
+    low, high = interval(_of_fours(*seconds))
+    return spent >= PATIENCE * budget or (high - low) / 2 <= PRECISION
+
+
+def ratios(attention: Sequence[float], measure: Sequence[float]) -> dict[str, float]:
+    """measure / attention: in the fastest tenth of the calls, and the median over fours with its 95 % interval.
+
+    >>> ratios([1.0, 1.0, 2.0, 2.0, 4.0, 4.0], [1.5, 1.5, 2.0, 2.0, 8.0, 8.0])
+    {'best': 1.5, 'median': 1.5, 'low': 1.0, 'high': 2.0}
     """
-    return {
-        "best": min(measure) / min(attention),
-        "median": statistics.median(ours / plain for plain, ours in zip(attention, measure, strict=True)),
-    }
+    of_fours = _of_fours(attention, measure)
+    low, high = interval(of_fours)
+    best = _fastest_tenth(measure) / _fastest_tenth(attention)
+    return {"best": best, "median": statistics.median(of_fours), "low": low, "high": high}
+
+
+def interval(numbers: Sequence[float]) -> tuple[float, float]:
+    """Where the median of what the numbers were drawn from lies, at 95 %: by ranks, whatever they are spread like.
+
+    How many of n draws fall below the median is binomial, n/2 on average with deviation sqrt(n)/2.
+
+    >>> interval([float(number) for number in range(101)])
+    (40.0, 60.0)
+    """
+    ordered, reach = sorted(numbers), 0.98 * math.sqrt(len(numbers))
+    middle = (len(ordered) - 1) / 2
+    return ordered[max(0, math.floor(middle - reach))], ordered[min(len(ordered) - 1, math.ceil(middle + reach))]
+
+
+def _of_fours(attention: Sequence[float], measure: Sequence[float]) -> list[float]:
+    fours = range(0, len(attention), 2)
+    return [(measure[i] + measure[i + 1]) / (attention[i] + attention[i + 1]) for i in fours]
+
+
+def _fastest_tenth(seconds: Sequence[float]) -> float:
+    return statistics.fmean(sorted(seconds)[: math.ceil(len(seconds) / 10)])
