@@ -143,6 +143,8 @@ template <typename real>
 inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows, real* factor) {
   constexpr int lanes = panel_lanes<real>;
   if (rows.fresh) rows.clear();
+  if (problem.reading)
+    for (int v = 0; v < panel_vectors; ++v) rows.count_apart(v);
   alignas(64) real scores_maximum[lanes], sink_weight[lanes] = {};
   std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;

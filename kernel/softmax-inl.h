@@ -12,8 +12,9 @@ struct row_sums {
   alignas(64) real maximum[lanes];   // of the scores so far
   alignas(64) real sum[lanes];       // of e = 2^(score - maximum)
   // The rest only when measuring.
+  int64_t alike[panel_vectors];  // keys that each lane of a vector saw while all saw as many; -1 when they no longer do
   alignas(64) real minimum[lanes];
-  alignas(64) int64_t keys[lanes];    // exact, where a float would stop counting at 2^24
+  alignas(64) int64_t keys[lanes];    // exact, where a float would stop counting at 2^24; not set while they are alike
   alignas(64) real count[lanes];      // the same, as a number to divide with
   alignas(64) real mean[lanes];
   alignas(64) real deviation[lanes];  // sum of (score - mean)^2
@@ -21,10 +22,22 @@ struct row_sums {
   alignas(64) real square[lanes];     // sum of e^2
   alignas(64) real cube[lanes];       // sum of e^3
 
-  void reset() { fresh = true; }
+  void reset() {
+    fresh = true;
+    for (int64_t& number : alike) number = -1;
+  }
+
+  // From here on the lanes of a vector are counted one by one.
+  void count_apart(int v) {
+    if (alike[v] < 0) return;
+    for (int lane = v * simd<real>::width; lane < (v + 1) * simd<real>::width; ++lane)
+      keys[lane] = alike[v], count[lane] = real(alike[v]);
+    alike[v] = -1;
+  }
 
   // A row that saw nothing at all.
   void clear() {
+    reset();
     fresh = false;
     for (int lane = 0; lane < lanes; ++lane) {
       maximum[lane] = minus_infinity<real>;
@@ -177,15 +190,19 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
     if constexpr (measuring) take_keys(plain, keys, std::integral_constant<key_kind, mixed_keys>{});
   }
 
+  const bool even = clean == keys;  // no lane saw more of this block than another
   vec<real> block_mean = zero, deviation = zero;
   if constexpr (measuring) {
-    // All visible, the count is the same number in every lane, and one division does for all.
-    const vec<real> inverse = clean == keys && keys > 0 ? broadcast(real(1) / real(keys))
-                                            : select<real>(seen.count > zero, real(1) / seen.count, zero);
-    const vec<real> spread = maximum(distance_squared - distance * (distance * inverse), zero);
-    const real back = far ? 1 / unit : real(1);
-    block_mean = base + distance * inverse * back;
-    deviation = spread * back * back;
+    // Where all lanes count alike, one division does for all.
+    const vec<real> inverse = even && keys > 0 ? broadcast(real(1) / real(keys))
+                                               : select<real>(seen.count > zero, real(1) / seen.count, zero);
+    const vec<real> mean_distance = distance * inverse;
+    deviation = maximum(distance_squared - distance * mean_distance, zero);
+    block_mean = base + mean_distance;
+    if (far) {
+      deviation = deviation / unit / unit;
+      block_mean = base + mean_distance / unit;
+    }
   }
   if (rows.fresh) {  // what the merge below would give, without its work
     store(rows.maximum + at, seen.maximum);
@@ -198,8 +215,11 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
       store(rows.minimum + at, seen.minimum);
       store(rows.mean + at, block_mean);
       store(rows.deviation + at, deviation);
-      store(rows.count + at, seen.count);
-      add_keys<real, false>(seen.count, rows.keys + at);
+      rows.alike[v] = even ? keys : -1;
+      if (!even) {
+        store(rows.count + at, seen.count);
+        add_keys<real, false>(seen.count, rows.keys + at);
+      }
     }
     return;
   }
@@ -220,14 +240,24 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
     store(rows.cube + at, load(rows.cube + at) * (f * f * f) + cube * (g * g * g));
     store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
     // Chan's merge of two means and two sums of squared deviations.
-    const vec<real> count_before = load(rows.count + at), count = count_before + seen.count;
+    vec<real> count_before, share;
+    if (even && rows.alike[v] >= 0) {
+      const int64_t before_block = rows.alike[v], count = before_block + keys;
+      count_before = broadcast(real(before_block));
+      share = broadcast(count > 0 ? real(keys) / real(count) : real(0));
+      rows.alike[v] = count;
+    } else {
+      rows.count_apart(v);
+      count_before = load(rows.count + at);
+      const vec<real> count = count_before + seen.count;
+      share = select<real>(count > zero, seen.count / count, zero);
+      store(rows.count + at, count);
+      add_keys<real, true>(seen.count, rows.keys + at);
+    }
     const vec<real> apart = block_mean - load(rows.mean + at);
-    const vec<real> share = select<real>(count > zero, seen.count / count, zero);
     store(rows.mean + at, load(rows.mean + at) + apart * share);
     // In this order a side without keys adds 0 even where the square of a mean overflows.
     store(rows.deviation + at, load(rows.deviation + at) + deviation + apart * (count_before * share) * apart);
-    store(rows.count + at, count);
-    add_keys<real, true>(seen.count, rows.keys + at);
   }
 }
 
