@@ -268,7 +268,7 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
     add(problem, batch, kv_head, p, start, keys, s.scores, s.marks, finish, part.out);
   }
   if (part.rows->fresh) part.rows->clear();
-  if (problem.reading) part.rows->count_apart(0);
+  if (problem.reading) part.rows->count_apart();
   return finite_numbers(part.out, p.live * problem.d_v);
 }
 

@@ -143,8 +143,6 @@ template <typename real>
 inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows, real* factor) {
   constexpr int lanes = panel_lanes<real>;
   if (rows.fresh) rows.clear();
-  if (problem.reading)
-    for (int v = 0; v < panel_vectors; ++v) rows.count_apart(v);
   alignas(64) real scores_maximum[lanes], sink_weight[lanes] = {};
   std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
@@ -158,7 +156,7 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
     std::memcpy(state, rows.maximum, size_t(p.live) * sizeof(real));
     std::memcpy(state + problem.rows(), rows.sum, size_t(p.live) * sizeof(real));
   }
-  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight);
+  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight, factor);
 }
 
 template <typename stored>

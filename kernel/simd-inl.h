@@ -159,6 +159,43 @@ ROOTDK_INLINE vec<double> minimum(vec<double> candidate, vec<double> running) {
 #endif
 }
 
+// Which lanes of `score` are seen, not -inf (NaN is seen), and steps that leave the other lanes as they are. On AVX-512 such a
+// step costs no more than without the condition, if it is written so: of comparison and selection the compiler makes more.
+#if defined(__AVX512F__)
+ROOTDK_INLINE __mmask16 seen_lanes(vec<float> score) {
+  return _mm512_cmp_ps_mask((__m512)score, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ);
+}
+ROOTDK_INLINE __mmask8 seen_lanes(vec<double> score) {
+  return _mm512_cmp_pd_mask((__m512d)score, _mm512_set1_pd(-std::numeric_limits<double>::infinity()), _CMP_NEQ_UQ);
+}
+ROOTDK_INLINE vec<float> minimum_if(__mmask16 seen, vec<float> candidate, vec<float> running) {
+  return (vec<float>)_mm512_mask_min_ps((__m512)running, seen, (__m512)candidate, (__m512)running);
+}
+ROOTDK_INLINE vec<double> minimum_if(__mmask8 seen, vec<double> candidate, vec<double> running) {
+  return (vec<double>)_mm512_mask_min_pd((__m512d)running, seen, (__m512d)candidate, (__m512d)running);
+}
+ROOTDK_INLINE vec<float> add_if(__mmask16 seen, vec<float> sum, vec<float> x) {
+  return (vec<float>)_mm512_mask_add_ps((__m512)sum, seen, (__m512)sum, (__m512)x);
+}
+ROOTDK_INLINE vec<double> add_if(__mmask8 seen, vec<double> sum, vec<double> x) {
+  return (vec<double>)_mm512_mask_add_pd((__m512d)sum, seen, (__m512d)sum, (__m512d)x);
+}
+#else
+template <typename vector>
+ROOTDK_INLINE auto seen_lanes(vector score) {
+  typedef std::remove_reference_t<decltype(score[0])> real;
+  return score != broadcast<real>(-std::numeric_limits<real>::infinity());
+}
+template <typename mask, typename vector>
+ROOTDK_INLINE vector minimum_if(mask seen, vector candidate, vector running) {
+  return seen ? minimum(candidate, running) : running;
+}
+template <typename mask, typename vector>
+ROOTDK_INLINE vector add_if(mask seen, vector sum, vector x) {
+  return seen ? sum + x : sum;
+}
+#endif
+
 // At least `floor`, NaN kept: the constant stands first, so that an unordered comparison yields x.
 template <typename real>
 ROOTDK_INLINE vec<real> at_least(vec<real> x, real floor) {

@@ -34,6 +34,9 @@ struct row_sums {
       keys[lane] = alike[v], count[lane] = real(alike[v]);
     alike[v] = -1;
   }
+  void count_apart() {
+    for (int v = 0; v < panel_vectors; ++v) count_apart(v);
+  }
 
   // A row that saw nothing at all.
   void clear() {
@@ -65,9 +68,9 @@ ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64
     const vec<real> score = load(column + key * lanes);
     high[c] = maximum(score, high[c]);
     if constexpr (mixed) {
-      const ivec<real> hidden = score == nowhere;
-      low[c] = select<real>(hidden, low[c], minimum(score, low[c]));
-      count = select<real>(hidden, count, count + real(1));
+      const auto seen = seen_lanes(score);
+      low[c] = minimum_if(seen, score, low[c]);
+      count = add_if(seen, count, broadcast(real(1)));
     } else if constexpr (measuring) {
       low[c] = minimum(score, low[c]);
     }
@@ -305,10 +308,11 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
   return shrink;
 }
 
-// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart.
+// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart; `normalise` is what
+// the output is multiplied with, 1 / sum where there is no sink. Few divisions: for 128 keys the end of a row is felt.
 template <typename real>
-inline void write_readings(const attention_problem& problem, const panel<real>& p, const row_sums<real>& rows,
-                           const real* scores_maximum, const real* sink_weight) {
+inline void write_readings(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows,
+                           const real* scores_maximum, const real* sink_weight, const real* normalise) {
   constexpr int width = simd<real>::width;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
@@ -322,12 +326,14 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
   const auto at_line = [](const void* place) { return reinterpret_cast<uintptr_t>(place) % vector_bytes == 0; };
   const bool streams = can_stream && at_line(reading) && at_line(reading + problem.rows());
   for (int at = 0; at < p.live; at += width) {  // a vector without rows may hold anything
-    const vec<real> sum = load(rows.sum + at), count = load(rows.count + at);
+    const int64_t alike = rows.alike[at / width];
+    const vec<real> sum = load(rows.sum + at), count = alike < 0 ? load(rows.count + at) : broadcast(real(alike));
+    const vec<real> inverse_count = alike > 0 ? broadcast(1 / real(alike)) : real(1) / count;
     const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
-    const vec<real> inverse = select<real>(sum > zero, real(1) / sum, zero);
+    const vec<real> inverse = select<real>(sum > zero, problem.sinks ? real(1) / sum : load(normalise + at), zero);
     // Rounding can leave a hair below zero where one key holds all the weight.
     const vec<real> entropy = log_sum - load(rows.moment + at) * inverse * ln2;
-    const vec<real> variance = load(rows.deviation + at) / count * (ln2 * ln2);
+    const vec<real> variance = load(rows.deviation + at) * inverse_count * (ln2 * ln2);
     vec<real> field[reading_fields];
     field[reading_log_sum_exp] = natural(load(rows.maximum + at)) + log_sum;
     field[reading_max] = natural(load(scores_maximum + at));
@@ -354,6 +360,7 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
       }
     }
   }
+  rows.count_apart();
   int64_t* const keys = problem.keys + p.flat;
   int lane = 0;
   if (can_stream && at_line(keys))

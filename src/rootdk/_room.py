@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 _LINE = 64
 _KEY = 8  # bytes of an int64
+_BYTE = np.dtype(np.uint8)
 
 
 def empty_room(fields: int, rows: tuple[int, ...], real_bytes: int) -> NDArray[np.uint8]:
     """Bytes for `fields` floats and one int64 per row, wherever the next line begins."""
     count = math.prod(rows)
-    return np.empty(_LINE + _whole_lines(fields * count * real_bytes) + count * _KEY, np.uint8)
+    return np.empty(_LINE + -(-fields * count * real_bytes // _LINE) * _LINE + count * _KEY, _BYTE)
 
 
 def cut(
@@ -27,8 +28,4 @@ def cut(
     """The arrays in the room: (fields, *rows) of type `real`, and the keys, of shape `rows`. Both keep it alive."""
     start = -room.ctypes.data % _LINE
     block: NDArray[Any] = np.ndarray((fields, *rows), real, room, start)
-    return block, np.ndarray(rows, np.int64, room, start + _whole_lines(block.nbytes))
-
-
-def _whole_lines(size: int) -> int:
-    return -(-size // _LINE) * _LINE
+    return block, np.ndarray(rows, np.int64, room, start + -(-block.nbytes // _LINE) * _LINE)

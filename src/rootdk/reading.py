@@ -276,7 +276,9 @@ def reading_of(block: Any, keys: Any, has_sinks: bool) -> Reading:
 def reading_in(room: Any, rows: tuple[int, ...], real: Any, has_sinks: bool) -> Reading:
     """A Reading of what the kernel writes into a room (see _room.py), in floats of type `real`."""
     reading = object.__new__(Reading)
-    reading.__dict__.update(_room=(room, rows, real), has_sinks=has_sinks)
+    kept = reading.__dict__
+    kept["_room"] = room, rows, real
+    kept["has_sinks"] = has_sinks
     return reading
 
 
