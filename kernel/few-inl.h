@@ -320,7 +320,6 @@ inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int la
 template <typename stored>
 inline void few_merge_item(const attention_problem& problem, int64_t pair, void* shared) {
   typedef compute<stored> real;
-  constexpr int lanes = panel_lanes<real>;
   const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
   panel<real> p;
   place_panel(problem, batch, kv_head, 0, problem.group() * problem.n_query, p);
@@ -334,11 +333,10 @@ inline void few_merge_item(const attention_problem& problem, int64_t pair, void*
         whole.out[d] = whole.out[d] * shrink + part.out[d] * other_shrink;
     }
   }
-  alignas(64) real factor[lanes];
-  finish_rows(problem, p, *whole.rows, factor);
+  finish_rows(problem, p, *whole.rows);
   for (int row = 0; row < p.live; ++row) {
     real* out = whole.out + row * problem.d_v;
-    for (int64_t d = 0; d < problem.d_v; ++d) out[d] *= factor[row];
+    for (int64_t d = 0; d < problem.d_v; ++d) out[d] *= whole.rows->normalise[row];
     narrow_row(out, problem.d_v, row_pointer<stored>(problem.out, batch, p.head[row], p.query[row]));
   }
 }

@@ -138,10 +138,11 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
   return false;
 }
 
-// The end of a panel's rows: the sink joins, state and Reading are written, and factor[lane] is what normalises the output.
+// The end of a panel's rows: the sink joins, state and Reading are written, and what normalises the output is found.
 template <typename real>
-inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows, real* factor) {
+inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows) {
   constexpr int lanes = panel_lanes<real>;
+  real* const factor = rows.normalise;
   if (rows.fresh) rows.clear();
   alignas(64) real scores_maximum[lanes], sink_weight[lanes] = {};
   std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
@@ -156,25 +157,24 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
     std::memcpy(state, rows.maximum, size_t(p.live) * sizeof(real));
     std::memcpy(state + problem.rows(), rows.sum, size_t(p.live) * sizeof(real));
   }
-  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight, factor);
+  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight);
 }
 
 template <typename stored>
-inline void finish_panel(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
-                         row_sums<compute<stored>>& rows, const compute<stored>* sums_out) {
-  typedef compute<stored> real;
-  alignas(64) real factor[panel_lanes<real>];
-  finish_rows(problem, p, rows, factor);
-  stored* to[panel_lanes<real>];
+inline void write_outputs(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
+                          const row_sums<compute<stored>>& rows, const compute<stored>* sums_out) {
+  stored* to[panel_lanes<compute<stored>>];
   row_pointers(problem.out, batch, p, to);
-  unpack_transposed<stored>(sums_out, p.live, factor, problem.d_v, to);
+  unpack_transposed<stored>(sums_out, p.live, rows.normalise, problem.d_v, to);
 }
 
-// All panels of an item; the outputs of one begin `panel_size` numbers after those of the one before.
+// All panels of an item; the outputs of one begin `panel_size` numbers after those of the one before. Readings first: what
+// goes past the caches is on its way while the outputs are written, and the fence finds little to wait for.
 template <typename stored>
 inline void finish_panels(const attention_problem& problem, int64_t batch, int64_t panels, const panel<compute<stored>>* places,
                           row_sums<compute<stored>>* rows, const compute<stored>* sums_out, int64_t panel_size) {
-  for (int64_t i = 0; i < panels; ++i) finish_panel<stored>(problem, batch, places[i], rows[i], sums_out + i * panel_size);
+  for (int64_t i = 0; i < panels; ++i) finish_rows(problem, places[i], rows[i]);
+  for (int64_t i = 0; i < panels; ++i) write_outputs<stored>(problem, batch, places[i], rows[i], sums_out + i * panel_size);
   if (problem.reading) fence_streams();
 }
 

@@ -82,9 +82,9 @@ ROOTDK_INLINE vec<real> select(ivec<real> condition, vec<real> yes, vec<real> no
   return condition ? yes : no;
 }
 
-// Where a vector is a whole line of the cache: to memory past the caches. An ordinary store first fetches the line, from another
-// core if that one wrote it last, to overwrite all of it. `to` must be aligned to the vector; fence_streams() comes before
-// anyone else may read.
+// Where a vector is a whole line of the cache: to memory past the caches. An ordinary store first fetches the line, from
+// another core if that one wrote it last, to overwrite all of it. `to` must be aligned to the vector; fence_streams() comes
+// before anyone else may read.
 #if defined(__AVX512F__)
 constexpr bool can_stream = true;
 ROOTDK_INLINE void stream(float* to, vec<float> x) { _mm512_stream_ps(to, (__m512)x); }

@@ -11,6 +11,7 @@ struct row_sums {
   bool fresh;  // no block yet: nothing below is set
   alignas(64) real maximum[lanes];   // of the scores so far
   alignas(64) real sum[lanes];       // of e = 2^(score - maximum)
+  alignas(64) real normalise[lanes];  // what the output is multiplied with; set at the end of the row
   // The rest only when measuring.
   int64_t alike[panel_vectors];  // keys that each lane of a vector saw while all saw as many; -1 when they no longer do
   alignas(64) real minimum[lanes];
@@ -308,11 +309,11 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
   return shrink;
 }
 
-// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart; `normalise` is what
-// the output is multiplied with, 1 / sum where there is no sink. Few divisions: for 128 keys the end of a row is felt.
+// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart; without a sink
+// rows.normalise is 1 / sum. Few divisions: with 128 keys the end of a row is felt.
 template <typename real>
 inline void write_readings(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows,
-                           const real* scores_maximum, const real* sink_weight, const real* normalise) {
+                           const real* scores_maximum, const real* sink_weight) {
   constexpr int width = simd<real>::width;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
@@ -330,7 +331,7 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     const vec<real> sum = load(rows.sum + at), count = alike < 0 ? load(rows.count + at) : broadcast(real(alike));
     const vec<real> inverse_count = alike > 0 ? broadcast(1 / real(alike)) : real(1) / count;
     const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
-    const vec<real> inverse = select<real>(sum > zero, problem.sinks ? real(1) / sum : load(normalise + at), zero);
+    const vec<real> inverse = select<real>(sum > zero, problem.sinks ? real(1) / sum : load(rows.normalise + at), zero);
     // Rounding can leave a hair below zero where one key holds all the weight.
     const vec<real> entropy = log_sum - load(rows.moment + at) * inverse * ln2;
     const vec<real> variance = load(rows.deviation + at) * inverse_count * (ln2 * ln2);

@@ -1,6 +1,8 @@
 """The sections of the bench: each runs small, checks answers against float64 and reports who dies. Nothing is timed."""
 
+import itertools
 import json
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -75,13 +77,42 @@ def test_without_torch_what_needs_it_is_left_out_of_the_plan() -> None:
     assert keys.count("tiny") == len(tiny.SHAPES)
 
 
-def test_pairs_take_the_median_of_ratios() -> None:
-    """Not the ratio of the medians: the machine was slow in the second half, and both calls of a pair met that."""
-    assert pairs.ratios([1.0, 1.0, 3.0, 3.0, 3.0], [1.1, 1.1, 3.3, 3.3, 2.7])["median"] == pytest.approx(1.1)
-    assert pairs.ratios([1.0, 2.0], [3.0, 1.5])["best"] == 1.5
+def test_fours_take_the_median_of_ratios() -> None:
+    """Not the ratio of the medians: the machine was slow in the second half, and all calls of a four met that."""
+    plain, measured = [1.0, 1.0, 3.0, 3.0, 3.0, 3.0], [1.1, 1.1, 3.3, 3.3, 2.7, 2.7]
+    assert pairs.ratios(plain, measured)["median"] == pytest.approx(1.1)
+    # Inside a four the two sides are added up: what drifts through it meets both alike.
+    assert pairs.ratios([1.0, 4.0], [2.0, 3.0])["median"] == 1.0
+    fast = [1.0] * 3 + [2.0] * 27
+    assert pairs.ratios(fast, [1.5] * 3 + [9.0] * 27)["best"] == 1.5
     found = pairs.race(SMALL, budget=0.0)
-    assert found["seconds"]["rootdk"]["calls"] == found["seconds"]["measure"]["calls"] == 7
-    assert found["measure_over_attention"]["median"] > 0
+    assert found["seconds"]["rootdk"]["calls"] == found["seconds"]["measure"]["calls"] == 2 * pairs.FEWEST
+    ratio = found["measure_over_attention"]
+    assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
+
+
+def test_a_race_goes_on_until_the_median_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steady calls end with the budget; calls that scatter go on, at most PATIENCE budgets."""
+    clock = iter(range(1_000_000)).__next__
+    order: list[str] = []
+    scattered = itertools.cycle([0.2, 1.0, 1.9, 0.7, 1.3, 0.4])
+    for spread, fours in ((lambda: 1.0, 100), (lambda: next(scattered), 100 * pairs.PATIENCE)):
+        order.clear()
+        monkeypatch.setattr(pairs, "timed", lambda call, spread=spread: (call(), spread())[1])
+        calls = (lambda: order.append("p")), (lambda: order.append("o"))
+        plain, other = pairs.in_fours(*calls, 100.0, lambda: float(clock()))
+        assert abs(len(plain) / 2 - fours) <= 2  # the clock ticks once per four, and once or twice before
+        assert len(plain) == len(other)
+        assert "".join(order[-8:]) in ("poopoppo", "oppopoop")
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says(rng: np.random.Generator) -> None:
+    held = 0
+    for _ in range(2000):
+        low, high = pairs.interval(rng.exponential(size=41).tolist())
+        held += low <= math.log(2) <= high
+    # By ranks the interval is at least 95 % and, for 41 draws, below 98.5 %.
+    assert 0.94 < held / 2000 < 0.995
 
 
 OPTIONS = {
@@ -342,6 +373,6 @@ def test_whole_command(tmp_path: Path) -> None:
     assert len(report["options"]) == 10
     assert report["memory"]["keys"] == 16384
     assert report["import"]["frameworks"] == []
-    assert len(report["targets"]) == 35
+    assert len(report["targets"]) == 36
     assert all(target["met"] is None for target in report["targets"])
     assert "not for quoting" in result.output

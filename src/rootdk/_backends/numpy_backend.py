@@ -86,9 +86,9 @@ def forward(problem: Problem, *_: Any) -> Array:
 
 
 def measure(problem: Problem, *_: Any) -> tuple[Array, Reading]:
-    # Everything before the kernel runs: afterwards little of Python is left in the cache, and a step costs several times
-    # as much. The room last: where attention() and this take turns, the same memory is then an output each time, and the
-    # room is not where an output was, whose lines the cache would first have to give up.
+    # Everything before the kernel runs: afterwards little of Python is left in the cache, and a step costs several
+    # times as much. The room last: where attention() and this take turns, the same memory is then an output each time,
+    # and the room is not where an output was, whose lines the cache would first have to give up.
     out, rows = _empty_out(problem), problem.query.shape[:-1]
     real = _REAL_OF.get(problem.query.dtype.char, _FLOAT32)
     room = empty_room(_FIELDS, rows, real.itemsize)

@@ -113,7 +113,7 @@ def _slowest(name: str) -> Target:
 
 
 def _measure_cost(name: str, limit: float) -> Target:
-    # pairs.py: best over best, and the median of the ratios inside a pair.
+    # pairs.py: in the fastest tenth of the calls, and the median over fours of calls.
     def figure(row: Row, statistic: str) -> float:
         return float(row["measure_over_attention"][statistic])
 
