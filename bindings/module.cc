@@ -112,19 +112,20 @@ void* flat_real(const memory& a, element type, int64_t count, const char* messag
                                   : static_cast<void*>(flat<float>(a, count, message));
 }
 
-// One piece of bytes for a whole Reading: src/rootdk/_room.py cuts it in the same way. Its parts begin at lines of the cache,
-// which no array of NumPy promises to do.
-void use_room(const memory& room, attention_problem& p) {
+// One piece of bytes for a whole Reading, cut into arrays by src/rootdk/_room.py when somebody looks. Made here, because
+// every step of Python costs a small call more. Its parts begin at lines of the cache, which no array of NumPy promises to do.
+nb::object make_room(attention_problem& p) {
   constexpr int64_t line = 64;
   const auto whole_lines = [](int64_t bytes) { return (bytes + line - 1) / line * line; };
   const int64_t real_bytes = p.type == element::float64 ? 8 : 4;
   const int64_t fields_bytes = whole_lines(rootdk::reading_fields * p.rows() * real_bytes);
-  require(room.format() == 'B' && room.axes() == 1 && room.size() == line + fields_bytes + p.rows() * 8 &&
-              (room.size() <= 1 || room.stride_from_end(0) == 1),
-          "kernel: a room must be as many bytes as _room.py says");
-  char* const start = room.data() + (line - reinterpret_cast<uintptr_t>(room.data()) % line) % line;
+  PyObject* room = PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(line + fields_bytes + p.rows() * 8));
+  if (!room) throw nb::python_error();
+  char* const first = PyByteArray_AS_STRING(room);
+  char* const start = first + (line - reinterpret_cast<uintptr_t>(first) % line) % line;
   p.reading = start;
   p.keys = reinterpret_cast<int64_t*>(start + fields_bytes);
+  return nb::steal(room);
 }
 
 // Everything that forward and backward share.
@@ -169,23 +170,29 @@ void describe(call& c, nb::tuple problem, int team) {
   p.team = team;
 }
 
-void forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
+// reading: None, or an array for it with one for the keys, or True: then the room is made here and returned.
+nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
   call c;
   describe(c, problem, team);
   attention_problem& p = c.problem;
   p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
   if (!row_state.is_none())
     p.row_state = flat_real(c.out(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
-  require(!reading.is_none() || keys.is_none(), "kernel: keys belong to a reading");
-  if (!reading.is_none() && keys.is_none()) {
-    use_room(c.out(reading), p);
+  nb::object room = nb::none();
+  const bool asked = reading.ptr() == Py_True;
+  require((reading.is_none() || asked) == keys.is_none(), "kernel: reading and keys go together");
+  if (asked) {
+    room = make_room(p);
   } else if (!reading.is_none()) {
     p.reading = flat_real(c.out(reading), p.type, rootdk::reading_fields * p.rows(),
                           "kernel: reading must be (9, batch, heads, n_query)");
     p.keys = flat<int64_t>(c.out(keys), p.rows(), "kernel: keys must be int64 (batch, heads, n_query)");
   }
-  nb::gil_scoped_release unlocked;
-  rootdk::attention_forward(p);
+  {
+    nb::gil_scoped_release unlocked;
+    rootdk::attention_forward(p);
+  }
+  return room;
 }
 
 void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle row_state, nb::handle d_query, nb::handle d_key,

@@ -227,12 +227,10 @@ def test_seeds(recorder: RecordingKernel, rng: np.random.Generator) -> None:
     assert all(0 <= seed < 2**64 for seed in drawn)
 
 
-def test_measure_hands_down_its_buffers(recorder: RecordingKernel, rng: np.random.Generator) -> None:
-    for dtype, compute in ((np.float32, np.float32), (np.float16, np.float32), (np.float64, np.float64)):
+def test_measure_asks_for_a_reading(recorder: RecordingKernel, rng: np.random.Generator) -> None:
+    for dtype in (np.float32, np.float16, np.float64):
         facts = handed_down(recorder, *random_arrays(rng, (2, 3), dtype=dtype), call=rootdk.measure)
-        room, rows = facts["reading"], 2 * 3 * 4 * 7
-        assert room.dtype == np.uint8
-        assert room.size >= 9 * rows * np.dtype(compute).itemsize + 8 * rows
+        assert facts["reading"] is True  # the kernel makes the room
         assert facts["keys"] is None
         assert facts["row_state"] is None
 

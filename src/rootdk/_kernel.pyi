@@ -13,10 +13,10 @@ def forward(
     problem: _Fields,
     out: _Array,
     row_state: _Array | None,
-    reading: _Array | None,
+    reading: _Array | bool | None,
     keys: _Array | None,
     team: int = 0,
-) -> None: ...
+) -> bytearray | None: ...
 def backward(
     problem: _Fields,
     out: _Array,

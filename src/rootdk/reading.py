@@ -273,12 +273,10 @@ def reading_of(block: Any, keys: Any, has_sinks: bool) -> Reading:
     return reading
 
 
-def reading_in(room: Any, rows: tuple[int, ...], real: Any, has_sinks: bool) -> Reading:
-    """A Reading of what the kernel writes into a room (see _room.py), in floats of type `real`."""
+def reading_to_fill(has_sinks: bool) -> Reading:
+    """A Reading without numbers yet: its maker adds `_room`, which is a room, its rows and its type of floats."""
     reading = object.__new__(Reading)
-    kept = reading.__dict__
-    kept["_room"] = room, rows, real
-    kept["has_sinks"] = has_sinks
+    reading.__dict__["has_sinks"] = has_sinks
     return reading
 
 

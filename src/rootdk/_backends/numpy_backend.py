@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._room import empty_room
 from ..errors import ArgumentError, ArgumentTypeError
-from ..reading import FIELDS, Reading, reading_in
+from ..reading import Reading, reading_to_fill
 from . import kernel, type_name
 from .problem import Problem
 
@@ -24,10 +23,8 @@ _NAMES = ("float32", "float64", "float16", "bfloat16")
 # NumPy's own three. bfloat16 is recognised by its name: ml_dtypes is never imported here.
 _NATIVE = frozenset(np.dtype(name) for name in _NAMES[:3])
 
-# What a Reading is written in.
-_FIELDS = len(FIELDS)
-_FLOAT32 = np.dtype(np.float32)
-_REAL_OF = {"d": np.dtype(np.float64)}
+# What a Reading is written in, by the type of the arrays: float32 for all others.
+_REAL_OF = {"d": np.float64}
 
 
 def holds(array: Any) -> bool:
@@ -82,23 +79,22 @@ def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Array:
 
 
 def forward(problem: Problem, *_: Any) -> Array:
-    return _forward(problem, _empty_out(problem))[0]
+    return _forward(problem)[0]
 
 
 def measure(problem: Problem, *_: Any) -> tuple[Array, Reading]:
-    # Everything before the kernel runs: afterwards little of Python is left in the cache, and a step costs several
-    # times as much. The room last: where attention() and this take turns, the same memory is then an output each time,
-    # and the room is not where an output was, whose lines the cache would first have to give up.
-    out, rows = _empty_out(problem), problem.query.shape[:-1]
-    real = _REAL_OF.get(problem.query.dtype.char, _FLOAT32)
-    room = empty_room(_FIELDS, rows, real.itemsize)
-    reading = reading_in(room, rows, real, problem.sinks is not None)
-    return _forward(problem, out, reading=room)[0], reading
+    # Before the kernel runs: afterwards little of Python is left in the cache, and a step costs several times as much.
+    rows = problem.query.shape[:-1]
+    real = _REAL_OF.get(problem.query.dtype.char, np.float32)
+    reading = reading_to_fill(problem.sinks is not None)
+    out, _handed_down, _raw_out, room = _forward(problem, reading=True)
+    reading.__dict__["_room"] = room, rows, real
+    return out, reading
 
 
 def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Array]]]:
     row_state = np.empty((2, *_rows(problem)), _compute_type(problem.query))
-    out, handed_down, raw_out = _forward(problem, _empty_out(problem), row_state)
+    out, handed_down, raw_out, _ = _forward(problem, row_state)
     raw_out = raw_out.copy()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Array, Array, Array]:
@@ -113,21 +109,18 @@ def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Ar
     return out, pull_back
 
 
-def _empty_out(problem: Problem) -> Array:
-    query = problem.query
-    return np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype)
-
-
 def _forward(
-    problem: Problem, out: Array, row_state: Array | None = None, reading: Array | None = None
-) -> tuple[Array, tuple[Any, ...], Array]:
-    """Run the kernel. Returns the output, and the Problem and the output as they were handed down."""
+    problem: Problem, row_state: Array | None = None, reading: bool | None = None
+) -> tuple[Array, tuple[Any, ...], Array, bytearray | None]:
+    """Run the kernel. Returns the output, the Problem and the output as they were handed down, and the room."""
+    query = problem.query
+    out = np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype)
     raw_out = _raw(out)
     if problem.bias is not None:
         problem = problem._replace(bias=_raw(problem.bias))
-    handed_down = (_walkable(problem.query), _walkable(problem.key), _walkable(problem.value), *problem[3:])
-    kernel().forward(handed_down, raw_out, row_state, reading, None)
-    return out, handed_down, raw_out
+    handed_down = (_walkable(query), _walkable(problem.key), _walkable(problem.value), *problem[3:])
+    room = kernel().forward(handed_down, raw_out, row_state, reading, None)
+    return out, handed_down, raw_out, room
 
 
 def _walkable(array: Array) -> Array:
