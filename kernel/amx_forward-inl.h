@@ -227,6 +227,7 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
       } else {
         softmax(problem, s.scores, view, s.rows[i], finish, panel_vectors, products_to_split_weights{factor});
       }
+      if (stop == p.last_any) finish_rows(problem, p, s.rows[i]);
       float* out = s.sums_out + i * s.d_v * tile_lanes;
       add_tile_values(start - block_first, view, finish, problem.d_v, out, s);
       if (marks) careful_values<stored>(problem, batch, kv_head, p, start, view, finish, s.scores, marks, out);

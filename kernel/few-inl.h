@@ -339,6 +339,7 @@ inline void few_merge_item(const attention_problem& problem, int64_t pair, void*
     for (int64_t d = 0; d < problem.d_v; ++d) out[d] *= whole.rows->normalise[row];
     narrow_row(out, problem.d_v, row_pointer<stored>(problem.out, batch, p.head[row], p.query[row]));
   }
+  if (problem.reading) fence_streams();
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -91,6 +91,29 @@ inline bool all_finite(const real* rows, int64_t count, int live) {
   return true;
 }
 
+// The end of a panel's rows: the sink joins, state and Reading are written, and what normalises the output is found. It comes
+// right after the softmax of the last block, while the sums are in the nearest cache, before the last values are added.
+template <typename real>
+inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows) {
+  constexpr int lanes = panel_lanes<real>;
+  real* const factor = rows.normalise;
+  if (rows.fresh) rows.clear();
+  alignas(64) real scores_maximum[lanes], sink_weight[lanes] = {};
+  std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
+  for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
+  if (problem.sinks)
+    for (int lane = 0; lane < p.live; ++lane)
+      factor[lane] = add_sink(bias_log2<real>(problem.sinks[p.head[lane]]), lane, rows, &sink_weight[lane]);
+  // Not sum > 0: a NaN sum must stay NaN; only a row that saw nothing has exactly 0.
+  for (int lane = 0; lane < lanes; ++lane) factor[lane] = rows.sum[lane] == 0 ? real(0) : factor[lane] / rows.sum[lane];
+  if (problem.row_state) {
+    real* state = static_cast<real*>(problem.row_state) + p.flat;
+    std::memcpy(state, rows.maximum, size_t(p.live) * sizeof(real));
+    std::memcpy(state + problem.rows(), rows.sum, size_t(p.live) * sizeof(real));
+  }
+  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight);
+}
+
 // All panels of an item over all keys, with `marks` (room for one block) stepping over hidden pairs. Returns whether some
 // output is not finite.
 template <typename stored>
@@ -121,6 +144,7 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
       if (marks) mark_hidden(s.scores, keys * lanes, marks);
       rescale_add<real> finish;
       softmax(problem, s.scores, view, s.rows[i], finish);
+      if (stop == p.last_any) finish_rows(problem, p, s.rows[i]);
       if (problem.dropout > 0) {
         dropout_factors(problem, p, start, keys, s.factors);
         for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
@@ -138,28 +162,6 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
   return false;
 }
 
-// The end of a panel's rows: the sink joins, state and Reading are written, and what normalises the output is found.
-template <typename real>
-inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows) {
-  constexpr int lanes = panel_lanes<real>;
-  real* const factor = rows.normalise;
-  if (rows.fresh) rows.clear();
-  alignas(64) real scores_maximum[lanes], sink_weight[lanes] = {};
-  std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
-  for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
-  if (problem.sinks)
-    for (int lane = 0; lane < p.live; ++lane)
-      factor[lane] = add_sink(bias_log2<real>(problem.sinks[p.head[lane]]), lane, rows, &sink_weight[lane]);
-  // Not sum > 0: a NaN sum must stay NaN; only a row that saw nothing has exactly 0.
-  for (int lane = 0; lane < lanes; ++lane) factor[lane] = rows.sum[lane] == 0 ? real(0) : factor[lane] / rows.sum[lane];
-  if (problem.row_state) {
-    real* state = static_cast<real*>(problem.row_state) + p.flat;
-    std::memcpy(state, rows.maximum, size_t(p.live) * sizeof(real));
-    std::memcpy(state + problem.rows(), rows.sum, size_t(p.live) * sizeof(real));
-  }
-  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight);
-}
-
 template <typename stored>
 inline void write_outputs(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
                           const row_sums<compute<stored>>& rows, const compute<stored>* sums_out) {
@@ -168,13 +170,14 @@ inline void write_outputs(const attention_problem& problem, int64_t batch, const
   unpack_transposed<stored>(sums_out, p.live, rows.normalise, problem.d_v, to);
 }
 
-// All panels of an item; the outputs of one begin `panel_size` numbers after those of the one before. Readings first: what
-// goes past the caches is on its way while the outputs are written, and the fence finds little to wait for.
+// The end of an item: the outputs of all panels. Those of one begin `panel_size` numbers after those of the one before.
 template <typename stored>
 inline void finish_panels(const attention_problem& problem, int64_t batch, int64_t panels, const panel<compute<stored>>* places,
                           row_sums<compute<stored>>* rows, const compute<stored>* sums_out, int64_t panel_size) {
-  for (int64_t i = 0; i < panels; ++i) finish_rows(problem, places[i], rows[i]);
-  for (int64_t i = 0; i < panels; ++i) write_outputs<stored>(problem, batch, places[i], rows[i], sums_out + i * panel_size);
+  for (int64_t i = 0; i < panels; ++i) {
+    if (rows[i].fresh) finish_rows(problem, places[i], rows[i]);  // no key was in sight
+    write_outputs<stored>(problem, batch, places[i], rows[i], sums_out + i * panel_size);
+  }
   if (problem.reading) fence_streams();
 }
 

@@ -26,8 +26,9 @@ struct panel {
 ROOTDK_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 ROOTDK_INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// Not inlined: among the packing of an item its loop was compiled worse.
 template <typename real>
-inline void place_panel(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t start, int64_t stop,
+inline __attribute__((noinline)) void place_panel(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t start, int64_t stop,
                         panel<real>& p) {
   const int64_t length = problem.key_length ? problem.key_length[batch] : problem.n_key;
   const int64_t offset = problem.query_offset ? problem.query_offset[batch] : 0;

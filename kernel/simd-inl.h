@@ -180,6 +180,12 @@ ROOTDK_INLINE vec<float> add_if(__mmask16 seen, vec<float> sum, vec<float> x) {
 ROOTDK_INLINE vec<double> add_if(__mmask8 seen, vec<double> sum, vec<double> x) {
   return (vec<double>)_mm512_mask_add_pd((__m512d)sum, seen, (__m512d)sum, (__m512d)x);
 }
+ROOTDK_INLINE vec<float> add_product_if(__mmask16 seen, vec<float> sum, vec<float> x, vec<float> y) {
+  return (vec<float>)_mm512_mask3_fmadd_ps((__m512)x, (__m512)y, (__m512)sum, seen);
+}
+ROOTDK_INLINE vec<double> add_product_if(__mmask8 seen, vec<double> sum, vec<double> x, vec<double> y) {
+  return (vec<double>)_mm512_mask3_fmadd_pd((__m512d)x, (__m512d)y, (__m512d)sum, seen);
+}
 #else
 template <typename vector>
 ROOTDK_INLINE auto seen_lanes(vector score) {
@@ -193,6 +199,10 @@ ROOTDK_INLINE vector minimum_if(mask seen, vector candidate, vector running) {
 template <typename mask, typename vector>
 ROOTDK_INLINE vector add_if(mask seen, vector sum, vector x) {
   return seen ? sum + x : sum;
+}
+template <typename mask, typename vector>
+ROOTDK_INLINE vector add_product_if(mask seen, vector sum, vector x, vector y) {
+  return seen ? sum + x * y : sum;
 }
 #endif
 

@@ -135,6 +135,16 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
   // Where nothing was seen the maximum is -inf; subtracting it would make NaN, so distances are taken from zero.
   const vec<real> base = select<real>(seen.maximum == nowhere, zero, seen.maximum);
 
+  // By how much what was summed before and what this block sums must shrink. Known before the weights are, and found here:
+  // the exponentials are a long chain, which at the end of the block everything would wait for.
+  const bool first = rows.fresh;
+  const vec<real> before = first ? nowhere : load(rows.maximum + at);
+  const vec<real> now = first ? seen.maximum : maximum(seen.maximum, before);
+  const vec<real> now_base = select<real>(now == nowhere, zero, now);
+  rescale.before[v] = first ? zero : exp2(before - now_base);
+  rescale.block[v] = first ? broadcast(real(1)) : exp2(seen.maximum - now_base);
+  store(rows.maximum + at, now);
+
   // Beside a bias like the most negative float the distances would overflow their sums: such a column adds them up in
   // smaller units. The variance is then what it is, infinite, and the mean is finite.
   constexpr real far_away = real(1e15), unit = real(0x1p-80);
@@ -160,15 +170,19 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
     }
     exp2<count>(relative, e);
     if constexpr (measuring) {
-      // Hidden, the distance is infinite and must add nothing.
-      if constexpr (keys_are != clean_keys)
-        for (int i = 0; i < count; ++i) relative[i] = select<real>(score[i] == nowhere, zero, relative[i]);
       for (int i = 0; i < count; ++i) {
         const vec<real> apart = keys_are == far_keys ? relative[i] * unit : relative[i];
-        distance += apart;
-        distance_squared += apart * apart;
+        if constexpr (keys_are == clean_keys) {
+          distance += apart;
+          distance_squared += apart * apart;
+          moment += e[i] * relative[i];
+        } else {  // hidden, the distance is infinite and must add nothing
+          const auto visible = seen_lanes(score[i]);
+          distance = add_if(visible, distance, apart);
+          distance_squared = add_product_if(visible, distance_squared, apart, apart);
+          moment = add_product_if(visible, moment, e[i], relative[i]);
+        }
       }
-      for (int i = 0; i < count; ++i) moment += e[i] * relative[i];
     }
     if constexpr (count == 1) {
       holds.keep(column, key, e[0]);
@@ -208,10 +222,8 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
       block_mean = base + mean_distance / unit;
     }
   }
-  if (rows.fresh) {  // what the merge below would give, without its work
-    store(rows.maximum + at, seen.maximum);
+  if (first) {  // what the merge below would give, without its work
     store(rows.sum + at, sum);
-    rescale.before[v] = zero, rescale.block[v] = broadcast(real(1));
     if constexpr (measuring) {
       store(rows.moment + at, moment);
       store(rows.square + at, square);
@@ -227,13 +239,8 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
     }
     return;
   }
-  const vec<real> before = load(rows.maximum + at), now = maximum(seen.maximum, before);
-  const vec<real> now_base = select<real>(now == nowhere, zero, now);
-  const vec<real> f = exp2(before - now_base), g = exp2(seen.maximum - now_base);
-  const vec<real> sum_before = load(rows.sum + at);
-  store(rows.maximum + at, now);
+  const vec<real> f = rescale.before[v], g = rescale.block[v], sum_before = load(rows.sum + at);
   store(rows.sum + at, sum_before * f + sum * g);
-  rescale.before[v] = f, rescale.block[v] = g;
   if constexpr (measuring) {
     // Each side's moment was taken from its own maximum: move the origins, then shrink. So far below that the side
     // shrinks to 0, a larger step would only overflow.
