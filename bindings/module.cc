@@ -112,20 +112,36 @@ void* flat_real(const memory& a, element type, int64_t count, const char* messag
                                   : static_cast<void*>(flat<float>(a, count, message));
 }
 
-// One piece of bytes for a whole Reading, cut into arrays by src/rootdk/_room.py when somebody looks. Made here, because
-// every step of Python costs a small call more. Its parts begin at lines of the cache, which no array of NumPy promises to do.
-nb::object make_room(attention_problem& p) {
+// A Reading for the kernel to fill: an instance of `kind` with nothing but `_room`, which src/rootdk/_room.py cuts into arrays
+// when somebody looks. Made here, because every step of Python costs a small call more: right after a kernel has run,
+// little of Python is left in the caches. The room is one piece of bytes whose parts begin at lines of the cache, which no
+// array of NumPy promises to do.
+nb::object make_reading(attention_problem& p, nb::handle kind, const memory& out) {
   constexpr int64_t line = 64;
   const auto whole_lines = [](int64_t bytes) { return (bytes + line - 1) / line * line; };
   const int64_t real_bytes = p.type == element::float64 ? 8 : 4;
   const int64_t fields_bytes = whole_lines(rootdk::reading_fields * p.rows() * real_bytes);
-  PyObject* room = PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(line + fields_bytes + p.rows() * 8));
-  if (!room) throw nb::python_error();
-  char* const first = PyByteArray_AS_STRING(room);
+  const auto made = [](PyObject* object) {
+    if (!object) throw nb::python_error();
+    return nb::steal(object);
+  };
+  const nb::object room = made(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(line + fields_bytes + p.rows() * 8)));
+  char* const first = PyByteArray_AS_STRING(room.ptr());
   char* const start = first + (line - reinterpret_cast<uintptr_t>(first) % line) % line;
   p.reading = start;
   p.keys = reinterpret_cast<int64_t*>(start + fields_bytes);
-  return nb::steal(room);
+
+  const int axes = out.axes() - 1;  // all but d_v
+  const nb::object shape = made(PyTuple_New(axes));
+  for (int axis = 0; axis < axes; ++axis)
+    PyTuple_SET_ITEM(shape.ptr(), axis, made(PyLong_FromLongLong(out.shape_from_end(axes - axis))).release().ptr());
+  const nb::object reading = made(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(kind.ptr()), 0));
+  const nb::object held = made(PyObject_GenericGetDict(reading.ptr(), nullptr));
+  static PyObject* const name = PyUnicode_InternFromString("_room");
+  const nb::object whole = made(PyTuple_Pack(4, room.ptr(), shape.ptr(), real_bytes == 8 ? Py_True : Py_False,
+                                             p.sinks ? Py_True : Py_False));
+  if (PyDict_SetItem(held.ptr(), name, whole.ptr()) != 0) throw nb::python_error();
+  return reading;
 }
 
 // Everything that forward and backward share.
@@ -170,19 +186,20 @@ void describe(call& c, nb::tuple problem, int team) {
   p.team = team;
 }
 
-// reading: None, or an array for it with one for the keys, or True: then the room is made here and returned.
+// reading: None, or an array for it with one for the keys, or the class Reading: then one is made here and returned.
 nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
   call c;
   describe(c, problem, team);
   attention_problem& p = c.problem;
-  p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
+  const memory& output = c.out(out);
+  p.out = c.rows(output, p.heads, p.n_query, p.d_v);
   if (!row_state.is_none())
     p.row_state = flat_real(c.out(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
-  nb::object room = nb::none();
-  const bool asked = reading.ptr() == Py_True;
+  nb::object made = nb::none();
+  const bool asked = PyType_Check(reading.ptr());
   require((reading.is_none() || asked) == keys.is_none(), "kernel: reading and keys go together");
   if (asked) {
-    room = make_room(p);
+    made = make_reading(p, reading, output);
   } else if (!reading.is_none()) {
     p.reading = flat_real(c.out(reading), p.type, rootdk::reading_fields * p.rows(),
                           "kernel: reading must be (9, batch, heads, n_query)");
@@ -192,7 +209,7 @@ nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::
     nb::gil_scoped_release unlocked;
     rootdk::attention_forward(p);
   }
-  return room;
+  return made;
 }
 
 void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle row_state, nb::handle d_query, nb::handle d_key,

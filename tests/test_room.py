@@ -11,7 +11,7 @@ from helpers import problem_of, random_arrays
 import rootdk
 from rootdk import _kernel
 from rootdk._room import cut
-from rootdk.reading import FIELDS
+from rootdk.reading import FIELDS, Reading
 
 LINE = 64
 
@@ -30,9 +30,11 @@ def test_a_room_holds_what_two_arrays_hold(rng: np.random.Generator, heads: int,
     assert _kernel.forward(problem_of(q, k, v, causal=True), out, None, block, keys) is None
     kept = []
     for _ in range(10):
-        room = _kernel.forward(problem_of(q, k, v, causal=True), out, None, True, None)
+        reading = _kernel.forward(problem_of(q, k, v, causal=True), out, None, Reading, None)
+        room, rows, double, has_sinks = vars(reading)["_room"]
+        assert (rows, double, has_sinks) == (shape, real is np.float64, False)
         kept.append(room)  # so that the next one lies elsewhere
-        found, found_keys = cut(room, len(FIELDS), shape, real)
+        found, found_keys = cut(room, len(FIELDS), rows, real)
         np.testing.assert_array_equal(found, block)
         np.testing.assert_array_equal(found_keys, keys)
         last = found_keys.ctypes.data + found_keys.nbytes
@@ -62,11 +64,13 @@ def test_lines_written_past_the_cache_are_there_for_every_thread(rng: np.random.
 def test_a_room_is_asked_for_alone(rng: np.random.Generator) -> None:
     q, k, v = arrays(rng, 2, 3, np.float32)
     keys = np.empty(q.shape[:-1], np.int64)
-    for reading, given in ((True, keys), (None, keys), (np.empty((9, *q.shape[:-1]), np.float32), None)):
+    for reading, given in ((Reading, keys), (None, keys), (np.empty((9, *q.shape[:-1]), np.float32), None)):
         with pytest.raises(ValueError, match="kernel: reading and keys go together"):
             _kernel.forward(problem_of(q, k, v), np.empty_like(q), None, reading, given)
     with pytest.raises((TypeError, AttributeError)):
         _kernel.forward(problem_of(q, k, v), np.empty_like(q), None, False, keys)
+    with pytest.raises(AttributeError):
+        _kernel.forward(problem_of(q, k, v), np.empty_like(q), None, int, None)  # has no place for a room
 
 
 @pytest.mark.parametrize("moved", [copy.copy, copy.deepcopy, lambda reading: pickle.loads(pickle.dumps(reading))])

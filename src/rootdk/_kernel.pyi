@@ -3,6 +3,7 @@
 from typing import Any, TypeAlias
 
 from ._backends.problem import Problem
+from .reading import Reading
 
 # An array or a tensor: see bindings/memory.h.
 _Array: TypeAlias = Any
@@ -13,10 +14,10 @@ def forward(
     problem: _Fields,
     out: _Array,
     row_state: _Array | None,
-    reading: _Array | bool | None,
+    reading: _Array | type[Reading] | None,
     keys: _Array | None,
     team: int = 0,
-) -> bytearray | None: ...
+) -> Reading | None: ...
 def backward(
     problem: _Fields,
     out: _Array,

@@ -232,12 +232,11 @@ class Reading:
         def __getattr__(self, name: str) -> Any:
             """A field of a reading as the kernel wrote it: a view, taken when it is asked for."""
             kept = self.__dict__
-            if name in _PLACE or name == "keys":
+            if name in _PLACE or name in ("keys", "has_sinks"):
                 if "_room" in kept and "_block" not in kept:
-                    room, rows, real = kept["_room"]
-                    block, keys = cut(room, len(FIELDS), rows, real)
-                    kept["keys"] = keys
-                    kept["_block"] = block  # last: another thread that sees it finds the keys too
+                    room, rows, double, kept["has_sinks"] = kept["_room"]
+                    block, kept["keys"] = cut(room, len(FIELDS), rows, np.float64 if double else np.float32)
+                    kept["_block"] = block  # last: another thread that sees it finds the others too
                 if name in kept:
                     return kept[name]
                 if "_block" in kept:
@@ -270,13 +269,6 @@ def reading_of(block: Any, keys: Any, has_sinks: bool) -> Reading:
     """
     reading = object.__new__(Reading)
     reading.__dict__.update(_block=block, keys=keys, has_sinks=has_sinks)
-    return reading
-
-
-def reading_to_fill(has_sinks: bool) -> Reading:
-    """A Reading without numbers yet: its maker adds `_room`, which is a room, its rows and its type of floats."""
-    reading = object.__new__(Reading)
-    reading.__dict__["has_sinks"] = has_sinks
     return reading
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, ArgumentTypeError
-from ..reading import Reading, reading_to_fill
+from ..reading import Reading
 from . import kernel, type_name
 from .problem import Problem
 
@@ -22,9 +22,6 @@ _TYPES = "float32, float64, float16 or bfloat16"
 _NAMES = ("float32", "float64", "float16", "bfloat16")
 # NumPy's own three. bfloat16 is recognised by its name: ml_dtypes is never imported here.
 _NATIVE = frozenset(np.dtype(name) for name in _NAMES[:3])
-
-# What a Reading is written in, by the type of the arrays: float32 for all others.
-_REAL_OF = {"d": np.float64}
 
 
 def holds(array: Any) -> bool:
@@ -83,12 +80,7 @@ def forward(problem: Problem, *_: Any) -> Array:
 
 
 def measure(problem: Problem, *_: Any) -> tuple[Array, Reading]:
-    # Before the kernel runs: afterwards little of Python is left in the cache, and a step costs several times as much.
-    rows = problem.query.shape[:-1]
-    real = _REAL_OF.get(problem.query.dtype.char, np.float32)
-    reading = reading_to_fill(problem.sinks is not None)
-    out, _handed_down, _raw_out, room = _forward(problem, reading=True)
-    reading.__dict__["_room"] = room, rows, real
+    out, _handed_down, _raw_out, reading = _forward(problem, kind=Reading)
     return out, reading
 
 
@@ -110,17 +102,17 @@ def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Ar
 
 
 def _forward(
-    problem: Problem, row_state: Array | None = None, reading: bool | None = None
-) -> tuple[Array, tuple[Any, ...], Array, bytearray | None]:
-    """Run the kernel. Returns the output, the Problem and the output as they were handed down, and the room."""
+    problem: Problem, row_state: Array | None = None, kind: type[Reading] | None = None
+) -> tuple[Array, tuple[Any, ...], Array, Any]:
+    """Run the kernel. Returns the output, the Problem and the output as they were handed down, and one of `kind`."""
     query = problem.query
     out = np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype)
     raw_out = _raw(out)
     if problem.bias is not None:
         problem = problem._replace(bias=_raw(problem.bias))
     handed_down = (_walkable(query), _walkable(problem.key), _walkable(problem.value), *problem[3:])
-    room = kernel().forward(handed_down, raw_out, row_state, reading, None)
-    return out, handed_down, raw_out, room
+    reading = kernel().forward(handed_down, raw_out, row_state, kind, None)
+    return out, handed_down, raw_out, reading
 
 
 def _walkable(array: Array) -> Array:
