@@ -230,7 +230,7 @@ def test_seeds(recorder: RecordingKernel, rng: np.random.Generator) -> None:
 def test_measure_asks_for_a_reading(recorder: RecordingKernel, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float16, np.float64):
         facts = handed_down(recorder, *random_arrays(rng, (2, 3), dtype=dtype), call=rootdk.measure)
-        assert facts["reading"] is True  # the kernel makes the room
+        assert facts["reading"] is rootdk.Reading  # the kernel makes one
         assert facts["keys"] is None
         assert facts["row_state"] is None
 
