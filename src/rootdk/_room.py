@@ -1,7 +1,7 @@
 """What the kernel wrote of a Reading: one piece of bytes, cut into arrays when somebody looks.
 
 The parts begin at lines of the cache, because the kernel writes whole lines past it, and memory promises 16 bytes only.
-The kernel finds the line from the address, and so does the cut. bindings/module.cc (make_reading) lays it out in the same way.
+The kernel finds the line from the address, and so does the cut. make_reading in bindings/module.cc lays it out alike.
 """
 
 from typing import Any
