@@ -17,6 +17,10 @@
 
 namespace rootdk::ROOTDK_TARGET {
 
+// What the way through the code is laid out for.
+ROOTDK_INLINE bool often(bool condition) { return __builtin_expect(condition, true); }
+ROOTDK_INLINE bool rarely(bool condition) { return __builtin_expect(condition, false); }
+
 #if defined(__AVX512F__)
 constexpr int vector_bytes = 64;
 #elif defined(__AVX2__)
@@ -158,6 +162,19 @@ ROOTDK_INLINE vec<double> minimum(vec<double> candidate, vec<double> running) {
   return candidate < running ? candidate : running;
 #endif
 }
+
+// Whether some lane is not `bound` or more; NaN is not. On AVX-512 a comparison is a mask at once, of which any_lane knows nothing.
+#if defined(__AVX512F__)
+ROOTDK_INLINE bool any_below(vec<float> x, float bound) {
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(bound), _CMP_NGE_UQ) != 0;
+}
+ROOTDK_INLINE bool any_below(vec<double> x, double bound) {
+  return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(bound), _CMP_NGE_UQ) != 0;
+}
+#else
+ROOTDK_INLINE bool any_below(vec<float> x, float bound) { return any_lane<float>(~(x >= broadcast(bound))); }
+ROOTDK_INLINE bool any_below(vec<double> x, double bound) { return any_lane<double>(~(x >= broadcast(bound))); }
+#endif
 
 // Which lanes of `score` are seen, not -inf (NaN is seen), and steps that leave the other lanes as they are. On AVX-512 such a
 // step costs no more than without the condition, if it is written so: of comparison and selection the compiler makes more.

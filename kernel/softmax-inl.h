@@ -80,7 +80,8 @@ ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64
     int64_t key = from;
     for (; key + chains <= to; key += chains)
       for (int c = 0; c < chains; ++c) take(c, key + c, mixed);
-    for (; key < to; ++key) take(0, key, mixed);
+    if (rarely(key < to))
+      for (; key < to; ++key) take(0, key, mixed);
   };
   if constexpr (measuring) {
     take_keys(0, clean, std::false_type{});
@@ -116,22 +117,35 @@ struct logits_to_weights {
 // All visible; some hidden; some hidden and some very far below the others.
 enum key_kind { clean_keys, mixed_keys, far_keys };
 
+// How many keys one turn of the loop takes. Measured, twice as many as go step by step: while a neighbour shares the core, turns
+// of that length are 1 % of the whole call faster than shorter or longer ones, and unmeasured ones slower. Alone on the
+// core it makes no difference.
+template <bool measuring>
+constexpr int in_turn = measuring ? 2 * in_step : in_step;
+
 // One column of vectors in one block of keys: scores become weights relative to the block's own maximum, and the sums move
 // on. Taking distances from the block's maximum serves weights, moment and variance with one subtraction: the maximum is
 // one of at most 128 scores, so its distance from the mean is at most sqrt(128) deviations, and the shifted sum of squares
 // loses at most that much; from the row's running maximum, which may be far away, it could lose everything.
-template <typename real, bool measuring, typename contents>
-ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
+//
+// A measured column with a visible score of -inf, or one so far down that sums of distances would overflow, needs care: without
+// it nothing is done and the answer is false. So the usual way is short and has no jumps in it.
+template <typename real, bool measuring, bool careful, typename contents>
+ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
                                   rescale_add<real>& rescale, const contents& holds) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const int at = v * width;
   const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
+  constexpr real far_away = real(1e15), unit = real(0x1p-80);
   block_extremes<real> seen = look<real, measuring>(column, clean, keys);
-  if (measuring && any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: as good as hidden
-    clean = 0;
-    seen = look<real, measuring>(column, clean, keys);
-  }
+  if constexpr (measuring && careful)
+    if (any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: as good as hidden
+      clean = 0;
+      seen = look<real, measuring>(column, clean, keys);
+    }
   seen.maximum = holds.logit(seen.maximum, v), seen.minimum = holds.logit(seen.minimum, v);
+  if constexpr (measuring && !careful)
+    if (rarely(any_below(seen.minimum, -far_away))) return false;
   // Where nothing was seen the maximum is -inf; subtracting it would make NaN, so distances are taken from zero.
   const vec<real> base = select<real>(seen.maximum == nowhere, zero, seen.maximum);
 
@@ -147,8 +161,7 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
 
   // Beside a bias like the most negative float the distances would overflow their sums: such a column adds them up in
   // smaller units. The variance is then what it is, infinite, and the mean is finite.
-  constexpr real far_away = real(1e15), unit = real(0x1p-80);
-  const bool far = measuring && any_lane<real>(seen.minimum < broadcast(-far_away));
+  const bool far = measuring && careful && any_lane<real>(seen.minimum < broadcast(-far_away));
   vec<real> sum = zero, moment = zero, square = zero, cube = zero, distance = zero, distance_squared = zero;
   // Two keys at a time: a^3 + b^3 = (a + b)(a^2 + b^2 - ab), where a + b serves the sum and a^2 + b^2 the sum of squares,
   // takes seven operations for the three sums in place of eight.
@@ -168,36 +181,44 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
       score[i] = load(column + (key + i) * lanes);
       relative[i] = holds.distance(score[i], base, v);
     }
-    exp2<count>(relative, e);
-    if constexpr (measuring) {
-      for (int i = 0; i < count; ++i) {
-        const vec<real> apart = keys_are == far_keys ? relative[i] * unit : relative[i];
-        if constexpr (keys_are == clean_keys) {
-          distance += apart;
-          distance_squared += apart * apart;
-          moment += e[i] * relative[i];
-        } else {  // hidden, the distance is infinite and must add nothing
-          const auto visible = seen_lanes(score[i]);
-          distance = add_if(visible, distance, apart);
-          distance_squared = add_product_if(visible, distance_squared, apart, apart);
-          moment = add_product_if(visible, moment, e[i], relative[i]);
+    constexpr int step = count < in_step ? count : in_step;
+    for (int i = 0; i < count; i += step) exp2<step>(relative + i, e + i);
+    if constexpr (count == 1)
+      holds.keep(column, key, e[0]);
+    else
+      for (int i = 0; i < count; i += 2) holds.keep(column, key + i, e[i], e[i + 1]);
+    // Pair by pair, every sum in its turn: additions to the same sum that follow each other would wait.
+    for (int pair = 0; pair < count; pair += 2) {
+      if constexpr (measuring) {
+        for (int i = pair; i < pair + 2 && i < count; ++i) {
+          const vec<real> apart = keys_are == far_keys ? relative[i] * unit : relative[i];
+          if constexpr (keys_are == clean_keys) {
+            distance += apart;
+            distance_squared += apart * apart;
+            moment += e[i] * relative[i];
+          } else {  // hidden, the distance is infinite and must add nothing
+            const auto visible = seen_lanes(score[i]);
+            distance = add_if(visible, distance, apart);
+            distance_squared = add_product_if(visible, distance_squared, apart, apart);
+            moment = add_product_if(visible, moment, e[i], relative[i]);
+          }
         }
       }
-    }
-    if constexpr (count == 1) {
-      holds.keep(column, key, e[0]);
-      take(e[0], zero);
-    } else {
-      for (int i = 0; i < count; i += 2) holds.keep(column, key + i, e[i], e[i + 1]);
-      for (int i = 0; i < count; i += 2) take(e[i], e[i + 1]);
+      if constexpr (count == 1)
+        take(e[0], zero);
+      else
+        take(e[pair], e[pair + 1]);
     }
   };
   const auto take_keys = [&](int64_t from, int64_t to, auto keys_are) __attribute__((always_inline)) {
     int64_t key = from;
+    constexpr int turn = in_turn<measuring>;
     if constexpr (keys_are == clean_keys)  // the others are few
-      for (; key + in_step <= to; key += in_step) weigh(key, std::integral_constant<int, in_step>{}, keys_are);
-    for (; key + 2 <= to; key += 2) weigh(key, std::integral_constant<int, 2>{}, keys_are);
-    if (key < to) weigh(key, std::integral_constant<int, 1>{}, keys_are);
+      for (; key + turn <= to; key += turn) weigh(key, std::integral_constant<int, turn>{}, keys_are);
+    if (rarely(key < to)) {
+      for (; key + 2 <= to; key += 2) weigh(key, std::integral_constant<int, 2>{}, keys_are);
+      if (key < to) weigh(key, std::integral_constant<int, 1>{}, keys_are);
+    }
   };
   // Pairs begin at even keys (blocks do too), so that the same keys meet wherever the visible ones begin and end.
   const int64_t plain = !measuring || clean == keys ? keys : clean / 2 * 2;
@@ -237,7 +258,7 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
         add_keys<real, false>(seen.count, rows.keys + at);
       }
     }
-    return;
+    return true;
   }
   const vec<real> f = rescale.before[v], g = rescale.block[v], sum_before = load(rows.sum + at);
   store(rows.sum + at, sum_before * f + sum * g);
@@ -252,7 +273,7 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
     store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
     // Chan's merge of two means and two sums of squared deviations.
     vec<real> count_before, share;
-    if (even && rows.alike[v] >= 0) {
+    if (often(even && rows.alike[v] >= 0)) {
       const int64_t before_block = rows.alike[v], count = before_block + keys;
       count_before = broadcast(real(before_block));
       share = broadcast(count > 0 ? real(keys) / real(count) : real(0));
@@ -270,6 +291,13 @@ ROOTDK_INLINE void softmax_column(real* column, int64_t clean, int64_t keys, row
     // In this order a side without keys adds 0 even where the square of a mean overflows.
     store(rows.deviation + at, load(rows.deviation + at) + deviation + apart * (count_before * share) * apart);
   }
+  return true;
+}
+
+template <typename real, typename contents>
+inline __attribute__((noinline, cold)) void careful_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows,
+                                                           int v, rescale_add<real>& rescale, const contents& holds) {
+  softmax_column<real, true, true>(column, clean, keys, rows, v, rescale, holds);
 }
 
 // `vectors`: how many of the panel's hold rows.
@@ -278,8 +306,11 @@ inline __attribute__((noinline)) void softmax_block(real* scores, const block_vi
                                                     rescale_add<real>& rescale, int vectors = panel_vectors,
                                                     const contents& holds = {}) {
   constexpr int width = simd<real>::width;
-  for (int v = 0; v < vectors; ++v)
-    softmax_column<real, measuring>(scores + v * width, view.clean[v], view.stop[v], rows, v, rescale, holds);
+  for (int v = 0; v < vectors; ++v) {
+    real* const column = scores + v * width;
+    if (!softmax_column<real, measuring, false>(column, view.clean[v], view.stop[v], rows, v, rescale, holds))
+      careful_column(column, view.clean[v], view.stop[v], rows, v, rescale, holds);
+  }
   rows.fresh = false;
 }
 
@@ -319,7 +350,7 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
 // The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart; without a sink
 // rows.normalise is 1 / sum. Few divisions: with 128 keys the end of a row is felt.
 template <typename real>
-inline void write_readings(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows,
+ROOTDK_INLINE void write_readings(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows,
                            const real* scores_maximum, const real* sink_weight) {
   constexpr int width = simd<real>::width;
   const vec<real> zero = vec<real>{};
@@ -330,15 +361,20 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     const vec<real> largest = broadcast(std::numeric_limits<real>::max());
     return select<real>((x == largest) | (x == -largest), x, x * ln2);
   };
+  // Taken out of the problem once: after every store the compiler would read and multiply them anew.
   real* const reading = static_cast<real*>(problem.reading) + p.flat;
+  int64_t* const keys = problem.keys + p.flat;
+  const int64_t all_rows = problem.rows();
+  const int64_t live = p.live;
+  const bool sinks = problem.sinks;
   const auto at_line = [](const void* place) { return reinterpret_cast<uintptr_t>(place) % vector_bytes == 0; };
-  const bool streams = can_stream && at_line(reading) && at_line(reading + problem.rows());
-  for (int at = 0; at < p.live; at += width) {  // a vector without rows may hold anything
+  const bool streams = can_stream && at_line(reading) && at_line(reading + all_rows);
+  for (int at = 0; at < live; at += width) {  // a vector without rows may hold anything
     const int64_t alike = rows.alike[at / width];
     const vec<real> sum = load(rows.sum + at), count = alike < 0 ? load(rows.count + at) : broadcast(real(alike));
     const vec<real> inverse_count = alike > 0 ? broadcast(1 / real(alike)) : real(1) / count;
     const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
-    const vec<real> inverse = select<real>(sum > zero, problem.sinks ? real(1) / sum : load(rows.normalise + at), zero);
+    const vec<real> inverse = select<real>(sum > zero, sinks ? real(1) / sum : load(rows.normalise + at), zero);
     // Rounding can leave a hair below zero where one key holds all the weight.
     const vec<real> entropy = log_sum - load(rows.moment + at) * inverse * ln2;
     const vec<real> variance = load(rows.deviation + at) * inverse_count * (ln2 * ln2);
@@ -356,25 +392,24 @@ inline void write_readings(const attention_problem& problem, const panel<real>& 
     const ivec<real> unsound = (sum - sum) != zero;
     if (any_lane<real>(unsound))
       for (vec<real>& x : field) x = select<real>(unsound, broadcast(std::numeric_limits<real>::quiet_NaN()), x);
-    if (streams && at + width <= p.live) {
-      for (int i = 0; i < reading_fields; ++i) stream(reading + i * problem.rows() + at, field[i]);
-    } else if (at + width <= p.live) {
-      for (int i = 0; i < reading_fields; ++i) store(reading + i * problem.rows() + at, field[i]);
+    if (streams && at + width <= live) {
+      for (int i = 0; i < reading_fields; ++i) stream(reading + i * all_rows + at, field[i]);
+    } else if (at + width <= live) {
+      for (int i = 0; i < reading_fields; ++i) store(reading + i * all_rows + at, field[i]);
     } else {
       alignas(64) real part[width];
       for (int i = 0; i < reading_fields; ++i) {
         store<real>(part, field[i]);
-        for (int lane = 0; at + lane < p.live; ++lane) reading[i * problem.rows() + at + lane] = part[lane];
+        for (int lane = 0; at + lane < live; ++lane) reading[i * all_rows + at + lane] = part[lane];
       }
     }
   }
   rows.count_apart();
-  int64_t* const keys = problem.keys + p.flat;
   int lane = 0;
   if (can_stream && at_line(keys))
-    for (; lane + simd<double>::width <= p.live; lane += simd<double>::width)
+    for (; lane + simd<double>::width <= live; lane += simd<double>::width)
       stream(keys + lane, load_int<double>(rows.keys + lane));
-  for (; lane < p.live; ++lane) keys[lane] = rows.keys[lane];
+  for (; lane < live; ++lane) keys[lane] = rows.keys[lane];
 }
 
 }  // namespace rootdk::ROOTDK_TARGET
