@@ -113,7 +113,7 @@ def _slowest(name: str) -> Target:
 
 
 def _measure_cost(name: str, limit: float) -> Target:
-    # pairs.py: in the fastest tenth of the calls, and the median over fours of calls.
+    # pairs.py: in the quietest tenth of the fours of calls, and the median over all fours.
     def figure(row: Row, statistic: str) -> float:
         return float(row["measure_over_attention"][statistic])
 
