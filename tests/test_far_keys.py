@@ -1,0 +1,53 @@
+"""Keys far below the others, as a bias of -1e30 or of the most negative float makes them: visible, and part of the numbers.
+
+Their distances from the maximum, or the squares of those, leave the range of float32 while mean and often variance do not.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import problem_of, random_arrays
+from judge import TARGETS, target
+
+import rootdk
+from rootdk._backends import reference
+
+EPS = float(np.finfo(np.float32).eps)
+LOWEST = float(np.finfo(np.float32).min)
+N_KEY = 300  # more than two blocks
+# A sum of n numbers is off by n eps of their sizes at most, a variance about another point than the mean by n eps of the
+# mean square about that point, here at most n times the variance; ten more for what each number went through.
+SUM_ERROR, VARIANCE_ERROR = (N_KEY + 10) * EPS, N_KEY * (128 + 10) * EPS
+
+
+@pytest.fixture(params=TARGETS, autouse=True)
+def each_target(request: pytest.FixtureRequest) -> Iterator[str]:
+    with target(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("level", [-1e14, -1e16, -1e18, -1e30, LOWEST])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "query_offset": N_KEY - 40}, {"mask": True}])
+def test_mean_and_variance_of_far_keys(rng: np.random.Generator, level: float, options: dict[str, Any]) -> None:
+    q, k, v = random_arrays(rng, (1,), heads=2, kv_heads=2, n_query=40, n_key=N_KEY, d_k=9, d_v=6, dtype=np.float32)
+    bias = np.zeros((40, N_KEY), np.float32)
+    bias[:, 100:130] = bias[7, 3] = level  # one block has many of them, another one, the last none
+    if "mask" in options:
+        options = {"mask": rng.random((40, N_KEY)) < 0.7}
+    _, reading = rootdk.measure(q, k, v, bias=bias, **options)
+    _, expected = reference.measure(problem_of(q, k, v, bias=bias, **options))
+    assert not reading.non_finite.any()
+    np.testing.assert_array_equal(reading.keys, expected["keys"])
+    for name in ("max", "min"):
+        np.testing.assert_allclose(getattr(reading, name), expected[name], rtol=8 * EPS, atol=1e-5, err_msg=name)
+    # The kernel's logits are in units of log2, where the lowest float stands for itself: its share in a mean is ln 2 of what
+    # it should be. The mean is finite all the same.
+    share = np.log(2) if level == LOWEST else 1.0
+    np.testing.assert_allclose(reading.mean, share * expected["mean"], rtol=SUM_ERROR)
+    with np.errstate(over="ignore"):
+        variance = expected["variance"].astype(np.float32)  # infinite where float32 ends
+    np.testing.assert_allclose(reading.variance, variance, rtol=VARIANCE_ERROR)
+    np.testing.assert_allclose(reading.entropy, expected["entropy"], atol=1e-4)
+    assert np.isinf(variance).all() == (level < -1e20), level
