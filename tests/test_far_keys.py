@@ -1,6 +1,6 @@
-"""Keys far below the others, as a bias of -1e30 or of the most negative float makes them: visible, and part of the numbers.
+"""Keys far below the others, as a bias of -1e30 or of the most negative float makes them: visible, and in all numbers.
 
-Their distances from the maximum, or the squares of those, leave the range of float32 while mean and often variance do not.
+Their distances from the maximum, or the squares of those, leave the range of float32; the mean does not.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from rootdk._backends import reference
 EPS = float(np.finfo(np.float32).eps)
 LOWEST = float(np.finfo(np.float32).min)
 N_KEY = 300  # more than two blocks
-# A sum of n numbers is off by n eps of their sizes at most, a variance about another point than the mean by n eps of the
-# mean square about that point, here at most n times the variance; ten more for what each number went through.
+# A sum of n numbers is off by n eps of their sizes at most. Squares are taken from the maximum of a block of 128 keys, which
+# makes their sum at most 128 + 1 times that from the mean. Ten more for what each number went through.
 SUM_ERROR, VARIANCE_ERROR = (N_KEY + 10) * EPS, N_KEY * (128 + 10) * EPS
 
 
@@ -42,8 +42,8 @@ def test_mean_and_variance_of_far_keys(rng: np.random.Generator, level: float, o
     np.testing.assert_array_equal(reading.keys, expected["keys"])
     for name in ("max", "min"):
         np.testing.assert_allclose(getattr(reading, name), expected[name], rtol=8 * EPS, atol=1e-5, err_msg=name)
-    # The kernel's logits are in units of log2, where the lowest float stands for itself: its share in a mean is ln 2 of what
-    # it should be. The mean is finite all the same.
+    # The kernel's logits are in units of log2, where the lowest float stands for itself: its share in a mean is ln 2 of
+    # what it should be. The mean is finite all the same.
     share = np.log(2) if level == LOWEST else 1.0
     np.testing.assert_allclose(reading.mean, share * expected["mean"], rtol=SUM_ERROR)
     with np.errstate(over="ignore"):

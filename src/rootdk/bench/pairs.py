@@ -3,8 +3,8 @@
 So the two take turns without a pause, four calls at a time: attention, measure, measure, attention, and the other way
 round the next time. What drifts through the four adds the same to both sides, and each four give a ratio of their own;
 the median of those is judged. The race goes on until that median is known to half a per cent, or time is up. Beside it
-stands the ratio in the quietest tenth of the fours, those that took least time in all. Not the fastest calls of each side:
-those were made in different moments, and with long calls their ratio is luck.
+stands the ratio in the quietest tenth of the fours, those that took least time in all. Not the fastest calls of each
+side: those were made in different moments, and with long calls their ratio is luck.
 """
 
 import gc
