@@ -17,8 +17,8 @@ from rootdk._backends import reference
 EPS = float(np.finfo(np.float32).eps)
 LOWEST = float(np.finfo(np.float32).min)
 N_KEY = 300  # more than two blocks
-# A sum of n numbers is off by n eps of their sizes at most. Squares are taken from the maximum of a block of 128 keys, which
-# makes their sum at most 128 + 1 times that from the mean. Ten more for what each number went through.
+# A sum of n numbers is off by n eps of their sizes at most. Squares are taken from the maximum of a block of 128 keys,
+# which makes their sum at most 128 + 1 times that from the mean. Ten more for what each number went through.
 SUM_ERROR, VARIANCE_ERROR = (N_KEY + 10) * EPS, N_KEY * (128 + 10) * EPS
 
 
