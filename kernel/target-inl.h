@@ -8,11 +8,13 @@
 #include "attention.h"
 // Order matters: each file uses the ones before it.
 #include "simd-inl.h"
+#include "powers-inl.h"
 #include "convert-inl.h"
 #include "tile-inl.h"
 #include "panel-inl.h"
 #include "scores-inl.h"
 #include "softmax-inl.h"
+#include "reading-inl.h"
 #include "dropout-inl.h"
 #include "forward-inl.h"
 #include "few-inl.h"
