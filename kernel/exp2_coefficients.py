@@ -1,6 +1,6 @@
 """Make the polynomials of the kernel's exp2: the least relative error for 2^f on an interval, with p(0) = 1 exactly.
 
-Run it (`python kernel/exp2_coefficients.py`, needs mpmath) to print the tables of powers-inl.h and the error each leaves.
+Run it (`python kernel/exp2_coefficients.py`, needs mpmath) to print the tables of powers-inl.h and the error of each.
 p(0) = 1 matters: the weight of a row's largest key is then exactly 1 before it is normalised, and a single key gets
 exactly its value back.
 """
