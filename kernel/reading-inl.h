@@ -29,7 +29,7 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
 // rows.normalise is 1 / sum. Few divisions: with 128 keys the end of a row is felt.
 template <typename real>
 ROOTDK_INLINE void write_readings(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows,
-                           const real* scores_maximum, const real* sink_weight) {
+                                  const real* scores_maximum, const real* sink_weight) {
   constexpr int width = simd<real>::width;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);

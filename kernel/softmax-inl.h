@@ -128,14 +128,14 @@ constexpr int in_turn = measuring ? 2 * in_step : in_step;
 // loses at most that much; from the row's running maximum, which may be far away, it could lose everything.
 //
 // A measured column with a visible score of -inf, or one so far down that sums of distances would overflow, needs care: without
-// it nothing is done and the answer is false. So the usual way is short and has no jumps in it.
+// it nothing is done and the answer is false. So the usual way is short.
 template <typename real, bool measuring, bool careful, typename contents>
 ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
                                   rescale_add<real>& rescale, const contents& holds) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const int at = v * width;
   const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
-  constexpr real far_away = real(1e15), unit = real(0x1p-80);
+  constexpr real far_away = real(1e15);
   block_extremes<real> seen = look<real, measuring>(column, clean, keys);
   if constexpr (measuring && careful)
     if (any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: as good as hidden
@@ -158,9 +158,12 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
   rescale.block[v] = first ? broadcast(real(1)) : exp2(seen.maximum - now_base);
   store(rows.maximum + at, now);
 
-  // Beside a bias like the most negative float the distances would overflow their sums: such a column adds them up in
-  // smaller units. The variance is then what it is, infinite, and the mean is finite.
-  const bool far = measuring && careful && any_lane<real>(seen.minimum < broadcast(-far_away));
+  // Under a bias like the most negative float the distances would overflow their sums: such a row adds them up in smaller
+  // units. Its mean is finite then, and its variance what it is, infinite if need be. The rows beside it keep their units, in
+  // which the squares of small distances are not lost.
+  const ivec<real> far_lanes = seen.minimum < broadcast(-far_away);
+  const bool far = measuring && careful && any_lane<real>(far_lanes);
+  const vec<real> unit = select<real>(far_lanes, broadcast(real(0x1p-80)), broadcast(real(1)));
   vec<real> sum = zero, moment = zero, square = zero, cube = zero, distance = zero, distance_squared = zero;
   // Two keys at a time: a^3 + b^3 = (a + b)(a^2 + b^2 - ab), where a + b serves the sum and a^2 + b^2 the sum of squares,
   // takes seven operations for the three sums in place of eight.
@@ -212,7 +215,7 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
   const auto take_keys = [&](int64_t from, int64_t to, auto keys_are) __attribute__((always_inline)) {
     int64_t key = from;
     constexpr int turn = in_turn<measuring>;
-    if constexpr (keys_are == clean_keys)  // the others are few
+    if constexpr (keys_are == clean_keys)  // the others are few, or slowed by a mask anyway
       for (; key + turn <= to; key += turn) weigh(key, std::integral_constant<int, turn>{}, keys_are);
     if (rarely(key < to)) {
       for (; key + 2 <= to; key += 2) weigh(key, std::integral_constant<int, 2>{}, keys_are);
