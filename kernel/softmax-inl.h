@@ -189,7 +189,7 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
       holds.keep(column, key, e[0]);
     else
       for (int i = 0; i < count; i += 2) holds.keep(column, key + i, e[i], e[i + 1]);
-    // Pair by pair, every sum in its turn: additions to the same sum that follow each other would wait.
+    // Pair by pair, every sum in its turn, and not sum by sum: found by racing, as in_turn was.
     for (int pair = 0; pair < count; pair += 2) {
       if constexpr (measuring) {
         for (int i = pair; i < pair + 2 && i < count; ++i) {

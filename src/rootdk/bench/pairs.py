@@ -110,12 +110,16 @@ def interval(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def _of_fours(attention: Sequence[float], measure: Sequence[float]) -> list[float]:
-    fours = range(0, len(attention), 2)
-    return [(measure[i] + measure[i + 1]) / (attention[i] + attention[i + 1]) for i in fours]
+    return [measured / plain for plain, measured in _sides(attention, measure)]
 
 
 def _in_quiet(attention: Sequence[float], measure: Sequence[float]) -> float:
     """Chosen by what all calls of a four took together, which favours neither side."""
-    sides = [(sum(attention[i : i + 2]), sum(measure[i : i + 2])) for i in range(0, len(attention), 2)]
-    quiet = sorted(sides, key=sum)[: math.ceil(len(sides) / 10)]
-    return sum(other for _, other in quiet) / sum(plain for plain, _ in quiet)
+    fours = sorted(_sides(attention, measure), key=sum)
+    quiet = fours[: math.ceil(len(fours) / 10)]
+    return sum(measured for _, measured in quiet) / sum(plain for plain, _ in quiet)
+
+
+def _sides(attention: Sequence[float], measure: Sequence[float]) -> list[tuple[float, float]]:
+    """What the two calls of either side took, four by four."""
+    return [(sum(attention[i : i + 2]), sum(measure[i : i + 2])) for i in range(0, len(attention), 2)]
