@@ -98,15 +98,16 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     command += [f"--temp-dir={folder / 'ray'}", "--include-dashboard=false", "--disable-usage-stats"]
     with (folder / "log").open("w") as log:
         started = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    address = folder / "ray" / "ray_current_cluster"  # written a moment after Ray says that it has started
     try:
         for _ in range(1200):
-            if "Ray runtime started" in (folder / "log").read_text():
+            if "Ray runtime started" in (folder / "log").read_text() and address.exists() and address.read_text():
                 break
             assert started.poll() is None, (folder / "log").read_text()
             time.sleep(0.05)
         else:
             pytest.fail((folder / "log").read_text())
-        yield Cluster((folder / "ray" / "ray_current_cluster").read_text().strip(), token)
+        yield Cluster(address.read_text().strip(), token)
     finally:
         started.terminate()  # which ends the processes that it started
         started.wait(30)
