@@ -100,7 +100,7 @@ build/$(1)/target_%.o: kernel/target_%.cc $$(wildcard kernel/*.h)
 build/$(1)/%.o: kernel/%.cc $$(wildcard kernel/*.h)
 	@mkdir -p $$(@D)
 	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) -c $$< -o $$@
-build/$(1)/%: tests/%.cc $$(KERNEL_CC:kernel/%.cc=build/$(1)/%.o) $$(KERNEL_TARGETS:%=build/$(1)/target_%.o) $$(wildcard tests/fuzz/*.h)
+build/$(1)/%: tests/kernel/%.cc $$(KERNEL_CC:kernel/%.cc=build/$(1)/%.o) $$(KERNEL_TARGETS:%=build/$(1)/target_%.o) $$(wildcard tests/kernel/fuzz/*.h)
 	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) $$(filter-out %.h,$$^) -o $$@
 endef
 $(eval $(call sanitizer_rules,asan))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from rootdk.audit import read_checkpoint
 from rootdk.cli import main
 
-TEXT = (Path(__file__).parents[1] / "docs" / "audit.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "audit.md").read_text("utf-8")
 
 
 def test_the_map_is_what_is_printed() -> None:

@@ -11,7 +11,7 @@ from attention_families import FAMILIES
 import rootdk
 from rootdk.bench import targets
 
-TEXT = Path(__file__).parents[1] / "docs" / "audit.md"
+TEXT = Path(__file__).parents[2] / "docs" / "audit.md"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

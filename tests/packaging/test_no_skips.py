@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-RULE = Path(__file__).parents[1] / "conftest.py"
+RULE = Path(__file__).parents[2] / "conftest.py"
 
 CASES = {
     "in_a_test": ("import pytest\ndef test_it():\n    pytest.importorskip('no_such_module')\n", True),

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from rootdk.distributed import ring
 from rootdk.distributed.peers import Peers
 from rootdk.errors import ArgumentError, ArgumentTypeError, RankError
 
+SCALING = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text("utf-8")
 RANKS = 4
 # Of a rank that sleeps. Where one dies the others must notice without it: their timeout is longer than a test may take.
 TIMEOUT, NEVER = 6.0, 100_000.0
@@ -260,3 +263,22 @@ def test_arguments() -> None:
         with pytest.raises((ArgumentError, ArgumentTypeError)) as raised:
             call()
         assert str(raised.value).startswith(message)
+
+
+@pytest.mark.slow
+def test_the_script_of_the_guide_runs_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "ring.py"
+    script.write_text(
+        next(part for part in SCALING.split("```python\n") if "init_process_group" in part).partition("```")[0]
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1024 rows, largest logit ")
+
+
+def test_the_errors_of_the_guide_are_those_that_are_raised() -> None:
+    said = {text.partition(": ")[2] for text in EXPECTED.values()}
+    for name in ("causal", "query", "key"):
+        (line,) = [line.strip() for line in SCALING.splitlines() if line.startswith(f"    {name}: ")]
+        assert line in said

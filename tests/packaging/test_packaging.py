@@ -8,7 +8,7 @@ from pathlib import Path
 
 import rootdk
 
-PYPROJECT = (Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8")
+PYPROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
 
 IMPORTED_AS = {"scikit-learn": "sklearn"}  # distributions that are not called as they are imported
 

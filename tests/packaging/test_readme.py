@@ -8,7 +8,7 @@ import pytest
 
 from rootdk.first_look import RULES, look
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def test_examples_run() -> None:
