@@ -1,11 +1,13 @@
 # make run, make test: set up what is missing, then do it. `make help` lists the rest.
 #
 # Set-up runs in steps, each with a stamp file, so that nothing is done twice:
-#   .venv/.made    the environment and the build tools           (again when constraints.txt changes)
-#   .venv/.built   the package, compiled and installed           (again when a source file changes)
-#   .venv/.lab     what the report and the page need             (again when the list of them changes)
-#   .venv/.tested  what the tests import, torch among it, and a browser  (again when the list of them changes)
-# Compiling happens in build/cmake with the build tools of .venv, so that only changed files are compiled again.
+#   .venv/.made    the environment and the build tools                   (again when constraints.txt changes)
+#   .venv/.built   the package, compiled, and its Python files as they lie in src/  (again when C++ or a folder changes)
+#   .venv/.checked what the operator's tests import: NumPy, torch, pytest
+#   .venv/.tested  what all tests import, and a browser
+#   .venv/.lab     what the report and the page need                     (the last three again when pyproject.toml changes)
+# Compiling happens in build/cmake with the build tools of .venv, so that only changed files are compiled again. A changed
+# Python file needs no step at all; after a change of C++, pytest refuses to run until `make dev` has compiled it.
 
 PYTHON ?= python3
 ifeq ($(origin CXX),default)
@@ -17,12 +19,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
-# Asked of the shell when a recipe runs: make's own $(wildcard) remembers what it saw before the wheel was there.
-WHEEL := $$(echo build/wheel/rootdk-*.whl)
-
-# Folders are listed too: their time changes when a file goes.
-SOURCES := $(shell find src kernel bindings -not -path '*/__pycache__*' 2>/dev/null) CMakeLists.txt pyproject.toml
-PYTEST := $(PY) -m pytest --doctest-modules --pyargs rootdk tests
+# C++ and what says how it is built. Of src/ only the folders: their time changes when a file comes or goes.
+SOURCES := $(shell find kernel bindings -type f; find src -type d -not -name __pycache__) CMakeLists.txt pyproject.toml
+PYTEST := $(PY) -m pytest
 
 # Asked only when something is to be compiled.
 define check_compiler
@@ -41,7 +40,7 @@ else echo "rootdk: no Chromium, and the tests of the pages need one: install it 
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all bench bench-all lint format sanitize clean
+.PHONY: help run dev check test test-all bench bench-all lint format sanitize clean
 .DELETE_ON_ERROR:
 .SECONDARY: # keep the object files of a sanitizer build
 
@@ -51,11 +50,22 @@ help: ## this list
 run: $(VENV)/.lab ## set up, then why 1/sqrt(d_k): the study, the claims, and a report to look at
 	$(VENV)/bin/rootdk $(ARGS)
 
-test: $(VENV)/.tested ## set up, then every test but the slow ones
-	$(PYTEST) -m "not slow" $(ARGS)
+dev: $(VENV)/.checked ## an environment to work in: Python files as they lie, the kernel compiled, what `make check` imports
+
+check: $(VENV)/.checked ## the operator's tests, with NumPy and torch alone
+	$(PYTEST) -q -m "not slow" tests/operator $(ARGS)
+
+# FILE="tests/operator/test_edges.py" collects that alone; the operator's and the theory's tests need no heavy package.
+ifdef FILE
+test: $(VENV)/$(if $(filter-out tests/operator% tests/theory%,$(FILE)),.tested,.checked)
+	$(PYTEST) $(FILE) $(ARGS)
+else
+test: $(VENV)/.tested ## set up, then every test but the slow ones (FILE=tests/... for one file or folder)
+	$(PYTEST) --doctest-modules -m "not slow" src/rootdk tests $(ARGS)
+endif
 
 test-all: $(VENV)/.tested ## set up, then every test
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --doctest-modules src/rootdk tests $(ARGS)
 
 bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes benchmarks/latest.json
 	$(VENV)/bin/rootdk bench --output benchmarks/latest.json $(ARGS)
@@ -113,36 +123,43 @@ clean: ## remove .venv and everything that was built
 $(VENV)/.made: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	{ echo "rootdk: Python 3.10 or newer is needed and '$(PYTHON)' is none: set PYTHON to one." >&2; exit 1; }
+	@echo "rootdk: making $(VENV) with the tools to build"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) scikit-build-core nanobind cmake ninja
 	@touch $@
 
-# --force-reinstall: the version number stays the same while sources change, and pip goes by the number.
+# Editable: Python finds the files of src/ where they lie, and the compiled module beside the installed package.
 $(VENV)/.built: $(SOURCES) $(VENV)/.made
 	$(check_compiler)
-	rm -rf build/wheel
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet -c constraints.txt --no-deps \
-	  --no-build-isolation --config-settings=build-dir=build/cmake --wheel-dir build/wheel .
-	$(INSTALL) --no-deps --force-reinstall "$(WHEEL)"
-	$(INSTALL) "$(WHEEL)"
+	@echo "rootdk: compiling the kernel (half a minute on two cores the first time)"
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation \
+	  --config-settings=build-dir=build/cmake -e .
 	@touch $@
 
-# Order-only on .built: a changed source is reinstalled without asking pip about the tools again.
+# Order-only on .built: a changed source is compiled without asking pip about the rest again.
+define with_extra
+@echo "rootdk: installing what $(2)"
+$(INSTALL) "rootdk[$(1)]"
+endef
+$(VENV)/.checked: pyproject.toml constraints.txt | $(VENV)/.built
+	$(call with_extra,check,the tests of the operator need: torch (200 MB) and pytest)
+	@touch $@
+
 $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/.built
-	$(INSTALL) "$(WHEEL)[test]"
+	$(call with_extra,test,all tests need: torch transformers ray lightning wandb and more (2 GB; some minutes))
 	$(ensure_browser)
 	@touch $@
 
 $(VENV)/.lab: pyproject.toml constraints.txt | $(VENV)/.built
-	$(INSTALL) "$(WHEEL)[lab]"
+	$(call with_extra,lab,the report and the page need: plotly and a small server)
 	@touch $@
 
 $(VENV)/.benched: pyproject.toml constraints.txt | $(VENV)/.built
-	$(INSTALL) "$(WHEEL)[bench]"
+	$(call with_extra,bench,the benchmark races against: torch and onnxruntime)
 	@touch $@
 
 $(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
-	$(INSTALL) "$(WHEEL)[bench-all]"
+	$(call with_extra,bench-all,the benchmark races against: torch onnxruntime jax and openvino)
 	@touch $@
 
 # Checking needs no compiler: only the tools and what src/ imports.

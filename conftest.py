@@ -1,36 +1,44 @@
-"""One rule for the whole suite: where CI is set, a missing dependency is a failure and not a skip.
+"""No test runs against a stale build. Options and fixtures of the tests themselves live in tests/conftest.py."""
 
-A skipped test looks green. `pytest.importorskip` is right on a laptop without torch and wrong where everything is
-meant to be installed. Options and fixtures of the tests themselves live in tests/conftest.py.
-"""
-
-import os
-import re
-from collections.abc import Generator
+import importlib
+import importlib.util
+from pathlib import Path
 
 import pytest
 
-MISSING_MODULE = re.compile(r"could not import|No module named|is not installed", re.IGNORECASE)
+ROOT = Path(__file__).parent
+pytest_plugins = ["missing_is_failure"]
 
 
-def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:
-    if not os.environ.get("CI") or report.outcome != "skipped" or hasattr(report, "wasxfail"):
-        return
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    if MISSING_MODULE.search(reason):
-        report.outcome = "failed"
-        report.longrepr = f"skipped for want of a module, and CI is set: {reason}"
+def stale(root: Path, package: Path, compiled_from: str | None) -> str:
+    """Why the package is not what lies in root, in one line; empty if it is."""
+    source = root / "src" / "rootdk"
+    if package != source:
+        for file in sorted(source.rglob("*.py")):
+            installed = package / file.relative_to(source)
+            if not installed.is_file() or installed.read_bytes() != file.read_bytes():
+                name = file.relative_to(root).as_posix()
+                return f"rootdk: the installed package is not what lies in src/ ({name} differs): run `make dev`"
+    spec = importlib.util.spec_from_file_location("sources", root / "bindings" / "sources.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sources = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sources)
+    if compiled_from is None:
+        return "rootdk: there is no compiled kernel: run `make dev`"
+    if compiled_from != sources.digest(root):
+        return "rootdk: the compiled kernel is not what lies in kernel/ and bindings/: run `make dev`"
+    return ""
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    _refuse(report)
-    return report
+def pytest_configure() -> None:
+    import rootdk
 
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    report = yield
-    _refuse(report)
-    return report
+    try:
+        kernel = importlib.import_module("rootdk._kernel")
+        compiled_from = kernel.sources() if hasattr(kernel, "sources") else ""
+    except ImportError:
+        compiled_from = None
+    reason = stale(ROOT, Path(rootdk.__file__).parent, compiled_from)
+    if reason:
+        raise pytest.UsageError(reason)

@@ -23,6 +23,10 @@ using rootdk::memory;
 using rootdk::pairs_view;
 using rootdk::rows_view;
 
+namespace rootdk {
+extern const char* const source_digest;  // bindings/sources.py
+}
+
 namespace {
 
 void require(bool condition, const char* message) {
@@ -261,5 +265,6 @@ NB_MODULE(_kernel, m) {
   m.def("num_threads", &rootdk::num_threads);
   m.def("set_num_threads", &rootdk::set_num_threads, "threads"_a);
   m.def("tile", &tile);
+  m.def("sources", [] { return std::string(rootdk::source_digest); });
   m.def("compiler", [] { return std::string(ROOTDK_COMPILER); });
 }

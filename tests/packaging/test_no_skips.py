@@ -1,4 +1,4 @@
-"""The suite's own rule (conftest.py at the top): where CI is set, a missing module is a failure."""
+"""The suite's own rule (tests/support/missing_is_failure.py): where CI is set, a missing module is a failure."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-RULE = Path(__file__).parents[2] / "conftest.py"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 CASES = {
     "in_a_test": ("import pytest\ndef test_it():\n    pytest.importorskip('no_such_module')\n", True),
@@ -23,23 +23,14 @@ CASES = {
 @pytest.mark.parametrize("ci", [True, False])
 def test_missing_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, ci: bool) -> None:
     program, about_a_module = CASES[case]
-    (tmp_path / "conftest.py").write_text(RULE.read_text())
     (tmp_path / "test_it.py").write_text(program)
     if ci:
         monkeypatch.setenv("CI", "true")
     else:
         monkeypatch.delenv("CI", raising=False)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--rootdir",
-        str(tmp_path),
-        "-p",
-        "no:cacheprovider",
-        str(tmp_path),
-    ]
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    options = ["-q", "-p", "no:cacheprovider", "-p", "missing_is_failure", "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     failed = " failed" in finished.stdout or " error" in finished.stdout
     assert failed == (ci and about_a_module), finished.stdout
