@@ -132,7 +132,7 @@ $(VENV)/.made: constraints.txt
 $(VENV)/.built: $(SOURCES) $(VENV)/.made
 	$(check_compiler)
 	@echo "rootdk: compiling the kernel (half a minute on two cores the first time)"
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation \
+	PATH="$(abspath $(VENV))/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation \
 	  --config-settings=build-dir=build/cmake -e .
 	@touch $@
 

@@ -1,7 +1,7 @@
 """No test runs against a stale build. Options and fixtures of the tests themselves live in tests/conftest.py."""
 
 import importlib
-import importlib.util
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,14 +19,10 @@ def stale(root: Path, package: Path, compiled_from: str | None) -> str:
             if not installed.is_file() or installed.read_bytes() != file.read_bytes():
                 name = file.relative_to(root).as_posix()
                 return f"rootdk: the installed package is not what lies in src/ ({name} differs): run `make dev`"
-    spec = importlib.util.spec_from_file_location("sources", root / "bindings" / "sources.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sources = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sources)
+    digest = runpy.run_path(str(root / "bindings" / "sources.py"))["digest"]
     if compiled_from is None:
         return "rootdk: there is no compiled kernel: run `make dev`"
-    if compiled_from != sources.digest(root):
+    if compiled_from != digest(root):
         return "rootdk: the compiled kernel is not what lies in kernel/ and bindings/: run `make dev`"
     return ""
 

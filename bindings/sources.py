@@ -1,6 +1,6 @@
 """A digest of all that the compiled module is made of. The build writes it into the module; the tests compare.
 
-    python bindings/sources.py FILE     write a C++ file that holds the digest
+python bindings/sources.py FILE     write a C++ file that holds the digest
 """
 
 import hashlib

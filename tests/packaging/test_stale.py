@@ -1,6 +1,6 @@
 """conftest.py at the top: pytest refuses a package or a kernel that is not what lies in the source tree."""
 
-import importlib.util
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -11,17 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def loaded(name: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-stale = loaded("root_conftest", ROOT / "conftest.py").stale
-digest = loaded("bindings_sources", ROOT / "bindings" / "sources.py").digest
+CONFTEST = runpy.run_path(str(ROOT / "conftest.py"))
+stale = CONFTEST["stale"]
+digest = runpy.run_path(str(ROOT / "bindings" / "sources.py"))["digest"]
 
 
 @pytest.fixture
@@ -68,9 +60,8 @@ def test_pytest_stops_with_that_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook itself, with a kernel that says something else."""
     from rootdk import _kernel
 
-    conftest = loaded("root_conftest", ROOT / "conftest.py")
     monkeypatch.setitem(sys.modules, "rootdk._kernel", ModuleType("other"))
     with pytest.raises(pytest.UsageError, match="run `make dev`"):
-        conftest.pytest_configure()
+        CONFTEST["pytest_configure"]()
     monkeypatch.setitem(sys.modules, "rootdk._kernel", _kernel)
-    conftest.pytest_configure()
+    CONFTEST["pytest_configure"]()
