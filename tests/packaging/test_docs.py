@@ -1,9 +1,8 @@
-"""docs/why-root-dk.md is what docs/why_root_dk.py computes, and what it claims in words follows from its numbers."""
+"""docs/why-root-dk.md and docs/spread.svg are what their scripts compute; what the text claims follows from its numbers."""
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -11,28 +10,26 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("why_root_dk", DOCS / "why_root_dk.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def made() -> str:
+    return str(runpy.run_path(str(DOCS / "why_root_dk.py"))["text"]())
 
 
-@pytest.fixture(scope="module")
-def made(maker: ModuleType) -> str:
-    return str(maker.text())
-
-
-def test_the_file_is_what_the_code_computes(made: str) -> None:
-    """To the last digit but one: other builds of NumPy and SciPy may round the other way."""
-    written = (DOCS / "why-root-dk.md").read_text("utf-8")
+def assert_same_to_the_last_digit_but_one(written: str, made: str, script: str) -> None:
+    """Other builds of NumPy and SciPy may round the other way."""
     number = re.compile(r"\d[\d,]*\.?\d*(?:e-?\d+)?")
-    assert number.sub("#", written) == number.sub("#", made), "run: python docs/why_root_dk.py"
+    assert number.sub("#", written) == number.sub("#", made), f"run: python {script}"
     for old, new in zip(number.findall(written), number.findall(made), strict=True):
         a, b = (float(text.replace(",", "") or 0) for text in (old, new))
         assert a == pytest.approx(b, abs=1.01 * 10.0 ** -len(new.partition(".")[2].partition("e")[0]), rel=0)
+
+
+def test_the_file_is_what_the_code_computes(made: str) -> None:
+    assert_same_to_the_last_digit_but_one((DOCS / "why-root-dk.md").read_text("utf-8"), made, "docs/why_root_dk.py")
+
+
+def test_the_figure_is_what_the_code_computes() -> None:
+    figure = runpy.run_path(str(DOCS / "spread_figure.py"))["figure"]()
+    assert_same_to_the_last_digit_but_one((DOCS / "spread.svg").read_text("utf-8"), figure, "docs/spread_figure.py")
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
