@@ -1,4 +1,4 @@
-"""docs/why-root-dk.md and docs/spread.svg are what their scripts compute; what the text claims follows from its numbers."""
+"""docs/why-root-dk.md and docs/spread.svg are what their scripts compute, and the words follow from the numbers."""
 
 import re
 import runpy
