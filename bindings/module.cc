@@ -116,10 +116,10 @@ void* flat_real(const memory& a, element type, int64_t count, const char* messag
                                   : static_cast<void*>(flat<float>(a, count, message));
 }
 
-// A Reading for the kernel to fill: an instance of `kind` with nothing but `_room`, which src/rootdk/_room.py cuts into arrays
-// when somebody looks. Made here, because every step of Python costs a small call more: right after a kernel has run,
-// little of Python is left in the caches. The room is one piece of bytes whose parts begin at lines of the cache, which no
-// array of NumPy promises to do.
+// A Reading for the kernel to fill: an instance of `kind` with nothing but `_buffer`, of which Reading makes arrays when somebody
+// looks. Made here, because every step of Python costs a small call more: right after a kernel has run, little of Python is
+// left in the caches. The buffer is one piece of bytes whose parts begin at lines of the cache, because the kernel writes
+// whole lines past it, and memory promises 16 bytes only. Where the parts lie is known here alone: Python is told.
 nb::object make_reading(attention_problem& p, nb::handle kind, const memory& out) {
   constexpr int64_t line = 64;
   const auto whole_lines = [](int64_t bytes) { return (bytes + line - 1) / line * line; };
@@ -129,11 +129,12 @@ nb::object make_reading(attention_problem& p, nb::handle kind, const memory& out
     if (!object) throw nb::python_error();
     return nb::steal(object);
   };
-  const nb::object room = made(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(line + fields_bytes + p.rows() * 8)));
-  char* const first = PyByteArray_AS_STRING(room.ptr());
-  char* const start = first + (line - reinterpret_cast<uintptr_t>(first) % line) % line;
-  p.reading = start;
-  p.keys = reinterpret_cast<int64_t*>(start + fields_bytes);
+  const nb::object buffer = made(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(line + fields_bytes + p.rows() * 8)));
+  char* const first = PyByteArray_AS_STRING(buffer.ptr());
+  const int64_t fields_at = (line - int64_t(reinterpret_cast<uintptr_t>(first) % line)) % line;
+  const int64_t keys_at = fields_at + fields_bytes;
+  p.reading = first + fields_at;
+  p.keys = reinterpret_cast<int64_t*>(first + keys_at);
 
   const int axes = out.axes() - 1;  // all but d_v
   const nb::object shape = made(PyTuple_New(axes));
@@ -141,9 +142,10 @@ nb::object make_reading(attention_problem& p, nb::handle kind, const memory& out
     PyTuple_SET_ITEM(shape.ptr(), axis, made(PyLong_FromLongLong(out.shape_from_end(axes - axis))).release().ptr());
   const nb::object reading = made(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(kind.ptr()), 0));
   const nb::object held = made(PyObject_GenericGetDict(reading.ptr(), nullptr));
-  static PyObject* const name = PyUnicode_InternFromString("_room");
-  const nb::object whole = made(PyTuple_Pack(4, room.ptr(), shape.ptr(), real_bytes == 8 ? Py_True : Py_False,
-                                             p.sinks ? Py_True : Py_False));
+  static PyObject* const name = PyUnicode_InternFromString("_buffer");
+  const nb::object fields_place = made(PyLong_FromLongLong(fields_at)), keys_place = made(PyLong_FromLongLong(keys_at));
+  const nb::object whole = made(PyTuple_Pack(6, buffer.ptr(), fields_place.ptr(), keys_place.ptr(), shape.ptr(),
+                                             real_bytes == 8 ? Py_True : Py_False, p.sinks ? Py_True : Py_False));
   if (PyDict_SetItem(held.ptr(), name, whole.ptr()) != 0) throw nb::python_error();
   return reading;
 }
@@ -206,7 +208,7 @@ nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::
     made = make_reading(p, reading, output);
   } else if (!reading.is_none()) {
     p.reading = flat_real(c.out(reading), p.type, rootdk::reading_fields * p.rows(),
-                          "kernel: reading must be (9, batch, heads, n_query)");
+                          "kernel: reading must be (reading_fields, batch, heads, n_query)");
     p.keys = flat<int64_t>(c.out(keys), p.rows(), "kernel: keys must be int64 (batch, heads, n_query)");
   }
   {
@@ -265,6 +267,11 @@ NB_MODULE(_kernel, m) {
   m.def("num_threads", &rootdk::num_threads);
   m.def("set_num_threads", &rootdk::set_num_threads, "threads"_a);
   m.def("tile", &tile);
+  m.def("reading_fields", [] {
+#define ROOTDK_NAME(name) #name,
+    return std::vector<std::string>{ROOTDK_READING_FIELDS(ROOTDK_NAME)};
+#undef ROOTDK_NAME
+  });
   m.def("sources", [] { return std::string(rootdk::source_digest); });
   m.def("compiler", [] { return std::string(ROOTDK_COMPILER); });
 }

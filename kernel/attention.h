@@ -32,17 +32,15 @@ struct pairs_view {
   int64_t key_stride = 0;
 };
 
-// The numbers of a Reading, in the order of its buffer: (reading_fields, batch, heads, n_query).
+// The numbers of a Reading, in the order of its buffer: (reading_fields, batch, heads, n_query). src/rootdk/reading.py has what
+// each of them is; bindings/module.cc tells Python their names, and a test holds the two lists together.
+#define ROOTDK_READING_FIELDS(each) \
+  each(log_sum_exp) each(max) each(min) each(mean) each(variance) each(entropy) each(p_squared) each(p_cubed) each(sink_mass)
+
 enum reading_field {
-  reading_log_sum_exp,
-  reading_max,
-  reading_min,
-  reading_mean,
-  reading_variance,
-  reading_entropy,
-  reading_p_squared,
-  reading_p_cubed,
-  reading_sink_mass,
+#define ROOTDK_FIELD(name) reading_##name,
+  ROOTDK_READING_FIELDS(ROOTDK_FIELD)
+#undef ROOTDK_FIELD
   reading_fields
 };
 

@@ -2,44 +2,110 @@
 
 The fields are what one pass over the scores can add up; everything else is derived from them. They are arrays of the
 caller's library, so the derived quantities use only operators and functions that NumPy and torch share by name.
+
+The class is the table of its fields: for each its name, what it is, what a row that sees no key has, and how the
+readings of two sets of keys merge. Their order is that of the kernel's buffer (ROOTDK_READING_FIELDS in attention.h).
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _views
-from ._room import cut
 from .errors import ArgumentError, ArgumentTypeError
 from .summary import HeadSummary
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# The float fields in the order in which the kernel writes them.
-FIELDS = ("log_sum_exp", "max", "min", "mean", "variance", "entropy", "p_squared", "p_cubed", "sink_mass")
-_PLACE = {name: place for place, name in enumerate(FIELDS)}
 _KIND = "rootdk.Reading"
+
+
+class _Union:
+    """Two readings of the same rows over sets of keys with none in common, and what their merge is made of.
+
+    share   of the softmax' denominator that each part holds      part   of the keys that it holds
+    drop    how far the log of its denominator lies below that of the whole
+    """
+
+    def __init__(self, a: Reading, b: Reading) -> None:
+        self.a, self.b = a, b
+        self.xp = xp = _library(a)
+        # By hand, because NumPy's logaddexp warns of every NaN, and a row of NaN is a result like any other.
+        higher = xp.maximum(a.log_sum_exp, b.log_sum_exp)
+        nothing = higher == -math.inf
+        level = xp.where(nothing, 0.0, higher)  # nothing seen by either: -inf - -inf would be NaN
+        size_a, size_b = xp.exp(a.log_sum_exp - level), xp.exp(b.log_sum_exp - level)
+        size = xp.where(nothing, 1.0, size_a + size_b)
+        self.log_sum_exp = xp.where(nothing, higher, level + xp.log(size))
+        self.share = size_a / size, size_b / size
+        # A part that sees nothing has no weight to move.
+        self.drop = (
+            xp.where(size_a == 0.0, 0.0, xp.log(size) + (level - a.log_sum_exp)),
+            xp.where(size_b == 0.0, 0.0, xp.log(size) + (level - b.log_sum_exp)),
+        )
+        count_a, count_b = _key_count(a), _key_count(b)
+        count = xp.where(count_a + count_b == 0.0, 1.0, count_a + count_b)
+        self.part = count_a / count, count_b / count
+
+    def both(self, name: str) -> tuple[Any, Any]:
+        """One field of the two readings."""
+        return getattr(self.a, name), getattr(self.b, name)
+
+
+def _largest(union: _Union, name: str) -> Any:
+    return union.xp.maximum(*union.both(name))
+
+
+def _smallest(union: _Union, name: str) -> Any:
+    return union.xp.minimum(*union.both(name))
+
+
+def _by_keys(union: _Union, name: str) -> Any:
+    """A mean over keys."""
+    (a, b), (part_a, part_b) = union.both(name), union.part
+    return part_a * a + part_b * b
+
+
+def _spread(union: _Union, name: str) -> Any:
+    """A variance over keys, by the formula of Chan, Golub and LeVeque."""
+    (a, b), (part_a, part_b) = union.both(name), union.part
+    unseen = (union.a.keys == 0) | (union.b.keys == 0)
+    apart = union.xp.where(unseen, 0.0, union.b.mean - union.a.mean)
+    return part_a * a + part_b * b + part_a * part_b * apart * apart
+
+
+def _surprise(union: _Union, name: str) -> Any:
+    """An average over weights of -log p, which grows by as much as the log of the denominator does."""
+    (a, b), (share_a, share_b), (drop_a, drop_b) = union.both(name), union.share, union.drop
+    return share_a * (a + drop_a) + share_b * (b + drop_b)
+
+
+def _by_weight(power: int) -> Callable[[_Union, str], Any]:
+    """A sum of p^power: the weights of each part shrink to its share."""
+
+    def merge(union: _Union, name: str) -> Any:
+        (a, b), (share_a, share_b) = union.both(name), union.share
+        return math.prod([share_a] * power) * a + math.prod([share_b] * power) * b
+
+    return merge
+
+
+def _measured(doc: str, *, empty: float = 0.0, merge: Callable[[_Union, str], Any]) -> Any:
+    return field(metadata={"doc": doc, "empty": empty, "merge": merge})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reading:
     """One number per query row, each field of shape (..., heads, n_query). s are the logits that enter the softmax.
-
-    log_sum_exp   log of the denominator, sink included; -inf for a row that sees nothing
-    max, min, mean, variance   of s over the visible keys (variance divides by their number)
-    entropy       log_sum_exp - sum p*s in nats; a sink counts as one more outcome
-    p_squared, p_cubed   sum p^2 and sum p^3 over keys
-    sink_mass     the weight that the sink takes, 0 without sinks
-    keys          how many keys the row sees
-    has_sinks     whether a sink took part
 
     A row that sees nothing has keys 0, max -inf, min +inf and 0 elsewhere. A row with a NaN or +inf logit has NaN in
     every field but `keys`. All of it describes the weights before dropout.
@@ -51,17 +117,20 @@ class Reading:
     [8.0, 8.0, 8.0, 8.0]
     """
 
-    log_sum_exp: Any
-    max: Any
-    min: Any
-    mean: Any
-    variance: Any
-    entropy: Any
-    p_squared: Any
-    p_cubed: Any
-    sink_mass: Any
-    keys: Any
-    has_sinks: bool
+    log_sum_exp: Any = _measured(
+        "log of the denominator, sink included; -inf for a row that sees nothing",
+        empty=-math.inf, merge=lambda union, _: union.log_sum_exp,
+    )  # fmt: skip
+    max: Any = _measured("largest s of the visible keys", empty=-math.inf, merge=_largest)
+    min: Any = _measured("smallest s of the visible keys", empty=math.inf, merge=_smallest)
+    mean: Any = _measured("mean of s over the visible keys", merge=_by_keys)
+    variance: Any = _measured("of s over the visible keys, divided by their number", merge=_spread)
+    entropy: Any = _measured("log_sum_exp - sum p*s in nats; a sink counts as one more outcome", merge=_surprise)
+    p_squared: Any = _measured("sum p^2 over keys", merge=_by_weight(2))
+    p_cubed: Any = _measured("sum p^3 over keys", merge=_by_weight(3))
+    sink_mass: Any = _measured("the weight that the sink takes, 0 without sinks", merge=_by_weight(1))
+    keys: Any = field(metadata={"doc": "how many keys the row sees"})
+    has_sinks: bool = field(metadata={"doc": "whether a sink took part"})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -199,7 +268,9 @@ class Reading:
             raise ArgumentError(f"other: must have the shape {self.shape} of this reading, got {other.shape}")
         if self.has_sinks and other.has_sinks:
             raise ArgumentError("other: must be measured without sinks if this reading has them, got sinks in both")
-        return _merge(self, other)
+        union = _Union(self, other)
+        columns = {f.name: f.metadata["merge"](union, f.name) for f in _TABLE}
+        return Reading(**columns, keys=self.keys + other.keys, has_sinks=self.has_sinks or other.has_sinks)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists in C order with shape and type, ready for JSON; `from_dict` is the way back."""
@@ -233,10 +304,13 @@ class Reading:
             """A field of a reading as the kernel wrote it: a view, taken when it is asked for."""
             kept = self.__dict__
             if name in _PLACE or name in ("keys", "has_sinks"):
-                if "_room" in kept and "_block" not in kept:
-                    room, rows, double, kept["has_sinks"] = kept["_room"]
-                    block, kept["keys"] = cut(room, len(FIELDS), rows, np.float64 if double else np.float32)
-                    kept["_block"] = block  # last: another thread that sees it finds the others too
+                if "_buffer" in kept and "_block" not in kept:
+                    # Where the parts lie is decided by make_reading in bindings/module.cc, and only there.
+                    buffer, fields_at, keys_at, rows, double, kept["has_sinks"] = kept["_buffer"]
+                    real = np.float64 if double else np.float32
+                    kept["keys"] = np.ndarray(rows, np.int64, buffer, keys_at)
+                    # Last: another thread that sees it finds the others too.
+                    kept["_block"] = np.ndarray((len(FIELDS), *rows), real, buffer, fields_at)
                 if name in kept:
                     return kept[name]
                 if "_block" in kept:
@@ -244,9 +318,9 @@ class Reading:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle takes along: arrays, because a room is cut by where it lies."""
+        """What a copy or a pickle takes along: arrays, because a buffer has its parts where it lies."""
         _ = self.keys
-        return {name: value for name, value in self.__dict__.items() if name != "_room"}
+        return {name: value for name, value in self.__dict__.items() if name != "_buffer"}
 
     def __repr__(self) -> str:
         return f"Reading(shape={self.shape}, dtype={self.variance.dtype}, has_sinks={self.has_sinks})"
@@ -262,14 +336,37 @@ class Reading:
         return f"Reading {self.shape}, {title}", columns, cells
 
 
+_TABLE = tuple(f for f in fields(Reading) if "merge" in f.metadata)
+# The float fields in the order in which the kernel writes them.
+FIELDS = tuple(f.name for f in _TABLE)
+_PLACE = {name: place for place, name in enumerate(FIELDS)}
+_first, _, _rest = (Reading.__doc__ or "").partition("\n\n")
+_listed = "\n".join(f"    {f.name:13} {f.metadata['doc']}" for f in fields(Reading))
+Reading.__doc__ = f"{_first}\n\n{_listed}\n\n{_rest}"
+
+
 def reading_of(block: Any, keys: Any, has_sinks: bool) -> Reading:
     """A Reading of what the kernel wrote, (len(FIELDS), ..., heads, n_query) and (..., heads, n_query), as it lies.
 
-    Nine views take several times as long as the rest of a small call, and most callers look at a few of them.
+    To make all views takes several times as long as the rest of a small call, and most callers look at a few of them.
     """
     reading = object.__new__(Reading)
     reading.__dict__.update(_block=block, keys=keys, has_sinks=has_sinks)
     return reading
+
+
+def reading_of_nothing(filled: Callable[[float], Any], keys: Any, sinks: Any = None) -> Reading:
+    """Rows that have seen no key yet. filled(x) is an array of x, keys one of 0, sinks the logit of each row's sink."""
+    columns = {f.name: filled(f.metadata["empty"]) for f in _TABLE}
+    if sinks is not None:  # the sink has all the weight
+        columns |= {"log_sum_exp": sinks, "sink_mass": filled(1.0)}
+    return Reading(**columns, keys=keys, has_sinks=sinks is not None)
+
+
+def converted(reading: Reading, convert: Callable[[Any], Any]) -> Reading:
+    """The reading with convert() applied to every array of it."""
+    columns = {name: convert(getattr(reading, name)) for name in (*FIELDS, "keys")}
+    return Reading(**columns, has_sinks=reading.has_sinks)
 
 
 def without_head_axis(reading: Reading) -> Reading:
@@ -300,37 +397,6 @@ def _library(reading: Reading) -> Any:
 def _key_count(reading: Reading) -> Any:
     """`keys` in the type of the other fields, so that dividing by it does not change the type."""
     return _library(reading).asarray(reading.keys, dtype=reading.variance.dtype)
-
-
-def _merge(a: Reading, b: Reading) -> Reading:
-    xp = _library(a)
-    # By hand, because NumPy's logaddexp warns of every NaN, and a row of NaN is a result like any other.
-    higher = xp.maximum(a.log_sum_exp, b.log_sum_exp)
-    nothing = higher == -float("inf")
-    level = xp.where(nothing, 0.0, higher)  # nothing seen by either: -inf - -inf would be NaN
-    size_a, size_b = xp.exp(a.log_sum_exp - level), xp.exp(b.log_sum_exp - level)
-    size = xp.where(nothing, 1.0, size_a + size_b)
-    share_a, share_b = size_a / size, size_b / size
-    # How far each part's denominator lies below the whole; a part that sees nothing has no weight to move.
-    drop_a = xp.where(size_a == 0.0, 0.0, xp.log(size) + (level - a.log_sum_exp))
-    drop_b = xp.where(size_b == 0.0, 0.0, xp.log(size) + (level - b.log_sum_exp))
-    count_a, count_b = _key_count(a), _key_count(b)
-    count = xp.where(count_a + count_b == 0.0, 1.0, count_a + count_b)
-    part_a, part_b = count_a / count, count_b / count
-    apart = xp.where((a.keys == 0) | (b.keys == 0), 0.0, b.mean - a.mean)
-    return Reading(
-        log_sum_exp=xp.where(nothing, higher, level + xp.log(size)),
-        max=xp.maximum(a.max, b.max),
-        min=xp.minimum(a.min, b.min),
-        mean=part_a * a.mean + part_b * b.mean,
-        variance=part_a * a.variance + part_b * b.variance + part_a * part_b * apart * apart,
-        entropy=share_a * (a.entropy + drop_a) + share_b * (b.entropy + drop_b),
-        p_squared=share_a * share_a * a.p_squared + share_b * share_b * b.p_squared,
-        p_cubed=share_a * share_a * share_a * a.p_cubed + share_b * share_b * share_b * b.p_cubed,
-        sink_mass=share_a * a.sink_mass + share_b * b.sink_mass,
-        keys=a.keys + b.keys,
-        has_sinks=a.has_sinks or b.has_sinks,
-    )
 
 
 def _summarise(reading: Reading, min_keys: int) -> HeadSummary:

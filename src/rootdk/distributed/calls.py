@@ -10,7 +10,7 @@ import rootdk
 from .._arguments import check_shapes, resolve
 from .._backends import torch_backend
 from ..errors import ArgumentError, ArgumentTypeError
-from ..reading import Reading
+from ..reading import Reading, converted
 from ..scaling import ScaleRule
 from . import observing
 from .agreement import agree, digest
@@ -176,7 +176,7 @@ def _call(
             found["reading"],
         )
         if one_head:
-            found["reading"] = _first_head(found["reading"])
+            found["reading"] = converted(found["reading"], lambda column: column[0])
     return out[0] if one_head else out
 
 
@@ -199,10 +199,3 @@ def _resolved_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
 def _shape_of(tensor: Tensor, rows: int) -> Tensor:
     """Of the whole shape, with one number in memory."""
     return tensor.new_empty(()).expand(*tensor.shape[:-2], rows, tensor.shape[-1])
-
-
-def _first_head(reading: Reading) -> Reading:
-    from ..reading import FIELDS
-
-    fields = {name: getattr(reading, name)[0] for name in (*FIELDS, "keys")}
-    return Reading(**fields, has_sinks=reading.has_sinks)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._backends.problem import Problem
-from ..reading import FIELDS, Reading, reading_of
+from ..reading import Reading, converted, reading_of, reading_of_nothing
 from .layout import Piece
 
 _LOG2_E = 1.4426950408889634
@@ -48,7 +48,7 @@ class Rows:
         self._readings: dict[Piece, Reading] = {}
         self._pieces = pieces
         if measured:
-            self._readings = {p: _nothing((*shape[:-1], p.length), query.device, sinks) for p in pieces}
+            self._readings = {piece: _nothing((*shape[:-1], piece.length), query.device, sinks) for piece in pieces}
 
     def add(self, piece: Piece, out: Tensor, row_state: Tensor, block: Any = None, keys: Any = None) -> None:
         """What the kernel found for the rows of a piece over one more block of keys."""
@@ -74,18 +74,14 @@ class Rows:
     def reading(self) -> Reading:
         """One Reading of all rows of the shard, in their order."""
         whole = Reading.concatenate(self._readings[piece] for piece in self._pieces)
-        fields = torch.stack([getattr(whole, name) for name in FIELDS]).to(self.out.dtype)
-        return reading_of(fields, whole.keys, whole.has_sinks)
+        return converted(whole, lambda column: column.to(self.out.dtype) if column.is_floating_point() else column)
 
 
 def _nothing(shape: tuple[int, ...], device: Any, sinks: Tensor | None) -> Reading:
     """Rows that have seen no key yet, in float64."""
-    fields = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name in FIELDS}
-    fields["max"] -= torch.inf
-    fields["min"] += torch.inf
-    fields["log_sum_exp"] -= torch.inf
-    if sinks is not None:
-        fields["log_sum_exp"] = sinks[:, None].expand(shape)
-        fields["sink_mass"] += 1.0
+
+    def filled(value: float) -> Tensor:
+        return torch.full(shape, value, dtype=torch.float64, device=device)
+
     keys = torch.zeros(shape, dtype=torch.int64, device=device)
-    return Reading(**fields, keys=keys, has_sinks=sinks is not None)
+    return reading_of_nothing(filled, keys, None if sinks is None else sinks[:, None].expand(shape))

@@ -1,6 +1,7 @@
-"""Room for a Reading in one piece: kernel and cut agree on where the parts lie, and nothing is written elsewhere."""
+"""The buffer of a Reading: its parts lie where the binding says, and nothing is written elsewhere."""
 
 import copy
+import dataclasses
 import pickle
 from typing import Any
 
@@ -10,7 +11,6 @@ from helpers import problem_of, random_arrays
 
 import rootdk
 from rootdk import _kernel
-from rootdk._room import cut
 from rootdk.reading import FIELDS, Reading
 
 LINE = 64
@@ -22,7 +22,7 @@ def arrays(rng: np.random.Generator, heads: int, rows: int, dtype: Any) -> list[
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
 @pytest.mark.parametrize(("heads", "rows"), [(1, 1), (3, 7), (2, 16), (1, 129), (4, 160), (0, 5)])
-def test_a_room_holds_what_two_arrays_hold(rng: np.random.Generator, heads: int, rows: int, real: Any) -> None:
+def test_a_buffer_holds_what_two_arrays_hold(rng: np.random.Generator, heads: int, rows: int, real: Any) -> None:
     """Bit by bit, wherever it comes to lie."""
     q, k, v = arrays(rng, heads, rows, real)
     shape = q.shape[:-1]
@@ -31,15 +31,16 @@ def test_a_room_holds_what_two_arrays_hold(rng: np.random.Generator, heads: int,
     kept = []
     for _ in range(10):
         reading = _kernel.forward(problem_of(q, k, v, causal=True), out, None, Reading, None)
-        room, rows, double, has_sinks = vars(reading)["_room"]
+        buffer, fields_at, keys_at, rows, double, has_sinks = vars(reading)["_buffer"]
         assert (rows, double, has_sinks) == (shape, real is np.float64, False)
-        kept.append(room)  # so that the next one lies elsewhere
-        found, found_keys = cut(room, len(FIELDS), rows, real)
-        np.testing.assert_array_equal(found, block)
-        np.testing.assert_array_equal(found_keys, keys)
-        last = found_keys.ctypes.data + found_keys.nbytes
-        assert last <= np.frombuffer(room, np.uint8).ctypes.data + len(room)
-        assert found.size == 0 or found.ctypes.data % LINE == found_keys.ctypes.data % LINE == 0
+        kept.append(buffer)  # so that the next one lies elsewhere
+        for place, name in enumerate(FIELDS):
+            np.testing.assert_array_equal(getattr(reading, name), block[place])
+        np.testing.assert_array_equal(reading.keys, keys)
+        assert fields_at + block.nbytes <= keys_at
+        assert keys_at + keys.nbytes <= len(buffer)
+        begin = np.frombuffer(buffer, np.uint8).ctypes.data
+        assert (begin + fields_at) % LINE == (begin + keys_at) % LINE == 0
 
 
 @pytest.mark.parametrize("name", [target for target in _kernel.targets() if target != "plain"])
@@ -61,21 +62,21 @@ def test_lines_written_past_the_cache_are_there_for_every_thread(rng: np.random.
         rootdk.set_num_threads(threads)
 
 
-def test_a_room_is_asked_for_alone(rng: np.random.Generator) -> None:
+def test_a_buffer_is_asked_for_alone(rng: np.random.Generator) -> None:
     q, k, v = arrays(rng, 2, 3, np.float32)
     keys = np.empty(q.shape[:-1], np.int64)
-    for reading, given in ((Reading, keys), (None, keys), (np.empty((9, *q.shape[:-1]), np.float32), None)):
+    for reading, given in ((Reading, keys), (None, keys), (np.empty((len(FIELDS), *q.shape[:-1]), np.float32), None)):
         with pytest.raises(ValueError, match="kernel: reading and keys go together"):
             _kernel.forward(problem_of(q, k, v), np.empty_like(q), None, reading, given)
     with pytest.raises((TypeError, AttributeError)):
         _kernel.forward(problem_of(q, k, v), np.empty_like(q), None, False, keys)
     with pytest.raises(AttributeError):
-        _kernel.forward(problem_of(q, k, v), np.empty_like(q), None, int, None)  # has no place for a room
+        _kernel.forward(problem_of(q, k, v), np.empty_like(q), None, int, None)  # has no place for a buffer
 
 
 @pytest.mark.parametrize("moved", [copy.copy, copy.deepcopy, lambda reading: pickle.loads(pickle.dumps(reading))])
 def test_a_reading_that_nobody_looked_at_can_be_moved(rng: np.random.Generator, moved: Any) -> None:
-    """A room is cut by where it lies, and a copy lies elsewhere."""
+    """A buffer has its parts where it lies, and a copy lies elsewhere."""
     q, k, v = random_arrays(rng)
     looked_at = rootdk.measure(q, k, v, causal=True)[1]
     fields = {name: getattr(looked_at, name) for name in (*FIELDS, "keys")}
@@ -83,3 +84,16 @@ def test_a_reading_that_nobody_looked_at_can_be_moved(rng: np.random.Generator, 
         reading = moved(rootdk.measure(q, k, v, causal=True)[1])
         for name, expected in fields.items():
             np.testing.assert_array_equal(getattr(reading, name), expected, err_msg=name)
+
+
+def test_the_kernel_writes_the_fields_that_the_class_lists_in_their_order() -> None:
+    assert _kernel.reading_fields() == list(FIELDS)
+
+
+def test_the_table_is_the_docstring_and_says_what_an_empty_row_has(rng: np.random.Generator) -> None:
+    q, k, v = arrays(rng, 1, 3, np.float32)
+    nothing = rootdk.measure(q, k[..., :0, :], v[..., :0, :])[1]
+    for entry in dataclasses.fields(Reading):
+        assert f"    {entry.name:13} {entry.metadata['doc']}\n" in (Reading.__doc__ or "")
+        if "empty" in entry.metadata:
+            assert (getattr(nothing, entry.name) == entry.metadata["empty"]).all(), entry.name
