@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import torch_composite, torch_kernel
 from .problem import Problem
+from .torch_forward_mode import refuse_tangents
 
 _LOG2_E = 1.4426950408889634
 _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells it nowhere else
@@ -23,6 +25,8 @@ def attend(
 
     scale, mask, bias and sinks are what the caller gave before it became part of the Problem.
     """
+    if forward_ad._current_level >= 0:  # noqa: SLF001 -- asked here as well, because a call costs more than the question
+        refuse_tangents(query=problem.query, key=problem.key, value=problem.value, scale=scale, bias=bias, sinks=sinks)
     if not torch.is_grad_enabled():
         return torch_kernel.forward(problem, None, reading, keys)
     tensors: tuple[Any, ...] = problem[:3]
@@ -57,6 +61,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
+        refuse_tangents(d_out=d_out)
         out, row_state, query, key, value, *rest = ctx.saved_tensors
         problem = Problem._make((query, key, value, *ctx.numbers))
         # create_graph=True, or many d_out at once: the gradient is something that torch must be able to follow.

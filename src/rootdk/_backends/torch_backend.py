@@ -13,6 +13,7 @@ from ..errors import ArgumentError, ArgumentTypeError
 from ..reading import Reading, reading_of
 from . import torch_autograd, torch_kernel, type_name
 from .problem import Problem
+from .torch_forward_mode import refuse_tangents
 from .torch_kernel import FLOATS
 
 _TYPES = "float32, float64, float16 or bfloat16"
@@ -117,11 +118,13 @@ def measure(problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any) -> t
 
 
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:
+    refuse_tangents(query=problem.query, key=problem.key, value=problem.value)
     row_state = torch_kernel.empty_row_state(problem.query, eager=True)
     out = torch_kernel.forward(problem, row_state, None, None)
     kept = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
+        refuse_tangents(d_out=d_out)
         return torch_kernel.backward(problem, kept, row_state, d_out)[:3]
 
     return out, pull_back

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from .._backends import torch_composite
 from .._backends.problem import Problem
+from .._backends.torch_forward_mode import refuse_tangent
 from .values import backward_values, forward_values, problem_of
 
 # Positions of the arguments of forward_values that are tensors; the others are numbers.
 _TENSORS = (0, 1, 2, 4, 5, 10, 11, 12, 13, 14, 16)
 _LEARNED, _ROW_SCALE, _OFFSET, _LENGTHS, _MASK, _BIAS, _SINKS, _SEED = _TENSORS[3:]
 _COUNT = 17
+_DIFFERENTIABLE = {0: "query", 1: "key", 2: "value", _LEARNED: "scale", _BIAS: "bias", _SINKS: "sinks"}
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -92,6 +94,10 @@ class Pullback(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(second)
 
     @staticmethod
+    def jvp(_ctx: Any, d_out: Any, _out: Any, _row_state: Any, *tangents: Any) -> Any:
+        _refuse_first(d_out=d_out, **{name: tangents[i] for i, name in _DIFFERENTIABLE.items()})
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         d_out, out, row_state, *rest, bias_learned = arguments
         size, dims = info.batch_size, list(in_dims[3:-1])
@@ -122,10 +128,18 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         return pull_back(Pullback.apply, ctx, *grads)
 
     @staticmethod
+    def jvp(_ctx: Any, *tangents: Any) -> Any:
+        _refuse_first(**{name: tangents[i] for i, name in _DIFFERENTIABLE.items()})
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         measured = arguments[-1]
         mapped = _mapped(in_dims[:_COUNT], arguments[:_COUNT], info.batch_size)
         return Attention.apply(*mapped, measured), (0, 1, 1 if measured else None, 0 if measured else None)
+
+
+def _refuse_first(**tangents: Any) -> None:
+    refuse_tangent(next(name for name, tangent in tangents.items() if tangent is not None))
 
 
 def followed(
