@@ -19,7 +19,7 @@ from ._torch.module import MultiHeadAttention
 from ._torch.routing import use
 
 # Found now, because torch.compile cannot follow an import.
-for _kind in (_torch.empty(0), _torch.nn.Parameter(_torch.empty(0))):
+for _kind in (_torch.empty(0, device="cpu"), _torch.nn.Parameter(_torch.empty(0, device="cpu"))):
     _backends.backend_of("query", _kind)
 del _attention, _kind
 

@@ -53,7 +53,7 @@ def plain(argument: str, given: Any) -> Any:
 
 def new_seed() -> int:
     """From torch's default generator: torch.manual_seed repeats it, and so does a recomputed checkpoint."""
-    return int(torch.randint(2**63 - 1, ()))
+    return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:

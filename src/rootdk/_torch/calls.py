@@ -63,7 +63,7 @@ def _call(
     if truth("causal", causal):
         right = 0
     if dropout and seed is None:
-        seed = torch.randint(2**63 - 1, (1,))
+        seed = torch.randint(2**63 - 1, (1,), device="cpu")
     factor, learned, row_scale = _scale(scale, query, key, query_offset, key_lengths)
     whole_offset = query_offset if isinstance(query_offset, int) and not isinstance(query_offset, bool) else None
     run = attention_forward if _dispatched(query, key, value) else Attention.apply
@@ -130,7 +130,7 @@ def _scale(
 def _row_scale(given: ScaleRule, query: Tensor, key: Tensor, query_offset: Any, key_lengths: Any) -> Tensor:
     rest = (False, None, None, None, query_offset, key_lengths, None, None, 0.0, None)
     _, problem, _ = resolve(query.detach(), key.detach(), key.detach(), given, *rest)
-    return torch.tensor(problem.row_scale).reshape(*query.shape[:-3], query.shape[-2])
+    return torch.tensor(problem.row_scale, device="cpu").reshape(*query.shape[:-3], query.shape[-2])
 
 
 def _number(argument: str, given: Any) -> float:
@@ -144,7 +144,7 @@ def _tensor(argument: str, given: Any) -> Tensor | None:
     if given is None or isinstance(given, Tensor):
         return given
     try:
-        return torch.as_tensor(given)
+        return torch.as_tensor(given, device="cpu")
     except (ValueError, TypeError, RuntimeError):
         raise ArgumentTypeError(f"{argument}: must be numbers, got {given!r}") from None
 
@@ -153,7 +153,7 @@ def _sinks(given: Any) -> Tensor | None:
     if given is None or isinstance(given, Tensor):
         return given
     try:
-        return torch.as_tensor(given, dtype=torch.float64)
+        return torch.as_tensor(given, dtype=torch.float64, device="cpu")
     except (ValueError, TypeError, RuntimeError):
         raise ArgumentTypeError(f"sinks: must be numbers, got {given!r}") from None
 
@@ -166,4 +166,4 @@ def _seed(given: Any) -> Tensor | None:
     if not 0 <= given < 2**64:
         raise ArgumentError(f"seed: must be at least 0 and below 2**64, got {given!r}")
     # Operators carry 64 signed bits; operators.py turns them back.
-    return torch.tensor([int(given) - 2**64 if given >= 2**63 else int(given)])
+    return torch.tensor([int(given) - 2**64 if given >= 2**63 else int(given)], device="cpu")

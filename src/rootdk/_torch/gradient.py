@@ -170,7 +170,7 @@ def followed(
         problem.bias if bias is None else bias,
         _as_tensor(problem.sinks, query.shape[-3:-2]) if sinks is None else sinks,
         problem.dropout,
-        None if problem.dropout == 0.0 else torch.tensor([signed]),
+        None if problem.dropout == 0.0 else torch.tensor([signed], device="cpu"),
         bias is not None,
     )
     d_query, d_key, d_value, d_sinks, d_scale = found
@@ -185,7 +185,7 @@ def followed(
 
 
 def _as_tensor(array: Any, shape: tuple[int, ...]) -> Any:
-    return None if array is None else torch.tensor(array).reshape(shape)
+    return None if array is None else torch.tensor(array, device="cpu").reshape(shape)
 
 
 def _mapped(in_dims: tuple[Any, ...], arguments: Any, size: int) -> list[Any]:
