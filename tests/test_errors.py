@@ -53,12 +53,12 @@ WINDOW = "window: must be an int >= 0 or a pair of them (None for no limit)"
 FAR = 2**60
 OPTIONS = [
     ({"scale": "sqrtt"}, f"scale: must be one of the names {NAMES}, got 'sqrtt'; did you mean 'sqrt'?"),
-    ({"scale": float("nan")}, "scale: must be finite and at most 1e+38 in size, got nan"),
-    ({"scale": float("inf")}, "scale: must be finite and at most 1e+38 in size, got inf"),
+    ({"scale": float("nan")}, "scale: must be finite and at most 1e+19 in size, got nan"),
+    ({"scale": float("inf")}, "scale: must be finite and at most 1e+19 in size, got inf"),
     ({"scale": True}, f"{SCALE}, got True"),
     ({"scale": [1.0]}, f"{SCALE}, got [1.0]"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: float("nan"))},
-     "scale: the rule 'bad' must give finite factors of at most 1e+38 in size, got nan"),
+     "scale: the rule 'bad' must give finite factors of at most 1e+19 in size, got nan"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: np.ones(3))},
      "scale: the rule 'bad' must give one factor per row (2, 128), got shape (3,)"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: "0.5")},
@@ -190,7 +190,7 @@ def test_d_out(recorder: RecordingKernel, d_out: Any, message: str) -> None:
 
 def test_threads(recorder: RecordingKernel) -> None:
     expected = "n: must be an int from 1 to 2147483647, got"
-    for given, message in ((0, f"{expected} 0"), (1.5, f"{expected} float")):
+    for given, message in ((0, f"{expected} 0"), (1.5, f"{expected} 1.5"), (10**400, f"{expected} an int near 1e400")):
         with pytest.raises(RootdkError) as caught:
             rootdk.set_num_threads(given)  # type: ignore[arg-type]
         assert str(caught.value) == message

@@ -219,7 +219,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
     ({"window": -1}, "window: must be an int >= 0 or a pair of them (None for no limit), got -1"),
     ({"causal": 1}, "causal: must be True or False, got 1"),
-    ({"scale": float("nan")}, "scale: must be finite and at most 1e+38 in size, got nan"),
+    ({"scale": float("nan")}, "scale: must be finite and at most 1e+19 in size, got nan"),
     ({"key_lengths": torch.tensor([7, 1])}, "key_lengths: must be from 0 to 6, got array([7, 1])"),
     ({"sinks": torch.zeros(3)}, "sinks: must have shape (4,), one per query head, got (3,)"),
     ({"seed": -1}, "seed: must be at least 0 and below 2**64, got -1"),

@@ -5,13 +5,11 @@
 attention() explains the arguments; the other two take the same ones.
 """
 
-import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ._arguments import resolve
-from ._backends import backend_of, kernel, type_name
-from .errors import ArgumentError, ArgumentTypeError
+from ._arguments import count, resolve
+from ._backends import backend_of, kernel
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
 
@@ -211,13 +209,4 @@ def set_num_threads(n: int) -> None:
     1
     >>> rootdk.set_num_threads(before)
     """
-    try:
-        threads = -1 if isinstance(n, bool) else operator.index(n)
-    except TypeError:
-        threads = -1
-    if not 1 <= threads < 2**31:
-        known = isinstance(n, int) and not isinstance(n, bool)
-        raise (ArgumentError if known else ArgumentTypeError)(
-            f"n: must be an int from 1 to {2**31 - 1}, got {n if known else type_name(n)}"
-        )
-    kernel().set_num_threads(threads)
+    kernel().set_num_threads(count("n", n))

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from . import torch_kernel
 from .problem import Problem
+from .torch_batched import each, is_batched
 from .torch_forward_mode import refuse_tangents
 
 _LOG2_E = 1.4426950408889634
@@ -64,9 +65,11 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
         refuse_tangents(d_out=d_out)
+        if is_batched(d_out):
+            return each(lambda one: Attention.backward(ctx, one), d_out)
         out, row_state, query, key, value, *rest = ctx.saved_tensors
         problem = Problem._make((query, key, value, *ctx.numbers))
-        # create_graph=True, or many d_out at once: the gradient is something that torch must be able to follow.
+        # create_graph=True, or vmap over d_out: the gradient is something that torch must be able to follow.
         follow = torch.is_grad_enabled() or _transformed()
         if not (rest or follow):
             return None, None, *torch_kernel.backward(problem, out, row_state, d_out)[:3]

@@ -75,6 +75,16 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
     return query, _floats("key", key, query.dtype), _floats("value", value, query.dtype)
 
 
+def refuse_shapeless(**arrays: Any) -> None:
+    """Name the nested tensor, if there is one: of the older layout it looks like any other until its shape is asked."""
+    for name, tensor in arrays.items():
+        if isinstance(tensor, Tensor) and tensor.is_nested:
+            raise ArgumentTypeError(
+                f"{name}: must be a dense tensor, got a nested one "
+                "(torch.nested.to_padded_tensor makes it dense; key_lengths hides the padding)"
+            )
+
+
 def autocast(*tensors: Any) -> tuple[Any, ...]:
     """Under torch.autocast("cpu"): floating tensors in its type, but not float64, as torch's own operator does it."""
     if not torch.is_autocast_enabled("cpu"):
@@ -146,6 +156,7 @@ def _check_tensor(argument: str, tensor: Any) -> None:
 
 
 def _check_place(argument: str, tensor: Tensor) -> None:
+    refuse_shapeless(**{argument: tensor})
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         layout = "" if tensor.layout == torch.strided else f" with layout {_name(tensor.layout)}"
         raise ArgumentTypeError(

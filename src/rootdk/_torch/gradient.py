@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._backends import torch_composite
 from .._backends.problem import Problem
+from .._backends.torch_batched import each, is_batched
 from .._backends.torch_forward_mode import refuse_tangent
 from .values import backward_values, forward_values, problem_of
 
@@ -32,6 +33,8 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
 
 def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
     """The gradients of the arguments of forward_values; `run` is the operator that computes them."""
+    if is_batched(d_out):
+        return each(lambda one: pull_back(run, ctx, one), d_out)
     gradients: list[Any] = [None] * (_COUNT + 1)
     if d_out is None:
         return tuple(gradients)
@@ -62,6 +65,8 @@ def second(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             "rootdk: torch.func reaches the first derivative of attention only; "
             "for the second use torch.autograd.grad with create_graph=True"
         )
+    if is_batched(*grads):
+        return each(lambda *one: second(ctx, *one), *grads)
     d_out, *tensors = ctx.saved_tensors
     arguments = _together(ctx.numbers, tensors)
     leaves = {"query": 0, "key": 1, "value": 2, "sinks": _SINKS, "scale": _LEARNED}
