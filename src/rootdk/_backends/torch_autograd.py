@@ -4,6 +4,7 @@ The operators of _torch/operators.py compute the same, in terms that a compiler 
 apart into those and to resolve it again at every step costs several times as much as a small call itself.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -150,4 +151,4 @@ def sinks_gradient(d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Tensor)
     weight = torch.exp2(logits[:, None] - maximum) / total
     pulled = (d_out.to(row_state.dtype) * out).sum(dim=-1)
     per_head = (weight * pulled).sum(dim=-1)
-    return -per_head.reshape(-1, per_head.shape[-1]).sum(dim=0).to(sinks.dtype)
+    return -per_head.reshape(math.prod(per_head.shape[:-1]), len(sinks)).sum(dim=0).to(sinks.dtype)
