@@ -324,7 +324,9 @@ def test_the_largest_scale_on_keys_of_zero(dtype: Any) -> None:
     """The scale is multiplied into the query first, and must not become infinite there: inf * 0 is NaN."""
     query, value = np.full((2, 3, 4), 6e4, dtype), np.arange(24, dtype=dtype).reshape(2, 3, 4)
     out, pull_back = rootdk.attention_vjp(query, np.zeros_like(query), value, scale=1e19)
-    np.testing.assert_allclose(out.astype(np.float64), np.broadcast_to(value.mean(1, keepdims=True), out.shape), rtol=1e-3)
+    np.testing.assert_allclose(
+        out.astype(np.float64), np.broadcast_to(value.mean(1, keepdims=True), out.shape), rtol=1e-3
+    )
     d_query, _, d_value = pull_back(np.ones_like(out))
     assert not d_query.any()
     np.testing.assert_allclose(d_value.astype(np.float64), 1, rtol=1e-3)

@@ -165,7 +165,11 @@ def test_second_derivatives_drop_the_same_weights(seed: int) -> None:
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sinks": [0.5, 0, 1], "dropout": 0.5}, {"key_lengths": [4, 2], "scale": "llama4", "causal": True, "window": 3}],
+    [
+        {},
+        {"sinks": [0.5, 0, 1], "dropout": 0.5},
+        {"key_lengths": [4, 2], "scale": "llama4", "causal": True, "window": 3},
+    ],
 )
 def test_the_default_device_does_not_matter(options: dict[str, Any], create_graph: bool) -> None:
     q = torch.randn(2, 3, 5, 4, requires_grad=True)

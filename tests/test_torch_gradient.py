@@ -110,9 +110,7 @@ def _numeric_scale_gradient(q: Any, k: Any, v: Any, d_out: Any, scale: float, le
     """By a central difference of float64 outputs: its error is h^2 and 1e-16/h, both far below 1e-6 of the result."""
     h = 1e-5
     q, k, v = (t.double() for t in (q, k, v))
-    high, low = (
-        rootdk.attention(q, k, v, scale=scale + step, key_lengths=lengths, causal=True) for step in (h, -h)
-    )
+    high, low = (rootdk.attention(q, k, v, scale=scale + step, key_lengths=lengths, causal=True) for step in (h, -h))
     return float((d_out.double() * (high - low)).sum() / (2 * h))
 
 

@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 # Further than any key: a limit is cut to this so that position + limit cannot overflow 64 bits.
 _FAR = 2**61
 
-# Far beyond any use. The kernel multiplies it into the query: with numbers up to as much there, that is still a float32.
+# Far beyond any use. The kernel multiplies it into the query, and with numbers as large there it is still a float32.
 _LARGEST_SCALE = 1e19
 
 
@@ -209,7 +209,7 @@ def real(argument: str, given: Any, expected: str) -> float:
     try:
         return float(given)
     except OverflowError:  # an int of hundreds of digits: too large for whatever is asked of it
-        return math.inf if given > 0 else -math.inf
+        return math.inf if given > 0 else -math.inf  # type: ignore[operator]
 
 
 def positive(argument: str, given: Any) -> float:
@@ -309,9 +309,8 @@ def _factors(name: str, given: Any) -> NDArray[np.float64]:
     """What a rule gave, as numbers; a text that reads like one is a mistake all the same."""
     try:
         array = np.asarray(given)
-        if isinstance(given, np.ma.MaskedArray):
-            raise TypeError  # its mask would be lost
-        if given is not None and array.dtype.kind not in "USc":  # NumPy takes None for a NaN
+        lost = given is None or isinstance(given, np.ma.MaskedArray)  # NumPy takes None for a NaN and drops a mask
+        if not lost and array.dtype.kind not in "USc":
             return np.asarray(array, np.float64)
     except (ValueError, TypeError, OverflowError):
         pass

@@ -114,13 +114,13 @@ def gradients(
     """
     d_query, d_key, d_value, d_bias = torch_kernel.backward(problem, out, row_state, d_out, bias)
     d_sinks = None if sinks is None else sinks_gradient(d_out, out, row_state, sinks)
-    if learned is None:
-        d_scale = None
-    elif d_query.dtype == row_state.dtype and _MODEST <= abs(problem.scale) <= 1 / _MODEST:
-        d_scale = _visible_sum(d_query, problem.query) / problem.scale
-    else:
-        d_scale = _unscaled_gradient(problem, d_out, row_state.dtype)
-    d_scale = None if learned is None else d_scale.to(learned.dtype)
+    d_scale = None
+    if learned is not None:
+        if d_query.dtype == row_state.dtype and _MODEST <= abs(problem.scale) <= 1 / _MODEST:
+            total = _visible_sum(d_query, problem.query) / problem.scale
+        else:
+            total = _unscaled_gradient(problem, d_out, row_state.dtype)
+        d_scale = total.to(learned.dtype)
     return d_query, d_key, d_value, d_sinks, d_scale, d_bias
 
 

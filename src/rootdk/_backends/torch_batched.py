@@ -26,8 +26,6 @@ def each(run: Callable[..., tuple[Any, ...]], *tensors: Any) -> tuple[Any, ...]:
     stacked = [torch._remove_batch_dim(t, level, 0, 0) if is_batched(t) else t for t in tensors]  # noqa: SLF001
     many = [is_batched(t) for t in tensors]
     size = next(t.shape[0] for t, batched in zip(stacked, many, strict=True) if batched)
-    entries = [
-        run(*(t[i] if batched else t for t, batched in zip(stacked, many, strict=True))) for i in range(size)
-    ]
+    entries = [run(*(t[i] if batched else t for t, batched in zip(stacked, many, strict=True))) for i in range(size)]
     together = (None if parts[0] is None else torch.stack(parts) for parts in zip(*entries, strict=True))
     return tuple(None if t is None else torch._add_batch_dim(t, 0, level) for t in together)  # noqa: SLF001

@@ -25,9 +25,7 @@ def weights(
     return _weights(problem, query, key, scale, bias, sinks)[0]
 
 
-def _weights(
-    problem: Problem, query: Tensor, key: Tensor, scale: Any, bias: Any, sinks: Any
-) -> tuple[Tensor, Tensor]:
+def _weights(problem: Problem, query: Tensor, key: Tensor, scale: Any, bias: Any, sinks: Any) -> tuple[Tensor, Tensor]:
     """The weights, and which pairs are visible."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     query, key = query.to(wide), _per_query_head(problem, key.to(wide))
@@ -117,7 +115,7 @@ def output(problem: Problem, leaves: dict[str, Any]) -> Tensor:
     learned = (leaves["scale"], leaves.get("bias"), leaves["sinks"])
     undropped, visible = _weights(problem, query, leaves["key"], *learned)
     kept = dropped(problem, undropped)
-    return _VisibleProduct.apply(kept, _per_query_head(problem, value.to(kept.dtype)), visible)  # type: ignore[no-any-return]
+    return _VisibleProduct.apply(kept, _per_query_head(problem, value.to(kept.dtype)), visible)
 
 
 def second_derivative(
