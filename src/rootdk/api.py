@@ -39,8 +39,8 @@ def attention(
                   same number of axes. Types: float32, float64, float16, bfloat16 (half types add up in float32).
     key, value    (..., kv_heads, n_key, d_k) and (..., kv_heads, n_key, d_v). heads % kv_heads == 0: query heads
                   h*g ... h*g + g - 1 share key head h.
-    scale         None is 1/sqrt(d_k); a number up to 1e19 is taken as it is; a name ("none", "sqrt", "dk", ...) or a rule of
-                  rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.
+    scale         None is 1/sqrt(d_k); a number up to 1e19 is taken as it is; a name ("none", "sqrt", "dk", ...) or a
+                  rule of rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.
     causal        query i sees key j only if j <= i + query_offset.
     mask          bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair.
     bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
