@@ -2,7 +2,7 @@
 
 from . import scaling
 from .api import attention, attention_vjp, measure, num_threads, set_num_threads
-from .errors import ArgumentError, ArgumentTypeError, KernelMissingError, RootdkError
+from .errors import ArgumentError, ArgumentTypeError, DerivativeError, KernelMissingError, RootdkError
 from .prediction import predict
 from .reading import Reading
 from .scaling import ScaleRule
@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "DerivativeError",
     "HeadSummary",
     "KernelMissingError",
     "Reading",

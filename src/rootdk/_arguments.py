@@ -19,8 +19,8 @@ Integers = NDArray[np.int64]
 # Further than any key: a limit is cut to this so that position + limit cannot overflow 64 bits.
 _FAR = 2**61
 
-# Far beyond any use, and still a float32 after the kernel has turned it into units of log2.
-_LARGEST_SCALE = 1e38
+# Far beyond any use. The kernel multiplies it into the query, and with numbers as large there it is still a float32.
+_LARGEST_SCALE = 1e19
 
 
 def resolve(
@@ -42,9 +42,13 @@ def resolve(
     """The adapter, the Problem, and whether the caller's arrays had no head axis (so that the result has none)."""
     backend = backend_of("query", query)
     query, key, value = backend.inputs(query, key, value)
-    shape, key_shape = query.shape, key.shape
-    if not (shape == key_shape == value.shape) or len(shape) < 2 or shape[-1] == 0:
-        check_shapes(tuple(shape), tuple(key_shape), tuple(value.shape))
+    try:
+        shape, key_shape, value_shape = query.shape, key.shape, value.shape
+    except RuntimeError:  # to ask every array first would take time from every call
+        backend.refuse_shapeless(query=query, key=key, value=value)
+        raise
+    if not (shape == key_shape == value_shape) or len(shape) < 2 or shape[-1] == 0:
+        check_shapes(tuple(shape), tuple(key_shape), tuple(value_shape))
     one_head = len(shape) == 2
     if one_head:
         query, key, value = query[None], key[None], value[None]
@@ -108,12 +112,12 @@ def _options(
     else:
         scale, row_scale = _scale(backend.plain("scale", scale), shape[-1], n_query, n_key, lengths, offset)
 
-    rate = _dropout(dropout)
+    rate = share("dropout", dropout)
     scores = () if mask is None and bias is None else (*shape[:-1], n_key)
     return (
         scale,
         row_scale,
-        None if softcap is None else _positive("softcap", softcap),
+        None if softcap is None else positive("softcap", softcap),
         left,
         right,
         offset,
@@ -122,7 +126,7 @@ def _options(
         None if bias is None else backend.broadcast("bias", bias, scores, False),
         None if sinks is None else _sinks(backend.plain("sinks", sinks), shape[-3], one_head),
         rate,
-        _seed(backend, seed, rate),
+        whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
     )
 
 
@@ -156,13 +160,15 @@ def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int,
 def _integers(argument: str, given: Any, leading: tuple[int, ...], low: int, high: int) -> Integers:
     """One integer per batch entry, flat; a single integer counts for all."""
     array = _numbers(argument, given)
+    if array.dtype == object and all(_is_int(number) for number in array.flat):  # beyond 64 bits
+        array = np.asarray(np.clip(array, low - 1, high + 1), np.int64)
     if array.dtype.kind not in "iu" and array.size:  # an empty list has no integer type of its own
-        raise ArgumentTypeError(f"{argument}: must be integers, got {_shown(given)}")
+        raise ArgumentTypeError(f"{argument}: must be integers, got {shown(given)}")
     expected = leading or (1,)  # without leading axes there is one batch entry
     if array.shape not in ((), expected):
         raise ArgumentError(f"{argument}: must be an int or ints of shape {expected}, got shape {array.shape}")
     if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
-        raise ArgumentError(f"{argument}: must be from {low} to {high}, got {_shown(given)}")
+        raise ArgumentError(f"{argument}: must be from {low} to {high}, got {shown(given)}")
     full = np.broadcast_to(array.astype(np.int64), expected).reshape(math.prod(expected))
     return np.ascontiguousarray(full)
 
@@ -170,7 +176,7 @@ def _integers(argument: str, given: Any, leading: tuple[int, ...], low: int, hig
 def window_limits(window: Any) -> tuple[int | None, int | None]:
     pair = window if isinstance(window, (tuple, list)) else (window, window)
     if len(pair) != 2:
-        raise ArgumentError(f"window: must be an int or (left, right), got {window!r}")
+        raise ArgumentError(f"window: must be an int or (left, right), got {shown(window)}")
     return _distance(pair[0], window), _distance(pair[1], window)
 
 
@@ -179,65 +185,86 @@ def _distance(side: Any, window: Any) -> int | None:
         return None
     expected = "window: must be an int >= 0 or a pair of them (None for no limit), got"
     try:
-        distance = None if isinstance(side, (bool, np.bool_)) else operator.index(side)
+        distance = None if isinstance(side, (bool, np.bool_, np.ma.MaskedArray)) else operator.index(side)
     except TypeError:
         distance = None
     if distance is None:
-        raise ArgumentTypeError(f"{expected} {window!r}")
+        raise ArgumentTypeError(f"{expected} {shown(window)}")
     if distance < 0:
-        raise ArgumentError(f"{expected} {distance if side is window else window!r}")
+        raise ArgumentError(f"{expected} {shown(distance if side is window else window)}")
     return min(distance, _FAR)
 
 
 def truth(argument: str, given: Any) -> bool:
     if not isinstance(given, (bool, np.bool_)):
-        raise ArgumentTypeError(f"{argument}: must be True or False, got {_shown(given)}")
+        raise ArgumentTypeError(f"{argument}: must be True or False, got {shown(given)}")
     return bool(given)
 
 
-def _real(argument: str, given: Any, expected: str) -> float:
+def real(argument: str, given: Any, expected: str) -> float:
     if type(given) is float:  # the common case; asking the abstract Real takes longer than the rest of a call
         return given
     if isinstance(given, (bool, np.bool_)) or not isinstance(given, Real):
-        raise ArgumentTypeError(f"{argument}: must be {expected}, got {_shown(given)}")
-    return float(given)
+        raise ArgumentTypeError(f"{argument}: must be {expected}, got {shown(given)}")
+    try:
+        return float(given)
+    except OverflowError:  # an int of hundreds of digits: too large for whatever is asked of it
+        return math.inf if given > 0 else -math.inf  # type: ignore[operator]
 
 
-def _positive(argument: str, given: Any) -> float:
-    number = _real(argument, given, "a number > 0")
+def positive(argument: str, given: Any) -> float:
+    number = real(argument, given, "a number > 0")
     if not (number > 0 and math.isfinite(number)):
-        raise ArgumentError(f"{argument}: must be a finite number > 0, got {given!r}")
+        raise ArgumentError(f"{argument}: must be a finite number > 0, got {shown(given)}")
     return number
 
 
-def _dropout(given: Any) -> float:
-    number = _real("dropout", given, "a number from 0 to below 1")
+def share(argument: str, given: Any) -> float:
+    number = real(argument, given, "a number from 0 to below 1")
     if not 0 <= number < 1:
-        raise ArgumentError(f"dropout: must be at least 0 and below 1, got {given!r}")
+        raise ArgumentError(f"{argument}: must be at least 0 and below 1, got {shown(given)}")
     return number
 
 
-def _seed(backend: Backend, given: Any, rate: float) -> int:
-    if given is None:
-        return 0 if rate == 0.0 else backend.new_seed()
-    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)):
-        raise ArgumentTypeError(f"seed: must be an int, got {_shown(given)}")
+def count(argument: str, given: Any) -> int:
+    """How many heads, threads, numbers: an int from 1 on."""
+    try:
+        number = None if isinstance(given, (bool, np.bool_, np.ma.MaskedArray)) else operator.index(given)
+    except TypeError:
+        number = None
+    expected = f"{argument}: must be an int from 1 to {2**31 - 1}, got"
+    if number is None:
+        raise ArgumentTypeError(f"{expected} {shown(given)}")
+    if not 1 <= number < 2**31:
+        raise ArgumentError(f"{expected} {shown(number)}")
+    return number
+
+
+def _is_int(given: Any) -> bool:
+    return isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+
+
+def whole_seed(given: Any) -> int:
+    if not _is_int(given):
+        raise ArgumentTypeError(f"seed: must be an int, got {shown(given)}")
     if not 0 <= given < 2**64:
-        raise ArgumentError(f"seed: must be at least 0 and below 2**64, got {given!r}")
+        raise ArgumentError(f"seed: must be at least 0 and below 2**64, got {shown(given)}")
     return int(given)
 
 
 def _sinks(given: Any, heads: int, one_head: bool) -> NDArray[np.float64]:
     array = _numbers("sinks", given)
+    if array.dtype == object:  # ints beyond 64 bits
+        array = np.array([real("sinks", number, "numbers") for number in array.flat]).reshape(array.shape)
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise ArgumentTypeError(f"sinks: must be numbers, got {_shown(given)}")
+        raise ArgumentTypeError(f"sinks: must be numbers, got {shown(given)}")
     if one_head and array.ndim == 0:
         array = array[None]
     if array.shape != (heads,):
         raise ArgumentError(f"sinks: must have shape ({heads},), one per query head, got {array.shape}")
     array = np.ascontiguousarray(array, np.float64)
     if not np.isfinite(array).all():
-        raise ArgumentError(f"sinks: must be finite, got {_shown(given)}")
+        raise ArgumentError(f"sinks: must be finite, got {shown(given)}")
     return array
 
 
@@ -248,10 +275,7 @@ def _scale(
     if isinstance(given, str):
         given = rule(given)
     if not isinstance(given, ScaleRule):
-        number = _real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
-        if not abs(number) <= _LARGEST_SCALE:
-            raise ArgumentError(f"scale: must be finite and at most {_LARGEST_SCALE:g} in size, got {given!r}")
-        return number, None
+        return scale_number(given), None
     by_keys, by_position = "keys" in given.varies, "position" in given.varies
     keys: Any = None
     if by_keys:
@@ -261,7 +285,7 @@ def _scale(
     if not (np.abs(factor) <= _LARGEST_SCALE).all():
         raise ArgumentError(
             f"scale: the rule {given.name!r} must give finite factors of at most {_LARGEST_SCALE:g} in size, "
-            f"got {_shown(factor.tolist())}"
+            f"got {shown(factor.tolist())}"
         )
     if factor.ndim == 0:
         return float(factor), None
@@ -274,25 +298,43 @@ def _scale(
         ) from None
 
 
+def scale_number(given: Any) -> float:
+    number = real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
+    if not abs(number) <= _LARGEST_SCALE:
+        raise ArgumentError(f"scale: must be finite and at most {_LARGEST_SCALE:g} in size, got {shown(given)}")
+    return number
+
+
 def _factors(name: str, given: Any) -> NDArray[np.float64]:
     """What a rule gave, as numbers; a text that reads like one is a mistake all the same."""
     try:
         array = np.asarray(given)
-        if given is not None and array.dtype.kind not in "USc":  # NumPy takes None for a NaN
+        lost = given is None or isinstance(given, np.ma.MaskedArray)  # NumPy takes None for a NaN and drops a mask
+        if not lost and array.dtype.kind not in "USc":
             return np.asarray(array, np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         pass
-    raise ArgumentTypeError(f"scale: the rule {name!r} must give numbers, got {_shown(given)}")
+    raise ArgumentTypeError(f"scale: the rule {name!r} must give numbers, got {shown(given)}")
 
 
 def _numbers(argument: str, given: Any) -> NDArray[Any]:
+    refuse_masked(argument, given)
     try:
         return np.asarray(given)
     except (ValueError, TypeError):
-        raise ArgumentTypeError(f"{argument}: must be numbers, got {_shown(given)}") from None
+        raise ArgumentTypeError(f"{argument}: must be numbers, got {shown(given)}") from None
 
 
-def _shown(given: Any) -> str:
-    """A short value as it is, anything longer by its type."""
+def refuse_masked(argument: str, given: Any) -> None:
+    """A masked array of NumPy, alone or in a list: every use of it as numbers would silently lose the mask."""
+    for part in given if isinstance(given, (list, tuple)) else (given,):
+        if isinstance(part, np.ma.MaskedArray):
+            raise ArgumentTypeError(f"{argument}: must be numbers without a mask, got {type_name(part)}")
+
+
+def shown(given: Any) -> str:
+    """A short value as it is, a long int by its size, anything else by its type."""
+    if type(given) is int and abs(given) >= 10**60:
+        return f"an int near {'-' if given < 0 else ''}1e{math.log10(abs(given)):.0f}"
     text = repr(given)
     return text if len(text) <= 60 and "\n" not in text else type_name(given)

@@ -5,13 +5,11 @@
 attention() explains the arguments; the other two take the same ones.
 """
 
-import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ._arguments import resolve
-from ._backends import backend_of, kernel, type_name
-from .errors import ArgumentError, ArgumentTypeError
+from ._arguments import count, resolve
+from ._backends import backend_of, kernel
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
 
@@ -41,8 +39,8 @@ def attention(
                   same number of axes. Types: float32, float64, float16, bfloat16 (half types add up in float32).
     key, value    (..., kv_heads, n_key, d_k) and (..., kv_heads, n_key, d_v). heads % kv_heads == 0: query heads
                   h*g ... h*g + g - 1 share key head h.
-    scale         None is 1/sqrt(d_k); a number is taken as it is; a name ("none", "sqrt", "dk", ...) or a rule of
-                  rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.
+    scale         None is 1/sqrt(d_k); a number up to 1e19 is taken as it is; a name ("none", "sqrt", "dk", ...) or a
+                  rule of rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.
     causal        query i sees key j only if j <= i + query_offset.
     mask          bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair.
     bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
@@ -211,13 +209,4 @@ def set_num_threads(n: int) -> None:
     1
     >>> rootdk.set_num_threads(before)
     """
-    try:
-        threads = -1 if isinstance(n, bool) else operator.index(n)
-    except TypeError:
-        threads = -1
-    if not 1 <= threads < 2**31:
-        known = isinstance(n, int) and not isinstance(n, bool)
-        raise (ArgumentError if known else ArgumentTypeError)(
-            f"n: must be an int from 1 to {2**31 - 1}, got {n if known else type_name(n)}"
-        )
-    kernel().set_num_threads(threads)
+    kernel().set_num_threads(count("n", n))

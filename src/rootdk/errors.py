@@ -20,6 +20,10 @@ class ArgumentTypeError(RootdkError, TypeError):
     """An argument has a type that cannot be used."""
 
 
+class DerivativeError(RootdkError, NotImplementedError):
+    """A derivative was asked for that is not computed; torch says the same of its own functions with this built-in."""
+
+
 class KernelMissingError(RootdkError, ImportError):
     """The compiled module is not there or does not load."""
 

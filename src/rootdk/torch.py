@@ -5,8 +5,7 @@
     with rootdk.torch.use(): ...                              every F.scaled_dot_product_attention in any model
     rootdk.torch.register_transformers()                      attn_implementation="rootdk" in transformers
 
-Importing this registers the operators rootdk::attention_forward and rootdk::attention_backward, which torch.compile
-needs. rootdk.attention and rootdk.measure take tensors with or without it.
+rootdk.attention and rootdk.measure take tensors with or without this import, inside torch.compile as well.
 """
 
 import torch as _torch
@@ -18,8 +17,8 @@ from ._torch.hugging_face import register_transformers
 from ._torch.module import MultiHeadAttention
 from ._torch.routing import use
 
-# Found now, because torch.compile cannot follow an import.
-for _kind in (_torch.empty(0), _torch.nn.Parameter(_torch.empty(0))):
+# Found now, so that what torch.compile makes before the first plain call is still valid after it.
+for _kind in (_torch.empty(0, device="cpu"), _torch.nn.Parameter(_torch.empty(0, device="cpu"))):
     _backends.backend_of("query", _kind)
 del _attention, _kind
 

@@ -319,6 +319,21 @@ def test_the_largest_finite_bias(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(out[:, :, 5], mean, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_the_largest_scale_on_keys_of_zero(dtype: Any) -> None:
+    """The scale is multiplied into the query first, and must not become infinite there: inf * 0 is NaN."""
+    query, value = np.full((2, 3, 4), 6e4, dtype), np.arange(24, dtype=dtype).reshape(2, 3, 4)
+    out, pull_back = rootdk.attention_vjp(query, np.zeros_like(query), value, scale=1e19)
+    np.testing.assert_allclose(
+        out.astype(np.float64), np.broadcast_to(value.mean(1, keepdims=True), out.shape), rtol=1e-3
+    )
+    d_query, _, d_value = pull_back(np.ones_like(out))
+    assert not d_query.any()
+    np.testing.assert_allclose(d_value.astype(np.float64), 1, rtol=1e-3)
+    with pytest.raises(rootdk.ArgumentError, match=r"^scale: must be finite and at most 1e\+19 in size, got 1e\+38$"):
+        rootdk.attention(query, query, value, scale=1e38)
+
+
 @pytest.mark.parametrize("softcap", [1e30, 1e38, 3e38, 1e300])
 def test_a_softcap_without_end(rng: np.random.Generator, softcap: float) -> None:
     """A cap is any finite number > 0; one beyond the range of float32 caps nothing."""

@@ -53,12 +53,12 @@ WINDOW = "window: must be an int >= 0 or a pair of them (None for no limit)"
 FAR = 2**60
 OPTIONS = [
     ({"scale": "sqrtt"}, f"scale: must be one of the names {NAMES}, got 'sqrtt'; did you mean 'sqrt'?"),
-    ({"scale": float("nan")}, "scale: must be finite and at most 1e+38 in size, got nan"),
-    ({"scale": float("inf")}, "scale: must be finite and at most 1e+38 in size, got inf"),
+    ({"scale": float("nan")}, "scale: must be finite and at most 1e+19 in size, got nan"),
+    ({"scale": float("inf")}, "scale: must be finite and at most 1e+19 in size, got inf"),
     ({"scale": True}, f"{SCALE}, got True"),
     ({"scale": [1.0]}, f"{SCALE}, got [1.0]"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: float("nan"))},
-     "scale: the rule 'bad' must give finite factors of at most 1e+38 in size, got nan"),
+     "scale: the rule 'bad' must give finite factors of at most 1e+19 in size, got nan"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: np.ones(3))},
      "scale: the rule 'bad' must give one factor per row (2, 128), got shape (3,)"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: "0.5")},
@@ -67,6 +67,12 @@ OPTIONS = [
      "scale: the rule 'bad' must give numbers, got None"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: [[1.0], [1.0, 2.0]])},
      "scale: the rule 'bad' must give numbers, got [[1.0], [1.0, 2.0]]"),
+    ({"scale": 10**400}, "scale: must be finite and at most 1e+19 in size, got an int near 1e400"),
+    ({"scale": -(10**30)}, f"scale: must be finite and at most 1e+19 in size, got {-(10**30)}"),
+    ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: 10**400)},
+     "scale: the rule 'bad' must give numbers, got an int near 1e400"),
+    ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: np.ma.masked_array(0.5))},
+     "scale: the rule 'bad' must give numbers, got numpy.ma.MaskedArray"),
     ({"causal": 1}, "causal: must be True or False, got 1"),
     ({"causal": None}, "causal: must be True or False, got None"),
     ({"mask": [True]}, "mask: must be a NumPy array like query, got list"),
@@ -83,12 +89,24 @@ OPTIONS = [
     ({"window": (3, -1)}, f"{WINDOW}, got (3, -1)"),
     ({"window": 2.0}, f"{WINDOW}, got 2.0"),
     ({"window": True}, f"{WINDOW}, got True"),
+    ({"window": -(10**400)}, f"{WINDOW}, got an int near -1e400"),
+    ({"window": np.ma.masked_array(1)}, f"{WINDOW}, got numpy.ma.MaskedArray"),
     ({"window": (1, 2, 3)}, "window: must be an int or (left, right), got (1, 2, 3)"),
     ({"query_offset": 1.5}, "query_offset: must be integers, got 1.5"),
     ({"query_offset": True}, "query_offset: must be integers, got True"),
     ({"query_offset": [1, 2, 3]}, "query_offset: must be an int or ints of shape (2,), got shape (3,)"),
     ({"query_offset": [[1, 2], [3]]}, "query_offset: must be numbers, got [[1, 2], [3]]"),
     ({"query_offset": 2**61}, f"query_offset: must be from {-FAR} to {FAR}, got {2**61}"),
+    ({"query_offset": 10**30}, f"query_offset: must be from {-FAR} to {FAR}, got {10**30}"),
+    ({"query_offset": -(10**5000)}, f"query_offset: must be from {-FAR} to {FAR}, got an int near -1e5000"),
+    ({"query_offset": np.ma.masked_array([1, 2])},
+     "query_offset: must be numbers without a mask, got numpy.ma.MaskedArray"),
+    ({"key_lengths": [10**30, 1]}, f"key_lengths: must be from 0 to 96, got {[10**30, 1]}"),
+    ({"key_lengths": 10**400}, "key_lengths: must be from 0 to 96, got an int near 1e400"),
+    ({"key_lengths": np.ma.masked_array([1, 2], [True, False])},
+     "key_lengths: must be numbers without a mask, got numpy.ma.MaskedArray"),
+    ({"key_lengths": [np.ma.masked_array(1, True), 2]},
+     "key_lengths: must be numbers without a mask, got numpy.ma.MaskedArray"),
     ({"key_lengths": [97, 1]}, "key_lengths: must be from 0 to 96, got [97, 1]"),
     ({"key_lengths": [-1, 1]}, "key_lengths: must be from 0 to 96, got [-1, 1]"),
     ({"key_lengths": [[1, 2]]}, "key_lengths: must be an int or ints of shape (2,), got shape (1, 2)"),
@@ -96,11 +114,16 @@ OPTIONS = [
     ({"softcap": 0.0}, "softcap: must be a finite number > 0, got 0.0"),
     ({"softcap": -2}, "softcap: must be a finite number > 0, got -2"),
     ({"softcap": float("nan")}, "softcap: must be a finite number > 0, got nan"),
+    ({"softcap": 10**400}, "softcap: must be a finite number > 0, got an int near 1e400"),
+    ({"softcap": -(10**5000)}, "softcap: must be a finite number > 0, got an int near -1e5000"),
     ({"softcap": "30"}, "softcap: must be a number > 0, got '30'"),
     ({"sinks": np.zeros(4)}, "sinks: must have shape (8,), one per query head, got (4,)"),
     ({"sinks": 1.0}, "sinks: must have shape (8,), one per query head, got ()"),
     ({"sinks": ["a"] * 8}, "sinks: must be numbers, got ['a', 'a', 'a', 'a', 'a', 'a', 'a', 'a']"),
     ({"sinks": [0, 0, 0, 0, 0, 0, 0, float("inf")]}, "sinks: must be finite, got [0, 0, 0, 0, 0, 0, 0, inf]"),
+    ({"sinks": np.ma.masked_array(np.zeros(8))}, "sinks: must be numbers without a mask, got numpy.ma.MaskedArray"),
+    ({"sinks": [10**400] * 8}, "sinks: must be finite, got list"),
+    ({"dropout": 10**400}, "dropout: must be at least 0 and below 1, got an int near 1e400"),
     ({"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
     ({"dropout": -0.1}, "dropout: must be at least 0 and below 1, got -0.1"),
     ({"dropout": float("nan")}, "dropout: must be at least 0 and below 1, got nan"),
@@ -108,6 +131,7 @@ OPTIONS = [
     ({"dropout": np.zeros(2)}, "dropout: must be a number from 0 to below 1, got array([0., 0.])"),
     ({"seed": -1}, "seed: must be at least 0 and below 2**64, got -1"),
     ({"seed": 2**64}, f"seed: must be at least 0 and below 2**64, got {2**64}"),
+    ({"seed": 10**5000}, "seed: must be at least 0 and below 2**64, got an int near 1e5000"),
     ({"seed": 1.0}, "seed: must be an int, got 1.0"),
 ]  # fmt: skip
 
@@ -190,7 +214,7 @@ def test_d_out(recorder: RecordingKernel, d_out: Any, message: str) -> None:
 
 def test_threads(recorder: RecordingKernel) -> None:
     expected = "n: must be an int from 1 to 2147483647, got"
-    for given, message in ((0, f"{expected} 0"), (1.5, f"{expected} float")):
+    for given, message in ((0, f"{expected} 0"), (1.5, f"{expected} 1.5"), (10**400, f"{expected} an int near 1e400")):
         with pytest.raises(RootdkError) as caught:
             rootdk.set_num_threads(given)  # type: ignore[arg-type]
         assert str(caught.value) == message

@@ -1,5 +1,7 @@
 """The operators under torch's own examination, and torch.compile forward and backward."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -125,6 +127,36 @@ def test_dropout_without_a_seed_compiles() -> None:
     compiled = torch.compile(lambda q: rootdk.attention(q, q, q, dropout=0.5), fullgraph=True, backend="aot_eager")
     first, second = compiled(q), compiled(q)
     assert not torch.equal(first, second)
+
+
+def test_two_calls_draw_two_seeds() -> None:
+    """The seeds of the plain calls, in their order."""
+    torch.compiler.reset()
+    layer = rootdk.torch.MultiHeadAttention(8, 2, dropout=0.5)
+    q = torch.randn(2, 20, 8)
+
+    def twice(q: Any) -> Any:
+        calls = [rootdk.attention(q, q, q, dropout=0.5) for _ in range(2)]
+        return (*calls, *(layer(q, q, q, need_weights=False)[0] for _ in range(2)))
+
+    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(3)
+    ours = compiled(q)
+    torch.manual_seed(3)
+    for out, expected in zip(ours, twice(q), strict=True):
+        torch.testing.assert_close(out, expected)
+    assert not torch.equal(ours[0], ours[1])
+    assert not torch.equal(ours[2], ours[3])
+
+
+def test_the_first_call_of_all_may_be_compiled() -> None:
+    """With nothing imported but rootdk, and nothing called before."""
+    code = (
+        "import rootdk, torch; q = torch.randn(2, 4, 8, requires_grad=True);"
+        "f = torch.compile(lambda q: rootdk.attention(q, q, q), fullgraph=True, backend='aot_eager');"
+        "out = f(q); out.sum().backward(); assert torch.equal(out, rootdk.attention(q, q, q))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_rule_by_row_does_not_compile_and_says_so() -> None:

@@ -228,6 +228,34 @@ def test_module_options() -> None:
         module(x, x, x, is_causal=True)
 
 
+WHOLE = "must be an int from 1 to 2147483647, got"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"num_heads": 4.0}, f"num_heads: {WHOLE} 4.0"),
+        ({"num_heads": True}, f"num_heads: {WHOLE} True"),
+        ({"num_heads": "4"}, f"num_heads: {WHOLE} '4'"),
+        ({"num_heads": 0}, f"num_heads: {WHOLE} 0"),
+        ({"num_heads": 3}, "num_heads: must divide embed_dim = 16, got 3"),
+        ({"embed_dim": 16.0}, f"embed_dim: {WHOLE} 16.0"),
+        ({"embed_dim": 10**30}, f"embed_dim: {WHOLE} {10**30}"),
+        ({"kdim": 3.0}, f"kdim: {WHOLE} 3.0"),
+        ({"vdim": True}, f"vdim: {WHOLE} True"),
+        ({"kv_heads": 2.0}, f"kv_heads: {WHOLE} 2.0"),
+        ({"kv_heads": 3}, "kv_heads: must divide num_heads = 4, got 3"),
+        ({"d_k": True}, f"d_k: {WHOLE} True"),
+        ({"d_k": 0}, f"d_k: {WHOLE} 0"),
+    ],
+    ids=str,
+)
+def test_module_sizes_are_whole_numbers(sizes: dict[str, Any], message: str) -> None:
+    with pytest.raises(rootdk.RootdkError) as caught:
+        rootdk.torch.MultiHeadAttention(**({"embed_dim": 16, "num_heads": 4} | sizes))
+    assert str(caught.value) == message
+
+
 def test_module_dropout_shows_the_weights_it_used() -> None:
     module = MultiHeadAttention(16, 2, dropout=0.5, batch_first=True)
     x = torch.randn(1, 30, 16)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rootdk
+import rootdk.torch
 from rootdk.torch import scaled_dot_product_attention
 
 
@@ -161,9 +162,69 @@ def test_second_derivatives_drop_the_same_weights(seed: int) -> None:
     torch.testing.assert_close(weights_sum, rootdk.attention(q, k, torch.ones_like(v), dropout=0.4, seed=seed))
 
 
-def test_the_default_device_does_not_matter() -> None:
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sinks": [0.5, 0, 1], "dropout": 0.5},
+        {"key_lengths": [4, 2], "scale": "llama4", "causal": True, "window": 3},
+    ],
+)
+def test_the_default_device_does_not_matter(options: dict[str, Any], create_graph: bool) -> None:
     q = torch.randn(2, 3, 5, 4, requires_grad=True)
+    d_out = torch.ones_like(q)
     with torch.device("meta"):
-        out, reading = rootdk.measure(q, q, q)
-        (gradient,) = torch.autograd.grad(out, q, torch.ones(out.shape, device="cpu"))
-    assert {t.device.type for t in (out, reading.entropy, reading.keys, gradient)} == {"cpu"}
+        out, reading = rootdk.measure(q, q, q, **options)
+        (gradient,) = torch.autograd.grad(out, q, d_out, create_graph=create_graph)
+        if create_graph:
+            (gradient,) = torch.autograd.grad(gradient, q, d_out)
+        mapped = torch.func.grad(lambda q: rootdk.attention(q, q, q, **options).sum())(q)
+    assert {t.device.type for t in (out, reading.entropy, reading.keys, gradient, mapped)} == {"cpu"}
+
+
+def test_the_default_device_does_not_matter_to_a_layer() -> None:
+    layer = rootdk.torch.MultiHeadAttention(8, 2, dropout=0.5)
+    x = torch.randn(2, 3, 8)
+    with torch.device("meta"):
+        out, weights = layer(x, x, x)
+    assert out.device.type == weights.device.type == "cpu"
+
+
+MANY: list[dict[str, Any]] = [
+    {},
+    {"causal": True, "scale": "llama4"},
+    {"sinks": torch.randn(3, dtype=torch.float64), "scale": torch.tensor(0.3, dtype=torch.float64)},
+    {"bias": torch.randn(5, 5, dtype=torch.float64), "dropout": 0.4, "seed": 3},
+]
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("options", MANY, ids=[",".join(options) for options in MANY])
+def test_batched_gradients(options: dict[str, Any], create_graph: bool) -> None:
+    """torch.autograd.grad(is_grads_batched=True), and the derivative of what it gives."""
+    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    options = {n: t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
+    leaves = (q, k, v, *(t for t in options.values() if isinstance(t, torch.Tensor)))
+    out = rootdk.attention(q, k, v, **options)
+    d_outs = torch.randn(4, *out.shape, dtype=torch.float64, requires_grad=create_graph)
+    kept = {"retain_graph": True, "create_graph": create_graph}
+    together = torch.autograd.grad(out, leaves, d_outs, is_grads_batched=True, **kept)
+    alone = [torch.autograd.grad(out, leaves, d_out, **kept) for d_out in d_outs]
+    expected = [torch.stack(gradients) for gradients in zip(*alone, strict=True)]
+    for ours, theirs in zip(together, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    if create_graph:
+        seconds = (torch.autograd.grad(sum(g.sin().sum() for g in gs), (d_outs, *leaves), retain_graph=True)
+                   for gs in (together, expected))  # fmt: skip
+        for ours, theirs in zip(*seconds, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_vectorized_jacobian_and_hessian() -> None:
+    q, k, v = torch.randn(3, 1, 2, 3, 2, dtype=torch.float64).unbind(0)
+    for derivative, of in (
+        (torch.autograd.functional.jacobian, lambda q: rootdk.attention(q, k, v, causal=True)),
+        (torch.autograd.functional.hessian, lambda q: rootdk.attention(q, k, v, causal=True).sin().sum()),
+    ):
+        torch.testing.assert_close(derivative(of, q, vectorize=True), derivative(of, q), rtol=1e-12, atol=1e-14)

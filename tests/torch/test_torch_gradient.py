@@ -86,6 +86,55 @@ def test_a_learned_scale_and_sinks_in_float32(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(wide[0].grad.numpy(), judged, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("scale", [0.5, 1 / 512, 1e-6, 1e-30, 0.0, -1e-6])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_gradient_of_any_scale_in_any_type(dtype: Any, scale: float) -> None:
+    """It must not pass through d_query, which is rounded to a half type and as small as the scale."""
+    draw = torch.Generator().manual_seed(7)
+    q, k, v, d_out = (torch.randn(2, 4, 50, 16, generator=draw).to(dtype) for _ in range(4))
+    lengths = torch.tensor([50, 30])
+    found, exact = [], []
+    for wide, gradients in ((dtype, found), (torch.float64, exact)):
+        temperature = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
+        out = rootdk.attention(q.to(wide), k.to(wide), v.to(wide), scale=temperature, key_lengths=lengths, causal=True)
+        out.backward(d_out.to(wide))
+        gradients.append(temperature.grad.item())
+    # A sum of N products of unit size, each right to a few roundings: the errors add up like sqrt(N).
+    unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    assert abs(found[0] - exact[0]) < 2 * unit * np.sqrt(d_out.numel()) * 8
+    weights_free = _numeric_scale_gradient(q, k, v, d_out, scale, lengths)
+    assert exact[0] == pytest.approx(weights_free, rel=1e-6)
+
+
+def _numeric_scale_gradient(q: Any, k: Any, v: Any, d_out: Any, scale: float, lengths: Any) -> float:
+    """By a central difference of float64 outputs: its error is h^2 and 1e-16/h, both far below 1e-6 of the result."""
+    h = 1e-5
+    q, k, v = (t.double() for t in (q, k, v))
+    high, low = (rootdk.attention(q, k, v, scale=scale + step, key_lengths=lengths, causal=True) for step in (h, -h))
+    return float((d_out.double() * (high - low)).sum() / (2 * h))
+
+
+def test_a_row_that_sees_nothing_does_not_count_for_the_scale() -> None:
+    q, k, v = torch.randn(3, 2, 4, 8).unbind(0)
+    q[:, 0] = torch.nan
+    scale = torch.tensor(0.3, requires_grad=True)
+    rootdk.attention(q, k, v, scale=scale, causal=True, query_offset=-1).sum().backward()
+    assert scale.grad.isfinite()
+
+
+@pytest.mark.parametrize("size", [3e38, -3e38, 1e300, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_far_sinks(dtype: Any, size: float) -> None:
+    """A sink takes all or nothing, and so its gradient is 0."""
+    q, k, v = (torch.randn(2, 3, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    sinks = torch.full((2,), size, dtype=torch.float64, requires_grad=True)
+    out = rootdk.attention(q, k, v, sinks=sinks)
+    torch.testing.assert_close(out, torch.zeros_like(out) if size > 0 else rootdk.attention(q, k, v))
+    gradients = torch.autograd.grad(out.sin().sum(), (q, k, v, sinks))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert not gradients[3].any()
+
+
 def _judged(tensors: Any, **options: Any) -> Any:
     from helpers import problem_of
 

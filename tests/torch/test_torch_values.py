@@ -11,6 +11,7 @@ from helpers import assert_within, forward_budget, gradient_budget, measure_budg
 from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 
 import rootdk
+import rootdk.torch
 from rootdk import RootdkError
 from rootdk._backends import kernel, torch_kernel
 from rootdk.reading import FIELDS
@@ -196,6 +197,12 @@ def test_empty(sizes: tuple[int, int, int, int], followed: bool) -> None:
 Q = torch.zeros(2, 4, 6, 8)
 CPU = "must be a dense tensor on the CPU, got one on device 'meta' (rootdk computes on the CPU only: move it with tensor.cpu())"  # noqa: E501
 TYPES = "float32, float64, float16 or bfloat16"
+UNMASKED = "must be numbers without a mask, got numpy.ma.MaskedArray"
+DENSE = (
+    "must be a dense tensor, got a nested one "
+    "(torch.nested.to_padded_tensor makes it dense; key_lengths hides the padding)"
+)
+NESTED, JAGGED = (torch.nested.nested_tensor([Q[0], Q[0]], layout=layout) for layout in (torch.strided, torch.jagged))
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"key": Q.numpy()}, "key: must be a torch tensor like query, got numpy.ndarray"),
     ({"value": [1.0]}, "value: must be a torch tensor like query, got list"),
@@ -219,10 +226,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
     ({"window": -1}, "window: must be an int >= 0 or a pair of them (None for no limit), got -1"),
     ({"causal": 1}, "causal: must be True or False, got 1"),
-    ({"scale": float("nan")}, "scale: must be finite and at most 1e+38 in size, got nan"),
+    ({"scale": float("nan")}, "scale: must be finite and at most 1e+19 in size, got nan"),
     ({"key_lengths": torch.tensor([7, 1])}, "key_lengths: must be from 0 to 6, got array([7, 1])"),
     ({"sinks": torch.zeros(3)}, "sinks: must have shape (4,), one per query head, got (3,)"),
     ({"seed": -1}, "seed: must be at least 0 and below 2**64, got -1"),
+    ({"scale": 10**400}, "scale: must be finite and at most 1e+19 in size, got an int near 1e400"),
+    ({"dropout": 10**400}, "dropout: must be at least 0 and below 1, got an int near 1e400"),
+    ({"sinks": np.ma.masked_array(np.zeros(4))}, f"sinks: {UNMASKED}"),
+    ({"key_lengths": np.ma.masked_array([1, 2])}, f"key_lengths: {UNMASKED}"),
+    ({"query_offset": np.ma.masked_array([1, 2])}, f"query_offset: {UNMASKED}"),
+    *(({name: NESTED}, f"{name}: {DENSE}") for name in ("query", "key", "value", "mask", "bias", "sinks")),
+    *(({name: JAGGED}, f"{name}: {DENSE}") for name in ("query", "key", "value")),
 ]  # fmt: skip
 
 
@@ -237,6 +251,40 @@ def test_refused_by_name(given: dict[str, Any], message: str, followed: bool) ->
     with pytest.raises(RootdkError) as caught:
         rootdk.attention(**arguments)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"scale": 10**400}, {"softcap": 10**400}, {"dropout": 10**400}, {"seed": 10**400}, {"sinks": [10**400] * 4},
+     {"key_lengths": 10**400}, {"query_offset": 10**400}, {"scale": np.ma.masked_array(1.0)},
+     {"softcap": np.ma.masked_array(1.0)}, {"dropout": np.ma.masked_array(0.5)}, {"seed": np.ma.masked_array(1)},
+     {"window": np.ma.masked_array(1)}, {"sinks": np.ma.masked_array(np.zeros(4))},
+     {"key_lengths": np.ma.masked_array([1, 2])}, {"query_offset": np.ma.masked_array([1, 2])}],
+    ids=lambda given: f"{next(iter(given))} {type(next(iter(given.values()))).__name__}",
+)  # fmt: skip
+def test_refused_inside_a_transform(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(RootdkError, match=f"^{name}: must be "):
+        torch.func.grad(lambda q: rootdk.attention(q, q, q, **given).sum())(Q)
+
+
+@pytest.mark.parametrize("tensor_", [NESTED, JAGGED], ids=["strided", "jagged"])
+def test_a_nested_tensor_is_named(tensor_: Any) -> None:
+    layer = rootdk.torch.MultiHeadAttention(8, 2)
+    calls: list[Any] = [
+        rootdk.attention,
+        rootdk.measure,
+        rootdk.attention_vjp,
+        rootdk.torch.scaled_dot_product_attention,
+        layer,
+    ]
+    for call in calls:
+        for name, tensors in (("query", (tensor_,) * 3), ("key", (Q, tensor_, Q)), ("value", (Q, Q, tensor_))):
+            with pytest.raises(RootdkError) as caught:
+                call(*tensors)
+            assert str(caught.value) == f"{name}: {DENSE}"
+    with rootdk.torch.use(), pytest.raises(RootdkError, match=f"^query: {DENSE[:30]}"):
+        torch.nn.functional.scaled_dot_product_attention(tensor_, tensor_, tensor_)
 
 
 def test_d_out_is_checked() -> None:

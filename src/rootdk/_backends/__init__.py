@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..reading import Reading
     from .problem import Problem
 
-# Top-level module of an array type -> its adapter in this folder. Another library is one more entry.
-_ADAPTERS = {"numpy": "numpy_backend", "torch": "torch_backend"}
 _SUPPORTED = "a NumPy array or a torch tensor"
 _found: dict[type, "Backend"] = {}
 
@@ -37,6 +35,9 @@ class Backend(Protocol):
 
     def inputs(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
         """The three arrays with one supported element type, or an error that names the one that does not fit."""
+
+    def refuse_shapeless(self, **arrays: Any) -> None:
+        """An error that names an array which has no shape, if the library has such; called where one could not tell."""
 
     def broadcast(self, argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
         """A view of a mask (boolean) or a bias with that shape."""
@@ -63,11 +64,17 @@ def backend_of(argument: str, array: Any) -> Backend:
 def _find(argument: str, array: Any) -> Backend:
     roots = [base.__module__.partition(".")[0] for base in type(array).__mro__]
     for root in roots:
-        if root in _ADAPTERS:
-            backend = cast("Backend", import_module(f".{_ADAPTERS[root]}", __name__))
-            if backend.holds(array):
+        # Statements, which torch.compile follows; it would not follow import_module.
+        if root == "numpy":
+            from . import numpy_backend as adapter
+        elif root == "torch":
+            from . import torch_backend as adapter  # type: ignore[no-redef]
+        else:
+            continue
+        if (backend := cast("Backend", adapter)).holds(array):
+            if not backend.traced():  # a compiler could not repeat this step
                 _found[type(array)] = backend
-                return backend
+            return backend
     raise ArgumentTypeError(f"{argument}: must be {_SUPPORTED}, got {type_name(array)}")
 
 

@@ -51,6 +51,10 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
     return query, _floats("key", key, query.dtype), _floats("value", value, query.dtype)
 
 
+def refuse_shapeless(**arrays: Any) -> None:
+    """Every array of NumPy has a shape."""
+
+
 def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Array:
     if not holds(array):
         raise ArgumentTypeError(f"{argument}: must be a NumPy array like query, got {type_name(array)}")

@@ -4,15 +4,21 @@ The operators of _torch/operators.py compute the same, in terms that a compiler 
 apart into those and to resolve it again at every step costs several times as much as a small call itself.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from . import torch_composite, torch_kernel
+from . import torch_kernel
 from .problem import Problem
+from .torch_batched import each, is_batched
+from .torch_forward_mode import refuse_tangents
 
 _LOG2_E = 1.4426950408889634
+# Within a factor of 2**24 of 1 a scale leaves d_query in the range of float32, whatever gradient is worth the name.
+_MODEST = 2.0**-24
 _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells it nowhere else
 
 
@@ -23,6 +29,8 @@ def attend(
 
     scale, mask, bias and sinks are what the caller gave before it became part of the Problem.
     """
+    if forward_ad._current_level >= 0:  # noqa: SLF001 -- asked here as well, because a call costs more than the question
+        refuse_tangents(query=problem.query, key=problem.key, value=problem.value, scale=scale, bias=bias, sinks=sinks)
     if not torch.is_grad_enabled():
         return torch_kernel.forward(problem, None, reading, keys)
     tensors: tuple[Any, ...] = problem[:3]
@@ -57,9 +65,12 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
+        refuse_tangents(d_out=d_out)
+        if is_batched(d_out):
+            return each(lambda one: Attention.backward(ctx, one), d_out)
         out, row_state, query, key, value, *rest = ctx.saved_tensors
         problem = Problem._make((query, key, value, *ctx.numbers))
-        # create_graph=True, or many d_out at once: the gradient is something that torch must be able to follow.
+        # create_graph=True, or vmap over d_out: the gradient is something that torch must be able to follow.
         follow = torch.is_grad_enabled() or _transformed()
         if not (rest or follow):
             return None, None, *torch_kernel.backward(problem, out, row_state, d_out)[:3]
@@ -103,21 +114,41 @@ def gradients(
     """
     d_query, d_key, d_value, d_bias = torch_kernel.backward(problem, out, row_state, d_out, bias)
     d_sinks = None if sinks is None else sinks_gradient(d_out, out, row_state, sinks)
-    if learned is None:
-        d_scale = None
-    elif problem.scale == 0.0:
-        # <d_query, query>/scale is 0/0 here: the one scale whose gradient is computed from the scores themselves.
-        d_scale = torch_composite.scale_gradient(d_out, problem, learned)
-    else:
-        d_scale = (d_query.to(row_state.dtype) * problem.query).sum(dtype=torch.float64) / problem.scale
-        d_scale = d_scale.to(learned.dtype)
+    d_scale = None
+    if learned is not None:
+        if d_query.dtype == row_state.dtype and _MODEST <= abs(problem.scale) <= 1 / _MODEST:
+            total = _visible_sum(d_query, problem.query) / problem.scale
+        else:
+            total = _unscaled_gradient(problem, d_out, row_state.dtype)
+        d_scale = total.to(learned.dtype)
     return d_query, d_key, d_value, d_sinks, d_scale, d_bias
+
+
+def _unscaled_gradient(problem: Problem, d_out: Tensor, wide: Any) -> Tensor:
+    """The gradient in the scale where d_query cannot tell it: rounded to a half type, or too small, or too large.
+
+    d_query is scale * (dS K), and what is wanted is <dS K, query>. So the same problem is computed once more, with the
+    scale in the query instead, in the type that the kernel computes with.
+    """
+    query, key, value, d_out = (t.to(wide) for t in (problem.query, problem.key, problem.value, d_out))
+    folded = problem._replace(query=query * problem.scale, key=key, value=value, scale=1.0)
+    row_state = torch_kernel.empty_row_state(query)
+    out = torch_kernel.forward(folded, row_state, None, None)
+    return _visible_sum(torch_kernel.backward(folded, out, row_state, d_out)[0], query)
+
+
+def _visible_sum(d_query: Tensor, query: Tensor) -> Tensor:
+    """<d_query, query>; a row that sees no key has gradient 0 and counts for 0, whatever it holds."""
+    return torch.where(d_query == 0, 0.0, d_query * query).sum(dtype=torch.float64)
 
 
 def sinks_gradient(d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Tensor) -> Tensor:
     """-sum over rows of sink_weight * <d_out, out>: the sink has no value, it only takes weight from the keys."""
     maximum, total = row_state.unbind(0)
-    weight = torch.exp2(sinks.to(row_state.dtype)[:, None] * _LOG2_E - maximum) / total
+    # In units of log2, as the kernel has them: a number beyond its type is the largest there is.
+    largest = torch.finfo(row_state.dtype).max
+    logits = (sinks.double() * _LOG2_E).clamp(-largest, largest).to(row_state.dtype)
+    weight = torch.exp2(logits[:, None] - maximum) / total
     pulled = (d_out.to(row_state.dtype) * out).sum(dim=-1)
     per_head = (weight * pulled).sum(dim=-1)
-    return -per_head.reshape(-1, per_head.shape[-1]).sum(dim=0).to(sinks.dtype)
+    return -per_head.reshape(math.prod(per_head.shape[:-1]), len(sinks)).sum(dim=0).to(sinks.dtype)

@@ -13,6 +13,7 @@ from ..errors import ArgumentError, ArgumentTypeError
 from ..reading import Reading, reading_of
 from . import torch_autograd, torch_kernel, type_name
 from .problem import Problem
+from .torch_forward_mode import refuse_tangents
 from .torch_kernel import FLOATS
 
 _TYPES = "float32, float64, float16 or bfloat16"
@@ -52,7 +53,7 @@ def plain(argument: str, given: Any) -> Any:
 
 def new_seed() -> int:
     """From torch's default generator: torch.manual_seed repeats it, and so does a recomputed checkpoint."""
-    return int(torch.randint(2**63 - 1, ()))
+    return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,6 +73,16 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = autocast(query, key, value)
     query = _floats("query", query)
     return query, _floats("key", key, query.dtype), _floats("value", value, query.dtype)
+
+
+def refuse_shapeless(**arrays: Any) -> None:
+    """Name the nested tensor, if there is one: of the older layout it looks like any other until its shape is asked."""
+    for name, tensor in arrays.items():
+        if isinstance(tensor, Tensor) and tensor.is_nested:
+            raise ArgumentTypeError(
+                f"{name}: must be a dense tensor, got a nested one "
+                "(torch.nested.to_padded_tensor makes it dense; key_lengths hides the padding)"
+            )
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
@@ -117,11 +128,13 @@ def measure(problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any) -> t
 
 
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:
+    refuse_tangents(query=problem.query, key=problem.key, value=problem.value)
     row_state = torch_kernel.empty_row_state(problem.query, eager=True)
     out = torch_kernel.forward(problem, row_state, None, None)
     kept = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
+        refuse_tangents(d_out=d_out)
         return torch_kernel.backward(problem, kept, row_state, d_out)[:3]
 
     return out, pull_back
@@ -143,6 +156,7 @@ def _check_tensor(argument: str, tensor: Any) -> None:
 
 
 def _check_place(argument: str, tensor: Tensor) -> None:
+    refuse_shapeless(**{argument: tensor})
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         layout = "" if tensor.layout == torch.strided else f" with layout {_name(tensor.layout)}"
         raise ArgumentTypeError(

@@ -1,7 +1,7 @@
 """The operator in plain tensor operations, for second derivatives: it holds the n_query x n_key scores.
 
 It follows the reference line by line and is used where the kernel has no formula: the derivative of the backward pass
-(create_graph=True), the gradient of a learned scale that is exactly 0, and weights that a caller asks to see.
+(create_graph=True), and weights that a caller asks to see.
 """
 
 import math
@@ -22,30 +22,81 @@ def weights(
 
     query and key are those of the problem or tensors in their place; scale and sinks default to the problem's numbers.
     """
+    return _weights(problem, query, key, scale, bias, sinks)[0]
+
+
+def _weights(problem: Problem, query: Tensor, key: Tensor, scale: Any, bias: Any, sinks: Any) -> tuple[Tensor, Tensor]:
+    """The weights, and which pairs are visible."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     query, key = query.to(wide), _per_query_head(problem, key.to(wide))
     factor = _rows(problem, wide) * (problem.scale if scale is None else scale.to(wide))
-    logits = factor * (query @ key.transpose(-1, -2))
-    if problem.softcap is not None:
-        logits = problem.softcap * torch.tanh(logits / problem.softcap)
     bias = problem.bias if bias is None else bias
-    if bias is not None:
-        logits = logits + bias.to(wide)
-    visible = (_allowed(problem) & (logits.detach() != -math.inf)).expand(logits.shape)
+
+    def logits_of(scores: Tensor) -> Tensor:
+        logits = factor * scores
+        if problem.softcap is not None:
+            logits = problem.softcap * torch.tanh(logits / problem.softcap)
+        return logits if bias is None else logits + bias.to(wide)
+
+    with torch.no_grad():
+        visible = _allowed(problem) & (logits_of(query @ key.transpose(-1, -2)) != -math.inf)
     if problem.mask is not None:
         visible = visible & problem.mask
-    logits = torch.where(visible, logits, -math.inf)
+    logits = torch.where(visible, logits_of(_VisibleScores.apply(query, key, visible)), -math.inf)
     if problem.sinks is None:
-        sink = torch.full_like(logits[..., :1], -math.inf)
+        sink = logits.new_full((*logits.shape[:-1], 1), -math.inf)
     else:
-        given = torch.tensor(problem.sinks) if sinks is None else sinks
+        given = torch.tensor(problem.sinks, device="cpu") if sinks is None else sinks
         sink = given.to(wide)[:, None, None].expand(*logits.shape[:-1], 1)
     # A row that sees nothing has no largest logit; -inf - -inf would be NaN.
     shift = torch.cat([logits, sink], dim=-1).detach().amax(dim=-1, keepdim=True)
     shift = torch.where(shift == -math.inf, 0.0, shift)
     sizes = torch.where(visible, torch.exp(torch.where(visible, logits - shift, 0.0)), 0.0)
     total = sizes.sum(dim=-1, keepdim=True) + torch.exp(sink - shift)
-    return sizes / torch.where(total == 0, 1.0, total)
+    return sizes / torch.where(total == 0, 1.0, total), visible
+
+
+class _VisibleScores(torch.autograd.Function):  # type: ignore[misc]
+    """<left_i, right_j> where the pair is visible, else 0: in the value and in every derivative.
+
+    A product with a mask after it would be 0 there as well, but its derivative 0 * NaN where a hidden row holds a NaN.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, visible: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right, visible)
+        return torch.where(visible, left @ right.transpose(-1, -2), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        left, right, visible = ctx.saved_tensors
+        d_left = _VisibleProduct.apply(grad, right, visible)
+        d_right = _VisibleProduct.apply(grad.transpose(-1, -2), left, visible.transpose(-1, -2))
+        return d_left, d_right, None
+
+
+class _VisibleProduct(torch.autograd.Function):  # type: ignore[misc]
+    """sum over visible j of weights_ij * rows_j, whatever the hidden rows hold: the derivative of _VisibleScores."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, rows: Tensor, visible: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, rows, visible)
+        weights = torch.where(visible, weights, 0.0)
+        broken = ~rows.isfinite().all(dim=-1)
+        if not broken.any():
+            return weights @ rows
+        product = weights @ torch.where(broken[..., None], 0.0, rows)
+        for j in broken.reshape(-1, broken.shape[-1]).any(dim=0).nonzero()[:, 0]:
+            counts = visible[..., j, None] & broken[..., None, j, None]
+            product = product + torch.where(counts, weights[..., j, None] * rows[..., None, j, :], 0.0)
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        weights, rows, visible = ctx.saved_tensors
+        d_weights = _VisibleScores.apply(grad, rows, visible)
+        d_rows = _VisibleProduct.apply(weights.transpose(-1, -2), grad, visible.transpose(-1, -2))
+        return d_weights, d_rows, None
 
 
 def dropped(problem: Problem, weights: Tensor) -> Tensor:
@@ -62,22 +113,9 @@ def output(problem: Problem, leaves: dict[str, Any]) -> Tensor:
     """The output in the wide type: float64 for float64, else float32."""
     query, value = leaves["query"], leaves["value"]
     learned = (leaves["scale"], leaves.get("bias"), leaves["sinks"])
-    kept = dropped(problem, weights(problem, query, leaves["key"], *learned))
-    return kept @ _per_query_head(problem, value.to(kept.dtype))
-
-
-def scale_gradient(d_out: Tensor, problem: Problem, learned: Tensor) -> Tensor:
-    """The gradient of sum(d_out * out) in a scale that is 0: sum of ds_ij * row_scale_i * <q_i, k_j>.
-
-    By hand, because autograd does not run inside an operator. The slope of a softcap at 0 is 1.
-    """
-    p = weights(problem, problem.query, problem.key)
-    key, value = (_per_query_head(problem, t.to(p.dtype)) for t in (problem.key, problem.value))
-    d_p = dropped(problem, d_out.to(p.dtype) @ value.transpose(-1, -2))
-    d_p = torch.where(p == 0, 0.0, d_p)
-    ds = p * (d_p - (p * d_p).sum(dim=-1, keepdim=True))
-    scores = _rows(problem, p.dtype) * (problem.query.to(p.dtype) @ key.transpose(-1, -2))
-    return torch.where(p == 0, 0.0, ds * scores).sum().to(learned.dtype)
+    undropped, visible = _weights(problem, query, leaves["key"], *learned)
+    kept = dropped(problem, undropped)
+    return _VisibleProduct.apply(kept, _per_query_head(problem, value.to(kept.dtype)), visible)
 
 
 def second_derivative(
@@ -117,15 +155,16 @@ def _leaf(tensor: Any) -> Any:
 def _allowed(problem: Problem) -> Tensor:
     """What limits and lengths leave visible, (*leading, 1, n_query, n_key)."""
     n_query, n_key = problem.query.shape[-2], problem.key.shape[-2]
-    position = torch.arange(n_query)[:, None] + torch.tensor(problem.query_offset)[:, None, None]
-    j = torch.arange(n_key)
-    allowed = torch.ones((len(problem.query_offset), n_query, n_key), dtype=torch.bool)
+    offset = torch.tensor(problem.query_offset, device="cpu")
+    position = torch.arange(n_query, device="cpu")[:, None] + offset[:, None, None]
+    j = torch.arange(n_key, device="cpu")
+    allowed = torch.ones((len(offset), n_query, n_key), dtype=torch.bool, device="cpu")
     if problem.left is not None:
         allowed &= j >= position - problem.left
     if problem.right is not None:
         allowed &= j <= position + problem.right
     if problem.key_lengths is not None:
-        allowed &= j < torch.tensor(problem.key_lengths)[:, None, None]
+        allowed &= j < torch.tensor(problem.key_lengths, device="cpu")[:, None, None]
     return allowed.reshape(*problem.query.shape[:-3], 1, n_query, n_key)
 
 
@@ -134,7 +173,7 @@ def _rows(problem: Problem, dtype: Any) -> Any:
     if problem.row_scale is None:
         return 1.0
     shape = problem.query.shape
-    return torch.tensor(problem.row_scale).to(dtype).reshape(*shape[:-3], 1, shape[-2], 1)
+    return torch.tensor(problem.row_scale, dtype=dtype, device="cpu").reshape(*shape[:-3], 1, shape[-2], 1)
 
 
 def _per_query_head(problem: Problem, tensor: Tensor) -> Tensor:

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import check_shapes, resolve, truth, window_limits
+from .._arguments import (
+    check_shapes,
+    positive,
+    refuse_masked,
+    resolve,
+    scale_number,
+    share,
+    shown,
+    truth,
+    whole_seed,
+    window_limits,
+)
 from .._backends import torch_backend
 from ..errors import ArgumentError, ArgumentTypeError
 from ..reading import Reading, reading_of
@@ -51,6 +62,7 @@ def _call(
     measured: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key, value = torch_backend.inputs(query, key, value)
+    torch_backend.refuse_shapeless(query=query, key=key, value=value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
     if query.dim() == 2:
         query, key, value = query[None], key[None], value[None]
@@ -62,8 +74,9 @@ def _call(
     left, right = (None, None) if window is None else window_limits(window)
     if truth("causal", causal):
         right = 0
-    if dropout and seed is None:
-        seed = torch.randint(2**63 - 1, (1,))
+    rate = share("dropout", dropout)
+    if rate and seed is None:
+        seed = torch.randint(2**63 - 1, (1,), device="cpu")
     factor, learned, row_scale = _scale(scale, query, key, query_offset, key_lengths)
     whole_offset = query_offset if isinstance(query_offset, int) and not isinstance(query_offset, bool) else None
     run = attention_forward if _dispatched(query, key, value) else Attention.apply
@@ -74,7 +87,7 @@ def _call(
         factor,
         learned,
         row_scale,
-        softcap if softcap is None or isinstance(softcap, float) else _number("softcap", softcap),
+        None if softcap is None else positive("softcap", softcap),
         left,
         right,
         whole_offset,
@@ -82,8 +95,8 @@ def _call(
         _tensor("key_lengths", key_lengths),
         mask,
         bias,
-        _sinks(sinks),
-        dropout if isinstance(dropout, float) else _number("dropout", dropout),
+        _tensor("sinks", sinks, torch.float64),
+        rate,
         _seed(seed),
         measured,
     )
@@ -103,8 +116,8 @@ def _scale(
     given: Any, query: Tensor, key: Tensor, query_offset: Any, key_lengths: Any
 ) -> tuple[float | None, Tensor | None, Tensor | None]:
     """A number (None is the default), a learned number, or one number per row."""
-    if given is None or isinstance(given, (int, float)):
-        return (float(given) if isinstance(given, (int, float)) and not isinstance(given, bool) else given), None, None
+    if given is None:
+        return None, None, None
     if isinstance(given, Tensor):
         if given.dim() != 0 or not given.is_floating_point():
             raise ArgumentTypeError(
@@ -115,7 +128,7 @@ def _scale(
     if isinstance(given, str):
         given = rule(given)
     if not isinstance(given, ScaleRule):
-        return _number("scale", given), None, None
+        return scale_number(given), None, None
     if "position" not in given.varies and ("keys" not in given.varies or key_lengths is None):
         keys = key.shape[-2] if "keys" in given.varies else None
         return float(given.factor(query.shape[-1], keys, None)), None, None
@@ -130,40 +143,24 @@ def _scale(
 def _row_scale(given: ScaleRule, query: Tensor, key: Tensor, query_offset: Any, key_lengths: Any) -> Tensor:
     rest = (False, None, None, None, query_offset, key_lengths, None, None, 0.0, None)
     _, problem, _ = resolve(query.detach(), key.detach(), key.detach(), given, *rest)
-    return torch.tensor(problem.row_scale).reshape(*query.shape[:-3], query.shape[-2])
+    return torch.tensor(problem.row_scale, device="cpu").reshape(*query.shape[:-3], query.shape[-2])
 
 
-def _number(argument: str, given: Any) -> float:
-    # What is no number at all cannot travel as one; what it must be beyond that, resolve() says.
-    if isinstance(given, (bool, Tensor)) or not hasattr(given, "__float__"):
-        raise ArgumentTypeError(f"{argument}: must be a number, got {given!r}")
-    return float(given)
-
-
-def _tensor(argument: str, given: Any) -> Tensor | None:
+def _tensor(argument: str, given: Any, dtype: Any = None) -> Tensor | None:
     if given is None or isinstance(given, Tensor):
         return given
+    refuse_masked(argument, given)
     try:
-        return torch.as_tensor(given)
-    except (ValueError, TypeError, RuntimeError):
-        raise ArgumentTypeError(f"{argument}: must be numbers, got {given!r}") from None
-
-
-def _sinks(given: Any) -> Tensor | None:
-    if given is None or isinstance(given, Tensor):
-        return given
-    try:
-        return torch.as_tensor(given, dtype=torch.float64)
-    except (ValueError, TypeError, RuntimeError):
-        raise ArgumentTypeError(f"sinks: must be numbers, got {given!r}") from None
+        return torch.as_tensor(given, dtype=dtype, device="cpu")
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        if isinstance(error, OverflowError) or "Overflow" in str(error):
+            raise ArgumentError(f"{argument}: must be numbers of at most 64 bits, got {shown(given)}") from None
+        raise ArgumentTypeError(f"{argument}: must be numbers, got {shown(given)}") from None
 
 
 def _seed(given: Any) -> Tensor | None:
     if given is None or isinstance(given, Tensor):
         return given
-    if isinstance(given, bool) or not hasattr(given, "__index__"):
-        raise ArgumentTypeError(f"seed: must be an int, got {given!r}")
-    if not 0 <= given < 2**64:
-        raise ArgumentError(f"seed: must be at least 0 and below 2**64, got {given!r}")
+    seed = whole_seed(given)
     # Operators carry 64 signed bits; operators.py turns them back.
-    return torch.tensor([int(given) - 2**64 if given >= 2**63 else int(given)])
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed], device="cpu")

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._backends import torch_backend
 from ..api import attention
 from ..errors import ArgumentError, ArgumentTypeError
 
@@ -44,7 +45,11 @@ def scaled_dot_product_attention(
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             kind = str(attn_mask.dtype).removeprefix("torch.")
             raise RuntimeError(f"attn_mask: must be bool or floating point, got {kind}")
-    if not (query.shape == key.shape == value.shape):
+    try:
+        alike = query.shape == key.shape == value.shape
+    except RuntimeError:
+        alike = True  # a nested tensor has no shape; attention() says so
+    if not alike:
         query, key, value = broadcast(query, key, value, enable_gqa)
     boolean = attn_mask is not None and attn_mask.dtype == torch.bool
     return attention(
@@ -65,6 +70,7 @@ def broadcast(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise ArgumentTypeError(f"{name}: must be a torch tensor, got {type(tensor).__name__}")
+        torch_backend.refuse_shapeless(**{name: tensor})
         if tensor.dim() < (3 if grouped else 2):
             expected = "3 axes (heads, n, d) with enable_gqa=True" if grouped else "2 axes (n, d)"
             raise ArgumentError(f"{name}: must have at least {expected}, got {tensor.dim()}")

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from .._backends import torch_composite
 from .._backends.problem import Problem
+from .._backends.torch_batched import each, is_batched
+from .._backends.torch_forward_mode import refuse_tangent
 from .values import backward_values, forward_values, problem_of
 
 # Positions of the arguments of forward_values that are tensors; the others are numbers.
 _TENSORS = (0, 1, 2, 4, 5, 10, 11, 12, 13, 14, 16)
 _LEARNED, _ROW_SCALE, _OFFSET, _LENGTHS, _MASK, _BIAS, _SINKS, _SEED = _TENSORS[3:]
 _COUNT = 17
+_DIFFERENTIABLE = {0: "query", 1: "key", 2: "value", _LEARNED: "scale", _BIAS: "bias", _SINKS: "sinks"}
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -30,6 +33,8 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
 
 def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
     """The gradients of the arguments of forward_values; `run` is the operator that computes them."""
+    if is_batched(d_out):
+        return each(lambda one: pull_back(run, ctx, one), d_out)
     gradients: list[Any] = [None] * (_COUNT + 1)
     if d_out is None:
         return tuple(gradients)
@@ -60,6 +65,8 @@ def second(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             "rootdk: torch.func reaches the first derivative of attention only; "
             "for the second use torch.autograd.grad with create_graph=True"
         )
+    if is_batched(*grads):
+        return each(lambda *one: second(ctx, *one), *grads)
     d_out, *tensors = ctx.saved_tensors
     arguments = _together(ctx.numbers, tensors)
     leaves = {"query": 0, "key": 1, "value": 2, "sinks": _SINKS, "scale": _LEARNED}
@@ -92,6 +99,10 @@ class Pullback(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(second)
 
     @staticmethod
+    def jvp(_ctx: Any, d_out: Any, _out: Any, _row_state: Any, *tangents: Any) -> Any:
+        _refuse_first(d_out=d_out, **{name: tangents[i] for i, name in _DIFFERENTIABLE.items()})
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         d_out, out, row_state, *rest, bias_learned = arguments
         size, dims = info.batch_size, list(in_dims[3:-1])
@@ -122,10 +133,18 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         return pull_back(Pullback.apply, ctx, *grads)
 
     @staticmethod
+    def jvp(_ctx: Any, *tangents: Any) -> Any:
+        _refuse_first(**{name: tangents[i] for i, name in _DIFFERENTIABLE.items()})
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         measured = arguments[-1]
         mapped = _mapped(in_dims[:_COUNT], arguments[:_COUNT], info.batch_size)
         return Attention.apply(*mapped, measured), (0, 1, 1 if measured else None, 0 if measured else None)
+
+
+def _refuse_first(**tangents: Any) -> None:
+    refuse_tangent(next(name for name, tangent in tangents.items() if tangent is not None))
 
 
 def followed(
@@ -156,7 +175,7 @@ def followed(
         problem.bias if bias is None else bias,
         _as_tensor(problem.sinks, query.shape[-3:-2]) if sinks is None else sinks,
         problem.dropout,
-        None if problem.dropout == 0.0 else torch.tensor([signed]),
+        None if problem.dropout == 0.0 else torch.tensor([signed], device="cpu"),
         bias is not None,
     )
     d_query, d_key, d_value, d_sinks, d_scale = found
@@ -171,7 +190,7 @@ def followed(
 
 
 def _as_tensor(array: Any, shape: tuple[int, ...]) -> Any:
-    return None if array is None else torch.tensor(array).reshape(shape)
+    return None if array is None else torch.tensor(array, device="cpu").reshape(shape)
 
 
 def _mapped(in_dims: tuple[Any, ...], arguments: Any, size: int) -> list[Any]:

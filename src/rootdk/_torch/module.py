@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._backends import torch_composite
+from .._arguments import count
+from .._backends import torch_backend, torch_composite
 from ..api import attention, measure
 from ..errors import ArgumentError
 from ..reading import Reading
@@ -68,15 +69,18 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         qk_norm: bool = False,
         measure: bool = False,
     ) -> None:
+        embed_dim, num_heads = count("embed_dim", embed_dim), count("num_heads", num_heads)
+        if embed_dim % num_heads:
+            raise ArgumentError(f"num_heads: must divide embed_dim = {embed_dim}, got {num_heads}")
+        kdim = None if kdim is None else count("kdim", kdim)
+        vdim = None if vdim is None else count("vdim", vdim)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
-        self.kv_heads = num_heads if kv_heads is None else kv_heads
-        if self.kv_heads < 1 or num_heads % self.kv_heads:
+        self.kv_heads = num_heads if kv_heads is None else count("kv_heads", kv_heads)
+        if num_heads % self.kv_heads:
             raise ArgumentError(f"kv_heads: must divide num_heads = {num_heads}, got {kv_heads}")
-        self.d_k = self.head_dim if d_k is None else d_k
-        if self.d_k < 1:
-            raise ArgumentError(f"d_k: must be at least 1, got {d_k}")
+        self.d_k = self.head_dim if d_k is None else count("d_k", d_k)
         self.scale, self.softcap, self.measure = scale, softcap, measure
         self.last_reading: Reading | None = None
         made = {"device": device, "dtype": dtype}
@@ -123,6 +127,7 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         """
         if is_causal and attn_mask is None:
             raise RuntimeError("attn_mask: must be the causal mask when is_causal=True, got None")
+        torch_backend.refuse_shapeless(query=query, key=key, value=value)
         batched = query.dim() == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]
@@ -136,7 +141,9 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         if self._reads_causal(is_causal):
             options |= {"causal": True, "query_offset": 0}
         if self.training and self.dropout > 0:
-            options |= {"dropout": self.dropout, "seed": int(torch.randint(2**63 - 1, ()))}
+            seed = torch.randint(2**63 - 1, (1,), device="cpu")
+            # A number that a compiler cannot know stays a tensor.
+            options |= {"dropout": self.dropout, "seed": seed if torch_backend.traced(q, k, v, bias) else int(seed)}
         if self.measure:
             out, self.last_reading = measure(q, k, v, **options)
         else:
@@ -205,7 +212,7 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         problem = problem_of(
             q, k, k, self.scale, None, None, self.softcap, None, 0 if "causal" in options else None,
             options.get("query_offset"), None, None, options["mask"], options["bias"], None,
-            options.get("dropout", 0.0), None if seed is None else torch.tensor(seed),
+            options.get("dropout", 0.0), None if seed is None else torch.as_tensor(seed, device="cpu"),
         )  # fmt: skip
         weights = torch_composite.dropped(problem, torch_composite.weights(problem, q, k, bias=options["bias"])).to(
             q.dtype

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._arguments import resolve
 from .._backends import torch_autograd, torch_kernel
 from .._backends.problem import Problem
+from .._backends.torch_forward_mode import refuse_tangents
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, float? scale, Tensor? learned, Tensor? row_scale, float? softcap, "
@@ -28,6 +29,8 @@ BACKWARD = (
 def forward_values(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, the state of every row, and the fields and keys of a Reading (empty if not measured)."""
     *options, measured = arguments
+    key, value, _, learned, *_, bias, sinks, _, _ = options
+    refuse_tangents(query=query, key=key, value=value, scale=learned, bias=bias, sinks=sinks)
     row_state = torch_kernel.empty_row_state(query)
     reading, keys = empty_reading(query, measured)
     filled = (reading, keys) if measured else (None, None)
@@ -39,6 +42,7 @@ def backward_values(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """d_query, d_key, d_value, d_sinks, d_scale, d_bias; the last three are empty where there is nothing learned."""
     *options, bias_learned = arguments
+    refuse_tangents(d_out=d_out)
     query, _, _, _, learned, *_, bias, sinks, _, _ = options
     found = torch_autograd.gradients(
         problem_of(*options), d_out, out, row_state, sinks, learned, bias if bias_learned else None
