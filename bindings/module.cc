@@ -33,11 +33,42 @@ void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
-// The fields of a Problem by their place: src/rootdk/_backends/problem.py tells what each of them is.
-enum field {
-  query, key, value, scale, row_scale, softcap, left, right, query_offset, key_lengths, mask, bias, sinks, dropout, seed,
-  fields
+// Where the fields of a Problem stand in its tuple, found by their names: src/rootdk/options.py tells what each of them is. Looked
+// up once per type, and there is one.
+struct problem_places {
+#define ROOTDK_PROBLEM_FIELDS(each)                                                                                         \
+  each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset)     \
+      each(key_lengths) each(mask) each(bias) each(sinks) each(dropout) each(seed)
+#define ROOTDK_PLACE(name) Py_ssize_t name;
+  ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
+#undef ROOTDK_PLACE
 };
+
+const problem_places& places_in(nb::tuple problem) {
+  static PyTypeObject* known = nullptr;
+  static problem_places places;
+  static Py_ssize_t fields = 0;
+  if (Py_TYPE(problem.ptr()) == known) {
+    require(PyTuple_GET_SIZE(problem.ptr()) == fields, "kernel: a Problem has another number of fields");
+    return places;
+  }
+  require(nb::hasattr(problem, "_fields"), "kernel: a Problem is a named tuple");
+  const nb::object names = problem.attr("_fields");
+  const auto place_of = [&](const char* name) {
+    const nb::object wanted = nb::str(name);
+    const Py_ssize_t place = PySequence_Index(names.ptr(), wanted.ptr());
+    if (place < 0) PyErr_Clear();
+    require(place >= 0 && place < PyTuple_GET_SIZE(problem.ptr()), "kernel: a Problem lacks a field");
+    return place;
+  };
+#define ROOTDK_PLACE(name) places.name = place_of(#name);
+  ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
+#undef ROOTDK_PLACE
+  fields = PyTuple_GET_SIZE(problem.ptr());
+  known = Py_TYPE(problem.ptr());
+  Py_INCREF(known);  // so that no other type comes to lie there
+  return places;
+}
 
 char format_of(element type) { return "fdeH"[int(type)]; }
 
@@ -152,9 +183,9 @@ nb::object make_reading(attention_problem& p, nb::handle kind, const memory& out
 
 // Everything that forward and backward share.
 void describe(call& c, nb::tuple problem, int team) {
-  require(problem.size() == fields, "kernel: a Problem has another number of fields");
-  const auto given = [&](field which) { return nb::handle(PyTuple_GetItem(problem.ptr(), which)); };
-  const memory &q = c.in(given(query)), &k = c.in(given(key)), &v = c.in(given(value));
+  const problem_places& at = places_in(problem);
+  const auto given = [&](Py_ssize_t place) { return nb::handle(PyTuple_GET_ITEM(problem.ptr(), place)); };
+  const memory &q = c.in(given(at.query)), &k = c.in(given(at.key)), &v = c.in(given(at.value));
   require(q.axes() >= 3 && k.axes() >= 3 && v.axes() >= 3, "kernel: query, key and value need three axes");
   attention_problem& p = c.problem;
   p.type = element_of(q);
@@ -167,28 +198,28 @@ void describe(call& c, nb::tuple problem, int team) {
   p.query = c.rows(q, p.heads, p.n_query, p.d_k);
   p.key = c.rows(k, p.kv_heads, p.n_key, p.d_k);
   p.value = c.rows(v, p.kv_heads, p.n_key, p.d_v);
-  p.scale = nb::cast<double>(given(scale));
-  if (!given(row_scale).is_none())
+  p.scale = nb::cast<double>(given(at.scale));
+  if (!given(at.row_scale).is_none())
     p.row_scale =
-        flat<double>(c.in(given(row_scale)), p.batch * p.n_query, "kernel: row_scale must be float64 (batch, n_query)");
-  if (!given(softcap).is_none()) p.softcap = nb::cast<double>(given(softcap));
-  if (!given(left).is_none()) p.left = nb::cast<int64_t>(given(left));
-  if (!given(right).is_none()) p.right = nb::cast<int64_t>(given(right));
-  p.query_offset = flat<int64_t>(c.in(given(query_offset)), p.batch, "kernel: query_offset must be int64 (batch,)");
-  if (!given(key_lengths).is_none()) {
-    p.key_length = flat<int64_t>(c.in(given(key_lengths)), p.batch, "kernel: key_lengths must be int64 (batch,)");
+        flat<double>(c.in(given(at.row_scale)), p.batch * p.n_query, "kernel: row_scale must be float64 (batch, n_query)");
+  if (!given(at.softcap).is_none()) p.softcap = nb::cast<double>(given(at.softcap));
+  if (!given(at.left).is_none()) p.left = nb::cast<int64_t>(given(at.left));
+  if (!given(at.right).is_none()) p.right = nb::cast<int64_t>(given(at.right));
+  p.query_offset = flat<int64_t>(c.in(given(at.query_offset)), p.batch, "kernel: query_offset must be int64 (batch,)");
+  if (!given(at.key_lengths).is_none()) {
+    p.key_length = flat<int64_t>(c.in(given(at.key_lengths)), p.batch, "kernel: key_lengths must be int64 (batch,)");
     for (int64_t b = 0; b < p.batch; ++b)
       require(p.key_length[b] >= 0 && p.key_length[b] <= p.n_key, "kernel: key_lengths out of range");
   }
-  if (!given(mask).is_none()) p.mask = c.pairs(c.in(given(mask)), '?');
-  if (!given(bias).is_none()) {
-    const memory& b = c.in(given(bias));
+  if (!given(at.mask).is_none()) p.mask = c.pairs(c.in(given(at.mask)), '?');
+  if (!given(at.bias).is_none()) {
+    const memory& b = c.in(given(at.bias));
     p.bias_type = element_of(b);
     p.bias = c.pairs(b, b.format());
   }
-  if (!given(sinks).is_none())
-    p.sinks = flat<double>(c.in(given(sinks)), p.heads, "kernel: sinks must be float64 (heads,)");
-  p.dropout = nb::cast<double>(given(dropout)), p.seed = nb::cast<uint64_t>(given(seed));
+  if (!given(at.sinks).is_none())
+    p.sinks = flat<double>(c.in(given(at.sinks)), p.heads, "kernel: sinks must be float64 (heads,)");
+  p.dropout = nb::cast<double>(given(at.dropout)), p.seed = nb::cast<uint64_t>(given(at.seed));
   p.team = team;
 }
 

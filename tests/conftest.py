@@ -10,7 +10,7 @@ import pytest
 from helpers import RecordingKernel
 
 import rootdk
-from rootdk import _backends
+from rootdk import backends
 
 
 @pytest.fixture
@@ -24,15 +24,15 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingKernel]:
     """For tests of what is handed down, apart from what is computed."""
     stand_in = RecordingKernel()
     monkeypatch.setitem(sys.modules, "rootdk._kernel", stand_in)
-    _backends.kernel.cache_clear()
+    backends.kernel.cache_clear()
     yield stand_in
-    _backends.kernel.cache_clear()
+    backends.kernel.cache_clear()
 
 
 @pytest.fixture
 def routed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options of every call that a model makes to rootdk: unwatched, it may well run on torch's own kernel."""
-    from rootdk._torch import functional, hugging_face
+    from rootdk.torch import functional, transformers
 
     calls: list[dict[str, Any]] = []
 
@@ -41,7 +41,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return rootdk.attention(query, key, value, **options)
 
     monkeypatch.setattr(functional, "attention", noted)
-    monkeypatch.setattr(hugging_face, "attention", noted)
+    monkeypatch.setattr(transformers, "attention", noted)
     return calls
 
 

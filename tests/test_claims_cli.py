@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from rootdk import _backends
+from rootdk import backends
 from rootdk.claims import LEDGER, VERDICTS, Record
 from rootdk.cli import main
 
@@ -83,11 +83,11 @@ def test_bad_input_is_exit_code_2_and_says_what(arguments: list[str], message: s
 
 def test_trouble_with_the_kernel_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rootdk._kernel", None)
-    _backends.kernel.cache_clear()
+    backends.kernel.cache_clear()
     try:
         result, without = run("--id", "1"), run("--id", "7")
     finally:
-        _backends.kernel.cache_clear()
+        backends.kernel.cache_clear()
     assert result.exit_code == 1
     assert result.output.startswith("Error: rootdk._kernel: the compiled")
     assert result.output.count("\n") == 1

@@ -66,7 +66,7 @@ def package(place: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch)
 
 
 FILES = dict.fromkeys(
-    ("_arguments.py", "api.py", "reading.py", "scaling.py", "torch.py", "_torch/module.py", "_backends/reference.py",
+    ("options.py", "attention.py", "reading.py", "scaling.py", "torch/module.py", "backends/reference.py",
      "study/training/train.py", "study/training/local.py", "report/page.py", "_kernel.abi3.so"), "one"
 )  # fmt: skip
 

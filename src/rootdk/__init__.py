@@ -1,15 +1,25 @@
-"""rootdk: scaled dot-product attention that is fast, exact, and tells what its softmax is doing."""
+"""rootdk: scaled dot-product attention that is fast, exact, and tells what its softmax is doing.
+
+The public surface on one page. What needs more than NumPy arrives when it is touched: rootdk.theory and predict() load
+SciPy, rootdk.torch and rootdk.distributed load torch.
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from . import scaling
-from .api import attention, attention_vjp, measure, num_threads, set_num_threads
+from .attention import attention, attention_vjp, measure, num_threads, set_num_threads
 from .errors import ArgumentError, ArgumentTypeError, DerivativeError, KernelMissingError, RootdkError
-from .prediction import predict
 from .reading import Reading
 from .scaling import ScaleRule
 from .summary import HeadSummary
-from .watching import watch
+from .version import __version__
 
-__version__ = "0.1.0"
+if _TYPE_CHECKING:
+    from . import audit, distributed, integrations, theory, torch
+    from .audit import watch
+    from .theory import predict
 
 __all__ = [
     "ArgumentError",
@@ -20,12 +30,35 @@ __all__ = [
     "Reading",
     "RootdkError",
     "ScaleRule",
+    "__version__",
     "attention",
     "attention_vjp",
+    "audit",
+    "distributed",
+    "integrations",
     "measure",
     "num_threads",
     "predict",
     "scaling",
     "set_num_threads",
+    "theory",
+    "torch",
     "watch",
 ]
+
+_LATER = {"predict": "theory", "watch": "audit"}
+_ROOMS = ("audit", "distributed", "integrations", "theory", "torch")
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _ROOMS:
+        return _import_module(f".{name}", __name__)
+    if name in _LATER:
+        found = getattr(_import_module(f".{_LATER[name]}", __name__), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

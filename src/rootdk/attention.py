@@ -2,20 +2,22 @@
 
     s_ij = scale * <q_i, k_j> -> softcap*tanh(s/softcap) -> + bias_ij -> masked -> softmax over j -> sum_j p_ij v_j
 
-attention() explains the arguments; the other two take the same ones.
+The options are explained once, in options.py, and stand in the docstring of attention(); the other two take the same.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ._arguments import count, resolve
-from ._backends import backend_of, kernel
+from .backends import backend_of, kernel
+from .checks import count
+from .options import Options, documented, resolve
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
 
 Array = TypeVar("Array")
 
 
+@documented
 def attention(
     query: Array,
     key: Array,
@@ -39,22 +41,7 @@ def attention(
                   same number of axes. Types: float32, float64, float16, bfloat16 (half types add up in float32).
     key, value    (..., kv_heads, n_key, d_k) and (..., kv_heads, n_key, d_v). heads % kv_heads == 0: query heads
                   h*g ... h*g + g - 1 share key head h.
-    scale         None is 1/sqrt(d_k); a number up to 1e19 is taken as it is; a name ("none", "sqrt", "dk", ...) or a
-                  rule of rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.
-    causal        query i sees key j only if j <= i + query_offset.
-    mask          bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair.
-    bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
-                  key, as mask and key_lengths do: NaN - inf is NaN).
-    window        (left, right) or one int for both: the query at position p = i + query_offset sees key j only if
-                  p - left <= j <= p + right. None in the pair is no limit on that side.
-    query_offset  where the first query stands among the keys: an int, or ints of the leading shape. None aligns the
-                  last query with the last key: n_key - n_query, or key_lengths - n_query.
-    key_lengths   ints of the leading shape: keys from there on are padding.
-    softcap       a number c > 0: logits become c*tanh(s/c), before bias and mask.
-    sinks         one number per query head: a logit that joins the denominator and has no value.
-    dropout       the share of weights that are set to 0, the others grow by 1/(1 - dropout).
-    seed          0 <= seed < 2**64, for dropout; None draws one, for tensors from torch's default generator. The same
-                  seed gives the same result on any number of threads.
+    {options}
 
     CPU tensors of torch are read where they lie. The result is differentiable: gradients reach query, key, value,
     bias, sinks and a tensor `scale`. That of a bias has the bias' own shape: with P the weights and D = d_out V',
@@ -79,18 +66,12 @@ def attention(
     >>> rootdk.attention(q, k, v).round(4)
     array([[0.3775, 0.6225]])
     """
-    if backend_of("query", query).traced(query, key, value, scale, bias, sinks):
-        from ._torch.calls import attention as traced_attention
-
-        traced: Array = traced_attention(
-            query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout,
-            seed,
-        )  # fmt: skip
-        return traced
-    backend, problem, one_head = resolve(
-        query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
-    )
-    out: Array = backend.forward(problem, scale, mask, bias, sinks)
+    options = Options(scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed)
+    backend = backend_of("query", query)
+    if backend.traced(query, key, value, scale, bias, sinks):
+        return backend.traced_call(query, key, value, options, measured=False)[0]  # type: ignore[no-any-return]
+    problem, one_head = resolve(backend, query, key, value, options)
+    out: Array = backend.forward(problem, options)
     return out[0] if one_head else out  # type: ignore[index]
 
 
@@ -123,18 +104,12 @@ def measure(
     >>> reading.keys[0].tolist(), reading.entropy_ratio[0, 1:].round(3).tolist()
     ([1, 2, 3, 4], [1.0, 1.0, 1.0])
     """
-    if backend_of("query", query).traced(query, key, value, scale, bias, sinks):
-        from ._torch.calls import measure as traced_measure
-
-        traced: tuple[Array, Reading] = traced_measure(
-            query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout,
-            seed,
-        )  # fmt: skip
-        return traced
-    backend, problem, one_head = resolve(
-        query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
-    )
-    out, reading = backend.measure(problem, scale, mask, bias, sinks)
+    options = Options(scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed)
+    backend = backend_of("query", query)
+    if backend.traced(query, key, value, scale, bias, sinks):
+        return backend.traced_call(query, key, value, options, measured=True)
+    problem, one_head = resolve(backend, query, key, value, options)
+    out, reading = backend.measure(problem, options)
     return (out[0], without_head_axis(reading)) if one_head else (out, reading)
 
 
@@ -175,9 +150,9 @@ def attention_vjp(
     array([[0.3775, 0.    ],
            [0.6225, 0.    ]])
     """
-    backend, problem, one_head = resolve(
-        query, key, value, scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
-    )
+    options = Options(scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed)
+    backend = backend_of("query", query)
+    problem, one_head = resolve(backend, query, key, value, options)
     out, pull = backend.vjp(problem)
     out = out[0] if one_head else out
 

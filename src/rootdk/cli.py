@@ -67,7 +67,7 @@ def main(
     if ctx.invoked_subcommand is not None:
         _refuse_stray_options(ctx)
         return
-    from rootdk._backends import kernel
+    from rootdk.backends import kernel
     from rootdk.terminal.command import answer
     from rootdk.terminal.job import Job
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from rootdk.api import measure
+from rootdk.attention import measure
 
 RULES = ("none", "sqrt", "dk")
 

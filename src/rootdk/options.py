@@ -1,46 +1,113 @@
-"""From what a caller wrote to a Problem: every check and every default of the operator."""
+"""The options of the operator: what a caller may say (Options), what follows from it (Problem), and the way between.
+
+Every check and every default is here. Backends, autograd, the registered operators, the ring and the binding read a
+Problem, by the names of its fields; none of them decides anything.
+"""
 
 import math
-import operator
+from collections.abc import Callable
 from functools import lru_cache
-from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._backends import Backend, backend_of, type_name
-from ._backends.problem import Problem
+from .checks import FAR, Integers, integers, numbers, positive, real, share, shown, truth, whole_seed, window_limits
 from .errors import ArgumentError, ArgumentTypeError
 from .scaling import SQRT, ScaleRule, rule
-
-Integers = NDArray[np.int64]
-
-# Further than any key: a limit is cut to this so that position + limit cannot overflow 64 bits.
-_FAR = 2**61
 
 # Far beyond any use. The kernel multiplies it into the query, and with numbers as large there it is still a float32.
 _LARGEST_SCALE = 1e19
 
+Documented = TypeVar("Documented", bound=Callable[..., Any])
 
-def resolve(
-    query: Any,
-    key: Any,
-    value: Any,
-    scale: Any,
-    causal: Any,
-    mask: Any,
-    bias: Any,
-    window: Any,
-    query_offset: Any,
-    key_lengths: Any,
-    softcap: Any,
-    sinks: Any,
-    dropout: Any,
-    seed: Any,
-) -> tuple[Backend, Problem, bool]:
-    """The adapter, the Problem, and whether the caller's arrays had no head axis (so that the result has none)."""
-    backend = backend_of("query", query)
+
+class Options(NamedTuple):
+    """What a caller may say beside query, key and value, as it was said.
+
+    scale         None is 1/sqrt(d_k); a number up to 1e19 is taken as it is; a name ("none", "sqrt", "dk", ...) or a
+                  rule of rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.
+    causal        query i sees key j only if j <= i + query_offset.
+    mask          bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair.
+    bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
+                  key, as mask and key_lengths do: NaN - inf is NaN).
+    window        (left, right) or one int for both: the query at position p = i + query_offset sees key j only if
+                  p - left <= j <= p + right. None in the pair is no limit on that side.
+    query_offset  where the first query stands among the keys: an int, or ints of the leading shape. None aligns the
+                  last query with the last key: n_key - n_query, or key_lengths - n_query.
+    key_lengths   ints of the leading shape: keys from there on are padding.
+    softcap       a number c > 0: logits become c*tanh(s/c), before bias and mask.
+    sinks         one number per query head: a logit that joins the denominator and has no value.
+    dropout       the share of weights that are set to 0, the others grow by 1/(1 - dropout).
+    seed          0 <= seed < 2**64, for dropout; None draws one, for tensors from torch's default generator. The same
+                  seed gives the same result on any number of threads.
+    """
+
+    scale: Any = None
+    causal: Any = False
+    mask: Any = None
+    bias: Any = None
+    window: Any = None
+    query_offset: Any = None
+    key_lengths: Any = None
+    softcap: Any = None
+    sinks: Any = None
+    dropout: Any = 0.0
+    seed: Any = None
+
+
+def documented(function: Documented) -> Documented:
+    """Put what the options mean where the docstring of the function says {options}."""
+    meanings = (Options.__doc__ or "").partition("\n\n")[2].strip()
+    function.__doc__ = (function.__doc__ or "").replace("{options}", meanings)
+    return function
+
+
+class Problem(NamedTuple):
+    """One call as facts: everything is checked, every default is resolved.
+
+    `batch` is the product of the leading axes of `query` (1 if there are none).
+
+    query         (*leading, heads, n_query, d_k)
+    key, value    (*leading, kv_heads, n_key, d_k) and (*leading, kv_heads, n_key, d_v); heads % kv_heads == 0
+    scale         one finite number
+    row_scale     None, or float64 (batch, n_query): one more factor for each query row
+    softcap       None, or a number > 0
+    left, right   the query at position p sees key j only if p - left <= j <= p + right; None is no limit
+    query_offset  int64 (batch,): query i of batch b stands at position i + query_offset[b]
+    key_lengths   None, or int64 (batch,): keys from there on are padding
+    mask, bias    None, or a view broadcast to (*leading, heads, n_query, n_key)
+    sinks         None, or float64 (heads,)
+    dropout       0 <= dropout < 1
+    seed          0 <= seed < 2**64
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    scale: float
+    row_scale: Any
+    softcap: float | None
+    left: int | None
+    right: int | None
+    query_offset: Any
+    key_lengths: Any
+    mask: Any
+    bias: Any
+    sinks: Any
+    dropout: float
+    seed: int
+
+    def with_arrays(self, query: Any, key: Any, value: Any) -> "Problem":
+        """The same facts about other arrays: what _replace gives, in a third of its time."""
+        return Problem._make((query, key, value, *self[_FACTS]))  # type: ignore[misc]  # a slice of a tuple is one
+
+
+_FACTS = slice(Problem._fields.index("value") + 1, None)
+
+
+def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) -> tuple[Problem, bool]:
+    """The Problem, and whether the caller's arrays had no head axis (so that the result has none)."""
     query, key, value = backend.inputs(query, key, value)
     try:
         shape, key_shape, value_shape = query.shape, key.shape, value.shape
@@ -54,6 +121,7 @@ def resolve(
         query, key, value = query[None], key[None], value[None]
         shape, key_shape = query.shape, key.shape
     n_key = key_shape[-2]
+    scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed = options
     if (
         mask is bias is window is key_lengths is softcap is sinks is seed is None
         and (scale is None or (type(scale) is float and scale != 0.0))  # -0.0 == 0.0: one key, two scales
@@ -62,75 +130,70 @@ def resolve(
         and type(dropout) is float
         and dropout == 0.0
     ):
-        options = _usual(backend, shape, n_key, scale, causal, query_offset)  # type: ignore[arg-type]  # modules do hash
+        facts = _usual_facts(backend, shape, n_key, scale, causal, query_offset)
     else:
-        options = _options(
-            backend, shape, n_key, one_head, scale, causal, mask, bias, window, query_offset, key_lengths, softcap,
-            sinks, dropout, seed,
-        )  # fmt: skip
-    return backend, Problem._make((query, key, value, *options)), one_head
+        facts = _facts(backend, shape, n_key, one_head, options)
+    return facts.with_arrays(query, key, value), one_head
 
 
 @lru_cache(maxsize=256)
-def _usual(
-    backend: Backend, shape: tuple[int, ...], n_key: int, scale: float | None, causal: bool, query_offset: int | None
-) -> tuple[Any, ...]:
-    """The options of nearly every call: numbers only, and the same ones again and again, so they are kept."""
-    absent = None, None, None, query_offset, None, None, None, 0.0, None
-    return _options(backend, shape, n_key, False, scale, causal, *absent)
+def _usual_facts(
+    backend: Any, shape: tuple[int, ...], n_key: int, scale: float | None, causal: bool, query_offset: int | None
+) -> Problem:
+    """The facts of nearly every call: numbers only, and the same ones again and again, so they are kept."""
+    return _facts(backend, shape, n_key, False, Options(scale=scale, causal=causal, query_offset=query_offset))
 
 
-def _options(
-    backend: Backend, shape: tuple[int, ...], n_key: int, one_head: bool, scale: Any, causal: Any, mask: Any, bias: Any,
-    window: Any, query_offset: Any, key_lengths: Any, softcap: Any, sinks: Any, dropout: Any, seed: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The fields of a Problem after query, key and value."""
+def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, options: Options) -> Problem:
+    """A Problem without its arrays."""
     leading, n_query = tuple(shape)[:-3], shape[-2]
     lengths = None
-    if key_lengths is not None:
-        lengths = _integers("key_lengths", backend.plain("key_lengths", key_lengths), leading, 0, n_key)
-    if type(query_offset) is int and abs(query_offset) <= _FAR // 2:
+    if options.key_lengths is not None:
+        lengths = integers("key_lengths", backend.plain("key_lengths", options.key_lengths), leading, 0, n_key)
+    query_offset = options.query_offset
+    if type(query_offset) is int and abs(query_offset) <= FAR // 2:
         offset = np.full(math.prod(leading), query_offset, np.int64)
     elif query_offset is not None:
         given = backend.plain("query_offset", query_offset)
-        offset = _integers("query_offset", given, leading, -_FAR // 2, _FAR // 2)
+        offset = integers("query_offset", given, leading, -FAR // 2, FAR // 2)
     elif lengths is not None:
         offset = lengths - n_query
     else:
         offset = np.full(math.prod(leading), n_key - n_query, np.int64)
 
-    left: int | None = None
-    right: int | None = None
-    if window is not None:
-        left, right = window_limits(window)
-    if truth("causal", causal):
+    left, right = (None, None) if options.window is None else window_limits(options.window)
+    if truth("causal", options.causal):
         right = 0
 
     row_scale = None
-    if scale is None:
+    if options.scale is None:
         scale = SQRT.factor(shape[-1], None, None)
     else:
-        scale, row_scale = _scale(backend.plain("scale", scale), shape[-1], n_query, n_key, lengths, offset)
+        scale, row_scale = _scale(backend.plain("scale", options.scale), shape[-1], n_query, n_key, lengths, offset)
 
-    rate = share("dropout", dropout)
-    scores = () if mask is None and bias is None else (*shape[:-1], n_key)
-    return (
-        scale,
-        row_scale,
-        None if softcap is None else positive("softcap", softcap),
-        left,
-        right,
-        offset,
-        lengths,
-        None if mask is None else backend.broadcast("mask", mask, scores, True),
-        None if bias is None else backend.broadcast("bias", bias, scores, False),
-        None if sinks is None else _sinks(backend.plain("sinks", sinks), shape[-3], one_head),
-        rate,
-        whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
+    rate, seed = share("dropout", options.dropout), options.seed
+    scores = () if options.mask is None and options.bias is None else (*shape[:-1], n_key)
+    return Problem(
+        query=None,
+        key=None,
+        value=None,
+        scale=scale,
+        row_scale=row_scale,
+        softcap=None if options.softcap is None else positive("softcap", options.softcap),
+        left=left,
+        right=right,
+        query_offset=offset,
+        key_lengths=lengths,
+        mask=None if options.mask is None else backend.broadcast("mask", options.mask, scores, True),
+        bias=None if options.bias is None else backend.broadcast("bias", options.bias, scores, False),
+        sinks=None if options.sinks is None else _sinks(backend.plain("sinks", options.sinks), shape[-3], one_head),
+        dropout=rate,
+        seed=whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
     )
 
 
 def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
+    """An error that names the array whose shape does not fit the others."""
     rank = len(query)
     if rank < 2:
         raise ArgumentError(f"query: must have at least 2 axes (n_query, d_k), got {rank} (query {query})")
@@ -157,103 +220,8 @@ def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int,
     raise ArgumentError(problem)
 
 
-def _integers(argument: str, given: Any, leading: tuple[int, ...], low: int, high: int) -> Integers:
-    """One integer per batch entry, flat; a single integer counts for all."""
-    array = _numbers(argument, given)
-    if array.dtype == object and all(_is_int(number) for number in array.flat):  # beyond 64 bits
-        array = np.asarray(np.clip(array, low - 1, high + 1), np.int64)
-    if array.dtype.kind not in "iu" and array.size:  # an empty list has no integer type of its own
-        raise ArgumentTypeError(f"{argument}: must be integers, got {shown(given)}")
-    expected = leading or (1,)  # without leading axes there is one batch entry
-    if array.shape not in ((), expected):
-        raise ArgumentError(f"{argument}: must be an int or ints of shape {expected}, got shape {array.shape}")
-    if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
-        raise ArgumentError(f"{argument}: must be from {low} to {high}, got {shown(given)}")
-    full = np.broadcast_to(array.astype(np.int64), expected).reshape(math.prod(expected))
-    return np.ascontiguousarray(full)
-
-
-def window_limits(window: Any) -> tuple[int | None, int | None]:
-    pair = window if isinstance(window, (tuple, list)) else (window, window)
-    if len(pair) != 2:
-        raise ArgumentError(f"window: must be an int or (left, right), got {shown(window)}")
-    return _distance(pair[0], window), _distance(pair[1], window)
-
-
-def _distance(side: Any, window: Any) -> int | None:
-    if side is None:
-        return None
-    expected = "window: must be an int >= 0 or a pair of them (None for no limit), got"
-    try:
-        distance = None if isinstance(side, (bool, np.bool_, np.ma.MaskedArray)) else operator.index(side)
-    except TypeError:
-        distance = None
-    if distance is None:
-        raise ArgumentTypeError(f"{expected} {shown(window)}")
-    if distance < 0:
-        raise ArgumentError(f"{expected} {shown(distance if side is window else window)}")
-    return min(distance, _FAR)
-
-
-def truth(argument: str, given: Any) -> bool:
-    if not isinstance(given, (bool, np.bool_)):
-        raise ArgumentTypeError(f"{argument}: must be True or False, got {shown(given)}")
-    return bool(given)
-
-
-def real(argument: str, given: Any, expected: str) -> float:
-    if type(given) is float:  # the common case; asking the abstract Real takes longer than the rest of a call
-        return given
-    if isinstance(given, (bool, np.bool_)) or not isinstance(given, Real):
-        raise ArgumentTypeError(f"{argument}: must be {expected}, got {shown(given)}")
-    try:
-        return float(given)
-    except OverflowError:  # an int of hundreds of digits: too large for whatever is asked of it
-        return math.inf if given > 0 else -math.inf  # type: ignore[operator]
-
-
-def positive(argument: str, given: Any) -> float:
-    number = real(argument, given, "a number > 0")
-    if not (number > 0 and math.isfinite(number)):
-        raise ArgumentError(f"{argument}: must be a finite number > 0, got {shown(given)}")
-    return number
-
-
-def share(argument: str, given: Any) -> float:
-    number = real(argument, given, "a number from 0 to below 1")
-    if not 0 <= number < 1:
-        raise ArgumentError(f"{argument}: must be at least 0 and below 1, got {shown(given)}")
-    return number
-
-
-def count(argument: str, given: Any) -> int:
-    """How many heads, threads, numbers: an int from 1 on."""
-    try:
-        number = None if isinstance(given, (bool, np.bool_, np.ma.MaskedArray)) else operator.index(given)
-    except TypeError:
-        number = None
-    expected = f"{argument}: must be an int from 1 to {2**31 - 1}, got"
-    if number is None:
-        raise ArgumentTypeError(f"{expected} {shown(given)}")
-    if not 1 <= number < 2**31:
-        raise ArgumentError(f"{expected} {shown(number)}")
-    return number
-
-
-def _is_int(given: Any) -> bool:
-    return isinstance(given, (int, np.integer)) and not isinstance(given, bool)
-
-
-def whole_seed(given: Any) -> int:
-    if not _is_int(given):
-        raise ArgumentTypeError(f"seed: must be an int, got {shown(given)}")
-    if not 0 <= given < 2**64:
-        raise ArgumentError(f"seed: must be at least 0 and below 2**64, got {shown(given)}")
-    return int(given)
-
-
 def _sinks(given: Any, heads: int, one_head: bool) -> NDArray[np.float64]:
-    array = _numbers("sinks", given)
+    array = numbers("sinks", given)
     if array.dtype == object:  # ints beyond 64 bits
         array = np.array([real("sinks", number, "numbers") for number in array.flat]).reshape(array.shape)
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
@@ -299,6 +267,7 @@ def _scale(
 
 
 def scale_number(given: Any) -> float:
+    """A scale that is a number."""
     number = real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
     if not abs(number) <= _LARGEST_SCALE:
         raise ArgumentError(f"scale: must be finite and at most {_LARGEST_SCALE:g} in size, got {shown(given)}")
@@ -315,26 +284,3 @@ def _factors(name: str, given: Any) -> NDArray[np.float64]:
     except (ValueError, TypeError, OverflowError):
         pass
     raise ArgumentTypeError(f"scale: the rule {name!r} must give numbers, got {shown(given)}")
-
-
-def _numbers(argument: str, given: Any) -> NDArray[Any]:
-    refuse_masked(argument, given)
-    try:
-        return np.asarray(given)
-    except (ValueError, TypeError):
-        raise ArgumentTypeError(f"{argument}: must be numbers, got {shown(given)}") from None
-
-
-def refuse_masked(argument: str, given: Any) -> None:
-    """A masked array of NumPy, alone or in a list: every use of it as numbers would silently lose the mask."""
-    for part in given if isinstance(given, (list, tuple)) else (given,):
-        if isinstance(part, np.ma.MaskedArray):
-            raise ArgumentTypeError(f"{argument}: must be numbers without a mask, got {type_name(part)}")
-
-
-def shown(given: Any) -> str:
-    """A short value as it is, a long int by its size, anything else by its type."""
-    if type(given) is int and abs(given) >= 10**60:
-        return f"an int near {'-' if given < 0 else ''}1e{math.log10(abs(given)):.0f}"
-    text = repr(given)
-    return text if len(text) <= 60 and "\n" not in text else type_name(given)

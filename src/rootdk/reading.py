@@ -117,6 +117,8 @@ class Reading:
     [8.0, 8.0, 8.0, 8.0]
     """
 
+    keys: Any = field(metadata={"doc": "how many keys the row sees"})
+    has_sinks: bool = field(metadata={"doc": "whether a sink took part"})
     log_sum_exp: Any = _measured(
         "log of the denominator, sink included; -inf for a row that sees nothing",
         empty=-math.inf, merge=lambda union, _: union.log_sum_exp,
@@ -129,8 +131,6 @@ class Reading:
     p_squared: Any = _measured("sum p^2 over keys", merge=_by_weight(2))
     p_cubed: Any = _measured("sum p^3 over keys", merge=_by_weight(3))
     sink_mass: Any = _measured("the weight that the sink takes, 0 without sinks", merge=_by_weight(1))
-    keys: Any = field(metadata={"doc": "how many keys the row sees"})
-    has_sinks: bool = field(metadata={"doc": "whether a sink took part"})
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -10,21 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    assert_within,
-    forward_budget,
-    gradient_budget,
-    judge_type,
-    measure_budget,
-    problem_of,
-    random_arrays,
-)
+from helpers import assert_within, forward_budget, gradient_budget, judge_type, measure_budget, random_arrays
 from ring_ranks import together
 from tensors import array, tensor, tensor_options
 
 import rootdk
 from rootdk import distributed, scaling
-from rootdk._backends import reference
+from rootdk.backends import problem_of, reference
 from rootdk.distributed.layout import even_lengths, positions_of
 from rootdk.reading import FIELDS
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import rootdk
-from rootdk import _backends
+from rootdk import backends
 from rootdk.cli import main
 from rootdk.first_look import Look, look, meaning
 
@@ -174,11 +174,11 @@ def test_trouble_with_the_kernel_is_one_line_and_exit_code_1(
         monkeypatch.setenv("ROOTDK_NUM_THREADS", "many")
     else:
         monkeypatch.setitem(sys.modules, "rootdk._kernel", None)
-    _backends.kernel.cache_clear()
+    backends.kernel.cache_clear()
     try:
         result = run(*command)
     finally:
-        _backends.kernel.cache_clear()
+        backends.kernel.cache_clear()
     assert result.exit_code == 1
     expected = "Error: ROOTDK_NUM_THREADS: must be" if trouble == "threads" else "Error: rootdk._kernel: the compiled"
     assert result.output.startswith(expected)

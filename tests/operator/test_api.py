@@ -15,14 +15,13 @@ from helpers import (
     gradient_budget,
     measure_budget,
     option_sets,
-    problem_of,
     random_arrays,
 )
 
 import rootdk
-from rootdk import _arguments
-from rootdk._backends import reference
-from rootdk._backends.problem import Problem
+from rootdk import options as options_module
+from rootdk.backends import problem_of, reference
+from rootdk.options import Problem
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 NAMES = list(option_sets(np.random.default_rng(0)))
@@ -244,13 +243,13 @@ def test_vjp_hands_down_what_backward_needs(recorder: RecordingKernel, rng: np.r
     strided = np.asfortranarray(out)
     gradients = pull_back(strided)
     assert [(g.shape, g.dtype) for g in gradients] == [(a.shape, a.dtype) for a in arrays]
-    problem, kept, d_out, row_state, *room = recorder.backward_arguments
+    problem, kept, d_out, row_state, *gradient_memory = recorder.backward_arguments
     assert problem is recorder.forward_arguments[0]
     np.testing.assert_array_equal(kept, forward["out"])  # type: ignore[arg-type]
     assert not np.shares_memory(kept, out)  # type: ignore[call-overload]
     assert d_out.strides[-1] == 2  # type: ignore[attr-defined]
     assert row_state is forward["row_state"]
-    for handed, gradient in zip(room, gradients, strict=True):
+    for handed, gradient in zip(gradient_memory, gradients, strict=True):
         assert np.shares_memory(handed, gradient)  # type: ignore[call-overload]
         assert handed.dtype == np.uint16  # type: ignore[attr-defined]
 
@@ -274,51 +273,33 @@ UNUSUAL: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def resolved(arrays: Any, options: dict[str, Any]) -> Problem:
-    names = (
-        "scale",
-        "causal",
-        "mask",
-        "bias",
-        "window",
-        "query_offset",
-        "key_lengths",
-        "softcap",
-        "sinks",
-        "dropout",
-        "seed",
-    )
-    given = {"causal": False, "dropout": 0.0} | options
-    return _arguments.resolve(*arrays, *(given.get(name) for name in names))[1]
-
-
 @pytest.mark.parametrize("made", [np.asarray, torch.from_numpy])
 @pytest.mark.parametrize("options", USUAL, ids=str)
 def test_kept_options_are_what_they_were(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, made: Any, options: dict[str, Any]
 ) -> None:
     arrays = [made(a) for a in random_arrays(rng)]
-    _arguments._usual.cache_clear()
-    first, again = (resolved(arrays, options) for _ in range(2))
-    assert _arguments._usual.cache_info()[:2] == (1, 1), "hits, misses"
+    options_module._usual_facts.cache_clear()
+    first, again = (problem_of(*arrays, **options) for _ in range(2))
+    assert options_module._usual_facts.cache_info()[:2] == (1, 1), "hits, misses"
     with monkeypatch.context() as without:
-        without.setattr(_arguments, "_usual", _arguments._usual.__wrapped__)
-        fresh = resolved(arrays, options)
+        without.setattr(options_module, "_usual_facts", options_module._usual_facts.__wrapped__)
+        fresh = problem_of(*arrays, **options)
     for problem in (first, again):
         for name, ours, theirs in zip(Problem._fields, problem, fresh, strict=True):
             assert type(ours) is type(theirs), name
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
     other = [made(a) for a in random_arrays(rng, n_query=3)]
-    assert resolved(other, options).query.shape[-2] == 3
-    assert _arguments._usual.cache_info()[:2] == (1, 2), "another shape is another entry"
+    assert problem_of(*other, **options).query.shape[-2] == 3
+    assert options_module._usual_facts.cache_info()[:2] == (1, 2), "another shape is another entry"
 
 
 @pytest.mark.parametrize("options", UNUSUAL, ids=str)
 def test_other_options_are_not_kept(rng: np.random.Generator, options: dict[str, Any]) -> None:
     arrays = random_arrays(rng)
-    _arguments._usual.cache_clear()
-    resolved(arrays, options)
-    assert _arguments._usual.cache_info()[:2] == (0, 0)
+    options_module._usual_facts.cache_clear()
+    problem_of(*arrays, **options)
+    assert options_module._usual_facts.cache_info()[:2] == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -458,7 +439,7 @@ def test_inputs_are_not_changed(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(array, copy)
 
 
-@pytest.mark.parametrize("module", ["api", "reading", "scaling", "_views"])
+@pytest.mark.parametrize("module", ["attention", "reading", "scaling", "_views"])
 def test_docstrings_run(module: str) -> None:
     failed, attempted = doctest.testmod(importlib.import_module(f"rootdk.{module}"), verbose=False)
     assert failed == 0

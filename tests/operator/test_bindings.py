@@ -1,15 +1,18 @@
 """The door to the kernel: what would read or write out of bounds is refused, whoever calls."""
 
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import problem_of, random_arrays
+from helpers import random_arrays
 
 import rootdk
 from rootdk import _kernel
-from rootdk._backends.problem import Problem
+from rootdk.backends import problem_of
+from rootdk.options import Problem
+from rootdk.reading import FIELDS
 
 ROWS = (2, 4, 7)
 OUT = (*ROWS, 5)
@@ -31,8 +34,7 @@ def test_what_fits_is_taken() -> None:
     state, keys = np.zeros((2, *ROWS), np.float32), np.zeros(ROWS, np.int64)
     ways = (
         forward(state=state),
-        forward(reading=np.zeros((9, *ROWS), np.float32), keys=keys),
-        forward(tuple(problem())),
+        forward(reading=np.zeros((len(FIELDS), *ROWS), np.float32), keys=keys),
         forward(out=torch.zeros(OUT)),
     )
     for out in ways:
@@ -95,19 +97,24 @@ def test_a_problem_that_does_not_fit(changed: dict[str, Any]) -> None:
         {"state": np.empty((2, *ROWS))},
         {"state": np.empty((2, *ROWS), np.int32)},
         {"state": np.empty((1, *ROWS), np.float32)},
-        {"reading": np.empty((9, *ROWS), np.float32)},
-        {"reading": np.empty((9, *ROWS), np.float32), "keys": np.empty(ROWS)},
-        {"reading": np.empty((8, *ROWS), np.float32), "keys": np.empty(ROWS, np.int64)},
+        {"reading": np.empty((len(FIELDS), *ROWS), np.float32)},
+        {"reading": np.empty((len(FIELDS), *ROWS), np.float32), "keys": np.empty(ROWS)},
+        {"reading": np.empty((len(FIELDS) - 1, *ROWS), np.float32), "keys": np.empty(ROWS, np.int64)},
     ],
 )
-def test_room_that_does_not_fit(filled: dict[str, Any]) -> None:
+def test_memory_that_does_not_fit(filled: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^kernel: "):
         forward(**filled)
 
 
 def test_what_is_no_problem_and_no_memory() -> None:
+    with pytest.raises(ValueError, match="a named tuple"):
+        forward(tuple(problem()))
     with pytest.raises(ValueError, match="number of fields"):
-        forward(problem()[:-1])
+        forward(tuple.__new__(Problem, problem()[:-1]))
+    lacking = namedtuple("lacking", Problem._fields[:-1])  # type: ignore[misc]
+    with pytest.raises(ValueError, match="lacks a field"):
+        forward(lacking(*problem()[:-1]))
     with pytest.raises(TypeError):
         forward(list(problem()))
     with pytest.raises(AttributeError):

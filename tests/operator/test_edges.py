@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_within, forward_budget, gradient_budget, measure_budget, problem_of, random_arrays
+from helpers import assert_within, forward_budget, gradient_budget, measure_budget, random_arrays
 from judge import DTYPES, TARGETS, Judge, assert_same_bits, everything, target
 
 import rootdk
 from rootdk import _kernel
-from rootdk._backends import reference
-from rootdk._backends.problem import Problem
+from rootdk.backends import problem_of, reference
+from rootdk.options import Problem
 
 BAD = [np.nan, np.inf, -np.inf]
 GRADIENTS = ("d_query", "d_key", "d_value")

@@ -9,7 +9,7 @@ import torch
 from helpers import RecordingKernel
 
 import rootdk
-from rootdk import ArgumentError, ArgumentTypeError, KernelMissingError, RootdkError, _backends
+from rootdk import ArgumentError, ArgumentTypeError, KernelMissingError, RootdkError, backends
 
 Q = np.zeros((2, 8, 128, 64), np.float32)
 K = np.zeros((2, 4, 96, 64), np.float32)
@@ -223,7 +223,7 @@ def test_threads(recorder: RecordingKernel) -> None:
 
 def test_a_missing_kernel_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rootdk._kernel", None)  # what an import finds where nothing was built
-    _backends.kernel.cache_clear()
+    backends.kernel.cache_clear()
     with pytest.raises(KernelMissingError) as caught:
         rootdk.attention(Q, K, V)
     assert str(caught.value).startswith("rootdk._kernel: the compiled kernel must be importable, got ModuleNotFound")
@@ -231,4 +231,4 @@ def test_a_missing_kernel_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(caught.value, ImportError)
     with pytest.raises(KernelMissingError):
         rootdk.num_threads()
-    _backends.kernel.cache_clear()
+    backends.kernel.cache_clear()

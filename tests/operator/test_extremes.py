@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from helpers import assert_within, measure_budget, problem_of, random_arrays
+from helpers import assert_within, measure_budget, random_arrays
 from judge import DTYPES, TARGETS, Judge, target
 
 import rootdk
+from rootdk.backends import problem_of
 
 LOWEST = np.finfo(np.float32).min
 

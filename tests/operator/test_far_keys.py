@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import problem_of, random_arrays
+from helpers import random_arrays
 from judge import TARGETS, target
 
 import rootdk
-from rootdk._backends import reference
+from rootdk.backends import problem_of, reference
 
 EPS = float(np.finfo(np.float32).eps)
 LOWEST = float(np.finfo(np.float32).min)

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, gradient_budget, option_sets, problem_of, random_arrays
+from helpers import assert_within, gradient_budget, option_sets, random_arrays
 from judge import DTYPES, TARGETS, target
 
 import rootdk
+from rootdk.backends import problem_of
 
 NAMES = list(option_sets(np.random.default_rng(0)))
 GRADIENTS = ("d_query", "d_key", "d_value")

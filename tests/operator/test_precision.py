@@ -6,19 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import (
-    assert_within,
-    compute_type,
-    forward_budget,
-    gradient_budget,
-    measure_budget,
-    problem_of,
-    unit_roundoff,
-)
+from helpers import assert_within, compute_type, forward_budget, gradient_budget, measure_budget, unit_roundoff
 from judge import DTYPES, TARGETS, Judge, target
 
 import rootdk
-from rootdk._backends import reference
+from rootdk.backends import problem_of, reference
 
 HALVES = {name: DTYPES[name] for name in ("float16", "bfloat16")}
 LN2 = math.log(2)  # as a scale it makes the kernel's own unit: the logit of key k is k*ln 2, without rounding

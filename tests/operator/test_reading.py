@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import option_sets, problem_of, random_arrays
+from helpers import option_sets, random_arrays
 from rich.console import Console
 
 import rootdk
 from rootdk import ArgumentError, ArgumentTypeError, HeadSummary, Reading, _views
-from rootdk._backends import reference
+from rootdk.backends import problem_of, reference
 from rootdk.reading import FIELDS
 from rootdk.summary import _COLUMNS
 

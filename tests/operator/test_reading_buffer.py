@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import problem_of, random_arrays
+from helpers import random_arrays
 
 import rootdk
 from rootdk import _kernel
+from rootdk.backends import problem_of
 from rootdk.reading import FIELDS, Reading
 
 LINE = 64

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import option_sets, problem_of, random_arrays
+from helpers import option_sets, random_arrays
 from scipy import special, stats
 
 from rootdk import ScaleRule
-from rootdk._backends import reference
+from rootdk.backends import problem_of, reference
 
 NAMES = list(option_sets(np.random.default_rng(0)))
 TIGHT = {"rtol": 1e-12, "atol": 1e-13}

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import problem_of, random_arrays
+from helpers import random_arrays
 
 from rootdk import ArgumentError, ArgumentTypeError, ScaleRule, scaling
+from rootdk.backends import problem_of
 
 # Every rule once with numbers worked out on paper: d_k = 64, so that 1/sqrt(d_k) = 1/8.
 BY_HAND = [

@@ -41,18 +41,19 @@ def test_a_call_on_numpy_arrays_loads_no_framework() -> None:
 
 
 def test_theory_loads_scipy_and_nothing_else_and_only_when_asked() -> None:
-    assert foreign_after("import rootdk; rootdk.predict") == []
+    assert foreign_after("import rootdk; dir(rootdk)") == []
     assert foreign_after("import rootdk; rootdk.predict(8, 16)") == ["scipy"]
+    assert foreign_after("import rootdk; rootdk.theory.score_variance") == ["scipy"]
 
 
 def test_bfloat16_is_recognised_without_importing_ml_dtypes_first() -> None:
     """The adapter goes by the name of the type, so it works whichever of the two is imported first."""
     assert fresh("""
         import numpy, rootdk
-        from rootdk._arguments import resolve
+        from rootdk.backends import problem_of
         import ml_dtypes
         q = numpy.zeros((4, 8), ml_dtypes.bfloat16)
-        print(resolve(q, q, q, *[None, False] + [None] * 7, 0.0, None)[1].query.dtype)
+        print(problem_of(q, q, q).query.dtype)
     """).split() == ["bfloat16"]
 
 
@@ -72,12 +73,12 @@ def test_the_model_of_a_ring_does_without_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["rootdk.distributed", "rootdk.theory", "rootdk.torch", "rootdk.audit", "rootdk.api"]
+    "module", ["rootdk.distributed", "rootdk.theory", "rootdk.torch", "rootdk.audit", "rootdk.attention"]
 )
 def test_the_public_page_is_small(module: str) -> None:
     """Submodules that need a framework are not loaded by the package itself."""
     loaded = fresh(f"import rootdk, sys; print({module!r} in sys.modules)").split() == ["True"]
-    assert loaded == (module == "rootdk.api")
+    assert loaded == (module == "rootdk.attention")
 
 
 def test_import_time_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,31 +10,14 @@ rounding   what any implementation must be allowed: with u the unit roundoff of 
            the relative error 2*delta. The result is then rounded once more to the type it is stored in.
 """
 
-import inspect
 import types
 from typing import Any
 
 import numpy as np
 
-from rootdk import _backends as backends
-from rootdk import api, scaling
-from rootdk._arguments import resolve
-from rootdk._backends import reference
-from rootdk._backends.problem import Problem
-
-# Defaults come from the public signature, so that the tests see what a user gets.
-_OPTIONS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(api.attention).parameters.items()
-    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-}
-
-
-def problem_of(query: Any, key: Any, value: Any, **options: Any) -> Problem:
-    """The Problem that attention(query, key, value, **options) hands down."""
-    unknown = options.keys() - _OPTIONS.keys()
-    assert not unknown, f"no such options: {unknown}"
-    return resolve(query, key, value, *(options.get(name, default) for name, default in _OPTIONS.items()))[1]
+from rootdk import backends, scaling
+from rootdk.backends import reference
+from rootdk.options import Problem
 
 
 def random_arrays(

@@ -6,11 +6,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from helpers import assert_within, compute_type, forward_budget, gradient_budget, measure_budget, problem_of
+from helpers import assert_within, compute_type, forward_budget, gradient_budget, measure_budget
 
 import rootdk
 from rootdk import _kernel
-from rootdk._backends import reference
+from rootdk.backends import problem_of, reference
 
 Said = dict[str, Any]
 TARGETS = _kernel.targets()

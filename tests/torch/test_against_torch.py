@@ -9,10 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, forward_budget, gradient_budget, problem_of, random_arrays
+from helpers import assert_within, forward_budget, gradient_budget, random_arrays
 from judge import TARGETS, target
 
 import rootdk
+from rootdk.backends import problem_of
 
 GRADIENTS = ("d_query", "d_key", "d_value")
 SIZES: dict[str, Any] = {"leading": (1,), "heads": 4, "kv_heads": 4, "n_query": 130, "n_key": 170, "d_k": 32, "d_v": 32}

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, bias_gradient_budget, problem_of, random_arrays
+from helpers import assert_within, bias_gradient_budget, random_arrays
 from judge import TARGETS, target, threads
 from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 from torch.autograd import gradcheck, gradgradcheck
 
 import rootdk
-from rootdk._backends import torch_kernel
-from rootdk._torch.hugging_face import transformers_attention
+from rootdk.backends import problem_of, torch_kernel
 from rootdk.torch import MultiHeadAttention, scaled_dot_product_attention
+from rootdk.torch.transformers import transformers_attention
 
 SMALL: dict[str, Any] = {"leading": (2,), "heads": 2, "kv_heads": 1, "n_query": 3, "n_key": 4, "d_k": 2, "d_v": 3}
 

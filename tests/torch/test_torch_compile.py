@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rootdk
 import rootdk.torch
-from rootdk._torch.operators import attention_backward, attention_forward
+from rootdk.backends.torch.operators import attention_backward, attention_forward
 
 
 def arguments(grad: bool = True, **changes: Any) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, forward_budget, gradient_budget, problem_of, random_arrays
+from helpers import assert_within, forward_budget, gradient_budget, random_arrays
 from tensors import DTYPES, array, tensor
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import rootdk
 import rootdk.torch
 from rootdk import RootdkError
-from rootdk._torch import functional, routing
-from rootdk.torch import MultiHeadAttention, scaled_dot_product_attention
+from rootdk.backends import problem_of
+from rootdk.torch import MultiHeadAttention, functional, routing, scaled_dot_product_attention
 
 TORCHS_OWN = F.scaled_dot_product_attention
 

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 import rootdk
-from rootdk._backends import reference
+from rootdk.backends import problem_of, reference
 from rootdk.torch import scaled_dot_product_attention
 
 SMALL: dict[str, Any] = {"leading": (2,), "heads": 2, "kv_heads": 1, "n_query": 3, "n_key": 4, "d_k": 2, "d_v": 3}
@@ -136,7 +136,6 @@ def test_far_sinks(dtype: Any, size: float) -> None:
 
 
 def _judged(tensors: Any, **options: Any) -> Any:
-    from helpers import problem_of
 
     return problem_of(*(array(t) for t in tensors), **options)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rootdk
-from rootdk._backends import kernel, torch_kernel
+from rootdk.backends import kernel, torch_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def run(program: str) -> str:
 
 _START = """
 import os, torch, rootdk
-from rootdk._backends import kernel
+from rootdk.backends import kernel
 def tasks():
     return len(os.listdir("/proc/self/task"))
 torch.set_num_threads(3)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, forward_budget, gradient_budget, measure_budget, problem_of, random_arrays
+from helpers import assert_within, forward_budget, gradient_budget, measure_budget, random_arrays
 from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 
 import rootdk
 import rootdk.torch
 from rootdk import RootdkError
-from rootdk._backends import kernel, torch_kernel
+from rootdk.backends import kernel, problem_of, torch_kernel
 from rootdk.reading import FIELDS
 
 

@@ -11,7 +11,7 @@ from transformers_zoo import FAMILIES, ROUTES, built, inputs, judged, on_rootdk,
 from whole_models import assert_within, errors
 
 import rootdk.torch
-from rootdk._torch import hugging_face
+from rootdk.torch import transformers as hugging_face
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DROPOUT = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "t5": "dropout_rate",

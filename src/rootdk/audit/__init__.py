@@ -6,7 +6,7 @@ from rootdk.audit.layer import LayerReading
 from rootdk.audit.remedies import qk_clip_, recommend_scale, recommend_tau
 from rootdk.audit.report import LayerReport, Report
 from rootdk.audit.thresholds import THRESHOLDS, Threshold, judge
-from rootdk.watching import watch
+from rootdk.audit.watching import watch
 
 __all__ = [
     "THRESHOLDS",

@@ -20,7 +20,7 @@ def baseline(layer: LayerReading) -> dict[str, float]:
 
 @lru_cache(maxsize=256)
 def _predicted(d_k: int, keys: int, scale: float, rows: int) -> tuple[tuple[str, float], ...]:
-    from rootdk.prediction import predict
+    from rootdk.theory.prediction import predict
 
     found = predict(d_k, keys, scale, rows=rows)
     fields = {

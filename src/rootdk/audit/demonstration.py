@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import rootdk
 from rootdk import scaling
+from rootdk.attention import measure
 from rootdk.audit.baseline import baseline
 from rootdk.audit.finding import worst_first
 from rootdk.audit.health import findings_of
@@ -64,7 +64,7 @@ def _attend(
     normed = tokens / np.sqrt(np.mean(tokens**2, axis=-1, keepdims=True))
     q, k, v = (_heads(normed @ one) for one in (query, key, value))
     scale = float(rule.factor(D_K, TOKENS, TOKENS - 1))
-    out, reading = rootdk.measure(q, k, v, causal=True, scale=scale)
+    out, reading = measure(q, k, v, causal=True, scale=scale)
     first_logit = scale * np.einsum("hnd,hd->hn", q, k[:, 0])
     layer = LayerReading(
         name, 0, reading, reading, np.exp(first_logit - reading.log_sum_exp), scale, scale, float("nan"), None,

@@ -51,7 +51,7 @@ def run_checkpoint(
     given = _inputs(transformers, torch, folder, model.config, text, tokens, seed)
     if getattr(model.config, "is_encoder_decoder", False):
         given["decoder_input_ids"] = given["input_ids"]
-    from rootdk.watching import watch
+    from rootdk.audit.watching import watch
 
     with torch.no_grad(), watch(model) as seen:
         model(**given)

@@ -6,13 +6,14 @@ from os import environ
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from ..checks import type_name
 from ..errors import ArgumentError, ArgumentTypeError, KernelMissingError
+from ..options import Options, Problem, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..reading import Reading
-    from .problem import Problem
 
 _SUPPORTED = "a NumPy array or a torch tensor"
 _found: dict[type, "Backend"] = {}
@@ -45,13 +46,16 @@ class Backend(Protocol):
     def gradient(self, array: Any, query: Any, shape: tuple[int, ...]) -> Any:
         """The caller's d_out, checked to be of the type of query and of that shape."""
 
-    def forward(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> Any:
-        """The output. The other four are as the caller gave them, for a library whose arrays have gradients."""
+    def traced_call(self, query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Any, Any]:
+        """The output, and its Reading if measured, of a call that is traced()."""
 
-    def measure(self, problem: "Problem", scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Any, "Reading"]:
+    def forward(self, problem: Problem, options: Options) -> Any:
+        """The output. The options are as the caller gave them, for a library whose arrays have gradients."""
+
+    def measure(self, problem: Problem, options: Options) -> tuple[Any, "Reading"]:
         """The output and its Reading."""
 
-    def vjp(self, problem: "Problem") -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
+    def vjp(self, problem: Problem) -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
         """The output and the function from d_out to d_query, d_key, d_value."""
 
 
@@ -66,9 +70,9 @@ def _find(argument: str, array: Any) -> Backend:
     for root in roots:
         # Statements, which torch.compile follows; it would not follow import_module.
         if root == "numpy":
-            from . import numpy_backend as adapter
+            from . import numpy as adapter
         elif root == "torch":
-            from . import torch_backend as adapter  # type: ignore[no-redef]
+            from . import torch as adapter  # type: ignore[no-redef]
         else:
             continue
         if (backend := cast("Backend", adapter)).holds(array):
@@ -78,10 +82,9 @@ def _find(argument: str, array: Any) -> Backend:
     raise ArgumentTypeError(f"{argument}: must be {_SUPPORTED}, got {type_name(array)}")
 
 
-def type_name(value: Any) -> str:
-    """How an error names the type of what came."""
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+def problem_of(query: Any, key: Any, value: Any, **options: Any) -> Problem:
+    """What attention(query, key, value, **options) hands down: for the reference, which computes by the definition."""
+    return resolve(backend_of("query", query), query, key, value, Options(**options))[0]
 
 
 @cache

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import type_name
 from ..errors import ArgumentError, ArgumentTypeError
+from ..options import Options, Problem
 from ..reading import Reading
-from . import kernel, type_name
-from .problem import Problem
+from . import kernel
 
 Array = NDArray[Any]
 
@@ -79,11 +80,15 @@ def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Array:
     return grad
 
 
-def forward(problem: Problem, *_: Any) -> Array:
+def traced_call(*_: Any) -> tuple[Array, Reading]:
+    raise AssertionError("nothing follows a NumPy call")
+
+
+def forward(problem: Problem, options: Options) -> Array:  # noqa: ARG001 -- arrays have no gradients
     return _forward(problem)[0]
 
 
-def measure(problem: Problem, *_: Any) -> tuple[Array, Reading]:
+def measure(problem: Problem, options: Options) -> tuple[Array, Reading]:  # noqa: ARG001
     out, _handed_down, _raw_out, reading = _forward(problem, kind=Reading)
     return out, reading
 
@@ -107,14 +112,14 @@ def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Ar
 
 def _forward(
     problem: Problem, row_state: Array | None = None, kind: type[Reading] | None = None
-) -> tuple[Array, tuple[Any, ...], Array, Any]:
+) -> tuple[Array, Problem, Array, Any]:
     """Run the kernel. Returns the output, the Problem and the output as they were handed down, and one of `kind`."""
     query = problem.query
     out = np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype)
     raw_out = _raw(out)
     if problem.bias is not None:
         problem = problem._replace(bias=_raw(problem.bias))
-    handed_down = (_walkable(query), _walkable(problem.key), _walkable(problem.value), *problem[3:])
+    handed_down = problem.with_arrays(_walkable(query), _walkable(problem.key), _walkable(problem.value))
     reading = kernel().forward(handed_down, raw_out, row_state, kind, None)
     return out, handed_down, raw_out, reading
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..options import Problem
 from ..reading import FIELDS
-from .problem import Problem
 
 Floats = Any  # an array of the type that `compute` names
 
@@ -181,7 +181,7 @@ def _heads(problem: Problem, compute: Any) -> Iterator[_Head]:
     bias = None if problem.bias is None else _flat(problem.bias, compute)
     sharing = heads // key.shape[1] if key.shape[1] else 1
     for b in range(batch):
-        allowed = _allowed(problem, b)
+        in_reach = allowed(problem, b)
         factor = np.full((n_query, 1), problem.scale, compute)
         if problem.row_scale is not None:
             factor = factor * problem.row_scale[b].astype(compute)[:, None]
@@ -190,7 +190,7 @@ def _heads(problem: Problem, compute: Any) -> Iterator[_Head]:
             x = factor * (query[b, h] @ key[b, g].T)
             s = x if problem.softcap is None else compute(problem.softcap) * np.tanh(x / compute(problem.softcap))
             s = s if bias is None else s + bias[b, h]
-            visible = allowed & (s != -np.inf)
+            visible = in_reach & (s != -np.inf)
             if mask is not None:
                 visible = visible & mask[b, h]
             sink = None if problem.sinks is None else compute(problem.sinks[h])
@@ -198,18 +198,18 @@ def _heads(problem: Problem, compute: Any) -> Iterator[_Head]:
             yield _Head(b, h, g, query[b, h], key[b, g], value[b, g], factor, x, s, visible, sink)
 
 
-def _allowed(problem: Problem, b: int) -> NDArray[np.bool_]:
+def allowed(problem: Problem, b: int) -> NDArray[np.bool_]:
     """What the limits and the length of batch entry b leave visible."""
     position = np.arange(problem.query.shape[-2], dtype=np.int64)[:, None] + problem.query_offset[b]
     j = np.arange(problem.key.shape[-2], dtype=np.int64)
-    allowed = np.ones((len(position), len(j)), np.bool_)
+    in_reach = np.ones((len(position), len(j)), np.bool_)
     if problem.left is not None:
-        allowed &= j >= position - problem.left
+        in_reach &= j >= position - problem.left
     if problem.right is not None:
-        allowed &= j <= position + problem.right
+        in_reach &= j <= position + problem.right
     if problem.key_lengths is not None:
-        allowed &= j < problem.key_lengths[b]
-    return allowed
+        in_reach &= j < problem.key_lengths[b]
+    return in_reach
 
 
 def _softmax(head: _Head) -> _Softmax:

@@ -37,7 +37,7 @@ def race(name: str, n: int, *, pause: float, budget: float) -> dict[str, Any]:
     """linear -> attention -> linear with either attention, and without any: what both share."""
     import torch
 
-    from rootdk._backends import torch_kernel
+    from rootdk.backends import torch_kernel
     from rootdk.torch import scaled_dot_product_attention
 
     generator = torch.Generator().manual_seed(0)

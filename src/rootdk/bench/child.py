@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rootdk._backends import kernel
+from rootdk.backends import kernel
 from rootdk.bench import machine, plan, targets
 from rootdk.bench.peers import NAMES, open_peers
 from rootdk.bench.setting import SECTIONS, Setting

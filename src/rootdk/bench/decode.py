@@ -51,7 +51,7 @@ def steps(setting: Setting) -> Iterator[Step]:
 def race(task: isolated.Task, note: Note) -> dict[str, Any]:
     """One form: rootdk, torch's own decode, and the plain sums."""
     import rootdk
-    from rootdk._backends import kernel
+    from rootdk.backends import kernel
 
     kernel().set_num_threads(task["threads"])
     inputs = make_inputs(task)

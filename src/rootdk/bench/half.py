@@ -50,7 +50,7 @@ def race(task: isolated.Task, note: Note) -> dict[str, Any]:
     import torch
 
     import rootdk
-    from rootdk._backends import kernel
+    from rootdk.backends import kernel
 
     kernel().set_num_threads(task["threads"])
     peers, _ = open_peers(["torch"], task["threads"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import rootdk
-from rootdk._backends import kernel
+from rootdk.backends import kernel
 
 
 def cpus_allowed() -> int:

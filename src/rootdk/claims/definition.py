@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rootdk.api import attention, attention_vjp
+from rootdk.attention import attention, attention_vjp
 
 from .draw import Floats, generator
 from .evidence import Evidence

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.api import measure
+from rootdk.attention import measure
 from rootdk.reading import Reading
 
 from .ledger import Setting

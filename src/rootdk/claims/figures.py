@@ -5,7 +5,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 
-from rootdk.api import attention
+from rootdk.attention import attention
 
 from .draw import Floats
 from .evidence import Evidence

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from rootdk._arguments import resolve
-from rootdk._backends import reference
-from rootdk.api import attention_vjp
+from rootdk.attention import attention_vjp
+from rootdk.backends import problem_of, reference
 from rootdk.theory import format_effect
 from rootdk.theory.formats import FORMATS as KINDS
 
@@ -85,7 +84,7 @@ def relative_errors(
     sizes = ((_ROWS, d_k), (_KEYS, d_k), (_KEYS, _D_V), (_ROWS, _D_V))
     query, key, value, direction = (rng.standard_normal((_GROUPS, *size)).astype(kind) for size in sizes)
     out, pull_back = attention_vjp(query, key, value, scale=scale)
-    problem = resolve(query, key, value, scale, False, None, None, None, None, None, None, None, 0.0, None)[1]
+    problem = problem_of(query, key, value, scale=scale)
     smallest = 2.0 ** KINDS[name].least_exponent
     errors = {"output": _off(out, reference.forward(problem).reshape(out.shape), smallest)}
     for size in upstream:

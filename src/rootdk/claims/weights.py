@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rootdk.api import attention
+from rootdk.attention import attention
 
 from .draw import generator, groups, normal, over_groups
 from .ledger import Setting

@@ -45,7 +45,7 @@ def bench(
     what: tuple[str, ...], peers: tuple[str, ...], threads: int | None, quick: bool, as_json: bool, output: Path | None
 ) -> None:
     """Side by side with other libraries, call by call in one run."""
-    from rootdk._backends import kernel
+    from rootdk.backends import kernel
     from rootdk.bench.launch import BenchError, Options, run
     from rootdk.bench.machine import cpus_allowed
     from rootdk.bench.setting import SECTIONS

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from .._backends.problem import Problem
+from ..options import Problem
 from .layout import Piece, joined, pieces
 from .peers import Peers
 

@@ -5,13 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import rootdk
-
-from .._arguments import check_shapes, resolve
-from .._backends import torch_backend
+from ..backends import torch as adapter
 from ..errors import ArgumentError, ArgumentTypeError
+from ..options import Options, check_shapes, resolve
 from ..reading import Reading, converted
 from ..scaling import ScaleRule
+from ..version import __version__
 from . import observing
 from .agreement import agree, digest
 from .blocks import plan_of
@@ -64,7 +63,7 @@ def attention(
     Errors: ArgumentError on every rank, before work starts, where the ranks' arguments do not fit each other. RankError
     on every rank where one died or fell silent; the group is of no use then.
 
-    >>> import tempfile, torch, torch.distributed as dist
+    >>> import tempfile, rootdk, torch, torch.distributed as dist
     >>> where = f"file://{tempfile.mkdtemp()}/meet"
     >>> dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
     >>> q = torch.randn(2, 16, 8)
@@ -72,7 +71,10 @@ def attention(
     True
     >>> dist.destroy_process_group()
     """
-    options = (scale, causal, window, query_offset, key_lengths, softcap, sinks)
+    options = Options(
+        scale=scale, causal=causal, window=window, query_offset=query_offset, key_lengths=key_lengths, softcap=softcap,
+        sinks=sinks,
+    )  # fmt: skip
     listeners = observing.listening()
     if not listeners:
         return _call("attention", query, key, value, group, layout, timeout, options, None)
@@ -111,23 +113,27 @@ def measure(
     [[1.0, 2.0, 3.0, 4.0]]
     >>> dist.destroy_process_group()
     """
-    options = (scale, causal, window, query_offset, key_lengths, softcap, sinks)
+    options = Options(
+        scale=scale, causal=causal, window=window, query_offset=query_offset, key_lengths=key_lengths, softcap=softcap,
+        sinks=sinks,
+    )  # fmt: skip
     found: dict[str, Any] = {}
     out = _call("measure", query, key, value, group, layout, timeout, options, found)
     return out, found["reading"]
 
 
-_NAMES = ("scale", "causal", "window", "query_offset", "key_lengths", "softcap", "sinks")
+# What the ring has no answer to, and so no argument for.
+_ABSENT = ("mask", "bias", "dropout", "seed")
 
 
 def _call(
-    name: str, query: Any, key: Any, value: Any, group: Any, layout: Any, timeout: Any, options: tuple[Any, ...],
+    name: str, query: Any, key: Any, value: Any, group: Any, layout: Any, timeout: Any, options: Options,
     found: dict[str, Any] | None,
 ) -> Tensor:  # fmt: skip
     peers = Peers(group, timeout, getattr(query, "device", "cpu"))
     note: dict[str, Any] = {}
     wrong = None
-    sinks = options[-1]
+    sinks = options.sinks
     try:
         query, key, value = _checked(query, key, value, options)
         check_layout(layout)
@@ -142,8 +148,8 @@ def _call(
             "dtype": str(query.dtype).removeprefix("torch."),
             "layout": layout,
             "requires_grad": learned,
-            **{option: digest(given) for option, given in zip(_NAMES, options, strict=True)},
-            "rootdk": rootdk.__version__,
+            **{option: digest(given) for option, given in options._asdict().items() if option not in _ABSENT},
+            "rootdk": __version__,
         }
     except (ArgumentError, ArgumentTypeError) as error:
         wrong = error
@@ -155,8 +161,9 @@ def _call(
     # From here on all ranks know the same, so what is refused is refused by all of them.
     one_head = query.dim() == 2
     query_lengths, key_lengths = ([one[of][-2] for one in notes] for of in ("query", "key"))
-    whole = (_shape_of(query, sum(query_lengths)), *(_shape_of(t, sum(key_lengths)) for t in (key, value)))
-    _, problem, _ = resolve(*whole, *_resolved_options(options))
+    whole_query = _shape_of(query, sum(query_lengths))
+    whole_key, whole_value = (_shape_of(tensor, sum(key_lengths)) for tensor in (key, value))
+    problem, _ = resolve(adapter, whole_query, whole_key, whole_value, options)
     if one_head:
         query, key, value = query[None], key[None], value[None]
     plan = plan_of(peers, problem, query_lengths, key_lengths, layout)
@@ -180,20 +187,14 @@ def _call(
     return out[0] if one_head else out
 
 
-def _checked(query: Any, key: Any, value: Any, options: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def _checked(query: Any, key: Any, value: Any, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     if not isinstance(query, Tensor):
         raise ArgumentTypeError(f"query: must be a torch tensor, got {type(query).__name__}")
-    query, key, value = torch_backend.inputs(query, key, value)
+    query, key, value = adapter.inputs(query, key, value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
-    scale = options[0]
-    if isinstance(scale, Tensor) and scale.requires_grad:
+    if isinstance(options.scale, Tensor) and options.scale.requires_grad:
         raise ArgumentError("scale: must not require a gradient on a ring, got a tensor that does")
     return query, key, value
-
-
-def _resolved_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
-    scale, causal, window, query_offset, key_lengths, softcap, sinks = options
-    return scale, causal, None, None, window, query_offset, key_lengths, softcap, sinks, 0.0, None
 
 
 def _shape_of(tensor: Tensor, rows: int) -> Tensor:

@@ -75,9 +75,9 @@ def run(task: dict[str, Any]) -> dict[str, float]:
 
 def _rates(task: dict[str, Any]) -> dict[str, float]:
     """Operations per second of one process that has the whole sequence."""
-    import rootdk
+    from ..attention import attention
 
-    seconds = _passes(task, lambda tensors: rootdk.attention(*tensors, causal=task["causal"]), task["tokens"])
+    seconds = _passes(task, lambda tensors: attention(*tensors, causal=task["causal"]), task["tokens"])
     ring = Ring(task["tokens"], task["heads"], task["d"], 1, 1.0, 1.0, causal=task["causal"])
     work = 4.0 * ring.d * ring.heads * pairs(ring)
     more = {"forward": 1.0, "backward": BACKWARD}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._backends.torch_autograd import sinks_gradient
+from ..backends.torch.eager import sinks_gradient
 from . import ring
 from .agreement import agree
 from .blocks import Plan

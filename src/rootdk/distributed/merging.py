@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backends.problem import Problem
+from ..options import Problem
 from ..reading import Reading, converted, reading_of, reading_of_nothing
 from .layout import Piece
 

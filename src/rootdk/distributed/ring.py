@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._backends import torch_kernel
+from ..backends.torch import kernel as torch_kernel
 from ..reading import Reading
 from .blocks import Plan, block, sees
 from .merging import Rows
@@ -132,10 +132,11 @@ def backward(
         for queries, piece in _pairs(plan, owner):
             problem = block(plan, query, keys, values, queries, piece)
             rows, columns = (slice(p.at, p.at + p.length) for p in (queries, piece))
-            parts = torch_kernel.backward(problem, out[..., rows, :], row_state[..., rows], d_out[..., rows, :])
-            d_query[..., rows, :] += parts[0]
-            d_key[..., columns, :] += parts[1]
-            d_value[..., columns, :] += parts[2]
+            here = out[..., rows, :], row_state[..., rows], d_out[..., rows, :]
+            query_part, key_part, value_part, _d_bias = torch_kernel.backward(problem, *here)
+            d_query[..., rows, :] += query_part
+            d_key[..., columns, :] += key_part
+            d_value[..., columns, :] += value_part
         peers.wait(growing)
         if step:
             gradient += so_far

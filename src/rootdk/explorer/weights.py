@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.api import attention
+from rootdk.attention import attention
 
 
 def keys_in_order(query: NDArray[Any], key: NDArray[Any]) -> NDArray[Any]:

@@ -81,7 +81,7 @@ class TrainingLog:
 
     def start(self, model: Any) -> "TrainingLog":
         """Open the sinks and begin to watch. A log that runs already is closed first."""
-        import rootdk
+        from rootdk.audit.watching import watch
 
         self.close()
         self._begin()
@@ -89,7 +89,7 @@ class TrainingLog:
         self._writes = ranks.writes()
         try:
             if self._writes or self.clip_tau is not None or self._merges:
-                self.watch = rootdk.watch(model, rows=self.rows)
+                self.watch = watch(model, rows=self.rows)
             if self.clip_tau is not None:
                 ranks.check_whole(model)
             if self._writes:

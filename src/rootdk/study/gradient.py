@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from rootdk.api import attention_vjp
+from rootdk.attention import attention_vjp
 from rootdk.theory import relative_gradient, softmax_jacobian, softmax_moments
 
 from . import checks

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from rootdk.api import measure
+from rootdk.attention import measure
 from rootdk.theory import attention_moments
 
 from . import checks

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from rootdk.api import measure
+from rootdk.attention import measure
 from rootdk.theory import correlated_score_variance, score_excess_kurtosis, shared_mean_variance
 
 from . import checks

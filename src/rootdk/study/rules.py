@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from rootdk.api import attention, measure
+from rootdk.attention import attention, measure
 from rootdk.errors import ArgumentError
-from rootdk.prediction import predict
 from rootdk.reading import Reading
 from rootdk.theory import attention_moments
+from rootdk.theory.prediction import predict
 
 from . import checks
 from .result import Comparison, Result, Series, Setting

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from rootdk.errors import ArgumentError
-from rootdk.prediction import predict
 from rootdk.scaling import rule as named_rule
 from rootdk.theory import critical_sigma, relative_gradient
 from rootdk.theory._arguments import count, numbers
+from rootdk.theory.prediction import predict
 
 from .sampling import factor_of
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from rootdk.api import measure
+from rootdk.attention import measure
 from rootdk.theory import saturation, softmax_moments, top_probability
 
 from . import checks

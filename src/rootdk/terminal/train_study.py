@@ -106,7 +106,7 @@ def _about(order: Order, seconds: float) -> dict[str, str]:
     """What made the runs. A run says itself how long it took; seconds is for all of them, kept ones for nothing."""
     from importlib.metadata import version
 
-    from rootdk._backends import kernel
+    from rootdk.backends import kernel
 
     return {
         "rootdk": __version__,

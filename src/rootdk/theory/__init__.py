@@ -12,6 +12,7 @@
     gradient      what of a change of the query arrives in the output
     effects       of rules, correlation, means, caps and norms
     formats       of rounding
+    prediction    predict(): the fields of Reading.by_head(), computed
 
 Every function says in which range it holds and refuses elsewhere. Needs SciPy, so `import rootdk` does not load it.
 """
@@ -38,6 +39,7 @@ from .landmarks import (
     warm_entropy,
     warm_p_squared,
 )
+from .prediction import predict
 from .rows import effective_keys, saturation, top_probability
 from .scores import row_variance, score_excess_kurtosis, score_variance, square_term_counts, square_terms
 from .softmax import SoftmaxMoments, softmax_moments
@@ -56,6 +58,7 @@ __all__ = [
     "frozen_saturation",
     "jacobian_norm_bounds",
     "jacobian_spectral_norm",
+    "predict",
     "qk_norm_variance",
     "relative_gradient",
     "row_variance",

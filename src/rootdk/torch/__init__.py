@@ -8,18 +8,21 @@
 rootdk.attention and rootdk.measure take tensors with or without this import, inside torch.compile as well.
 """
 
-import torch as _torch
+try:
+    import torch as _torch
+except ImportError as _error:
+    raise ImportError("rootdk.torch: torch must be installed (`pip install 'rootdk[torch]'`)") from _error
 
-from . import _backends
-from ._torch.calls import attention as _attention  # registers the operators
-from ._torch.functional import scaled_dot_product_attention
-from ._torch.hugging_face import register_transformers
-from ._torch.module import MultiHeadAttention
-from ._torch.routing import use
+from ..backends import backend_of as _backend_of
+from ..backends.torch import traced as _traced  # registers the operators
+from .functional import scaled_dot_product_attention
+from .module import MultiHeadAttention
+from .routing import use
+from .transformers import register_transformers
 
 # Found now, so that what torch.compile makes before the first plain call is still valid after it.
 for _kind in (_torch.empty(0, device="cpu"), _torch.nn.Parameter(_torch.empty(0, device="cpu"))):
-    _backends.backend_of("query", _kind)
-del _attention, _kind
+    _backend_of("query", _kind)
+del _traced, _kind
 
 __all__ = ["MultiHeadAttention", "register_transformers", "scaled_dot_product_attention", "use"]

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backends import torch_backend
-from ..api import attention
+from ..attention import attention
+from ..backends import torch as adapter
 from ..errors import ArgumentError, ArgumentTypeError
 
 
@@ -70,7 +70,7 @@ def broadcast(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise ArgumentTypeError(f"{name}: must be a torch tensor, got {type(tensor).__name__}")
-        torch_backend.refuse_shapeless(**{name: tensor})
+        adapter.refuse_shapeless(**{name: tensor})
         if tensor.dim() < (3 if grouped else 2):
             expected = "3 axes (heads, n, d) with enable_gqa=True" if grouped else "2 axes (n, d)"
             raise ArgumentError(f"{name}: must have at least {expected}, got {tensor.dim()}")

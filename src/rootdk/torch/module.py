@@ -5,13 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._arguments import count
-from .._backends import torch_backend, torch_composite
-from ..api import attention, measure
+from ..attention import attention, measure
+from ..backends import torch as adapter
+from ..backends.torch.second import dropped, weights
+from ..checks import count
 from ..errors import ArgumentError
+from ..options import Options, resolve
 from ..reading import Reading
 from ..scaling import ScaleRule
-from .values import problem_of
 
 
 class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
@@ -127,7 +128,7 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         """
         if is_causal and attn_mask is None:
             raise RuntimeError("attn_mask: must be the causal mask when is_causal=True, got None")
-        torch_backend.refuse_shapeless(query=query, key=key, value=value)
+        adapter.refuse_shapeless(query=query, key=key, value=value)
         batched = query.dim() == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]
@@ -143,17 +144,17 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         if self.training and self.dropout > 0:
             seed = torch.randint(2**63 - 1, (1,), device="cpu")
             # A number that a compiler cannot know stays a tensor.
-            options |= {"dropout": self.dropout, "seed": seed if torch_backend.traced(q, k, v, bias) else int(seed)}
+            options |= {"dropout": self.dropout, "seed": seed if adapter.traced(q, k, v, bias) else int(seed)}
         if self.measure:
             out, self.last_reading = measure(q, k, v, **options)
         else:
             out = attention(q, k, v, **options)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
-        weights = self._weights(q, k, options, average_attn_weights) if need_weights else None
+        shown = self._weights(q, k, options, average_attn_weights) if need_weights else None
 
         if not batched:
-            return out[0], None if weights is None else weights[0]
-        return (out if self.batch_first else out.transpose(0, 1)), weights
+            return out[0], None if shown is None else shown[0]
+        return (out if self.batch_first else out.transpose(0, 1)), shown
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected, with the keys that bias_k and add_zero_attn append: (batch, heads, n, head_dim) each."""
@@ -209,12 +210,7 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
 
     def _weights(self, q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
         seed = options.get("seed")
-        problem = problem_of(
-            q, k, k, self.scale, None, None, self.softcap, None, 0 if "causal" in options else None,
-            options.get("query_offset"), None, None, options["mask"], options["bias"], None,
-            options.get("dropout", 0.0), None if seed is None else torch.as_tensor(seed, device="cpu"),
-        )  # fmt: skip
-        weights = torch_composite.dropped(problem, torch_composite.weights(problem, q, k, bias=options["bias"])).to(
-            q.dtype
-        )
-        return weights.mean(dim=1) if average else weights
+        given = Options(**options)._replace(seed=None if seed is None else int(seed))
+        problem, _ = resolve(adapter, q, k, k, given)
+        shown = dropped(problem, weights(problem, q, k, bias=given.bias)).to(q.dtype)
+        return shown.mean(dim=1) if average else shown

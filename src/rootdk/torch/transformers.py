@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..api import attention
+from ..attention import attention
 from ..errors import ArgumentError
 
 NAME = "rootdk"

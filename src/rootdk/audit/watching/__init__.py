@@ -1,1 +1,38 @@
-"""How a running torch model is watched: taps beside its attention calls, and readings of what went through them."""
+"""watch(): read the attention of a running torch model, layer by layer and head by head.
+
+What it takes is in this folder, loaded when it is called: `import rootdk.audit` loads no torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rootdk.audit.watching.handle import Watch
+
+
+def watch(model: Any, every: int = 1, rows: int | None = None) -> "Watch":
+    """Read every attention of a torch model beside its forward, which stays the same bit by bit.
+
+    model   any torch.nn.Module that attends through F.scaled_dot_product_attention, nn.MultiheadAttention or the layers
+            made of it, or a model of the transformers library on sdpa or eager
+    every   read every n-th forward only, with n = every; the others cost next to nothing
+    rows    read only so many query rows, evenly spread: each of them exactly, extremes over those rows. Without it
+            everything is read, out of one more pass of the kernel over q and k. Tensors on other devices than the
+            CPU are always read by rows, 64 of them unless told otherwise.
+
+    Watching starts at once and ends with the block, or with close(). The handle has `readings`, one LayerReading for
+    each path of a module, `report(phase=...)`, which judges them, and `unread`, which says what could not be read.
+
+    Gradient checkpointing is counted once, autocast is honoured, nothing is kept that a gradient could flow through.
+    A scale, mask, cap, sink, position bias or window is taken from the call, and the scale is checked against what
+    the call returned.
+
+    >>> import torch, rootdk
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    >>> with rootdk.watch(layer) as seen:
+    ...     out = layer(torch.randn(2, 16, 32))
+    >>> list(seen.readings), seen.report().verdict
+    (['self_attn'], 'healthy')
+    """
+    from rootdk.audit.watching.handle import Watch
+
+    return Watch(model, every, rows)

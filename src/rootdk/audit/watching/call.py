@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rootdk._torch.functional import broadcast
+from rootdk.torch.functional import broadcast
 
 # A bias this low takes a key's weight to exactly 0, so the key is hidden: -inf, the lowest number of a type, or the
 # -1e4 of older code.

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import rootdk
-from rootdk._backends.torch_kernel import FLOATS
+from rootdk.attention import measure
 from rootdk.audit.layer import LayerReading
 from rootdk.audit.watching.call import Call, UnreadableError
 from rootdk.audit.watching.rows import fields_of_logits, grouped_scores
 from rootdk.audit.watching.scale import Scale
 from rootdk.audit.watching.sight import Sight, sampled_rows, sight_of
+from rootdk.backends.torch.kernel import FLOATS
 from rootdk.reading import Reading
 
 # Where the kernel cannot go, so many rows are read unless the watcher was told how many.
@@ -78,7 +78,7 @@ def check_readable(call: Call) -> None:
 def _by_kernel(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool) -> Reading:
     native = sight.positions is None
     options: dict[str, Any] = {} if bare else {"bias": sight.bias, "softcap": call.softcap, "sinks": call.sinks}
-    _, reading = rootdk.measure(
+    _, reading = measure(
         query,
         call.key,
         call.key[..., :1],  # the weights are not applied to anything: one column is the cheapest value

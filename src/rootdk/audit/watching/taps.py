@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rootdk._torch.routing import SDPA
-from rootdk._torch.wrapping import Wrapped
 from rootdk.audit.watching.call import Call, of_sdpa, of_transformers
 from rootdk.audit.watching.fused import of_encoder_layer, of_multi_head
 from rootdk.distributed.observing import observers as ring_observers
+from rootdk.torch.routing import SDPA
+from rootdk.torch.wrapping import Wrapped
 
 functional = torch.nn.functional
 # What a function mode is told was called.

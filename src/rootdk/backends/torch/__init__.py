@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, ArgumentTypeError
-from ..reading import Reading, reading_of
-from . import torch_autograd, torch_kernel, type_name
-from .problem import Problem
-from .torch_forward_mode import refuse_tangents
-from .torch_kernel import FLOATS
+from ...checks import type_name
+from ...errors import ArgumentError, ArgumentTypeError
+from ...options import Options, Problem
+from ...reading import Reading, reading_of
+from . import eager, kernel
+from .forward_mode import refuse_tangents
+from .kernel import FLOATS
 
 _TYPES = "float32, float64, float16 or bfloat16"
 # Types of arguments that carry no behaviour of their own.
@@ -118,24 +119,31 @@ def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Tensor:
     return grad
 
 
-forward = torch_autograd.attend
+def traced_call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Tensor, Any]:
+    from . import traced  # what registers the operators takes its time, and most programs never need them
+
+    return traced.call(query, key, value, options, measured)
 
 
-def measure(problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any) -> tuple[Tensor, Reading]:
-    block, keys = torch_kernel.empty_reading(problem.query, eager=True)
+forward = eager.attend
+
+
+def measure(problem: Problem, options: Options) -> tuple[Tensor, Reading]:
+    block, keys = kernel.empty_reading(problem.query, eager=True)
     reading = reading_of(block, keys, problem.sinks is not None)
-    return torch_autograd.attend(problem, scale, mask, bias, sinks, block, keys), reading
+    return eager.attend(problem, options, block, keys), reading
 
 
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:
     refuse_tangents(query=problem.query, key=problem.key, value=problem.value)
-    row_state = torch_kernel.empty_row_state(problem.query, eager=True)
-    out = torch_kernel.forward(problem, row_state, None, None)
+    row_state = kernel.empty_row_state(problem.query, eager=True)
+    out = kernel.forward(problem, row_state, None, None)
     kept = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
         refuse_tangents(d_out=d_out)
-        return torch_kernel.backward(problem, kept, row_state, d_out)[:3]
+        d_query, d_key, d_value, _d_bias = kernel.backward(problem, kept, row_state, d_out)
+        return d_query, d_key, d_value
 
     return out, pull_back
 

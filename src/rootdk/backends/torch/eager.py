@@ -1,20 +1,20 @@
 """Autograd for plain eager calls: resolved once, then straight to the kernel, forward and back.
 
-The operators of _torch/operators.py compute the same, in terms that a compiler and torch.func can carry. To take a call
-apart into those and to resolve it again at every step costs several times as much as a small call itself.
+The operators of operators.py compute the same, in terms that a compiler and torch.func can carry. To take a call apart
+into those and to resolve it again at every step costs several times as much as a small call itself.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import torch_kernel
-from .problem import Problem
-from .torch_batched import each, is_batched
-from .torch_forward_mode import refuse_tangents
+from ...options import Options, Problem
+from . import kernel
+from .batched import each, is_batched
+from .forward_mode import refuse_tangents
 
 _LOG2_E = 1.4426950408889634
 # Within a factor of 2**24 of 1 a scale leaves d_query in the range of float32, whatever gradient is worth the name.
@@ -22,18 +22,29 @@ _MODEST = 2.0**-24
 _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells it nowhere else
 
 
-def attend(
-    problem: Problem, scale: Any, mask: Any, bias: Any, sinks: Any, reading: Any = None, keys: Any = None
-) -> Tensor:
-    """The output, followed by autograd if it asks for any of the tensors; reading and keys are filled if given.
+class Gradients(NamedTuple):
+    """Of sum(d_out * out), by what they are gradients in; the last three are None where nobody asked."""
 
-    scale, mask, bias and sinks are what the caller gave before it became part of the Problem.
+    query: Any
+    key: Any
+    value: Any
+    sinks: Any = None
+    scale: Any = None
+    bias: Any = None
+
+
+def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = None) -> Tensor:
+    """The output, differentiable if autograd asks for any of the tensors; reading and keys are filled if given.
+
+    Of the options, which are as the caller gave them, the tensors among scale, mask, bias and sinks have gradients.
     """
+    query, key, value = problem.query, problem.key, problem.value
+    scale, mask, bias, sinks = options.scale, options.mask, options.bias, options.sinks
     if forward_ad._current_level >= 0:  # noqa: SLF001 -- asked here as well, because a call costs more than the question
-        refuse_tangents(query=problem.query, key=problem.key, value=problem.value, scale=scale, bias=bias, sinks=sinks)
+        refuse_tangents(query=query, key=key, value=value, scale=scale, bias=bias, sinks=sinks)
     if not torch.is_grad_enabled():
-        return torch_kernel.forward(problem, None, reading, keys)
-    tensors: tuple[Any, ...] = problem[:3]
+        return kernel.forward(problem, None, reading, keys)
+    tensors: tuple[Any, ...] = (query, key, value)
     if scale is not None and not isinstance(scale, Tensor):
         scale = None
     if sinks is not None:
@@ -42,12 +53,12 @@ def attend(
         tensors += sinks, scale, bias, mask
     for tensor in tensors:
         if tensor is not None and tensor.requires_grad:
-            out: Tensor = _attention(problem, (reading, keys), *tensors)
+            out: Tensor = _eager_attention(problem, (reading, keys), *tensors)
             return out
-    return torch_kernel.forward(problem, None, reading, keys)
+    return kernel.forward(problem, None, reading, keys)
 
 
-class Attention(torch.autograd.Function):  # type: ignore[misc]
+class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
     """The output of a Problem as a function of its tensors, which come once more by themselves.
 
     They are query, key, value and, if there is one of them, sinks, scale, bias, mask. All are kept by autograd, which
@@ -57,46 +68,52 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, filled: tuple[Any, Any], *tensors: Any) -> Tensor:
-        row_state = torch_kernel.empty_row_state(problem.query, eager=True)
-        out = torch_kernel.forward(problem, row_state, *filled)
+        row_state = kernel.empty_row_state(problem.query, eager=True)
+        out = kernel.forward(problem, row_state, *filled)
         ctx.save_for_backward(out, row_state, *tensors)
-        ctx.numbers = (problem._replace(mask=None, bias=None) if len(tensors) > 3 else problem)[3:]
+        _query, _key, _value, *options = tensors
+        ctx.facts = (problem._replace(mask=None, bias=None) if options else problem).with_arrays(None, None, None)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
         refuse_tangents(d_out=d_out)
         if is_batched(d_out):
-            return each(lambda one: Attention.backward(ctx, one), d_out)
-        out, row_state, query, key, value, *rest = ctx.saved_tensors
-        problem = Problem._make((query, key, value, *ctx.numbers))
-        # create_graph=True, or vmap over d_out: the gradient is something that torch must be able to follow.
-        follow = torch.is_grad_enabled() or _transformed()
-        if not (rest or follow):
-            return None, None, *torch_kernel.backward(problem, out, row_state, d_out)[:3]
+            return each(lambda entry: EagerAttention.backward(ctx, entry), d_out)
+        out, row_state, query, key, value, *options = ctx.saved_tensors
+        problem = ctx.facts.with_arrays(query, key, value)
+        # create_graph=True, or vmap over d_out: the gradient must itself be differentiable.
+        differentiable = torch.is_grad_enabled() or _transformed()
+        if not (options or differentiable):
+            d_query, d_key, d_value, _ = kernel.backward(problem, out, row_state, d_out)
+            return None, None, d_query, d_key, d_value
         learned: list[Any] = []
-        if rest:
-            problem = problem._replace(**_broadcast(problem, *rest))
+        if options:
+            *learnable, mask = options
+            _sinks, _scale, bias = learnable
+            problem = problem._replace(bias=_spread(problem, bias), mask=_spread(problem, mask))
             # Only what is asked for: the gradient of a bias may be of size n x n.
-            asked = zip(rest[:3], ctx.needs_input_grad[5:8], strict=True)
-            learned = [tensor if wanted else None for tensor, wanted in asked]
-        if follow:
-            from .._torch.gradient import followed
+            _problem, _filled, _query, _key, _value, *asked, _mask = ctx.needs_input_grad
+            learned = [tensor if wanted else None for tensor, wanted in zip(learnable, asked, strict=True)]
+        if differentiable:
+            from .transforms import differentiable_gradients
 
-            found = followed(problem, d_out, out, row_state, *learned)
+            pulled = differentiable_gradients(problem, d_out, out, row_state, *learned)
         else:
-            found = gradients(problem, d_out, out, row_state, *learned)
-        return (None, None, *found, None)[: 5 + len(rest)]
+            pulled = gradients(problem, d_out, out, row_state, *learned)
+        if not options:
+            return None, None, pulled.query, pulled.key, pulled.value
+        return (None, None, *pulled, None)
 
 
-def _broadcast(problem: Problem, _sinks: Any, _scale: Any, bias: Any, mask: Any) -> dict[str, Any]:
+def _spread(problem: Problem, given: Any) -> Any:
+    """A mask or a bias as a view of the shape of all scores."""
     scores = (*problem.query.shape[:-1], problem.key.shape[-2])
-    given = {"bias": bias, "mask": mask}
-    return {name: None if t is None else t.detach().resolve_neg().expand(scores) for name, t in given.items()}
+    return None if given is None else given.detach().resolve_neg().expand(scores)
 
 
 # Straight to the engine: torch's own `apply` looks for transforms and binds names for 40 us first.
-_attention = super(torch.autograd.Function, Attention).apply
+_eager_attention = super(torch.autograd.Function, EagerAttention).apply
 
 
 def gradients(
@@ -107,12 +124,9 @@ def gradients(
     sinks: Any = None,
     learned: Any = None,
     bias: Any = None,
-) -> tuple[Any, ...]:
-    """d_query, d_key, d_value, d_sinks, d_scale, d_bias; None for a gradient of the last three that is not asked for.
-
-    `learned` is the scale as a tensor, `bias` the bias before it was broadcast.
-    """
-    d_query, d_key, d_value, d_bias = torch_kernel.backward(problem, out, row_state, d_out, bias)
+) -> Gradients:
+    """`learned` is the scale as a tensor, `bias` the bias before it was broadcast; None where nobody asks."""
+    d_query, d_key, d_value, d_bias = kernel.backward(problem, out, row_state, d_out, bias)
     d_sinks = None if sinks is None else sinks_gradient(d_out, out, row_state, sinks)
     d_scale = None
     if learned is not None:
@@ -121,7 +135,7 @@ def gradients(
         else:
             total = _unscaled_gradient(problem, d_out, row_state.dtype)
         d_scale = total.to(learned.dtype)
-    return d_query, d_key, d_value, d_sinks, d_scale, d_bias
+    return Gradients(d_query, d_key, d_value, d_sinks, d_scale, d_bias)
 
 
 def _unscaled_gradient(problem: Problem, d_out: Tensor, wide: Any) -> Tensor:
@@ -132,9 +146,10 @@ def _unscaled_gradient(problem: Problem, d_out: Tensor, wide: Any) -> Tensor:
     """
     query, key, value, d_out = (t.to(wide) for t in (problem.query, problem.key, problem.value, d_out))
     folded = problem._replace(query=query * problem.scale, key=key, value=value, scale=1.0)
-    row_state = torch_kernel.empty_row_state(query)
-    out = torch_kernel.forward(folded, row_state, None, None)
-    return _visible_sum(torch_kernel.backward(folded, out, row_state, d_out)[0], query)
+    row_state = kernel.empty_row_state(query)
+    out = kernel.forward(folded, row_state, None, None)
+    d_query, _d_key, _d_value, _d_bias = kernel.backward(folded, out, row_state, d_out)
+    return _visible_sum(d_query, query)
 
 
 def _visible_sum(d_query: Tensor, query: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reading import FIELDS
-from . import kernel
-from .problem import Problem
+from ...options import Problem
+from ...reading import FIELDS
+from .. import kernel
 
 FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 # How many threads torch's team has. 0 would mean the kernel's own threads, which only the benchmark asks for.
@@ -31,18 +31,18 @@ def backward(
     """Run the kernel backward. `learned_bias` is the bias before it was broadcast, where its gradient is wanted."""
     query = problem.query
     gradients = empty_gradients(query, problem.key, problem.value)
-    d_bias = room = None
+    d_bias = spread = None
     if learned_bias is not None:
         # The kernel adds to it in its own type; a number that many pairs read is one number here too.
         d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query))
-        room = d_bias.expand(problem.bias.shape)
+        spread = d_bias.expand(problem.bias.shape)
     row_state = row_state if row_state.is_contiguous() else row_state.contiguous()
-    kernel().backward(_walked(problem), _walkable(out), _walkable(d_out), row_state, *gradients, room, team())
+    kernel().backward(_walked(problem), _walkable(out), _walkable(d_out), row_state, *gradients, spread, team())
     return *gradients, None if d_bias is None else d_bias.to(learned_bias.dtype)
 
 
 def empty_out(query: Tensor, value: Tensor) -> Tensor:
-    """Room for the output, in the order in which query lies: heads inside rows stay heads inside rows.
+    """Memory for the output, in the order in which query lies: heads inside rows stay heads inside rows.
 
     So that the usual out.transpose(1, 2).reshape(batch, n, heads * d) after (batch, n, heads, d).transpose(1, 2) costs
     no copy.
@@ -56,17 +56,17 @@ def empty_out(query: Tensor, value: Tensor) -> Tensor:
 
 
 def empty_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for d_query, d_key, d_value, each in the order of its own tensor."""
+    """Memory for d_query, d_key, d_value, each in the order of its own tensor."""
     return empty_out(query, query), empty_out(key, key), empty_out(value, value)
 
 
 def empty_row_state(query: Tensor, eager: bool = False) -> Tensor:
-    """Room for two numbers per row: its maximum in log2 units, and its sum."""
+    """Memory for two numbers per row: its maximum in log2 units, and its sum."""
     return _empty(query, (2, *tuple(query.shape)[:-1]), _compute_type(query), eager)
 
 
 def empty_reading(query: Tensor, eager: bool = False) -> tuple[Tensor, Tensor]:
-    """Room for the fields of a Reading, and for the number of keys."""
+    """Memory for the fields of a Reading, and for the number of keys."""
     rows = tuple(query.shape)[:-1]
     return _empty(query, (len(FIELDS), *rows), _compute_type(query), eager), _empty(query, rows, torch.int64, eager)
 
@@ -82,11 +82,11 @@ def _pattern(shape: tuple[int, ...], dtype: Any) -> Tensor:
     return torch.empty((), dtype=dtype, device="cpu").expand(shape)
 
 
-def _walked(problem: Problem) -> tuple[Any, ...]:
-    query, key, value = tensors = problem[:3]
-    for tensor in tensors:
+def _walked(problem: Problem) -> Problem:
+    query, key, value = problem.query, problem.key, problem.value
+    for tensor in (query, key, value):
         if tensor.is_neg() or not tensor.is_contiguous():
-            return _walkable(query), _walkable(key), _walkable(value), *problem[3:]
+            return problem.with_arrays(_walkable(query), _walkable(key), _walkable(value))
     return problem
 
 

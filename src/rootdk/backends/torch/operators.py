@@ -1,88 +1,214 @@
-"""The two passes as functions of tensors and plain numbers, which is what torch can follow.
+"""The two passes as operators that torch can carry: rootdk::attention_forward and rootdk::attention_backward.
 
-Both take the arguments of problem_of(). Options arrive unresolved; None is the default of rootdk.attention(). Two
-differ from there: `learned` is a scale that is a tensor, `row_scale` one factor per query row, (*leading, n_query).
+A compiler and torch.func carry tensors and plain numbers, so a call travels as Operands: its options, checked as far as
+that goes without looking at a value. Each operator has a function that computes, one that only says shapes (for
+torch.compile) and a derivative. Kept for the derivative are the operands, the output and two numbers per row: all of it
+grows with n, not with n x n.
 """
 
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from .._arguments import resolve
-from .._backends import torch_autograd, torch_kernel
-from .._backends.problem import Problem
-from .._backends.torch_forward_mode import refuse_tangents
-
-_ARGUMENTS = (
-    "Tensor query, Tensor key, Tensor value, float? scale, Tensor? learned, Tensor? row_scale, float? softcap, "
-    "SymInt? left, SymInt? right, SymInt? offset, Tensor? query_offset, Tensor? key_lengths, Tensor? mask, "
-    "Tensor? bias, Tensor? sinks, float dropout, Tensor? seed"
-)
-FORWARD = f"({_ARGUMENTS}, bool measured) -> (Tensor, Tensor, Tensor, Tensor)"
-BACKWARD = (
-    f"(Tensor d_out, Tensor out, Tensor row_state, {_ARGUMENTS}, bool bias_learned) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
+from ...options import Options, Problem, check_shapes, resolve
+from .. import torch as adapter
+from . import eager, kernel, second
+from .batched import each, is_batched
+from .forward_mode import refuse_tangents
 
 
-def forward_values(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output, the state of every row, and the fields and keys of a Reading (empty if not measured)."""
-    *options, measured = arguments
-    key, value, _, learned, *_, bias, sinks, _, _ = options
-    refuse_tangents(query=query, key=key, value=value, scale=learned, bias=bias, sinks=sinks)
-    row_state = torch_kernel.empty_row_state(query)
-    reading, keys = empty_reading(query, measured)
-    filled = (reading, keys) if measured else (None, None)
-    return torch_kernel.forward(problem_of(query, *options), row_state, *filled), row_state, reading, keys
+class Operands(NamedTuple):
+    """A call as torch carries it; None is the default of the option. The second part is the type in torch's schema.
+
+    learned     a scale that is a tensor; scale is None then
+    row_scale   one factor per query row, (*leading, n_query); scale and learned are None then
+    offset      query_offset where it is one int; query_offset is None then
+    seed        64 signed bits, in a tensor because a compiler must not fix it
+    """
+
+    query: Annotated[Any, "Tensor"]
+    key: Annotated[Any, "Tensor"]
+    value: Annotated[Any, "Tensor"]
+    scale: Annotated[Any, "float?"]
+    learned: Annotated[Any, "Tensor?"]
+    row_scale: Annotated[Any, "Tensor?"]
+    softcap: Annotated[Any, "float?"]
+    left: Annotated[Any, "SymInt?"]
+    right: Annotated[Any, "SymInt?"]
+    offset: Annotated[Any, "SymInt?"]
+    query_offset: Annotated[Any, "Tensor?"]
+    key_lengths: Annotated[Any, "Tensor?"]
+    mask: Annotated[Any, "Tensor?"]
+    bias: Annotated[Any, "Tensor?"]
+    sinks: Annotated[Any, "Tensor?"]
+    dropout: Annotated[Any, "float"]
+    seed: Annotated[Any, "Tensor?"]
+
+    def learnable(self) -> dict[str, Any]:
+        """What a derivative may be asked in, by the name that the caller knows."""
+        return {
+            "query": self.query, "key": self.key, "value": self.value,
+            "scale": self.learned, "bias": self.bias, "sinks": self.sinks,
+        }  # fmt: skip
 
 
-def backward_values(
-    d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """d_query, d_key, d_value, d_sinks, d_scale, d_bias; the last three are empty where there is nothing learned."""
-    *options, bias_learned = arguments
-    refuse_tangents(d_out=d_out)
-    query, _, _, _, learned, *_, bias, sinks, _, _ = options
-    found = torch_autograd.gradients(
-        problem_of(*options), d_out, out, row_state, sinks, learned, bias if bias_learned else None
-    )
-    return tuple(query.new_empty(0) if gradient is None else gradient for gradient in found)
+_SCHEMA = {name: get_args(hint)[1] for name, hint in get_type_hints(Operands, include_extras=True).items()}
+_TENSORS = tuple(name for name, kind in _SCHEMA.items() if kind.startswith("Tensor"))
+_NOTHING = Operands._make([None] * len(Operands._fields))
+_OPERANDS = ", ".join(f"{kind} {name}" for name, kind in _SCHEMA.items())
+_GRADIENTS = ", ".join("Tensor" for _ in eager.Gradients._fields)
 
 
-def problem_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: Any,
-    learned: Any,
-    row_scale: Any,
-    softcap: Any,
-    left: Any,
-    right: Any,
-    offset: Any,
-    query_offset: Any,
-    key_lengths: Any,
-    mask: Any,
-    bias: Any,
-    sinks: Any,
-    dropout: float,
-    seed: Any,
-) -> Problem:
+def problem_of(call: Operands) -> Problem:
     """Everything checked and resolved, as for a NumPy call."""
-    factor = 1.0 if row_scale is not None else scale if learned is None else learned
-    window = None if left is None and right is None else (left, right)
-    where = query_offset if offset is None else offset
-    drawn = None if seed is None else int(seed) % 2**64
-    options = (where, key_lengths, softcap, sinks, dropout, drawn)
-    _, problem, _ = resolve(query, key, value, factor, False, mask, bias, window, *options)
-    if row_scale is None:
+    options = Options(
+        scale=1.0 if call.row_scale is not None else call.scale if call.learned is None else call.learned,
+        mask=call.mask,
+        bias=call.bias,
+        window=None if call.left is None and call.right is None else (call.left, call.right),
+        query_offset=call.query_offset if call.offset is None else call.offset,
+        key_lengths=call.key_lengths,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        dropout=call.dropout,
+        seed=None if call.seed is None else int(call.seed) % 2**64,
+    )
+    problem, _ = resolve(adapter, call.query, call.key, call.value, options)
+    if call.row_scale is None:
         return problem
-    rows = row_scale.detach().double().reshape(len(problem.query_offset), query.shape[-2])
+    rows = call.row_scale.detach().double().reshape(len(problem.query_offset), call.query.shape[-2])
     return problem._replace(row_scale=rows.contiguous().numpy())
 
 
-def empty_reading(query: Tensor, measured: bool) -> tuple[Tensor, Tensor]:
+def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output, the state of every row, and the fields and keys of a Reading (empty if not measured)."""
+    *operands, measured = arguments
+    call = Operands._make(operands)
+    refuse_tangents(**call.learnable())
+    row_state = kernel.empty_row_state(call.query)
+    reading, keys = _empty_reading(call.query, measured)
+    filled = (reading, keys) if measured else (None, None)
+    return kernel.forward(problem_of(call), row_state, *filled), row_state, reading, keys
+
+
+def backward_values(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """The fields of Gradients; those of sinks, scale and bias are empty where nothing is learned."""
+    *operands, bias_learned = arguments
+    call = Operands._make(operands)
+    refuse_tangents(d_out=d_out)
+    bias = call.bias if bias_learned else None
+    gradients = eager.gradients(problem_of(call), d_out, out, row_state, call.sinks, call.learned, bias)
+    return tuple(call.query.new_empty(0) if gradient is None else gradient for gradient in gradients)
+
+
+_made = partial(torch.library.custom_op, mutates_args=())
+attention_forward = _made(
+    "rootdk::attention_forward",
+    forward_values,
+    schema=f"({_OPERANDS}, bool measured) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+attention_backward = _made(
+    "rootdk::attention_backward",
+    backward_values,
+    schema=f"(Tensor d_out, Tensor out, Tensor row_state, {_OPERANDS}, bool bias_learned) -> ({_GRADIENTS})",
+)
+
+
+@attention_forward.register_fake  # type: ignore[untyped-decorator]
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *operands, measured = arguments
+    call = Operands._make(operands)
+    check_shapes(tuple(call.query.shape), tuple(call.key.shape), tuple(call.value.shape))
+    reading, keys = _empty_reading(call.query, measured)
+    return kernel.empty_out(call.query, call.value), kernel.empty_row_state(call.query), reading, keys
+
+
+@attention_backward.register_fake  # type: ignore[untyped-decorator]
+def _(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
+    *operands, bias_learned = arguments
+    call = Operands._make(operands)
+    d_query, d_key, d_value = kernel.empty_gradients(call.query, call.key, call.value)
+    learned = {"sinks": call.sinks, "scale": call.learned, "bias": call.bias if bias_learned else None}
+    empty = {name: call.query.new_empty(0) if t is None else t.new_empty(t.shape) for name, t in learned.items()}
+    return tuple(eager.Gradients(query=d_query, key=d_key, value=d_value, **empty))
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Note what pull_back needs."""
+    *operands, _measured = inputs
+    out, row_state, *of_reading = output
+    ctx.mark_non_differentiable(row_state, *of_reading)
+    _keep(ctx, Operands._make(operands), out, row_state)
+
+
+def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
+    """The gradients of the arguments of forward_values; `run` is the operator that computes them."""
+    if is_batched(d_out):
+        return each(lambda entry: pull_back(run, ctx, entry), d_out)
+    gradients = _NOTHING
+    if d_out is not None:
+        (out, row_state), call = _kept(ctx)
+        # The one gradient that may be of size n x n is made only for a bias that asks for it.
+        *asked, _measured = ctx.needs_input_grad
+        bias_learned = bool(Operands._make(asked).bias)
+        pulled = eager.Gradients._make(run(d_out, out, row_state, *call, bias_learned))
+        gradients = _NOTHING._replace(
+            query=pulled.query,
+            key=pulled.key,
+            value=pulled.value,
+            learned=None if call.learned is None else pulled.scale,
+            sinks=None if call.sinks is None else pulled.sinks,
+            bias=pulled.bias if bias_learned else None,
+        )
+    return (*gradients, None)
+
+
+def keep_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+    """Note what pull_back_twice needs. The output and the state of the rows follow from the rest."""
+    d_out, _out, _row_state, *operands, _bias_learned = inputs
+    _keep(ctx, Operands._make(operands), d_out)
+
+
+def pull_back_twice(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    """The derivative of the derivative, out of plain tensor operations that hold all scores at once."""
+    if torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        raise RuntimeError(
+            "rootdk: torch.func reaches the first derivative of attention only; "
+            "for the second use torch.autograd.grad with create_graph=True"
+        )
+    if is_batched(*grads):
+        return each(lambda *entry: pull_back_twice(ctx, *entry), *grads)
+    (d_out,), call = _kept(ctx)
+    given = call.learnable()
+    _d_out, _out, _row_state, *asked, _bias_learned = ctx.needs_input_grad
+    if not Operands._make(asked).bias:
+        del given["bias"]
+    pulled = second.second_derivative(eager.Gradients._make(grads), d_out, problem_of(call), given)
+    learned = pulled.pop("scale", None)
+    d_d_out = pulled.pop("d_out", None)
+    return (d_d_out, None, None, *_NOTHING._replace(learned=learned, **pulled), None)
+
+
+attention_forward.register_autograd(partial(pull_back, attention_backward), setup_context=keep)
+attention_backward.register_autograd(pull_back_twice, setup_context=keep_second)
+
+
+def _keep(ctx: Any, call: Operands, *others: Tensor) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*others, *(getattr(call, name) for name in _TENSORS))
+    ctx.numbers = call._replace(**dict.fromkeys(_TENSORS))
+
+
+def _kept(ctx: Any) -> tuple[tuple[Any, ...], Operands]:
+    """The others and the operands that _keep was given."""
+    saved = ctx.saved_tensors
+    others, tensors = saved[: -len(_TENSORS)], saved[-len(_TENSORS) :]
+    return others, ctx.numbers._replace(**dict(zip(_TENSORS, tensors, strict=True)))
+
+
+def _empty_reading(query: Tensor, measured: bool) -> tuple[Tensor, Tensor]:
     if measured:
-        return torch_kernel.empty_reading(query)
+        return kernel.empty_reading(query)
     return query.new_empty(0), query.new_empty(0, dtype=torch.int64)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import reference
-from .problem import Problem
+from ...options import Problem
+from .. import reference
 
 
 def weights(
@@ -118,10 +118,8 @@ def output(problem: Problem, leaves: dict[str, Any]) -> Tensor:
     return _VisibleProduct.apply(kept, _per_query_head(problem, value.to(kept.dtype)), visible)
 
 
-def second_derivative(
-    grads: tuple[Any, ...], d_out: Tensor, problem: Problem, given: dict[str, Any]
-) -> dict[str, Tensor | None]:
-    """Of sum(grads * (d_query, d_key, d_value, d_sinks, d_scale, d_bias)): in d_out and every given tensor, by name."""
+def second_derivative(grads: Any, d_out: Tensor, problem: Problem, given: dict[str, Any]) -> dict[str, Tensor | None]:
+    """Of sum(grads * Gradients), field by field: in d_out and in every given tensor, by name."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         # Fresh views, because one tensor may be query and key at once and each has a derivative of its own.
@@ -131,8 +129,8 @@ def second_derivative(
         out = output(problem, leaves)
         firsts = torch.autograd.grad(out, list(present.values()), d_out.to(out.dtype), create_graph=True)
         by_name = dict(zip(present, firsts, strict=True))
-        order = ("query", "key", "value", "sinks", "scale", "bias")
-        pairs = [(by_name[name], g) for name, g in zip(order, grads, strict=True) if name in by_name and g is not None]
+        asked = {name: getattr(grads, name) for name in by_name}
+        pairs = [(by_name[name], grad) for name, grad in asked.items() if grad is not None]
         if not pairs:
             return {}
         wanted = [d_out, *present.values()]
@@ -154,18 +152,10 @@ def _leaf(tensor: Any) -> Any:
 
 def _allowed(problem: Problem) -> Tensor:
     """What limits and lengths leave visible, (*leading, 1, n_query, n_key)."""
+    entries = [reference.allowed(problem, b) for b in range(len(problem.query_offset))]
     n_query, n_key = problem.query.shape[-2], problem.key.shape[-2]
-    offset = torch.tensor(problem.query_offset, device="cpu")
-    position = torch.arange(n_query, device="cpu")[:, None] + offset[:, None, None]
-    j = torch.arange(n_key, device="cpu")
-    allowed = torch.ones((len(offset), n_query, n_key), dtype=torch.bool, device="cpu")
-    if problem.left is not None:
-        allowed &= j >= position - problem.left
-    if problem.right is not None:
-        allowed &= j <= position + problem.right
-    if problem.key_lengths is not None:
-        allowed &= j < torch.tensor(problem.key_lengths, device="cpu")[:, None, None]
-    return allowed.reshape(*problem.query.shape[:-3], 1, n_query, n_key)
+    stacked = np.stack(entries) if entries else np.ones((0, n_query, n_key), np.bool_)
+    return torch.from_numpy(stacked).reshape(*problem.query.shape[:-3], 1, n_query, n_key)
 
 
 def _rows(problem: Problem, dtype: Any) -> Any:

@@ -9,97 +9,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import (
-    check_shapes,
-    positive,
-    refuse_masked,
-    resolve,
-    scale_number,
-    share,
-    shown,
-    truth,
-    whole_seed,
-    window_limits,
-)
-from .._backends import torch_backend
-from ..errors import ArgumentError, ArgumentTypeError
-from ..reading import Reading, reading_of
-from ..scaling import ScaleRule, rule
-from .gradient import Attention
-from .operators import attention_forward
+from ...checks import positive, refuse_masked, share, shown, truth, whole_seed, window_limits
+from ...errors import ArgumentError, ArgumentTypeError
+from ...options import Options, check_shapes, resolve, scale_number
+from ...reading import reading_of
+from ...scaling import ScaleRule, rule
+from .. import torch as adapter
+from .operators import Operands, attention_forward
+from .transforms import FunctionalAttention
 
 
-def attention(query: Any, *arguments: Any) -> Tensor:
-    """rootdk.attention() for tensors that a compiler or a transform follows."""
-    out, _, _, _ = _call(query, *arguments, measured=False)
-    return out[0] if query.dim() == 2 else out
-
-
-def measure(query: Any, *arguments: Any) -> tuple[Tensor, Reading]:
-    """rootdk.measure() for the same tensors."""
-    out, _, block, keys = _call(query, *arguments, measured=True)
-    if query.dim() == 2:
-        out, block, keys = out[0], block[:, 0], keys[0]
-    return out, reading_of(block.detach(), keys, arguments[10] is not None)
-
-
-def _call(
-    query: Any,
-    key: Any,
-    value: Any,
-    scale: Any,
-    causal: Any,
-    mask: Any,
-    bias: Any,
-    window: Any,
-    query_offset: Any,
-    key_lengths: Any,
-    softcap: Any,
-    sinks: Any,
-    dropout: Any,
-    seed: Any,
-    *,
-    measured: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, value = torch_backend.inputs(query, key, value)
-    torch_backend.refuse_shapeless(query=query, key=key, value=value)
+def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Tensor, Any]:
+    """rootdk.attention() or rootdk.measure() for tensors that a compiler or a transform follows."""
+    query, key, value = adapter.inputs(query, key, value)
+    adapter.refuse_shapeless(query=query, key=key, value=value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
-    if query.dim() == 2:
+    sinks, one_head = options.sinks, query.dim() == 2
+    if one_head:
         query, key, value = query[None], key[None], value[None]
         if isinstance(sinks, Tensor) and sinks.dim() == 0:
             sinks = sinks[None]
-    for name, tensor in (("mask", mask), ("bias", bias)):
+    for name, tensor in (("mask", options.mask), ("bias", options.bias)):
         if tensor is not None and not isinstance(tensor, Tensor):
-            torch_backend.broadcast(name, tensor, (), boolean=False)  # says what is wrong with it
-    left, right = (None, None) if window is None else window_limits(window)
-    if truth("causal", causal):
+            adapter.broadcast(name, tensor, (), boolean=False)  # says what is wrong with it
+    left, right = (None, None) if options.window is None else window_limits(options.window)
+    if truth("causal", options.causal):
         right = 0
-    rate = share("dropout", dropout)
+    rate, seed = share("dropout", options.dropout), options.seed
     if rate and seed is None:
         seed = torch.randint(2**63 - 1, (1,), device="cpu")
-    factor, learned, row_scale = _scale(scale, query, key, query_offset, key_lengths)
-    whole_offset = query_offset if isinstance(query_offset, int) and not isinstance(query_offset, bool) else None
-    run = attention_forward if _dispatched(query, key, value) else Attention.apply
-    return run(  # type: ignore[no-any-return]
-        query,
-        key,
-        value,
-        factor,
-        learned,
-        row_scale,
-        None if softcap is None else positive("softcap", softcap),
-        left,
-        right,
-        whole_offset,
-        None if whole_offset is not None else _tensor("query_offset", query_offset),
-        _tensor("key_lengths", key_lengths),
-        mask,
-        bias,
-        _tensor("sinks", sinks, torch.float64),
-        rate,
-        _seed(seed),
-        measured,
+    scale, learned, row_scale = _scale(query, key, options)
+    offset = options.query_offset
+    whole_offset = offset if isinstance(offset, int) and not isinstance(offset, bool) else None
+    operands = Operands(
+        query=query,
+        key=key,
+        value=value,
+        scale=scale,
+        learned=learned,
+        row_scale=row_scale,
+        softcap=None if options.softcap is None else positive("softcap", options.softcap),
+        left=left,
+        right=right,
+        offset=whole_offset,
+        query_offset=None if whole_offset is not None else _tensor("query_offset", offset),
+        key_lengths=_tensor("key_lengths", options.key_lengths),
+        mask=options.mask,
+        bias=options.bias,
+        sinks=_tensor("sinks", sinks, torch.float64),
+        dropout=rate,
+        seed=_seed(seed),
     )
+    run = attention_forward if _dispatched(query, key, value) else FunctionalAttention.apply
+    out, _row_state, block, keys = run(*operands, measured)
+    if one_head:
+        out = out[0]
+    if not measured:
+        return out, None
+    if one_head:
+        block, keys = block[:, 0], keys[0]
+    return out, reading_of(block.detach(), keys, options.sinks is not None)
 
 
 def _dispatched(*tensors: Tensor) -> bool:
@@ -112,10 +81,9 @@ def _dispatched(*tensors: Tensor) -> bool:
     )
 
 
-def _scale(
-    given: Any, query: Tensor, key: Tensor, query_offset: Any, key_lengths: Any
-) -> tuple[float | None, Tensor | None, Tensor | None]:
+def _scale(query: Tensor, key: Tensor, options: Options) -> tuple[float | None, Tensor | None, Tensor | None]:
     """A number (None is the default), a learned number, or one number per row."""
+    given = options.scale
     if given is None:
         return None, None, None
     if isinstance(given, Tensor):
@@ -129,7 +97,7 @@ def _scale(
         given = rule(given)
     if not isinstance(given, ScaleRule):
         return scale_number(given), None, None
-    if "position" not in given.varies and ("keys" not in given.varies or key_lengths is None):
+    if "position" not in given.varies and ("keys" not in given.varies or options.key_lengths is None):
         keys = key.shape[-2] if "keys" in given.varies else None
         return float(given.factor(query.shape[-1], keys, None)), None, None
     if torch.compiler.is_compiling():
@@ -137,13 +105,10 @@ def _scale(
             f"scale: inside torch.compile a rule must not vary from row to row, got {given.name!r}; "
             "multiply the query by the factors of its rows instead"
         )
-    return None, None, _row_scale(given, query, key, query_offset, key_lengths)
-
-
-def _row_scale(given: ScaleRule, query: Tensor, key: Tensor, query_offset: Any, key_lengths: Any) -> Tensor:
-    rest = (False, None, None, None, query_offset, key_lengths, None, None, 0.0, None)
-    _, problem, _ = resolve(query.detach(), key.detach(), key.detach(), given, *rest)
-    return torch.tensor(problem.row_scale, device="cpu").reshape(*query.shape[:-3], query.shape[-2])
+    where = Options(scale=given, query_offset=options.query_offset, key_lengths=options.key_lengths)
+    problem, _ = resolve(adapter, query.detach(), key.detach(), key.detach(), where)
+    rows = torch.tensor(problem.row_scale, device="cpu")
+    return None, None, rows.reshape(*query.shape[:-3], query.shape[-2])
 
 
 def _tensor(argument: str, given: Any, dtype: Any = None) -> Tensor | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rootdk.api import attention, measure
+from rootdk.attention import attention, measure
 from rootdk.errors import ArgumentError
 from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
 from rootdk.explorer.drawing import COLOURS, GREY, bars, plot

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.api import attention_vjp, measure
+from rootdk.attention import attention_vjp, measure
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.curves import (
     EXPONENTS,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.api import measure
+from rootdk.attention import measure
 from rootdk.claims import draw
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.drawing import COLOURS, GREY, bars, line, plot

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.api import measure
+from rootdk.attention import measure
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.curves import EXPONENTS, WIDTH_AXIS, WIDTHS, flow, flow_over_widths
 from rootdk.explorer.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points

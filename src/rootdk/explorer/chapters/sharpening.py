@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.api import measure
+from rootdk.attention import measure
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.curves import rows_of
 from rootdk.explorer.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rootdk.api import attention, measure
+from rootdk.attention import attention, measure
 from rootdk.reading import Reading
 
 

@@ -22,7 +22,16 @@ from rootdk.study.cache import folder
 from rootdk.trained import Run, RunSpec
 
 # What a run's numbers follow from. Reports, commands and whatever only arranges runs may change without a rerun.
-_DECIDES = ("_arguments.py", "api.py", "reading.py", "scaling.py", "torch.py", "_torch", "_backends", "study/training")
+_DECIDES = (
+    "options.py",
+    "checks.py",
+    "attention.py",
+    "reading.py",
+    "scaling.py",
+    "torch",
+    "backends",
+    "study/training",
+)
 _ARRANGES = {"__init__", "engine", "local", "needs", "plan", "ray_engine", "spec_file", "store", "sweep"}
 
 

@@ -1,7 +1,7 @@
 """torch.autograd.grad(is_grads_batched=True): many gradients at once, in tensors that have no memory of their own.
 
 torch.autograd.functional.jacobian(vectorize=True) asks the same way. This is an older vmap than torch.func's, which has
-a rule for every function (gradient.py); here every entry is computed by itself.
+a rule for every function (transforms.py); here every entry is computed by itself.
 """
 
 from collections.abc import Callable

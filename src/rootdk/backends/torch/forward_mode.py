@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..errors import DerivativeError
+from ...errors import DerivativeError
 
 
 def refuse_tangents(**tensors: Any) -> None:

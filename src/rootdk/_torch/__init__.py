@@ -1,1 +1,0 @@
-"""What torch users get beside the operator itself: differentiable operators, modules, and the routing of models."""
