@@ -12,7 +12,8 @@ from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 from torch.autograd import gradcheck, gradgradcheck
 
 import rootdk
-from rootdk.backends import problem_of, torch_kernel
+from rootdk.backends import problem_of
+from rootdk.backends.torch import kernel as torch_kernel
 from rootdk.torch import MultiHeadAttention, scaled_dot_product_attention
 from rootdk.torch.transformers import transformers_attention
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import rootdk
-from rootdk.backends import kernel, torch_kernel
+from rootdk.backends import kernel
+from rootdk.backends.torch import kernel as torch_kernel
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 import rootdk
 import rootdk.torch
 from rootdk import RootdkError
-from rootdk.backends import kernel, problem_of, torch_kernel
+from rootdk.backends import kernel, problem_of
+from rootdk.backends.torch import kernel as torch_kernel
 from rootdk.reading import FIELDS
 
 
@@ -124,10 +125,10 @@ class OlderKernel:
         return Older(given)
 
     def forward(self, problem: Any, *rest: Any) -> None:
-        self.real.forward(tuple(map(self.older, problem)), *map(self.older, rest))
+        self.real.forward(problem._make(map(self.older, problem)), *map(self.older, rest))
 
     def backward(self, problem: Any, *rest: Any) -> None:
-        self.real.backward(tuple(map(self.older, problem)), *map(self.older, rest))
+        self.real.backward(problem._make(map(self.older, problem)), *map(self.older, rest))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,7 +14,7 @@ except ImportError as _error:
     raise ImportError("rootdk.torch: torch must be installed (`pip install 'rootdk[torch]'`)") from _error
 
 from ..backends import backend_of as _backend_of
-from ..backends.torch import traced as _traced  # registers the operators
+from ..backends.torch import call as _call  # registers the operators
 from .functional import scaled_dot_product_attention
 from .module import MultiHeadAttention
 from .routing import use
@@ -23,6 +23,6 @@ from .transformers import register_transformers
 # Found now, so that what torch.compile makes before the first plain call is still valid after it.
 for _kind in (_torch.empty(0, device="cpu"), _torch.nn.Parameter(_torch.empty(0, device="cpu"))):
     _backend_of("query", _kind)
-del _traced, _kind
+del _call, _kind
 
 __all__ = ["MultiHeadAttention", "register_transformers", "scaled_dot_product_attention", "use"]

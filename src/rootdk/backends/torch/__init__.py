@@ -120,9 +120,9 @@ def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def traced_call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Tensor, Any]:
-    from . import traced  # what registers the operators takes its time, and most programs never need them
+    from .call import call  # it registers the operators, which takes its time, and most programs never need them
 
-    return traced.call(query, key, value, options, measured)
+    return call(query, key, value, options, measured)
 
 
 forward = eager.attend
