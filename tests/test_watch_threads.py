@@ -259,6 +259,18 @@ def test_a_model_that_calls_itself_is_one_forward() -> None:
     assert len(seen.readings) == 2 * len(NAMES)
 
 
+def test_a_watched_model_can_be_compiled_and_scripted() -> None:
+    """What is compiled is not read, and what is watched is not in its way."""
+    watched, x = model(), tokens()
+    expected = watched(x)
+    with rootdk.watch(watched) as seen:
+        compiled = torch.compile(watched, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x), expected)
+    with rootdk.watch(line := nn.Linear(2, 2)):
+        assert torch.equal(torch.jit.script(line)(torch.ones(2)), line(torch.ones(2)))
+    assert seen.readings == {}
+
+
 # Other patches.
 
 
