@@ -52,9 +52,14 @@ class LocalEngine:
                             workers.append(_Worker(self.trainer))
                             workers[-1].give(waiting.popleft())
                         continue
+                    # The next run begins before this one is kept, but on a full disk only if somebody wants it still.
+                    hopeless = isinstance(event, Failed) and event.no_space
+                    if hopeless:
+                        yield event
                     if not isinstance(event, Advanced) and waiting:
                         worker.give(waiting.popleft())
-                    yield event
+                    if not hopeless:
+                        yield event
         finally:
             for worker in workers:
                 worker.stop()
