@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import training_stand_in as stand_in
 from click.testing import CliRunner, Result
+from processes import below, runs
 from rich.console import Console
 from training_stand_in import noted
 
@@ -300,7 +301,8 @@ def test_results_that_cannot_be_written_leave_the_runs(place: Path, monkeypatch:
 
 
 PROGRAM = f"""
-import sys
+import ctypes, sys
+from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import training_stand_in as stand_in
 from rootdk.cli import main
@@ -308,31 +310,125 @@ from rootdk.study.training.local import LocalEngine
 from rootdk.study.training.plan import plan
 from rootdk.terminal import train_study
 from rootdk.terminal.train_study import Order
+def stuck(tasks):
+    # As in a call of C++ that takes long: a lock that is taken twice.
+    for event in LocalEngine(1, stand_in.train)(tasks):
+        yield event
+        Path("stuck").touch()
+        lock, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+        library.pthread_mutex_lock(lock)
+        library.pthread_mutex_lock(lock)
 if __name__ == "__main__":
     stand_in.hears_ctrl_c()
-    Order.start_engine = lambda self: LocalEngine(self.workers, stand_in.train)
+    Order.start_engine = lambda self: stuck if "stuck" in sys.argv else LocalEngine(self.workers, stand_in.train)
     main(["train-study", "--spec", "spec.json", "--runs", "here"])
 """
 
 
-def test_interrupted_it_says_what_is_kept(place: Path) -> None:
+def started(*arguments: str) -> "subprocess.Popen[str]":
+    """The command in a process of its own, and in a group of its own, as a terminal would start it."""
+    Path("program.py").write_text(PROGRAM)
+    return subprocess.Popen(
+        [sys.executable, "program.py", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def test_interrupted_it_says_what_is_kept_and_leaves_nothing_running(place: Path) -> None:
     quick, long = replace(SPECS[0], d_k=16), replace(SPECS[0], seed=stand_in.SLOW, steps=400)
     write([quick, long])
-    Path("program.py").write_text(PROGRAM)
-    with subprocess.Popen(
-        [sys.executable, "program.py"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as started:
+    with started() as process:
         for _ in _patience():
             if list(Path("here").glob("recall-none-16-*.json")) and noted(long, 1):
                 break
-        os.killpg(started.pid, signal.SIGINT)
-        out, said = started.communicate(timeout=20)
-    assert (started.returncode, out) == (1, "")
+        children = below(process.pid)
+        assert set(noted(long, 0)) <= set(children)
+        os.killpg(process.pid, signal.SIGINT)
+        out, said = process.communicate(timeout=20)
+        assert (process.returncode, out) == (130, "")
+        for _ in _patience():
+            if not any(map(runs, children)):
+                break
     assert said == "Error: interrupted; finished runs are kept in here, and the same command goes on from there\n"
+    assert len(list(Path("here").glob("*.json"))) == 1
+    assert not list(Path("here").glob(".lock"))
+
+
+@pytest.mark.parametrize("moment", ["at once", "while it starts"])
+def test_interrupted_before_the_first_step(place: Path, moment: str) -> None:
+    write([replace(SPECS[0], seed=stand_in.SLOW, steps=4000)])
+    with started() as process:
+        for _ in _patience():
+            if Path("here").exists() and (moment == "at once" or below(process.pid)):
+                break
+        children = below(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 130, said
+        for _ in _patience():
+            if not any(map(runs, children)):
+                break
+    assert said.count("\n") == 1
+    assert said.startswith("Error: interrupted; ")
+
+
+def test_interrupted_where_python_does_not_hear_it(place: Path) -> None:
+    long = replace(SPECS[0], seed=stand_in.SLOW, steps=4000)
+    write([long])
+    with started("stuck") as process:
+        for _ in _patience():
+            if Path("stuck").exists():
+                break
+        children = below(process.pid)
+        assert set(noted(long, 0)) <= set(children)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 130, said
+        for _ in _patience():
+            if not any(map(runs, children)):
+                break
+    assert said == "Error: interrupted; finished runs are kept in here, and the same command goes on from there\n"
+
+
+# Two on one folder.
+
+
+def test_a_second_study_on_the_folder_is_refused_and_does_no_harm(place: Path) -> None:
+    long = replace(SPECS[0], seed=stand_in.SLOW, steps=60)
+    write([long])
+    with started() as first:
+        for _ in _patience():
+            if noted(long, 1):
+                break
+        result = study("--spec", "spec.json", "--runs", "here", "--fresh")
+        steps = len(noted(long, 1))
+        _, said = first.communicate(timeout=60)
+    assert (first.returncode, said) == (0, "")
+    assert result.exit_code == 1
+    assert result.output == (
+        f"Error: runs: here is in use by another training study, process {first.pid}; wait until it has ended, "
+        "or keep these runs in another folder\n"
+    )
+    assert steps < 60
+    assert noted(long, 1) == list(range(1, 61))
+    assert study("--spec", "spec.json", "--runs", "here").exit_code == 0
+    assert noted(long, 1) == list(range(1, 61))
+    assert [file.suffix for file in Path("here").iterdir()] == [".json"]
+
+
+def test_the_lock_of_a_killed_study_is_gone_with_it(place: Path) -> None:
+    long = replace(SPECS[0], seed=stand_in.SLOW, steps=60)
+    write([long])
+    with started() as first:
+        for _ in _patience():
+            if noted(long, 1):
+                break
+        first.kill()
+        first.wait(20)
+        result = study("--spec", "spec.json", "--runs", "here")
+    assert result.exit_code == 0, result.output
+    assert sorted(set(noted(long, 1))) == list(range(1, 61))
+    assert [file.suffix for file in Path("here").iterdir()] == [".json"]
 
 
 def _patience() -> Iterator[None]:

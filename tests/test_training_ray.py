@@ -4,10 +4,12 @@ Real clusters, on this machine; most tests share one that `ray start --head` beg
 that nobody else can run code on it. Ray reads tokens when it is loaded, so each sweep has a process of its own.
 """
 
+import json
 import os
 import pickle
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import training_stand_in as stand_in
+from processes import LOOPBACK, below, name, runs
 from training_stand_in import noted
 
 from rootdk.errors import ArgumentError
@@ -243,6 +246,89 @@ def test_without_an_address_a_cluster_of_its_own(place: Path) -> None:
 
 
 # No cluster.
+
+
+def test_a_folder_that_another_study_uses_is_refused(place: Path) -> None:
+    with Store(place / "runs").locked():
+        found = told(SEEDS[:1], place, None)
+    assert found.error.startswith(
+        f"StoreError: runs: {place / 'runs'} is in use by another training study, process {os.getpid()}; "
+    )
+
+
+OWN = f"""
+import json, os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import training_stand_in as stand_in
+from pathlib import Path
+from processes import below, listening
+from rootdk.cli import main
+from rootdk.study.training.ray_engine import RayEngine
+from rootdk.terminal import train_study
+from rootdk.terminal.train_study import Order
+if sys.argv[1] == "loaded before":
+    import ray
+stand_in.hears_ctrl_c()
+Order.start_engine = lambda self: RayEngine(None, 1, stand_in.train)
+true = train_study.sweep
+def sweep(specs, store, engine, tell, *rest):
+    def noted(event):
+        tell(event)
+        if sys.argv[1] != "" and not Path("sockets").exists():
+            processes = [os.getpid(), *below(os.getpid())]
+            Path("sockets").write_text(json.dumps({{process: sorted(listening(process)) for process in processes}}))
+    return true(specs, store, engine, noted, *rest)
+train_study.sweep = sweep
+main(["train-study", "--spec", "spec.json", "--runs", "runs"])
+"""
+
+
+def own_cluster(place: Path, how: str, *specs: RunSpec) -> "subprocess.Popen[str]":
+    """The command on a cluster of its own, in a group of processes of its own, as a terminal would start it."""
+    (place / "spec.json").write_text(json.dumps([spec.to_dict() for spec in specs]))
+    return subprocess.Popen(
+        [sys.executable, "-c", OWN, how], cwd=place, env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["usual", "loaded before"])
+def test_a_cluster_of_its_own_listens_on_this_machine_alone(place: Path, how: str) -> None:
+    with own_cluster(place, how, replace(SPEC, seed=stand_in.SLOW)) as process:
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    sockets = json.loads((place / "sockets").read_text())
+    assert len(sockets) >= 4, "Ray has a handful of processes"
+    addresses = {address for process in sockets.values() for address in process}
+    assert addresses
+    assert addresses <= LOOPBACK, sockets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["while Ray starts", "late in its start", "in a run"])
+def test_ctrl_c_leaves_no_process_of_a_cluster_of_its_own(place: Path, moment: str) -> None:
+    quick, long = SPEC, replace(SPEC, seed=stand_in.SLOW, steps=4000)
+    with own_cluster(place, "", long if moment == "in a run" else quick, quick) as process:
+        for _ in range(6000):
+            if moment == "in a run":
+                if noted(long, 1):
+                    break
+            # The first process that Ray starts, and the last.
+            elif any(moment == "while Ray starts" or name(pid) == "raylet" for pid in below(process.pid)):
+                break
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        children = below(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 130, said
+        for _ in range(1200):
+            if not any(map(runs, children)):
+                break
+            time.sleep(0.05)
+        assert [pid for pid in children if runs(pid)] == []
+    assert said == "Error: interrupted; finished runs are kept in runs, and the same command goes on from there\n"
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Finished runs on disk: kept by content, whole or not at all, and a disk that is full is an error that says so."""
 
+import errno
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,3 +161,37 @@ def test_a_file_that_cannot_be_read_is_an_error_and_not_a_reason_to_train_again(
     store.path(SPEC).mkdir()
     with pytest.raises(StoreError, match=r"runs: cannot read .*\.json: Is a directory"):
         store.get(SPEC)
+
+
+def test_a_folder_is_locked_for_one_study_at_a_time(store: Store) -> None:
+    again = Store(store.place)
+    message = f"runs: {store.place} is in use by another training study, process {os.getpid()}; "
+    with pytest.raises(ZeroDivisionError), store.locked():  # noqa: PT012
+        for _ in range(2):
+            with pytest.raises(StoreError, match=re.escape(message)), again.locked():
+                pytest.fail("two at a time")
+        with Store(store.place.parent / "other").locked():
+            pass
+        raise ZeroDivisionError
+    assert list(store.place.iterdir()) == []
+    with again.locked():
+        assert [file.name for file in store.place.iterdir()] == [".lock"]
+
+
+def test_a_lock_file_that_a_killed_process_left_is_no_lock(store: Store) -> None:
+    (store.place / ".lock").write_text("99999999 from before\n")
+    with store.locked(), pytest.raises(StoreError, match=f"process {os.getpid()}; "), Store(store.place).locked():
+        pytest.fail("two at a time")
+
+
+def test_where_nothing_can_be_locked_a_note_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    notes: list[str] = []
+    with Store(store.place, notes.append).locked():
+        pass
+    assert notes == [
+        f"runs: {store.place} cannot be locked: Operation not supported; start no second training study on it"
+    ]

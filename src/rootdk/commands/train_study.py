@@ -50,8 +50,8 @@ def train_study(
     """What the scale does when a model learns.
 
     Trains small models under several scale rules, d_k, learning rates and seeds, one run per core at a time. Finished
-    runs are kept: interrupted, the same command goes on where it was. Exit code 0: done; 1: a run or a file failed;
-    2: an option is wrong.
+    runs are kept: interrupted, the same command goes on where it was. Exit code 0: done; 1: a run or a file failed, or
+    another study uses the folder of runs; 2: an option is wrong; 130: interrupted.
     """
     from rootdk.terminal.train_study import Order, answer
 

@@ -40,6 +40,9 @@ class JsonLines:
         if not os.access(self.path if self.path.exists() else folder, os.W_OK):
             raise _unwritable(self.path, "which may not be written")
 
+    def __repr__(self) -> str:
+        return f"JsonLines({str(self.path)!r})"
+
     def open(self) -> None:
         """Open the file, or say that it cannot be written. Opening twice is no error."""
         if self._file is not None:

@@ -10,7 +10,7 @@ from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.integrations import ranks
 from rootdk.integrations.keys import LayerKeys, values_of
 from rootdk.integrations.merged import groups_of, heads_together, merged_metrics
-from rootdk.integrations.sink import sinks_of
+from rootdk.integrations.sink import Sink, sinks_of
 
 if TYPE_CHECKING:
     from rootdk.audit.watching.handle import Watch
@@ -33,6 +33,9 @@ class TrainingLog:
     torch.distributed is initialised rank 0 alone writes, and what it writes is what one process would have read that
     has the rows and heads of all: see rootdk.integrations.merged_metrics. Clipping goes by the largest score over all
     ranks that hold the same heads, so that replicas stay equal. Call `after_step` in all of them.
+
+    A sink that cannot be opened is an error of `start`. One that fails later ends no run: a RuntimeWarning names it,
+    and it gets no more steps until the next `start`; the other sinks get theirs.
 
     >>> import json, tempfile, torch
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
@@ -78,6 +81,7 @@ class TrainingLog:
         self._known: set[str] = set()
         self._seen = 0
         self._warned = False
+        self._failed: list[Sink] = []
 
     def start(self, model: Any) -> "TrainingLog":
         """Open the sinks and begin to watch. A log that runs already is closed first."""
@@ -146,8 +150,11 @@ class TrainingLog:
                 self._warn()
             elif self._writes:
                 values = values_of(shown, self._keys, self.heads, clipped)
-                for sink in self.sinks:
-                    sink.write(number, values)
+                for sink in filter(self._works, self.sinks):
+                    try:
+                        sink.write(number, values)
+                    except Exception as error:  # noqa: BLE001 -- a log that fails must not end a training run
+                        self._give_up(sink, f"in step {number} and gets no more steps of this run", error)
         self.steps += 1
         if self.watch is not None:
             self._seen = self.watch.step
@@ -158,15 +165,31 @@ class TrainingLog:
         if self.watch is not None:
             self.watch.close()
             self.watch = None
-        for sink in self.sinks if self._writes else ():
-            sink.close()
-        self._writes = False
+        writes, self._writes = self._writes, False
+        for sink in self.sinks if writes else ():
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 -- the same at the end of one
+                if self._works(sink):  # of the others it was said before
+                    self._give_up(sink, "when it was closed", error)
 
     def __enter__(self) -> "TrainingLog":  # noqa: PYI034 -- typing.Self came with Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _works(self, sink: Sink) -> bool:
+        return all(sink is not failed for failed in self._failed)
+
+    def _give_up(self, sink: Sink, when: str, error: Exception) -> None:
+        self._failed.append(sink)
+        words = " ".join(str(error).split())
+        warnings.warn(
+            f"sinks: {sink!r} failed {when}: {type(error).__name__}: {words}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def _fresh(self) -> dict[str, LayerReading]:
         """The readings of the last forward, if there was one since the last step."""

@@ -26,7 +26,7 @@ class Sink(Protocol):
         """Before the first step; an error here ends a run that has not begun."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """All numbers of one step. One that is not there is NaN."""
+        """All numbers of one step. One that is not there is NaN. After an error there are no more calls of this."""
 
     def close(self) -> None:
         """After the last step. Closing twice, or what was never opened, is no error."""

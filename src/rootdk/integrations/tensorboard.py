@@ -29,6 +29,9 @@ class TensorBoard:
         self.where = where
         self._writer: Any = None
 
+    def __repr__(self) -> str:
+        return f"TensorBoard({str(self.where) if isinstance(self.where, PathLike) else self.where!r})"
+
     def open(self) -> None:
         """Start an event file, unless a writer was given."""
         if self._writer is None:

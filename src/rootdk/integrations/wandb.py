@@ -33,6 +33,9 @@ class WeightsAndBiases:
         self._open: Any = None
         self._own = False
 
+    def __repr__(self) -> str:
+        return "WeightsAndBiases()"  # settings may hold a key that is nobody's business
+
     def open(self) -> None:
         """Find or start the run."""
         import wandb

@@ -1,50 +1,118 @@
-"""One attribute of another library, wrapped by several blocks at once that may end in any order."""
+"""One attribute of another library, wrapped by several blocks at once that may end in any order.
+
+Others wrap it too, before, meanwhile and afterwards, and expect to find what they left. So what stands at the name is
+one function of ours that looks up what is open when it is called: it can be emptied wherever it is by then, and is put
+away only where it still stands on top.
+"""
 
 from collections.abc import Callable
-from threading import Lock
+from functools import update_wrapper
+from threading import RLock
+from types import FunctionType
 from typing import Any
 
 Make = Callable[[Any], Any]
+
+# Reentrant: the garbage collector may close a block in the middle of an opening, in the thread that holds the lock.
+_lock = RLock()
 
 
 class Wrapped:
     """What stands at `owner.name` while blocks are open: the original inside every wrapper, the observers outermost.
 
-    The last block out puts back what the first one in found.
+    The last block out puts back what the first one in found, unless another library has put its own function there
+    since: that one stays, and ours, which it may call, only hands on.
 
     >>> import types
     >>> library = types.SimpleNamespace(f=lambda: "f")
     >>> place, twice = Wrapped(library, "f"), lambda inner: lambda: inner() + inner()
     >>> place.open(twice); library.f()
     'ff'
+    >>> ours = library.f
+    >>> library.f = lambda: ours() + "!"
     >>> place.close(twice); library.f()
-    'f'
+    'f!'
     """
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._name = owner, name
-        self._lock = Lock()
-        self._found: Any = None
-        self._wrappers: list[Make] = []
-        self._observers: list[Make] = []
+        self._open: list[tuple[Make, _StandIn]] = []
 
     def open(self, make: Make, observer: bool = False) -> None:
         """Wrap it once more; `make` is given what is there and returns what is to be there."""
-        with self._lock:
-            if not self._wrappers and not self._observers:
-                self._found = vars(self._owner)[self._name]
-            (self._observers if observer else self._wrappers).append(make)
-            self._compose()
+        with _lock:
+            stand_in = _StandIn.at(self._owner, self._name)
+            self._open.append((make, stand_in))
+            (stand_in.observers if observer else stand_in.wrappers).append(make)
+            stand_in.compose()
+            setattr(self._owner, self._name, stand_in.function)
 
     def close(self, make: Make) -> None:
         """Take one such wrapper out again."""
-        with self._lock:
-            kind = self._wrappers if make in self._wrappers else self._observers
-            kind.remove(make)
-            self._compose()
+        with _lock:
+            stand_in = self._stand_in_of(make)
+            self._open.remove((make, stand_in))
+            (stand_in.wrappers if make in stand_in.wrappers else stand_in.observers).remove(make)
+            stand_in.compose()
+            if not stand_in.used and vars(self._owner).get(self._name) is stand_in.function:
+                stand_in.put_back()
 
-    def _compose(self) -> None:
-        made = self._found
-        for make in (*self._wrappers, *self._observers):
+    def raise_observer(self, make: Make) -> None:
+        """Put an observer that is open on top again, where another library has wrapped the attribute since."""
+        with _lock:
+            stand_in = self._stand_in_of(make)
+            if vars(self._owner).get(self._name) is not stand_in.function:
+                self.close(make)
+                self.open(make, observer=True)
+
+    def _stand_in_of(self, make: Make) -> "_StandIn":
+        return next(stand_in for opened, stand_in in self._open if opened == make)
+
+
+class _StandIn:
+    """The function that stands at the name, and what it calls."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.inherited = name not in vars(owner)
+        self.found = self._inherited if self.inherited else vars(owner)[name]
+        self.wrappers: list[Make] = []
+        self.observers: list[Make] = []
+        self.call = self.found
+
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            return self.call(*args, **kwargs)
+
+        update_wrapper(stand_in, getattr(owner, name))
+        vars(stand_in)["_rootdk"] = self  # by which it is known again
+        self.function = stand_in
+
+    @staticmethod
+    def at(owner: Any, name: str) -> "_StandIn":
+        """The one that stands there, or a new one for what does."""
+        there = vars(owner).get(name)
+        known = vars(there).get("_rootdk") if isinstance(there, FunctionType) else None
+        # A function that another library has made to look like ours has its attributes too.
+        if isinstance(known, _StandIn) and known.function is there:
+            return known
+        return _StandIn(owner, name)
+
+    @property
+    def used(self) -> bool:
+        return bool(self.wrappers or self.observers)
+
+    def compose(self) -> None:
+        made = self.found
+        for make in (*self.wrappers, *self.observers):
             made = make(made)
-        setattr(self._owner, self._name, made)
+        self.call = made
+
+    def put_back(self) -> None:
+        if self.inherited:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.found)
+
+    def _inherited(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # Looked up when it is called: the class that has it may be patched too.
+        return getattr(super(self.owner, instance), self.name)(*args, **kwargs)

@@ -2,13 +2,18 @@
 
 import sys
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from threading import Lock, local
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
+from rootdk._torch.wrapping import Wrapped
 from rootdk.audit.layer import LayerReading
 from rootdk.audit.trend import Trend
 from rootdk.audit.watching import taps
@@ -24,15 +29,42 @@ _FUSED = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
 _backward = torch._C._current_graph_task_id  # noqa: SLF001 -- torch.utils.checkpoint asks the same
 
 
+@dataclass(eq=False, slots=True)
+class _Step:
+    """One forward of the model, or the calls outside of any forward that are counted as one. It is of one thread.
+
+    number     which one it is, over all threads
+    wanted     whether its calls are read
+    readings   of the calls so far
+    called     the paths of the modules that called, read or not
+    masks      what split() made of the masks that its layers share
+    """
+
+    number: int
+    wanted: bool
+    readings: dict[str, LayerReading] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    masks: dict[Any, tuple[Tensor, tuple[Tensor | None, Tensor | None]]] = field(default_factory=dict)
+
+
+class _Mine(local):
+    """Of this thread: the step that is under way, and whether that is a forward of the model."""
+
+    step: _Step | None = None
+    running = False
+
+
 class Watch:
     """Reads the attention of a model for as long as it is open. `rootdk.watch` explains it.
 
     readings   {module path: LayerReading} of the last forward that was read
     unread     {module path: why} for calls that could not be read
-    step       how many forwards there were
+    step       how many forwards there were, in all threads
     seconds    how long reading has taken so far
     paused     set it to True and forwards are counted but not read, until it is False again
     """
+
+    open = False
 
     def __init__(self, model: Any, every: int = 1, rows: int | None = None) -> None:
         if not isinstance(model, torch.nn.Module):
@@ -51,47 +83,46 @@ class Watch:
         self.seconds = 0.0
         self.paused = False
         self.trend = Trend()
-        self.open = True
+        self.readings: dict[str, LayerReading] = {}
         self._modules = dict(model.named_modules())  # kept, so that no other module gets the id of one of them
         self._names = {id(module): name or type(model).__name__ for name, module in self._modules.items()}
         for name, module in self._modules.items():
             if isinstance(module, torch.nn.TransformerEncoderLayer):  # its fused path attends in its own frame
                 self._names[id(module)] = f"{name}.self_attn".lstrip(".")
         self._scales: dict[str, Scale] = {}
-        self._masks: dict[Any, tuple[Tensor, tuple[Tensor | None, Tensor | None]]] = {}
-        self._outside: set[str] = set()
-        self._fresh: dict[str, LayerReading] = {}
-        self._last: dict[str, LayerReading] = {}
-        self._running = self._reading = self._mode = False
-        self._hooks: list[Any] = []
-        if not isinstance(model, _FUSED):  # with a hook on it a layer does not take its fused path
-            self._hooks = [
-                model.register_forward_pre_hook(_Hook(self._begin)),
-                model.register_forward_hook(_Hook(self._end), always_call=True),
-            ]
+        self._mine = _Mine()
+        self._lock = Lock()  # for what all threads write: step, seconds, readings, trend
+        self._latest = -1  # the number of the step that readings are of
+        # At the class, where Python looks for it. On the model itself there is nothing: torch looks for hooks there,
+        # copies and pickles take along what they find, and an interrupt would not come by a hook.
+        self._call, self._around = Wrapped(type(model), "__call__"), _around(ref(self))
+        self._call.open(self._around, observer=True)
+        self.open = True
         taps.listen(self)
 
-    @property
-    def readings(self) -> dict[str, LayerReading]:
-        """Of the last forward that was read; of parts that are called alone, what was read so far."""
-        return self._fresh if self._fresh and not self._running else self._last
-
     def close(self) -> None:
-        """Stop watching; readings stay. Closing twice is no error."""
+        """Stop watching; readings stay. Closing twice is no error.
+
+        A forward that is under way in another thread goes on as if nobody had watched it.
+        """
         if not self.open:
             return
+        self._end()
         self.open = False
-        self._finish()
         taps.unlisten(self)
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._call.close(self._around)
 
     def __enter__(self) -> "Watch":  # noqa: PYI034 -- typing.Self came with Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if self.open:
+            # Of the kind that Python keeps to itself unless asked (python -X dev): nothing is lost that anybody held.
+            warnings.warn(f"unclosed {self!r}; it is closed now", ResourceWarning, stacklevel=2)
+            self.close()
 
     def __repr__(self) -> str:
         state = "open" if self.open else "closed"
@@ -108,12 +139,26 @@ class Watch:
 
         return report_of(self, phase, total_steps)
 
-    # What torch and the taps call.
+    # What the model's class and the taps call.
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """A forward of the model, counted and, if it is due, read. One inside another is a part of it."""
+        mine = self._mine
+        if mine.running or _backward() != -1:
+            return forward()
+        self._end()  # of calls outside of any forward
+        try:
+            mine.step, mine.running = self._begin(), True
+            with taps.by_name() if mine.step.wanted and not self._fuses() else nullcontext():
+                return forward()
+        finally:
+            self._end()
 
     @property
     def attentive(self) -> bool:
-        """Whether a call that is made now may have to be read."""
-        return (self._reading or not self._running) and _backward() == -1
+        """Whether a call that is made now, in this thread, may have to be read."""
+        mine = self._mine
+        return self.open and _backward() == -1 and (not mine.running or mine.step is None or mine.step.wanted)
 
     def hear(self, make: taps.Make) -> None:
         """Read a call if a module of this model made it."""
@@ -121,57 +166,62 @@ class Watch:
 
     def hear_softmax(self, logits: Tensor) -> None:
         """Read the logits of a softmax that a module of this model took."""
-        self._hear(lambda name: read_logits(name, self.step - 1, logits, self.rows))
+        self._hear(lambda name: read_logits(name, self._of_call.number, logits, self.rows))
 
     def hear_ring(self, measured: Any) -> None:
         """Take the readings of a call on a ring of processes that a module of this model made."""
-        self._hear(lambda name: read_ring(name, self.step - 1, measured))
+        self._hear(lambda name: read_ring(name, self._of_call.number, measured))
 
     def _hear(self, reading: Callable[[str], LayerReading]) -> None:
         started = time.perf_counter()
         name = self._place()
-        if name is not None and self._listens(name):
-            # A layer that runs more than once in a forward (shared weights) is told apart by a number.
-            again = sum(known.partition("#")[0] == name for known in self._fresh)
-            name = f"{name}#{again + 1}" if again else name
-            try:
-                self._fresh[name] = reading(name)
-            except UnreadableError as reason:
-                self.unread[name] = str(reason)
-            except Exception as error:  # noqa: BLE001 -- a reading that fails must not end a training run; it is told
-                self.unread[name] = f"{type(error).__name__}: {error}"
-        self.seconds += time.perf_counter() - started
+        if name is not None:
+            step = self._step_with(name)
+            if step.wanted:
+                self._take(step, name, reading)
+        with self._lock:
+            self.seconds += time.perf_counter() - started
 
-    def _begin(self) -> None:
-        if _backward() != -1:
-            return
-        self._finish()  # of calls outside of any forward, or of a forward that was interrupted
-        self._start()
-        self._running = True
-        if self._reading and not self._fuses():
-            self._mode = True
-            taps.enter_mode()
+    def _take(self, step: _Step, name: str, reading: Callable[[str], LayerReading]) -> None:
+        # A layer that runs more than once in a forward (shared weights) is told apart by a number.
+        again = sum(known.partition("#")[0] == name for known in step.readings)
+        name = f"{name}#{again + 1}" if again else name
+        try:
+            step.readings[name] = reading(name)
+        except UnreadableError as reason:
+            self.unread[name] = str(reason)
+        except Exception as error:  # noqa: BLE001 -- a reading that fails must not end a training run; it is told
+            self.unread[name] = f"{type(error).__name__}: {error}"
+        else:
+            if not self._mine.running:  # nobody says when such a step ends, so what is read of it is shown at once
+                self._show(step, step.readings[name])
+
+    def _begin(self) -> _Step:
+        with self._lock:
+            number = self.step
+            self.step += 1
+            return _Step(number, not self.paused and number % self.every == 0)
 
     def _end(self) -> None:
-        if _backward() == -1:
-            self._finish()
+        """The end of the step that is under way in this thread, if there is one."""
+        mine = self._mine
+        step, running = mine.step, mine.running
+        mine.step, mine.running = None, False
+        if step is not None and running:
+            self._show(step, *step.readings.values())
 
-    def _start(self) -> None:
-        self._reading = not self.paused and self.step % self.every == 0
-        self.step += 1
-
-    def _finish(self) -> None:
-        if self._mode:
-            self._mode = False
-            taps.leave_mode()
-        if self._fresh:
+    def _show(self, step: _Step, *fresh: LayerReading) -> None:
+        """Put readings where others see them; a step that is older than what is seen adds to the trend alone."""
+        if not fresh:
+            return
+        with self._lock:
+            if not self.open:
+                return
             started = time.perf_counter()
-            self._last, self._fresh = self._fresh, {}
-            self.trend.add(self._last.values())
+            if step.number >= self._latest:
+                self._latest, self.readings = step.number, dict(step.readings)
+            self.trend.add(fresh)
             self.seconds += time.perf_counter() - started
-        self._running = self._reading = False
-        self._masks.clear()
-        self._outside.clear()
 
     def _fuses(self) -> bool:
         """Whether torch may take a fused path, which it does not under a function mode: the output would change."""
@@ -191,14 +241,20 @@ class Watch:
             frame = frame.f_back  # type: ignore[assignment]
         return None
 
-    def _listens(self, name: str) -> bool:
-        """Whether a call is read: inside a forward, if that is. Outside, calls are a step until one comes back."""
-        if not self._running:
-            if not self._outside or name in self._outside:
-                self._finish()
-                self._start()
-            self._outside.add(name)
-        return self._reading
+    def _step_with(self, name: str) -> _Step:
+        """The step that a call belongs to: the forward that runs. Outside, calls are a step until one comes back."""
+        mine = self._mine
+        if mine.step is None or (not mine.running and name in mine.step.called):
+            mine.step = self._begin()
+        mine.step.called.add(name)
+        return mine.step
+
+    @property
+    def _of_call(self) -> _Step:
+        """The step of the call that is read now."""
+        step = self._mine.step
+        assert step is not None  # noqa: S101 -- a call is read only as part of one
+        return step
 
     def _read(self, name: str, call: Call) -> LayerReading:
         check_readable(call)
@@ -211,7 +267,7 @@ class Watch:
             scale = self._scales.get(name)
             if scale is None or scale.given != call.scale:
                 scale = self._scales[name] = scale_of(call)
-            return read(name, self.step - 1, call, scale, self._split(call.added), self.rows)
+            return read(name, self._of_call.number, call, scale, self._split(call.added), self.rows)
 
     def _split(self, added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """split(), once for all layers that share a mask; the tensor is kept so that no other takes its place."""
@@ -219,23 +275,25 @@ class Watch:
             return None, None
         version = 0 if added.is_inference() else added._version  # noqa: SLF001 -- what autograd itself goes by
         key = (added.data_ptr(), added.shape, added.stride(), added.dtype, version)
-        if key not in self._masks:
-            self._masks[key] = (added, split(added))
-        return self._masks[key][1]
+        masks = self._of_call.masks
+        if key not in masks:
+            masks[key] = (added, split(added))
+        return masks[key][1]
 
 
-class _Hook:
-    """A hook that does not go along when the model is copied or pickled: a copy is another model."""
+def _around(watch: "ref[Watch]") -> Callable[[Any], Any]:
+    """Wraps __call__ of the model's class, which other models may share, for one watch."""
 
-    def __init__(self, act: Callable[[], None] | None = None) -> None:
-        self._act = act
+    def make(inner: Any) -> Any:
+        def called(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+            watching = None if torch.compiler.is_compiling() else watch()
+            if watching is None or watching.model is not module or not watching.open:
+                return inner(module, *args, **kwargs)
+            return watching.run(lambda: inner(module, *args, **kwargs))
 
-    def __call__(self, *_: Any) -> None:
-        if self._act is not None:
-            self._act()
+        return called
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, ()
+    return make
 
 
 def _count(argument: str, given: Any) -> int:

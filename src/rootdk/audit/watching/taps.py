@@ -8,16 +8,19 @@
     softmax over the last of four axes      attention that a model writes out itself: the logits are there
 
 A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); it is told once, by
-the innermost tap that can. The attributes are wrapped while any watch is open; the function mode is there only while a
-watched model runs and is read.
+the innermost tap that can. The attributes are wrapped while any watch is open, for all threads. A function mode belongs
+to the thread that enters it: it is there only while a watched model runs and is read, and only in that thread.
+
+Watches are held weakly here, so that one that nobody holds any more can end.
 """
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
-from threading import Lock, local
+from threading import RLock, local
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -59,18 +62,18 @@ class Listener(Protocol):
 class _Ears(local):
     """Of this thread: how many blocks want nothing told, how many calls that tell are under way, how many were told.
 
-    And the function mode, with the number of watches that it serves.
+    And whether the function mode is on.
     """
 
     deaf = 0
     inside = 0
     told = 0
-    mode: Any = None
-    users = 0
+    by_name = False
 
 
 _ears = _Ears()
-_listeners: list[Listener] = []
+# Never changed in place: other threads are going through it.
+_listeners: tuple[ref[Listener], ...] = ()
 
 
 @contextmanager
@@ -82,16 +85,22 @@ def _deaf() -> Iterator[None]:
         _ears.deaf -= 1
 
 
+def _attentive() -> Iterator[Listener]:
+    for known in _listeners:
+        listener = known()
+        if listener is not None and listener.attentive:
+            yield listener
+
+
 def _listening() -> bool:
-    return not torch.compiler.is_compiling() and not _ears.deaf and any(one.attentive for one in _listeners)
+    return not torch.compiler.is_compiling() and not _ears.deaf and any(True for _ in _attentive())
 
 
 def _tell(say: Callable[[Listener], None]) -> None:
     _ears.told += 1
     with torch.no_grad(), torch._C.DisableTorchFunction(), _deaf():  # noqa: SLF001 -- the public one leaves modes on
-        for listener in tuple(_listeners):
-            if listener.attentive:
-                say(listener)
+        for listener in _attentive():
+            say(listener)
 
 
 def _scaled_dot_product(inner: Any, args: Any, kwargs: Any) -> Any:
@@ -177,56 +186,75 @@ class _ByName(TorchFunctionMode):  # type: ignore[misc]
             _tell(lambda listener: listener.hear_softmax(input.detach()))
 
 
-def enter_mode() -> None:
-    """See functions by name, in this thread. One mode serves all watches: they end in the order in which they began."""
-    if _ears.users == 0:
-        _ears.mode = _ByName()
-        _ears.mode.__enter__()
-    _ears.users += 1
+@contextmanager
+def by_name() -> Iterator[None]:
+    """See functions by name inside this block, in this thread. One mode serves all watches."""
+    if _ears.by_name:
+        yield
+        return
+    mode = _ByName()
+    try:
+        _ears.by_name = True
+        mode.__enter__()
+        yield
+    finally:
+        _take_off(mode)
+        _ears.by_name = False
 
 
-def leave_mode() -> None:
-    """The last one out leaves the mode."""
-    _ears.users -= 1
-    # Leaving takes off whatever is on top, which after an interrupt may be somebody else's.
-    if _ears.users == 0 and torch.overrides._get_current_function_mode() is _ears.mode:  # noqa: SLF001 -- no other way
-        _ears.mode.__exit__(None, None, None)
+def _take_off(mode: Any) -> None:
+    """Leave this mode and no other: to exit takes off what is on top, which may be one that the model has left on."""
+    above = []
+    while torch._C._len_torch_function_stack():  # noqa: SLF001 -- torch has no other way to the stack
+        top = torch._C._pop_torch_function_stack()  # noqa: SLF001
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        torch._C._push_on_torch_function_stack(other)  # noqa: SLF001
 
 
-_lock = Lock()
+# Reentrant: the garbage collector may end a watch while another one begins.
+_lock = RLock()
 _taps: list[tuple[Wrapped, Any]] = [
     (SDPA, _tap(_scaled_dot_product)),
     (Wrapped(functional, "multi_head_attention_forward"), _tap(_multi_head)),
     (Wrapped(torch, "_transformer_encoder_layer_fwd"), _tap(_fused(of_encoder_layer))),
     (Wrapped(torch, "_native_multi_head_attention"), _tap(_fused(of_multi_head))),
 ]
-_interfaces: dict[type, Wrapped] = {}
+_open: list[tuple[Wrapped, Any]] = []
 _RING = (_listening, lambda measured: _tell(lambda listener: listener.hear_ring(measured)))
 
 
 def listen(listener: Listener) -> None:
     """Tell this listener of calls, in every thread; the first one puts the taps in place."""
+    global _listeners  # noqa: PLW0603 -- one process has one torch
     with _lock:
-        if not _listeners:
-            for place, make in _taps:
-                place.open(make, observer=True)
-            ring_observers.append(_RING)
+        _listeners = (*_listeners, ref(listener))  # first, so that none that ends meanwhile is the last one
+        wanted = [] if _open else list(_taps)
         # Looked up each time: the library may have been loaded since.
         interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
-        if interface is not None and interface not in _interfaces:
-            _interfaces[interface] = Wrapped(interface, "get_interface")
-            _interfaces[interface].open(_tap_interface, observer=True)
-        _listeners.append(listener)
+        if interface is not None and all(make is not _tap_interface for _, make in _open):
+            wanted.append((Wrapped(interface, "get_interface"), _tap_interface))
+        for place, make in _open:
+            place.raise_observer(make)
+        for place, make in wanted:
+            place.open(make, observer=True)
+            _open.append((place, make))
+        if _RING not in ring_observers:
+            ring_observers.append(_RING)
 
 
 def unlisten(listener: Listener) -> None:
     """Tell it no more; the last one out takes the taps away."""
+    global _listeners  # noqa: PLW0603
     with _lock:
-        _listeners.remove(listener)
-        if not _listeners:
-            for place, make in _taps:
-                place.close(make)
+        # To a watch that the garbage collector ends, the reference leads nowhere by now: what leads nowhere goes too.
+        _listeners = tuple(known for known in _listeners if known() not in (None, listener))
+        if _listeners:
+            return
+        while _open:
+            place, make = _open.pop()
+            place.close(make)
+        if _RING in ring_observers:
             ring_observers.remove(_RING)
-            for place in _interfaces.values():
-                place.close(_tap_interface)
-            _interfaces.clear()

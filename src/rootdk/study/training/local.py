@@ -5,6 +5,7 @@ import multiprocessing as mp
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from rootdk.errors import ArgumentError
 from .engine import ONE_THREAD, Advanced, Again, Event, Failed, Task, Trainer, attempt, train_on_one_core
 
 _SECONDS_BETWEEN_WORDS = 0.2
-_SECONDS_TO_END = 5.0
+_SECONDS_TO_END = 0.7
 
 
 class LocalEngine:
@@ -37,9 +38,9 @@ class LocalEngine:
         """Events as they come; tasks begin in their order."""
         waiting, died, workers = deque(tasks), set[Task](), list[_Worker]()
         try:
-            workers += [_Worker(self.trainer) for _ in range(min(self.workers, len(tasks)))]
-            for worker in workers:
-                worker.give(waiting.popleft())
+            for _ in range(min(self.workers, len(tasks))):
+                workers.append(_Worker(self.trainer))
+                workers[-1].give(waiting.popleft())
             while busy := [worker for worker in workers if worker.task]:
                 for ready in wait([worker.ear for worker in busy]):
                     worker = next(one for one in busy if one.ear is ready)
@@ -51,14 +52,20 @@ class LocalEngine:
                             workers.append(_Worker(self.trainer))
                             workers[-1].give(waiting.popleft())
                         continue
+                    # The next run begins before this one is kept, but on a full disk only if somebody wants it still.
+                    hopeless = isinstance(event, Failed) and event.no_space
+                    if hopeless:
+                        yield event
                     if not isinstance(event, Advanced) and waiting:
                         worker.give(waiting.popleft())
-                    yield event
+                    if not hopeless:
+                        yield event
         finally:
             for worker in workers:
                 worker.stop()
+            latest = time.monotonic() + _SECONDS_TO_END  # for all of them together: somebody waits who pressed Ctrl-C
             for worker in workers:
-                worker.end()
+                worker.end(latest)
 
     @staticmethod
     def _gone(task: Task, how: str, waiting: deque[Task], died: set[Task]) -> Event:
@@ -82,8 +89,13 @@ class _Worker:
         self.task: Task | None = None
         self.ear, other = context.Pipe()
         self.process = context.Process(target=_work, args=(other, trainer), daemon=True)
-        with _in_its_environment():
-            self.process.start()
+        try:
+            with _in_its_environment():
+                self.process.start()
+        except BaseException:
+            if self.process.pid is not None:  # nobody else knows of it yet
+                self.process.kill()
+            raise
         other.close()  # so that the pipe ends when the process does
 
     def give(self, task: Task) -> None:
@@ -106,9 +118,9 @@ class _Worker:
     def stop(self) -> None:
         self.process.terminate()
 
-    def end(self) -> str:
+    def end(self, latest: float | None = None) -> str:
         """Wait until it is gone, and say how it went."""
-        self.process.join(_SECONDS_TO_END)
+        self.process.join(_SECONDS_TO_END if latest is None else max(0.0, latest - time.monotonic()))
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
@@ -125,17 +137,35 @@ def _in_its_environment() -> Iterator[None]:
     """
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     ensure_running()  # multiprocessing's own helper, whose start would let the signal through again
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.environ.update(ONE_THREAD)
+    with _holding_ctrl_c():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the new process inherits
+        os.environ.update(ONE_THREAD)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
+def _holding_ctrl_c() -> Iterator[None]:
+    """No KeyboardInterrupt inside this block, but after it: a mask is of one thread, and another may get the signal."""
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: held.append(number))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.signal(signal.SIGINT, usual)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _work(line: "Connection[Any, Any]", trainer: Trainer) -> None:

@@ -6,6 +6,7 @@ them.
 """
 
 import contextlib
+import ipaddress
 import os
 import secrets
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 
 from rootdk.errors import ArgumentError, RootdkError
 
+from . import children
 from .engine import Advanced, Again, Event, Failed, Finished, Task, Trainer, attempt, train_on_one_core
 from .local import cores
 from .needs import check_ray
@@ -28,6 +30,8 @@ _SECONDS_TO_CONNECT = 5.0
 _SECONDS_TO_ANSWER = 30.0
 # Hosts of a cluster come and go, so one lost worker more than on one machine is no reason to blame the run.
 _ATTEMPTS = 3
+_MARK = "ROOTDK_RAY_CLUSTER"
+_QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 _PROBE = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
 
@@ -170,16 +174,50 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     import ray
 
-    own = {"num_cpus": workers or cores(), "include_dashboard": False} if address is None else {}
+    mark = f"{_MARK}={secrets.token_hex(16)}" if address is None else None
+    known: set[children.Process] = set()
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **own)
-    except Exception as error:
-        words = " ".join(str(error).split())
-        raise ClusterError(f"address: cannot connect to Ray at {address or 'this machine'}: {words}") from error
-    try:
-        yield ray
+        try:
+            if mark is None:
+                ray.init(address, **_QUIET)
+            else:
+                _start_here(ray, workers or cores(), mark)
+        except ClusterError:
+            raise
+        except Exception as error:
+            words = " ".join(str(error).split())
+            raise ClusterError(f"address: cannot connect to Ray at {address or 'this machine'}: {words}") from error
+        try:
+            yield ray
+        finally:
+            known = children.below(os.getpid(), mark) if mark is not None else set()
+            ray.shutdown()
     finally:
+        if mark is not None:
+            # Some that Ray has started stay when their parent is gone, above all when it is interrupted as it starts.
+            children.end(known, os.getpid(), mark)
+
+
+def _start_here(ray: Any, workers: int, mark: str) -> None:
+    """A cluster that nobody can reach from outside: every process of it listens on the loopback address alone.
+
+    mark   what its processes shall have in their environment, to be found by
+    """
+    from ray._private import ray_constants
+
+    # Ray takes an address that other machines reach, also where it is told 127.0.0.1, unless it believes that this
+    # system has no clusters. The variable for that is read when Ray is loaded, which may have been long ago.
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    os.environ[_MARK] = mark.removeprefix(f"{_MARK}=")
+    try:
+        ray.init("local", num_cpus=workers, include_dashboard=False, **_QUIET)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[_MARK]
+    address = ray.util.get_node_ip_address()
+    if not ipaddress.ip_address(address).is_loopback:
         ray.shutdown()
+        raise ClusterError(f"engine ray: its own cluster must listen on this machine alone, got one at {address}")
 
 
 def _check_answers(address: str) -> None:

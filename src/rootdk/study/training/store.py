@@ -5,6 +5,7 @@ up: what it cannot write is an error, and what is already there stays.
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -22,6 +23,7 @@ from rootdk.study.cache import folder
 from rootdk.trained import Run, RunSpec
 
 # What a run's numbers follow from. Reports, commands and whatever only arranges runs may change without a rerun.
+<<<<<<< HEAD
 _DECIDES = (
     "options.py",
     "checks.py",
@@ -33,6 +35,13 @@ _DECIDES = (
     "study/training",
 )
 _ARRANGES = {"__init__", "engine", "local", "needs", "plan", "ray_engine", "spec_file", "store", "sweep"}
+=======
+_DECIDES = ("_arguments.py", "api.py", "reading.py", "scaling.py", "torch.py", "_torch", "_backends", "study/training")
+_ARRANGES = {"__init__", "children", "engine", "local", "needs", "plan", "ray_engine", "spec_file", "store", "sweep"}
+
+
+_LOCK = ".lock"
+>>>>>>> watch
 
 
 class StoreError(RootdkError):
@@ -69,6 +78,34 @@ class Store:
                 pass
         except OSError as error:
             raise StoreError(f"runs: cannot write to {self.place}: {reason(error)}") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The folder, opened, for this study alone while the block lasts: two would write the same states.
+
+        The lock is one of the system, which ends with the process however that ends; a file that is left is none.
+        """
+        self.open()
+        path = self.place / _LOCK
+        try:
+            handle = _lock(path)
+        except BlockingIOError as error:
+            raise StoreError(
+                f"runs: {self.place} is in use by another training study, process {error.strerror}; wait until it has "
+                "ended, or keep these runs in another folder"
+            ) from None
+        except OSError as error:
+            if error.errno not in {errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK}:
+                raise StoreError(f"runs: cannot lock {path}: {reason(error)}") from error
+            self.note(f"runs: {self.place} cannot be locked: {reason(error)}; start no second training study on it")
+            handle = None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()  # while it is held, so that it is ours
+            if handle is not None:
+                os.close(handle)
 
     def get(self, spec: RunSpec) -> Run | None:
         """The kept run, or None if there is none that can be used."""
@@ -113,6 +150,43 @@ class Store:
         for part in self.place.glob(f".{self.path(spec).stem}.*.part"):
             with contextlib.suppress(OSError):
                 part.unlink()
+
+
+def _lock(path: Path) -> int:
+    """An open file that is locked and has this name. BlockingIOError, with the process that has it as its text."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _flock(handle)
+            # Who had it before may have removed the file after it was opened here: then another can have the next one.
+            if _is(path, handle):
+                with contextlib.suppress(OSError):  # on a full disk others are not told who it is
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, str(os.getpid()).encode(), 0)
+                return handle
+        except BlockingIOError as error:
+            holder = os.pread(handle, 20, 0).decode(errors="replace").partition(" ")[0] or "unknown"
+            os.close(handle)
+            raise BlockingIOError(error.errno, holder) from error
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _is(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _flock(handle: int) -> None:
+    try:
+        import fcntl
+    except ImportError as error:  # Windows
+        raise OSError(errno.ENOSYS, "this system has no such locks") from error
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def reason(error: OSError) -> str:

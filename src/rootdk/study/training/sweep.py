@@ -32,13 +32,25 @@ class SweepError(RootdkError):
 
 
 def sweep(
-    specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callable[[Event], None] = lambda _event: None
+    specs: Sequence[RunSpec],
+    store: Store,
+    engine: Engine,
+    tell: Callable[[Event], None] = lambda _event: None,
+    fresh: bool = False,
 ) -> tuple[Run, ...]:
     """The runs of these specs, in their order. tell hears of every event, and of kept runs as finished ones first.
 
-    An error lists what failed, after everything else is done. Interrupted, it keeps what is finished.
+    With fresh, those that are kept are forgotten first. An error lists what failed, after everything else is done.
+    Interrupted, it keeps what is finished. A store in which another sweep is under way is a StoreError at once.
     """
-    store.open()
+    with store.locked():
+        if fresh:
+            for spec in specs:
+                store.forget(spec)
+        return _sweep(specs, store, engine, tell)
+
+
+def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callable[[Event], None]) -> tuple[Run, ...]:
     found: dict[RunSpec, Run] = {}
     for spec in dict.fromkeys(specs):
         kept = store.get(spec)
