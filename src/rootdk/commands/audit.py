@@ -1,10 +1,13 @@
 """`rootdk audit`: the health of a model's attention."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from rootdk.untrusted import shown_text
 
 from . import options
 
@@ -66,8 +69,8 @@ def audit(
     if out is not None:
         _check_report(out)
     words = _read(text)
-    if path is not None and path.exists() and not (path / "config.json").is_file() and (words or tokens):
-        click.echo(f"{path} is no transformers folder and cannot be run: its weights alone are read.", err=True)
+    if path is not None and (words or tokens) and os.path.exists(path) and not os.path.isfile(path / "config.json"):
+        click.echo(f"{shown_text(path)} is no transformers folder and cannot be run: its weights alone are read.", err=True)
         words = tokens = None
     with bar() as progress:
         found = audit_of(Order(path, words, tokens, keys, phase, seed), progress)
@@ -83,12 +86,19 @@ def audit(
 
 
 def _read(text: Any) -> str | None:
+    from rootdk.audit.limits import LARGEST_TEXT
+
     if text is None:
         return None
     try:
-        return str(text.read())
+        found = str(text.read(LARGEST_TEXT + 1))
     except UnicodeDecodeError as error:
-        raise click.BadParameter(f"{text.name} is not UTF-8 text", param_hint="'--text'") from error
+        raise click.BadParameter(f"{shown_text(text.name)} is not UTF-8 text", param_hint="'--text'") from error
+    if len(found) > LARGEST_TEXT:
+        raise click.BadParameter(
+            f"{shown_text(text.name)} must have at most {LARGEST_TEXT} characters", param_hint="'--text'"
+        )
+    return found
 
 
 def _check_report(out: Path) -> None:
@@ -105,7 +115,7 @@ def _write_report(found: dict[str, Any], out: Path, path: Path | None) -> None:
     from rootdk.files import write_atomically
     from rootdk.report import render_audit
 
-    about = {"version": __version__} | ({} if path is None else {"path": str(path)})
+    about = {"version": __version__} | ({} if path is None else {"path": shown_text(path)})
     try:
         write_atomically(out, render_audit(found, about))
     except OSError as error:
