@@ -1,4 +1,4 @@
-"""Run `rootdk audit` on many folders in one process, and tell of each how it ended: read by test_hostile_checkpoints."""
+"""Run `rootdk audit` on many folders in one process, and tell of each how it ended."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def _peak() -> int:
 
 
 def run(arguments: list[str], seconds: float) -> dict[str, Any]:
-    """One command: its exit code, what it printed, the exception that it did not handle, its time and largest memory."""
+    """One command: exit code, what it printed, the exception that it did not handle, time and largest memory."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     start = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, seconds)

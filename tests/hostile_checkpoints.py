@@ -1,7 +1,7 @@
 """Checkpoints that lie, overflow, or are broken: made by construction and by mutation of good ones.
 
-Every case is a folder, or a path in it, for `rootdk audit`. Files are written byte by byte, since no library writes what
-no library should read; a file of 200 GB is sparse and takes no room.
+Every case is a folder, or a path in it, for `rootdk audit`. Files are written byte by byte, since no library writes
+what no library should read; a file of 200 GB is sparse and takes no room.
 """
 
 import json
@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
-# What a terminal would obey: clear the screen, colour, title, bell, backspace, C1, direction of text, rich's own markup.
+# What a terminal would obey: clear the screen, colour, title, bell, backspace, C1, direction of text, rich's markup.
 CODES = "\x1b[2J\x1b[31m\x1b]0;owned\x07\b\r\n\x9b5m\u202e\u2066\u200f[/red][bold]:smile:\x00\x7f"
 
 Make = Callable[[Path], None]
@@ -150,7 +150,7 @@ def _config_with(path: tuple[str, ...], value: str) -> str:
     else:
         rope = {"rope_type": "longrope", "original_max_position_embeddings": 16} if path[0] == "rope_scaling" else {}
         config[path[0]] = {**rope, path[1]: mark}
-    if path[-1] in ("max_position_embeddings",):
+    if path[-1] == "max_position_embeddings":
         config["rope_scaling"] = {"rope_type": "longrope", "original_max_position_embeddings": 16}
     return json.dumps(config).replace(json.dumps(mark), value)
 
@@ -186,7 +186,9 @@ def _configs() -> Iterator[Case]:
     types = {"codes": CODES, "long": "x" * 100_000, "a number": 5, "a list": ["llama"], "an object": {}, "null": None,
              "a lone surrogate": "\ud800", "markup": "[/]", "quotes": "a'b\"c\\"}  # fmt: skip
     for words, kind in types.items():
-        yield Case(f"model_type: {words}", lambda place, kind=kind: folder(place, config={**CONFIG, "model_type": kind}))
+        yield Case(
+            f"model_type: {words}", lambda place, kind=kind: folder(place, config={**CONFIG, "model_type": kind})
+        )
     for part in ("text_config", "vision_config"):
         inner = {"model_type": part, part: {**CONFIG, "model_type": CODES}}
         yield Case(f"config: codes in {part}", lambda place, inner=inner: folder(place, config=inner))
@@ -244,9 +246,10 @@ def _tensor_names() -> Iterator[Case]:
 
 def _tensors() -> Iterator[Case]:
     good = good_tensors()
-    shapes = {"of another size": np.ones(31), "of no size": np.ones(0), "of rank 0": np.ones(()), "of rank 2": np.ones((32, 1)),
-              "of rank 3": np.ones((2, 4, 4)), "of integers": np.ones(32, np.int8), "of truths": np.ones(32, np.bool_),
-              "of float8": ("F8_E4M3", [32], bytes(32)), "of 4 bits": ("F4", [32], bytes(16)), "of NaN": np.full(32, np.nan),
+    shapes = {"of another size": np.ones(31), "of no size": np.ones(0), "of rank 0": np.ones(()),
+              "of rank 2": np.ones((32, 1)), "of rank 3": np.ones((2, 4, 4)), "of integers": np.ones(32, np.int8), "of truths": np.ones(32, np.bool_),
+              "of float8": ("F8_E4M3", [32], bytes(32)), "of 4 bits": ("F4", [32], bytes(16)),
+              "of NaN": np.full(32, np.nan),
               "of 1e300": np.full(32, 1e300), "of its own kind": ("Q17", [32], bytes(32))}  # fmt: skip
     for words, tensor in shapes.items():
         bias = {**good, f"{PREFIX}q_proj.bias": tensor}
@@ -459,7 +462,9 @@ def _places() -> Iterator[Case]:
     for name in ("config.json", "model.safetensors", INDEX):
         for words, put in _KINDS.items():
             yield Case(f"{name} is {words}", lambda place, name=name, put=put: _replaced(place, name, put))
-            yield Case(f"{name}, named, is {words}", lambda place, name=name, put=put: _replaced(place, name, put), name)
+            yield Case(
+                f"{name}, named, is {words}", lambda place, name=name, put=put: _replaced(place, name, put), name
+            )
     yield Case("a path that is too long", lambda _place: None, "a" * 5000)
     yield Case("a path that is absent", lambda _place: None, "absent")
     yield Case("a path with codes", lambda _place: None, "codes\x1b[31m\x07\n")
@@ -550,9 +555,11 @@ def _many_tensors(place: Path) -> None:
 
 
 def mutated(count: int, seed: int = 0) -> Iterator[Case]:
-    """Good checkpoints with a few bytes, or a few values of their JSON, replaced. A number makes always the same case."""
+    """Good checkpoints with a few bytes, or a few values of their JSON, replaced; a name makes always the same case."""
     for number in range(count):
-        yield Case(f"mutation {seed}.{number}", lambda place, number=number: _mutate(place, random.Random(f"{seed}.{number}")))
+        yield Case(
+            f"mutation {seed}.{number}", lambda place, number=number: _mutate(place, random.Random(f"{seed}.{number}"))
+        )
 
 
 def _mutate(place: Path, draw: random.Random) -> None:
@@ -582,11 +589,14 @@ def _bytes(whole: bytes, draw: random.Random) -> bytes:
 
 def _cut_or_spliced(whole: bytes, draw: random.Random) -> bytes:
     start, end = sorted(draw.randrange(len(whole) + 1) for _ in range(2))
-    return draw.choice([whole[:start], whole[:start] + whole[end:], whole[:end] + whole[start:], whole[:start] + b"[" * 2000])
+    return draw.choice(
+        [whole[:start], whole[:start] + whole[end:], whole[:end] + whole[start:], whole[:start] + b"[" * 2000]
+    )
 
 
 _POOL: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2, 3, 7, 8, 64, 1e200, 1e-200, 0.5, 2**31, 2**64, 10**400, float("nan"), float("inf"), "", "x", CODES,
+    None, True, False, 0, -1, 1, 2, 3, 7, 8, 64, 1e200, 1e-200, 0.5, 2**31, 2**64, 10**400,
+    float("nan"), float("inf"), "", "x", CODES,
     [], [1], [[]], {}, {"a": 1}, "F8_E4M3", "BF16", "F64", "gpt2", "t5", "falcon", "mpt", "gemma3", "olmo2", "yarn",
 )  # fmt: skip
 
@@ -610,7 +620,9 @@ def _change(tree: Any, draw: random.Random) -> None:
             inside = inside[key]
             continue
         if isinstance(inside, dict) and draw.random() < 0.25:
-            inside[draw.choice([CODES, "", "model.layers.1.self_attn.k_proj.weight", "head_dim", "²", "a" * 2000])] = inside.pop(key)
+            inside[draw.choice([CODES, "", "model.layers.1.self_attn.k_proj.weight", "head_dim", "²", "a" * 2000])] = (
+                inside.pop(key)
+            )
         elif draw.random() < 0.15:
             del inside[key]
         else:

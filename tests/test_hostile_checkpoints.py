@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_checkpoints import Case, constructed, folder, good_tensors, mutated
+from hostile_checkpoints import Case, constructed, mutated
 
 # What docs/limits.md promises of any file.
 SECONDS, MEMORY = 10.0, 512 * 2**20

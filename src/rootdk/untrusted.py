@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: opened only if regular, read only up to a size, parsed only to a depth, shown escaped.
+"""Files that somebody else wrote: opened if regular, read up to a size, parsed to a depth, shown escaped.
 
 Whoever downloads a model has not written it. Nothing here trusts a name, a size or a nesting before it is checked, and
 nothing that such a file says reaches a terminal or a page as it stands.
@@ -41,6 +41,15 @@ def open_regular(path: Path) -> int:
         os.close(handle)
         raise
     return handle
+
+
+def kind_of(path: Path) -> str | None:
+    """Whether a path is a "file" or a "folder", or None: absent, of another kind, or no path at all."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else None
 
 
 def _check_regular(found: os.stat_result) -> None:
@@ -119,7 +128,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_tree(tree: Any, *, surrogates: bool) -> None:
-    """Depth, and that every text can be written as UTF-8: half of a pair, which \\ud800 is, cannot."""
+    """Depth, and that every text can be written as UTF-8: half of a surrogate pair cannot."""
     level, depth = [tree], 0
     while level:
         if depth > DEEPEST:

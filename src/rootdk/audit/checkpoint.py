@@ -7,7 +7,7 @@ and by comparing its layers with each other; rootdk.watch measures what really h
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,7 +122,7 @@ def read_checkpoint(
     layers, done, whole = [], 0.0, sum(works)
     try:
         for one, about, work in zip(found, facts, works, strict=True):
-            heads = []
+            heads: list[Metrics] = []
             for head in read_heads(tensors, one, about):
                 told(one.module, _HEADERS + (1 - _HEADERS) * (done + work * len(heads) / about.heads) / whole)
                 heads.append(head)
@@ -201,8 +201,9 @@ def _outliers(layers: list[LayerAudit], keys: int) -> list[Finding]:
     for kind in _kinds(layers):
         middles = [_median(layer.of("predicted_deviation")) for layer in kind]
         for number, (layer, own) in enumerate(zip(kind, middles, strict=True)):
-            others = [one for place, one in enumerate(middles) if place != number and not math.isnan(one)]
-            usual = _median(others) if others else math.nan
+            others = np.delete(middles, number)
+            others = others[~np.isnan(others)]
+            usual = _median(others) if len(others) else math.nan
             if usual > 0.0:
                 one = judge(layer.name, None, "deviation_over_median", own / usual, keys)
                 found += [one] if one is not None else []
@@ -257,6 +258,6 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _median(values: Sequence[float]) -> float:
+def _median(values: Any) -> float:
     """NaN if one of them is: a layer with a broken head has no usual deviation."""
     return float(np.median(values))

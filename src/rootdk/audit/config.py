@@ -66,7 +66,7 @@ class Config:
     """config.json, or params.json of a model as first published."""
 
     def __init__(self, fields: Fields) -> None:
-        self._fields = fields
+        self.fields = fields
         self.name = fields.name
         self.model_type = fields.text("model_type") or ""
 
@@ -96,18 +96,18 @@ class Config:
     def of(self, module: str) -> "Config":
         """The part that is about one module: models of several parts have a config for each."""
         sees = any(part.startswith("vis") for part in module.split("."))
-        inner = self._fields.part("vision_config" if sees else "text_config")
-        return Config(inner) if inner is not None and self._fields.first(_HEADS) is None else self
+        inner = self.fields.part("vision_config" if sees else "text_config")
+        return Config(inner) if inner is not None and self.fields.first(_HEADS) is None else self
 
     @property
     def model_types(self) -> tuple[str, ...]:
         """Its own and those of its parts."""
-        parts = [self._fields.part(part) for part in ("text_config", "vision_config")]
+        parts = [self.fields.part(part) for part in ("text_config", "vision_config")]
         return (self.model_type, *(part.text("model_type") or "" for part in parts if part is not None))
 
     def facts(self, module: str, index: int) -> Facts:
         """Everything that one attention module needs, checked."""
-        fields = self._fields
+        fields = self.fields
         heads = self._heads(module)
         d_k = self._head_width(heads)
         inner = fields.part("attn_config") or Fields({}, "")
@@ -126,8 +126,8 @@ class Config:
 
     def _heads(self, module: str) -> int:
         side = next((one for one in ("encoder", "decoder") if one in module.split(".")), "")
-        key = self._fields.first((f"{side}_attention_heads", *_HEADS))
-        found = None if key is None else self._fields.whole(key, 1, MOST_HEADS)
+        key = self.fields.first((f"{side}_attention_heads", *_HEADS))
+        found = None if key is None else self.fields.whole(key, 1, MOST_HEADS)
         if found is None:
             raise ArgumentError(
                 f"path: {self.name} must have {_HEADS[0]} (or {', '.join(_HEADS[1:])}), it has none of them"
@@ -135,12 +135,12 @@ class Config:
         return found
 
     def _head_width(self, heads: int) -> int:
-        key = self._fields.first(_HEAD_WIDTH)
-        found = None if key is None else self._fields.whole(key, 1, LARGEST_HEAD)
+        key = self.fields.first(_HEAD_WIDTH)
+        found = None if key is None else self.fields.whole(key, 1, LARGEST_HEAD)
         if found is not None:
             return found
-        key = self._fields.first(_WIDTH)
-        width = None if key is None else self._fields.whole(key, 1, LARGEST_WIDTH)
+        key = self.fields.first(_WIDTH)
+        width = None if key is None else self.fields.whole(key, 1, LARGEST_WIDTH)
         if width is None:
             raise ArgumentError(f"path: {self.name} must have head_dim or {_WIDTH[0]} (or {', '.join(_WIDTH[1:])})")
         if width % heads:
@@ -153,7 +153,7 @@ class Config:
 
     def _key_heads(self, heads: int, inner: Fields) -> int:
         """How many heads the keys have; each belongs to a group of query heads."""
-        fields, key = self._fields, self._fields.first(_KEY_HEADS)
+        fields, key = self.fields, self.fields.first(_KEY_HEADS)
         count = None if key is None else fields.whole(key, 1, MOST_HEADS)
         if self.model_type == "falcon" and not fields.flag("new_decoder_architecture"):
             # num_kv_heads is written there and not obeyed.
@@ -168,7 +168,7 @@ class Config:
 
     def _scale(self, d_k: int, index: int, inner: Fields) -> Scale:
         """What <q, k> is multiplied by in layer number `index`."""
-        fields, root = self._fields, Scale(d_k**-0.5, "1/sqrt(d_k)")
+        fields, root = self.fields, Scale(d_k**-0.5, "1/sqrt(d_k)")
         scalar, multiplier = fields.number("query_pre_attn_scalar"), fields.number("attention_multiplier")
         nested = inner.number("softmax_scale")
         if scalar is not None:
@@ -195,7 +195,7 @@ class Config:
 
     def _stretched(self) -> float:
         """What a stretched rotary embedding multiplies both q and k with (YaRN, LongRoPE)."""
-        fields = self._fields
+        fields = self.fields
         rope = fields.part("rope_parameters") or fields.part("rope_scaling")
         if rope is None:
             return 1.0
@@ -218,5 +218,5 @@ class Config:
         return math.sqrt(1.0 + math.log(factor) / math.log(length or math.e))
 
     def _epsilon(self) -> float:
-        key = self._fields.first(_EPSILON)
-        return (None if key is None else self._fields.number(key, 1.0, zero=True)) or 0.0
+        key = self.fields.first(_EPSILON)
+        return (None if key is None else self.fields.number(key, 1.0, zero=True)) or 0.0

@@ -6,7 +6,7 @@ field, what was expected and what came.
 
 import math
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from rootdk.errors import ArgumentError
@@ -82,6 +82,18 @@ class Fields:
         if value is not None and not isinstance(value, dict):
             self.refuse(key, "an object")
         return Fields(value, f"{self.name}: {key}") if value else None
+
+    def leaves(self) -> Iterator[tuple[str, str, Any]]:
+        """Every value at any depth that is no object and no list: its place, its own key, and the value."""
+        waiting: list[tuple[str, str, Any]] = [(str(key), str(key), value) for key, value in self._values.items()]
+        while waiting:
+            place, key, value = waiting.pop()
+            if isinstance(value, dict):
+                waiting += [(f"{place}.{inner}", str(inner), one) for inner, one in value.items()]
+            elif isinstance(value, list):
+                waiting += [(place, key, one) for one in value]
+            else:
+                yield place, key, value
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """The error for a field that is not what it must be."""

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: which tensors it holds, of which type and shape, and where. Nothing of it is believed.
+"""The header of a safetensors file: which tensors it holds, of which type and shape, and where; all of it checked.
 
 Eight bytes give the length of a JSON object, {name: {"dtype", "shape", "data_offsets"}}; the numbers follow it without
 gaps. https://github.com/huggingface/safetensors says so, and a file that is otherwise is refused, as it is by its
@@ -68,11 +68,11 @@ def read_header(path: Path) -> Header:
                 text = _header_text(file, start, found.st_size)
                 tensors = _places(text, found.st_size - 8 - len(text))
             except (_LieError, JsonError) as error:
-                if start.startswith(_PICKLE):
+                if bytes(start).startswith(_PICKLE):
                     raise PickleError(f"path: {name} is a pickle") from None
                 raise ArgumentError(
-                    f"path: {name} is no whole safetensors file ({error}; {found.st_size} bytes): truncated, corrupt or "
-                    "of another kind; fetch or write it again"
+                    f"path: {name} is no whole safetensors file ({error}; {found.st_size} bytes): truncated, corrupt "
+                    "or of another kind; fetch or write it again"
                 ) from None
     except OSError as error:
         raise ArgumentError(f"path: {name} cannot be read: {error.strerror or error}") from error
@@ -97,7 +97,7 @@ def read_exactly(file: Any, start: int, size: int) -> bytearray:
     return found
 
 
-def _header_text(file: Any, start: bytes, size: int) -> bytes:
+def _header_text(file: Any, start: bytearray, size: int) -> bytes:
     if len(start) < 8:
         raise _LieError("no room for the length of a header")
     length = int.from_bytes(start, "little")
@@ -121,9 +121,9 @@ def _places(text: bytes, size: int) -> dict[str, Place]:
     found, spans = {}, []
     for name, entry in header.items():
         check_name(name)
-        place, end = _place(name, entry)
-        found[name] = place
-        spans.append((place.start, end))
+        dtype, shape, start, end = _described(name, entry)
+        found[name] = Place(dtype, shape, 8 + len(text) + start)
+        spans.append((start, end))
     at = 0
     for start, end in sorted(spans):
         if start != at:
@@ -131,7 +131,7 @@ def _places(text: bytes, size: int) -> dict[str, Place]:
         at = end
     if at != size:
         raise _LieError(f"its tensors have {at} bytes, the file {size}")
-    return {name: Place(one.dtype, one.shape, 8 + len(text) + one.start) for name, one in found.items()}
+    return found
 
 
 def check_name(name: str) -> None:
@@ -143,22 +143,25 @@ def check_name(name: str) -> None:
         )
 
 
-def _place(name: str, entry: Any) -> tuple[Place, int]:
-    """One tensor, and where it ends."""
+def _described(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """Type, shape, start and end of one tensor."""
     if not isinstance(entry, dict):
         raise _LieError(f"{shown_text(name)} must be an object, got {came(entry)}")
-    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    values: list[Any] = [entry.get(key) for key in ("dtype", "shape", "data_offsets")]
+    dtype, shape, offsets = values
     if not isinstance(dtype, str) or len(dtype) > 32:
         raise _LieError(f"dtype of {shown_text(name)} must be a name, got {came(dtype)}")
     if not _are_counts(shape) or len(shape) > MOST_RANK:
-        raise _LieError(f"shape of {shown_text(name)} must be a list of at most {MOST_RANK} integers, got {came(shape)}")
+        raise _LieError(
+            f"shape of {shown_text(name)} must be a list of at most {MOST_RANK} integers, got {came(shape)}"
+        )
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _LieError(f"data_offsets of {shown_text(name)} must be two integers in order, got {came(offsets)}")
     start, end = offsets
     size = _BYTES.get(dtype)
     if size is not None and math.prod(shape) * size != end - start:
         raise _LieError(f"{shown_text(name)} must have {came(math.prod(shape) * size)} bytes, got {end - start}")
-    return Place(dtype, tuple(shape), start), end
+    return dtype, tuple(shape), start, end
 
 
 def _are_counts(values: Any) -> bool:

@@ -115,9 +115,7 @@ class _Side:
             for first in range(0, self.width, step):
                 rows = slice(first, min(first + step, self.width))
                 block = tensors.read(self.name, rows, slice(left, right)).T
-                found = [
-                    _added(*one, block[at - left : at - left + d]) for one, at in zip(found, starts, strict=True)
-                ]
+                found = [_added(*one, block[at - left : at - left + d]) for one, at in zip(found, starts, strict=True)]
             yield from found
 
 
@@ -182,7 +180,7 @@ def _added(gram: Floats, non_finite: int, block: Floats) -> tuple[Floats, int]:
 
 def _beyond(numbers: Floats) -> int:
     """How many are NaN, infinite, or would be in float32."""
-    if -_LARGEST_WEIGHT <= numbers.min() and numbers.max() <= _LARGEST_WEIGHT:  # false with a NaN in it
+    if numbers.min() >= -_LARGEST_WEIGHT and numbers.max() <= _LARGEST_WEIGHT:  # false with a NaN in it
         return 0
     return int(np.count_nonzero(~(np.abs(numbers) <= _LARGEST_WEIGHT)))
 

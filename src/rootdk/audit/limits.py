@@ -17,18 +17,17 @@ MOST_LAYERS = 2048  # modules of attention; real ones: 200
 MOST_HEADS = 1024  # of one layer; real ones: 128
 MOST_HEADS_IN_ALL = 32_768  # of all layers; real ones: 16,128
 LARGEST_HEAD = 1024  # d_k; real ones: 576
-LARGEST_WIDTH = 2**20  # inputs of a projection; real ones: 16,384 and what a fused projection has
+LARGEST_WIDTH = 2**17  # inputs of a projection; real ones: 16,384
 LARGEST_LENGTH = 2**40  # positions
 LARGEST_NUMBER = 1e12  # of a scale, a cap, a factor; the smallest is one over it
 
-MOST_BYTES = 2**40  # of query and key weights; a model of 405 billion parameters has 73 GB in bfloat16
-MOST_WORK = 1e14  # multiply-adds; the same model needs 6e12
+MOST_BYTES = 2**38  # of query and key weights; a model of 405 billion parameters has 73 GB of them in bfloat16
+MOST_WORK = 5e13  # multiply-adds; the same model needs 6e12
 
-# Gram matrices that are held at a time where the rows of a head do not lie together, and numbers of one block of weights.
-LARGEST_GRAMS = 16 * 2**20
-LARGEST_BLOCK = 2**19
+LARGEST_GRAMS = 16 * 2**20  # bytes of matrices that are held at a time where the rows of a head do not lie together
+LARGEST_BLOCK = 2**19  # numbers of one block of weights
 
 LARGEST_TEXT = 16 * 2**20  # characters of --text
-# What a config may ask a model to hold, over what its weights have: tied weights are counted twice, buffers come on top.
+# What a model that is run may hold over what its weights have: tied weights count twice, buffers come on top.
 MOST_GROWTH = 3.0
 SMALL_MODEL = 2**26  # numbers that a model may hold whatever its weights have

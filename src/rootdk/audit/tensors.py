@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, read slice by slice from safetensors files. Nothing is ever unpickled, nothing is mapped.
+"""The tensors of a checkpoint, read slice by slice from safetensors files. Nothing is ever unpickled, or mapped.
 
 A slice costs what it holds and not what its tensor holds, so a model of any size is read in the memory of a few heads.
 A file that changes while it is read is an error.
@@ -38,7 +38,8 @@ class Tensors:
 
     def __init__(self, files: Mapping[Path, Header], names: Mapping[str, Path]) -> None:
         self._headers, self._files = files, names
-        self._places: dict[str, Place] = {name: files[path].tensors[name] for name, path in names.items()}
+        held: dict[str, Place] = {name: place for header in files.values() for name, place in header.tensors.items()}
+        self._places = {name: held[name] for name in names}
         self._open: dict[Path, Any] = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -81,7 +82,9 @@ class Tensors:
         path = self._files[name]
         try:
             file = self._file(path)
-            parts = [read_exactly(file, place.start + place.itemsize * at, place.itemsize * count) for at, count in spans]
+            parts = [
+                read_exactly(file, place.start + place.itemsize * at, place.itemsize * count) for at, count in spans
+            ]
         except OSError as error:
             raise ArgumentError(f"path: {shown_text(path.name)} cannot be read: {error.strerror or error}") from error
         raw = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), _TYPES[place.dtype])
@@ -133,7 +136,7 @@ def _is_folder(path: Path) -> bool:
 def _inside(folder: Path) -> Path:
     """What to read of a folder; a single file counts before an index, as in transformers."""
     try:
-        names = sorted(os.listdir(folder))
+        names = sorted(one.name for one in folder.iterdir())
     except OSError as error:
         raise ArgumentError(f"path: {shown_text(folder)} cannot be read: {error.strerror or error}") from error
     found = [name for name in names if name.endswith(".safetensors")]
@@ -162,16 +165,15 @@ def _sharded(index: Path, progress: Progress | None) -> Tensors:
     for name, file in places.items():
         shards.setdefault(file, []).append(name)
     if len(shards) > MOST_SHARDS:
-        raise ArgumentError(
-            f"path: {shown_text(index.name)} must name at most {MOST_SHARDS} shards, got {len(shards)}"
-        )
+        raise ArgumentError(f"path: {shown_text(index.name)} must name at most {MOST_SHARDS} shards, got {len(shards)}")
     for file in sorted(shards):
         _check_shard(index, file)
     headers, length = {}, 0
+    paths = {file: index.parent / file for file in shards}
     for number, (file, names) in enumerate(sorted(shards.items())):
         if progress is not None:
             progress(shown_text(file, 40), number / len(shards))
-        header = _header(index.parent / file)
+        header = _header(paths[file])
         length += header.length
         if length > LARGEST_HEADERS:
             raise ArgumentError(
@@ -183,8 +185,8 @@ def _sharded(index: Path, progress: Progress | None) -> Tensors:
                 f"path: {shown_text(index.name)} says that {shown_text(absent)} is in {shown_text(file)}, "
                 "and it is not there"
             )
-        headers[index.parent / file] = header
-    return Tensors(headers, {name: index.parent / file for name, file in places.items()})
+        headers[paths[file]] = header
+    return Tensors(headers, {name: paths[file] for name, file in places.items()})
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -225,9 +227,7 @@ def _check_shard(index: Path, file: str) -> None:
     try:
         (index.parent / file).stat()
     except FileNotFoundError:
-        raise ArgumentError(
-            f"path: {name} names {shown}, which is absent: the download is not complete"
-        ) from None
+        raise ArgumentError(f"path: {name} names {shown}, which is absent: the download is not complete") from None
     except OSError as error:
         raise ArgumentError(f"path: {name} names {shown}, which cannot be read: {error.strerror or error}") from error
 

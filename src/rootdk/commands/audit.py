@@ -1,13 +1,12 @@
 """`rootdk audit`: the health of a model's attention."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rootdk.untrusted import shown_text
+from rootdk.untrusted import kind_of, shown_text
 
 from . import options
 
@@ -69,8 +68,10 @@ def audit(
     if out is not None:
         _check_report(out)
     words = _read(text)
-    if path is not None and (words or tokens) and os.path.exists(path) and not os.path.isfile(path / "config.json"):
-        click.echo(f"{shown_text(path)} is no transformers folder and cannot be run: its weights alone are read.", err=True)
+    if path is not None and (words or tokens) and kind_of(path) and kind_of(path / "config.json") != "file":
+        click.echo(
+            f"{shown_text(path)} is no transformers folder and cannot be run: its weights alone are read.", err=True
+        )
         words = tokens = None
     with bar() as progress:
         found = audit_of(Order(path, words, tokens, keys, phase, seed), progress)

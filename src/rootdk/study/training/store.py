@@ -20,6 +20,7 @@ from rootdk.errors import RootdkError
 from rootdk.files import write_atomically
 from rootdk.study.cache import folder
 from rootdk.trained import Run, RunSpec
+from rootdk.untrusted import read_json
 
 # What a run's numbers follow from. Reports, commands and whatever only arranges runs may change without a rerun.
 _DECIDES = ("_arguments.py", "api.py", "reading.py", "scaling.py", "torch.py", "_torch", "_backends", "study/training")
@@ -65,7 +66,7 @@ class Store:
         """The kept run, or None if there is none that can be used."""
         path = self.path(spec)
         try:
-            found = Run.from_dict(json.loads(path.read_text("utf-8")))
+            found = Run.from_dict(read_json(path))
             _ = found.last
         except FileNotFoundError:
             return None
