@@ -5,6 +5,7 @@ what no library should read; a file of 200 GB is sparse and takes no room.
 """
 
 import json
+import math
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -246,11 +247,20 @@ def _tensor_names() -> Iterator[Case]:
 
 def _tensors() -> Iterator[Case]:
     good = good_tensors()
-    shapes = {"of another size": np.ones(31), "of no size": np.ones(0), "of rank 0": np.ones(()),
-              "of rank 2": np.ones((32, 1)), "of rank 3": np.ones((2, 4, 4)), "of integers": np.ones(32, np.int8), "of truths": np.ones(32, np.bool_),
-              "of float8": ("F8_E4M3", [32], bytes(32)), "of 4 bits": ("F4", [32], bytes(16)),
-              "of NaN": np.full(32, np.nan),
-              "of 1e300": np.full(32, 1e300), "of its own kind": ("Q17", [32], bytes(32))}  # fmt: skip
+    shapes: dict[str, Any] = {
+        "of another size": np.ones(31),
+        "of no size": np.ones(0),
+        "of rank 0": np.ones(()),
+        "of rank 2": np.ones((32, 1)),
+        "of rank 3": np.ones((2, 4, 4)),
+        "of integers": np.ones(32, np.int8),
+        "of truths": np.ones(32, np.bool_),
+        "of float8": ("F8_E4M3", [32], bytes(32)),
+        "of 4 bits": ("F4", [32], bytes(16)),
+        "of its own kind": ("Q17", [32], bytes(32)),
+        "of NaN": np.full(32, np.nan),
+        "of 1e300": np.full(32, 1e300),
+    }
     for words, tensor in shapes.items():
         bias = {**good, f"{PREFIX}q_proj.bias": tensor}
         yield Case(f"bias {words}", lambda place, tensors=bias: folder(place, tensors))
@@ -534,21 +544,36 @@ def _sizes() -> Iterator[Case]:
     gpt2 = {"model_type": "gpt2", "n_embd": 1000, "n_head": 1}
     yield Case("size: a turned head", lambda place: write_sparse(place, turned, {**gpt2, "n_head": 4}, "F16"))
     yield Case("size: 300,000 tensors", _many_tensors)
+    yield Case("size: 163 shards of 94,001 tensors", _many_in_shards)
     yield Case("size: 2,000 shards", lambda place: sharded(place, 2000) and None)
 
 
-def write_sparse(place: Path, shapes: Mapping[str, tuple[int, int]], config: Any, dtype: str = "F16") -> None:
+def write_sparse(place: Path, shapes: Mapping[str, tuple[int, ...]], config: Any, dtype: str = "F16") -> None:
     """Tensors of zeros that take no room on the disk."""
     header, end = {}, 0
-    for name, (rows, columns) in shapes.items():
-        start, end = end, end + {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}[dtype] * rows * columns
-        header[name] = {"dtype": dtype, "shape": [rows, columns], "data_offsets": [start, end]}
+    for name, shape in shapes.items():
+        start, end = end, end + {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     write(place / "model.safetensors", header, size=end)
     (place / "config.json").write_text(json.dumps(config))
 
 
 def _many_tensors(place: Path) -> None:
     folder(place, {f"a{number}": ("U8", [0], b"") for number in range(300_000)} | good_tensors())
+
+
+def _many_in_shards(place: Path) -> None:
+    """As a published model has them; all but its first layer are empty."""
+    names = [f"model.layers.{one % 61}.mlp.experts.{one // 61}.up_proj.weight" for one in range(94_001 - 3)]
+    places = {name: f"model-{number % 163:05}.safetensors" for number, name in enumerate(names)}
+    (place / "config.json").write_text(json.dumps(CONFIG))
+    for number in range(163):
+        inside: dict[str, Any] = dict.fromkeys(names[number::163], ("U8", [0], b""))
+        if number == 0:
+            inside |= good_tensors()
+            places |= dict.fromkeys(good_tensors(), "model-00000.safetensors")
+        write(place / f"model-{number:05}.safetensors", *packed(inside))
+    (place / INDEX).write_text(json.dumps({"weight_map": places}))
 
 
 # ---- mutations
