@@ -71,8 +71,8 @@ def read_header(path: Path) -> Header:
                 if bytes(start).startswith(_PICKLE):
                     raise PickleError(f"path: {name} is a pickle") from None
                 raise ArgumentError(
-                    f"path: {name} is no whole safetensors file ({error}; {found.st_size} bytes): truncated, corrupt "
-                    "or of another kind; fetch or write it again"
+                    f"path: {name} is no whole safetensors file ({error}; {found.st_size} bytes): truncated, corrupt, "
+                    "too large or of another kind; fetch or write it again"
                 ) from None
     except OSError as error:
         raise ArgumentError(f"path: {name} cannot be read: {error.strerror or error}") from error
@@ -92,7 +92,7 @@ def read_exactly(file: Any, start: int, size: int) -> bytearray:
     while rest:
         count = file.readinto(rest)
         if not count:
-            raise OSError(f"it ends after {start + size - len(rest)} bytes: it was truncated while it was read")
+            raise OSError(f"it ends before byte {start + size}: it was truncated while it was read")
         rest = rest[count:]
     return found
 

@@ -54,7 +54,7 @@ def audit(
     by head, without model code and in little memory; --text or --tokens run the model too, if it is a folder of
     transformers. Without PATH: a small model at its random start, under several scale rules.
 
-    Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on.
+    Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on; 130: Ctrl-C.
     """
     from rich.console import Console
 
