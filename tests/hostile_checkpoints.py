@@ -558,6 +558,12 @@ def write_sparse(place: Path, shapes: Mapping[str, tuple[int, ...]], config: Any
     (place / "config.json").write_text(json.dumps(config))
 
 
+def large(place: Path, name: str = "model.layers.{}.self_attn") -> None:
+    """Some minutes of work, within all limits, in a file that takes no room."""
+    shapes = {f"{name.format(i)}.{part}_proj.weight": (128 * 128, 16_384) for i in range(8) for part in "qk"}
+    write_sparse(place, shapes, {"model_type": "llama", "hidden_size": 128 * 128, "num_attention_heads": 128})
+
+
 def _many_tensors(place: Path) -> None:
     folder(place, {f"a{number}": ("U8", [0], b"") for number in range(300_000)} | good_tensors())
 

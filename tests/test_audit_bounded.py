@@ -26,6 +26,7 @@ from hostile_checkpoints import (
     WQ,
     folder,
     good_tensors,
+    large,
     mutated,
     packed,
     sharded,
@@ -52,13 +53,6 @@ def rootdk(*arguments: object, columns: int = 80) -> Result:
 def raw_codes(text: str) -> set[str]:
     """Characters that act on a terminal, or that a reader does not see."""
     return {one for one in text if unicodedata.category(one) in ("Cc", "Cf", "Cs") and one != "\n"}
-
-
-def large(place: Path, name: str = "model.layers.{}.self_attn") -> Path:
-    """Some minutes of work, within all limits, in a file that takes no room."""
-    shapes = {f"{name.format(i)}.{part}_proj.weight": (128 * 128, 16_384) for i in range(8) for part in "qk"}
-    write_sparse(place, shapes, {"model_type": "llama", "hidden_size": 128 * 128, "num_attention_heads": 128})
-    return place
 
 
 def on_a_terminal(path: Path, until: str) -> tuple[subprocess.Popen[bytes], int, str]:
@@ -89,7 +83,8 @@ def rest_of(master: int) -> str:
 
 def test_a_bar_moves_and_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     """Names that are markup for rich or codes for a terminal stand in the bar as they are spelled."""
-    started, master, seen = on_a_terminal(large(tmp_path, "[/red].\x1b]0;title\x07.{}.attn"), "attn")
+    large(tmp_path, "[/red].\x1b]0;title\x07.{}.attn")
+    started, master, seen = on_a_terminal(tmp_path, "attn")
     try:
         assert re.search(r"\d%", seen)
         assert r"[/red].\x1b]0;title\x07." in seen
@@ -107,11 +102,12 @@ def test_a_bar_moves_and_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_without_a_terminal(tmp_path: Path) -> None:
+    large(tmp_path)
     code = (
         "import rootdk.audit.checkpoint as c, rootdk.cli, os, signal\n"
         "read = c.read_heads\n"
         "c.read_heads = lambda *a: (os.kill(os.getpid(), signal.SIGINT), read(*a))[1]\n"
-        f"rootdk.cli.main(['audit', {str(large(tmp_path))!r}])"
+        f"rootdk.cli.main(['audit', {str(tmp_path)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
@@ -440,3 +436,12 @@ def test_the_writer_of_these_tests_writes_what_the_library_reads(tmp_path: Path)
         for name, tensor in good_tensors().items():
             assert (file.get_tensor(name) == tensor).all()
     assert packed(good_tensors())[0][WQ]["dtype"] == "F32"
+
+
+@pytest.mark.parametrize("size", [1e-100, 1e-60, 3e38])
+def test_a_map_and_a_page_of_any_size(tmp_path: Path, size: float) -> None:
+    """Squares of what is shown may leave float64, and logarithms of that have no number."""
+    tensors = {name: one.astype(np.float64) / 10 * size for name, one in good_tensors().items()}
+    folder(tmp_path, tensors, {**CONFIG, "attention_multiplier": 1e12 if size > 1 else 1e-12})
+    result = rootdk(tmp_path, "--out", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output + str(result.exception)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_checkpoints import Case, constructed, mutated
+from hostile_checkpoints import Case, constructed, folder, large, mutated
 
 # What docs/limits.md promises of any file.
 SECONDS, MEMORY = 10.0, 512 * 2**20
@@ -98,3 +98,31 @@ def test_mutations_of_good_files(tmp_path: Path, options: tuple[str, ...]) -> No
 def test_many_mutations_of_good_files(tmp_path: Path, seed: int) -> None:
     found = faults(list(mutated(1000, seed)), tmp_path, *(("--json",) if seed % 2 else ()))
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"error": "Traceback (most recent call last): ..."}, "Traceback"),
+        ({"peak": MEMORY + 1}, "took 512 MB"),
+        ({"out": "a\x1b[31m"}, "wrote 0x1b to stdout"),
+        ({"err": "Error: \u202e".encode().decode("latin-1"), "code": 1}, "wrote 0x202e to stderr"),
+        ({"err": "Error: one\nanother\n", "out": "", "code": 1}, "ended with 1"),
+        ({"err": "Error: " + "a" * 2000, "out": "", "code": 1}, "an error of 2007 characters"),
+        ({"out": "", "code": 0}, "answered with"),
+        ({"code": 2}, "ended with 2"),
+    ],
+)
+def test_the_judge_can_fail(end: dict[str, Any], words: str) -> None:
+    good = {"error": None, "peak": 0, "out": "healthy", "err": "", "code": 0}
+    assert fault_of(good) is None
+    assert fault_of({**good, "out": "", "err": "Error: path: one line\n", "code": 1}) is None
+    assert words in str(fault_of({**good, **end}))
+
+
+def test_what_takes_too_long_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child stops a case that is past its time, and goes on with the next."""
+    monkeypatch.setattr(sys.modules[__name__], "SECONDS", 1.0)
+    (tmp_path / "home").mkdir()
+    told = told_of([Case("long", large), Case("short", folder)], tmp_path / "home")
+    assert [fault_of(end) for end in told] == ["took more than 1.0 s", None]

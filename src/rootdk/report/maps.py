@@ -76,7 +76,8 @@ def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, 
     """At least a factor of 4, or a tenth of the whole: colours must not make a drama of rounding."""
     low, high = min(known), max(known)
     if logarithmic:
-        middle, half = math.log10(low * high) / 2, max(math.log10(high / low), math.log10(4)) / 2
+        left, right = math.log10(low), math.log10(high)  # products of the two may leave float64
+        middle, half = (left + right) / 2, max(right - left, math.log10(4)) / 2
     else:
         middle, half = (low + high) / 2, max(high - low, 0.1 if share else 1e-12) / 2
     return {"zmin": middle - half, "zmax": middle + half}
