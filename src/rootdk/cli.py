@@ -8,12 +8,18 @@ import click
 
 from rootdk import RootdkError, __version__
 from rootdk.commands import NAMES, options
+from rootdk.untrusted import shown_text
+
+# As shells have it: 128 and the number of the signal.
+_STOPPED = 130
+_LONGEST = 1200
 
 
 class _Commands(click.Group):
     """Commands by name, each loaded when it is called or listed.
 
-    An error of the package is shown as one line; a traceback would be for an error in the package.
+    An error of the package is shown as one line; a traceback would be for an error in the package. Ctrl-C ends in
+    exit code 130.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- the signature is click's
@@ -30,7 +36,10 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RootdkError as error:
-            raise click.ClickException(" ".join(str(error).splitlines())) from error
+            raise click.ClickException(shown_text(" ".join(str(error).splitlines()), _LONGEST)) from error
+        except KeyboardInterrupt:
+            click.echo("Stopped.", err=True)
+            ctx.exit(_STOPPED)
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -172,16 +172,16 @@ def test_absent_or_empty_places(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"num_attention_heads": None}, r"config\.json must have num_attention_heads"),
-        ({"num_attention_heads": 0}, "num_attention_heads must be one integer above 0, got 0"),
-        ({"num_attention_heads": "4"}, "num_attention_heads must be one integer above 0, got '4'"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be one integer from 1 to 1024, got 0"),
+        ({"num_attention_heads": "4"}, "num_attention_heads must be one integer from 1 to 1024, got '4'"),
         ({"num_attention_heads": 5}, "hidden_size must be a multiple of the 5 heads, got 32"),
         ({"hidden_size": None}, "must have head_dim or hidden_size"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide the 4 query heads, got 3"),
-        ({"num_key_value_heads": [2, 2]}, r"num_key_value_heads must be one integer above 0, got \[2, 2\]"),
+        ({"num_key_value_heads": [2, 2]}, r"num_key_value_heads must be one integer from 1 to 1024, got \[2, 2\]"),
         ({"head_dim": 16}, r"q_proj\.weight must have 64 rows, 4 heads of 16 .* got shape \[32, 32\]"),
         ({"num_key_value_heads": 4}, r"k_proj\.weight must have 32 rows, 4 key heads of 8"),
-        ({"query_pre_attn_scalar": -1}, "query_pre_attn_scalar must be a number above 0, got -1"),
-        ({"attention_multiplier": "x"}, "attention_multiplier must be a number above 0, got 'x'"),
+        ({"query_pre_attn_scalar": -1}, r"query_pre_attn_scalar must be a number above 0 and at most 1e\+12, got -1"),
+        ({"attention_multiplier": "x"}, r"attention_multiplier must be a number above 0 and at most 1e\+12, got 'x'"),
     ],
 )
 def test_bad_configs(tmp_path: Path, change: dict[str, Any], words: str) -> None:

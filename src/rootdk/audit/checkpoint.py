@@ -7,7 +7,7 @@ and by comparing its layers with each other; rootdk.watch measures what really h
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rootdk.errors import ArgumentError
+from rootdk.untrusted import shown_text
 
 from .config import Config, Facts
 from .finding import Finding, Verdict, verdict_of, worst_first
-from .heads import Metrics, read_heads
+from .heads import Metrics, read_heads, work_of
+from .limits import MOST_BYTES, MOST_HEADS_IN_ALL, MOST_WORK
 from .names import Projections, find_projections
 from .tensors import Tensors, find_tensors
 from .thresholds import Phase, judge
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 # Judged for a whole layer, and for a head where its layer is not the worse of the two.
 _JUDGED = ("predicted_deviation", "spectral_bound", "gain_bound", "non_finite_weights")
+# The share of the bar that headers take.
+_HEADERS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,8 @@ def read_checkpoint(
     phase     "init" for a model that was not trained yet: its numbers are then gates, as theory makes them
     progress  called with the name of a layer and the share that is done
 
-    Memory stays at a few heads whatever the size of the model. Pickles (.bin, .pt) are refused.
+    Memory stays at a few heads whatever the size of the model; `rootdk.audit.limits` says how much is read. Pickles
+    (.bin, .pt) are refused, and nothing in a file is believed or run.
 
     >>> import json, tempfile, numpy
     >>> from safetensors.numpy import save_file
@@ -106,38 +111,67 @@ def read_checkpoint(
         raise ArgumentError(f"keys: must be an integer from 2 on, got {keys!r}")
     if phase not in ("any", "init", "trained"):
         raise ArgumentError(f"phase: must be 'any', 'init' or 'trained', got {phase!r}")
-    tensors = find_tensors(place)
+    told = progress if progress is not None else lambda _name, _share: None
+    tensors = find_tensors(place, lambda name, share: told(name, _HEADERS * share))
     config = Config.beside(place)
     found, unknown = _readable(tensors, *find_projections(set(tensors), *config.model_types))
     if not found:
         raise ArgumentError(_nothing(tensors, config, unknown))
-    layers, facts = [], []
-    for number, one in enumerate(found):
-        if progress is not None:
-            progress(one.module, number / len(found))
-        about = config.of(one.module).facts(one.module, one.index)
-        layers.append(LayerAudit(one.module or "attention", tuple(read_heads(tensors, one, about))))
-        facts.append(about)
+    facts = [config.of(one.module).facts(one.module, one.index) for one in found]
+    works = _works(tensors, found, facts)
+    layers, done, whole = [], 0.0, sum(works)
+    try:
+        for one, about, work in zip(found, facts, works, strict=True):
+            heads: list[Metrics] = []
+            for head in read_heads(tensors, one, about):
+                told(one.module, _HEADERS + (1 - _HEADERS) * (done + work * len(heads) / about.heads) / whole)
+                heads.append(head)
+            layers.append(LayerAudit(one.module or "attention", tuple(heads)))
+            done += work
+            tensors.close()
+    finally:
         tensors.close()
-    if progress is not None:
-        progress(found[-1].module, 1.0)
+    told(found[-1].module, 1.0)
     findings = [*_judged(layers, keys, phase), *_outliers(layers, keys), *_scales(layers, facts, config)]
     return CheckpointAudit(tuple(layers), tuple(worst_first(findings)), tuple(unknown), _about(config, facts, keys))
 
 
+def _works(tensors: Tensors, found: list[Projections], facts: list[Facts]) -> list[float]:
+    """How long each module takes, in multiply-adds; an error if that is without end, before any of it is done."""
+    heads = sum(about.heads for about in facts)
+    if heads > MOST_HEADS_IN_ALL:
+        raise ArgumentError(f"path: must have at most {MOST_HEADS_IN_ALL} heads in all layers, got {heads}")
+    costs = [work_of(tensors, one, about) for one, about in zip(found, facts, strict=True)]
+    work, size = (sum(one[place] for one in costs) for place in (0, 1))
+    if size > MOST_BYTES:
+        raise ArgumentError(f"path: must have at most {MOST_BYTES} bytes of query and key weights, got {size}")
+    if work > MOST_WORK:
+        raise ArgumentError(f"path: must take at most {MOST_WORK:.0e} multiply-adds to read, got {work:.1e}")
+    return [one[0] for one in costs]
+
+
 def _readable(tensors: Tensors, found: list[Projections], unknown: list[str]) -> tuple[list[Projections], list[str]]:
     """Packed integers and float8 need scales that are stored apart: listed, not guessed."""
-    kept = [one for one in found if tensors.readable(one.query) and tensors.readable(one.key)]
-    packed = {name for one in found if one not in kept for name in (one.query, one.key)}
+    kept: list[Projections] = []
+    packed: set[str] = set()
+    for one in found:
+        norms = (one.query_norm, one.key_norm)
+        shifts = [f"{norm}.bias" for norm in norms if norm is not None and f"{norm}.bias" in tensors]
+        strange = {name for name in (*one.tensors, *shifts) if not tensors.readable(name)}
+        if strange:
+            packed |= strange | {one.query, one.key}
+        else:
+            kept.append(one)
     return kept, [*unknown, *sorted(packed)]
 
 
 def _nothing(tensors: Tensors, config: Config, unknown: list[str]) -> str:
     names = unknown or sorted(tensors)
-    listed = ", ".join(f"{name} ({tensors.types[name]})" for name in names[:6])
-    kind = f"model_type {config.model_type!r}" if config.model_type else "no model_type"
+    listed = ", ".join(f"{shown_text(name, 120)} ({shown_text(tensors.dtype(name))})" for name in names[:6])
+    kind = f"model_type {shown_text(repr(config.model_type), 80)}" if config.model_type else "no model_type"
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return f"path: no query and key projection that is known, with {kind}; not understood: {listed}{more}"
+    what = f"not understood: {listed}{more}" if names else "it has no tensors"
+    return f"path: no query and key projection that is known, with {kind}; {what}"
 
 
 def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
@@ -167,8 +201,9 @@ def _outliers(layers: list[LayerAudit], keys: int) -> list[Finding]:
     for kind in _kinds(layers):
         middles = [_median(layer.of("predicted_deviation")) for layer in kind]
         for number, (layer, own) in enumerate(zip(kind, middles, strict=True)):
-            others = [one for place, one in enumerate(middles) if place != number and not math.isnan(one)]
-            usual = _median(others) if others else math.nan
+            others = np.delete(middles, number)
+            others = others[~np.isnan(others)]
+            usual = _median(others) if len(others) else math.nan
             if usual > 0.0:
                 one = judge(layer.name, None, "deviation_over_median", own / usual, keys)
                 found += [one] if one is not None else []
@@ -193,7 +228,7 @@ def _scales(layers: list[LayerAudit], facts: list[Facts], config: Config) -> lis
         ratio = one.scale.value * math.sqrt(one.d_k)
         if one.scale.assumed:
             kind = config.of(layer.name).model_type
-            source = f"model_type {kind!r} is not known here: 1/sqrt(d_k) was assumed"
+            source = f"model_type {shown_text(repr(kind), 80)} is not known here: 1/sqrt(d_k) was assumed"
             found.append(Finding(layer.name, None, "scale", "note", one.scale.value, one.d_k**-0.5, source,
                                  "compare with the scale in the model's code"))  # fmt: skip
         judged = judge(layer.name, None, "scale_ratio", ratio, 2)
@@ -223,6 +258,6 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _median(values: Sequence[float]) -> float:
+def _median(values: Any) -> float:
     """NaN if one of them is: a layer with a broken head has no usual deviation."""
     return float(np.median(values))

@@ -3,14 +3,15 @@
 Families name the same thing differently; a number that is missing or does not fit is an error with the name of its key.
 """
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rootdk.errors import ArgumentError
+from rootdk.untrusted import JsonError, read_json, shown_text
+
+from .fields import Fields
+from .limits import LARGEST_CONFIG, LARGEST_HEAD, LARGEST_LENGTH, LARGEST_WIDTH, MOST_HEADS
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KEY_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads")
@@ -64,60 +65,60 @@ class Facts:
 class Config:
     """config.json, or params.json of a model as first published."""
 
-    def __init__(self, values: Mapping[str, Any], name: str = "config.json") -> None:
-        self.name = name
-        self._values = values
-        self.model_type = str(values.get("model_type") or "")
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+        self.name = fields.name
+        self.model_type = fields.text("model_type") or ""
 
     @classmethod
     def beside(cls, path: Path) -> "Config":
         """The one of the folder that the path is or lies in."""
         folder = path if path.is_dir() else path.parent
         for name in ("config.json", "params.json"):
-            file = folder / name
-            if not file.exists():
-                continue
             try:
-                values = json.loads(file.read_text("utf-8"))
-            except ValueError as error:
+                values = read_json(folder / name, LARGEST_CONFIG)
+            except FileNotFoundError:
+                if (folder / name).is_symlink():
+                    raise ArgumentError(f"path: {name} cannot be read: it is a link to a file that is absent") from None
+                continue
+            except OSError as error:
+                raise ArgumentError(f"path: {name} cannot be read: {error.strerror or error}") from error
+            except JsonError as error:
                 raise ArgumentError(f"path: {name} must be JSON, got something else ({error})") from error
             if not isinstance(values, dict):
                 raise ArgumentError(f"path: {name} must be a JSON object, got {type(values).__name__}")
-            return cls(values, name)
+            return cls(Fields(values, name))
         raise ArgumentError(
-            f"path: needs a config.json beside the weights (heads and scale are not in them), {folder} has none"
+            "path: needs a config.json beside the weights (heads and scale are not in them), "
+            f"{shown_text(folder)} has none"
         )
 
     def of(self, module: str) -> "Config":
         """The part that is about one module: models of several parts have a config for each."""
         sees = any(part.startswith("vis") for part in module.split("."))
-        part = "vision_config" if sees else "text_config"
-        inner = self._values.get(part)
-        if isinstance(inner, dict) and self._first(_HEADS)[1] is None:
-            return Config(inner, f"{self.name}: {part}")
-        return self
+        inner = self.fields.part("vision_config" if sees else "text_config")
+        return Config(inner) if inner is not None and self.fields.first(_HEADS) is None else self
 
     @property
     def model_types(self) -> tuple[str, ...]:
         """Its own and those of its parts."""
-        parts = (self._values.get(part) for part in ("text_config", "vision_config"))
-        return (self.model_type, *(str(part.get("model_type") or "") for part in parts if isinstance(part, dict)))
+        parts = [self.fields.part(part) for part in ("text_config", "vision_config")]
+        return (self.model_type, *(part.text("model_type") or "" for part in parts if part is not None))
 
     def facts(self, module: str, index: int) -> Facts:
         """Everything that one attention module needs, checked."""
+        fields = self.fields
         heads = self._heads(module)
         d_k = self._head_width(heads)
-        nested = self._values.get("attn_config")
-        inner: Mapping[str, Any] = nested if isinstance(nested, dict) else {}
-        key_heads = self._key_heads(heads, inner)
+        inner = fields.part("attn_config") or Fields({}, "")
         return Facts(
             heads=heads,
-            key_heads=key_heads,
+            key_heads=self._key_heads(heads, inner),
             d_k=d_k,
             scale=self._scale(d_k, index, inner),
             rotated=self.model_type not in _UNROTATED,
-            softcap=self._positive("attn_logit_softcapping", self._values.get("attn_logit_softcapping")),
-            clip=self._positive("clip_qkv", inner.get("clip_qkv") or self._values.get("clip_qkv")),
+            softcap=fields.number("attn_logit_softcapping"),
+            clip=inner.number("clip_qkv") or fields.number("clip_qkv"),
             centred_norm=self.model_type in _CENTRED,
             gain_offset=float(self.model_type in _GAIN_ABOVE_ONE),
             epsilon=self._epsilon(),
@@ -125,58 +126,65 @@ class Config:
 
     def _heads(self, module: str) -> int:
         side = next((one for one in ("encoder", "decoder") if one in module.split(".")), "")
-        keys = (f"{side}_attention_heads", *_HEADS)
-        key, value = self._first(keys)
-        if value is None:
+        key = self.fields.first((f"{side}_attention_heads", *_HEADS))
+        found = None if key is None else self.fields.whole(key, 1, MOST_HEADS)
+        if found is None:
             raise ArgumentError(
                 f"path: {self.name} must have {_HEADS[0]} (or {', '.join(_HEADS[1:])}), it has none of them"
             )
-        return self._count(key, value)
+        return found
 
     def _head_width(self, heads: int) -> int:
-        key, value = self._first(_HEAD_WIDTH)
-        if value is not None:
-            return self._count(key, value)
-        key, value = self._first(_WIDTH)
-        if value is None:
+        key = self.fields.first(_HEAD_WIDTH)
+        found = None if key is None else self.fields.whole(key, 1, LARGEST_HEAD)
+        if found is not None:
+            return found
+        key = self.fields.first(_WIDTH)
+        width = None if key is None else self.fields.whole(key, 1, LARGEST_WIDTH)
+        if width is None:
             raise ArgumentError(f"path: {self.name} must have head_dim or {_WIDTH[0]} (or {', '.join(_WIDTH[1:])})")
-        width = self._count(key, value)
         if width % heads:
             raise ArgumentError(f"path: {self.name}: {key} must be a multiple of the {heads} heads, got {width}")
+        if width // heads > LARGEST_HEAD:
+            raise ArgumentError(
+                f"path: {self.name}: {key} must be at most {LARGEST_HEAD} for each of the {heads} heads, got {width}"
+            )
         return width // heads
 
-    def _key_heads(self, heads: int, inner: Mapping[str, Any]) -> int:
-        key, value = self._first(_KEY_HEADS)
-        if self.model_type == "falcon" and not self._values.get("new_decoder_architecture"):
+    def _key_heads(self, heads: int, inner: Fields) -> int:
+        """How many heads the keys have; each belongs to a group of query heads."""
+        fields, key = self.fields, self.fields.first(_KEY_HEADS)
+        count = None if key is None else fields.whole(key, 1, MOST_HEADS)
+        if self.model_type == "falcon" and not fields.flag("new_decoder_architecture"):
             # num_kv_heads is written there and not obeyed.
-            key, value = "multi_query", 1 if self._values.get("multi_query") else heads
-        if inner.get("kv_n_heads") is not None:
-            key, value = "attn_config.kv_n_heads", inner["kv_n_heads"]
-        count = heads if value is None else self._count(key, value)
+            key, count = "multi_query", 1 if fields.flag("multi_query") else heads
+        if "kv_n_heads" in inner:
+            key, count = "attn_config.kv_n_heads", inner.whole("kv_n_heads", 1, MOST_HEADS)
+        if count is None:
+            return heads
         if heads % count:
             raise ArgumentError(f"path: {self.name}: {key} must divide the {heads} query heads, got {count}")
         return count
 
-    def _scale(self, d_k: int, index: int, inner: Mapping[str, Any]) -> Scale:
+    def _scale(self, d_k: int, index: int, inner: Fields) -> Scale:
         """What <q, k> is multiplied by in layer number `index`."""
-        values, root = self._values, Scale(d_k**-0.5, "1/sqrt(d_k)")
-        if values.get("query_pre_attn_scalar") is not None:
-            scalar = self._positive("query_pre_attn_scalar", values["query_pre_attn_scalar"]) or 1.0
+        fields, root = self.fields, Scale(d_k**-0.5, "1/sqrt(d_k)")
+        scalar, multiplier = fields.number("query_pre_attn_scalar"), fields.number("attention_multiplier")
+        nested = inner.number("softmax_scale")
+        if scalar is not None:
             found = Scale(scalar**-0.5, f"query_pre_attn_scalar {scalar:g}")
-        elif values.get("attention_multiplier") is not None:
-            found = Scale(
-                self._positive("attention_multiplier", values["attention_multiplier"]) or 1.0, "attention_multiplier"
-            )
-        elif inner.get("softmax_scale") is not None:
-            found = Scale(self._positive("attn_config.softmax_scale", inner["softmax_scale"]) or 1.0, "softmax_scale")
+        elif multiplier is not None:
+            found = Scale(multiplier, "attention_multiplier")
+        elif nested is not None:
+            found = Scale(nested, "softmax_scale")
         elif self.model_type in _UNSCALED:
             found = Scale(1.0, f"{self.model_type} has none")
-        elif values.get("scale_attn_weights") is False:
+        elif fields.flag("scale_attn_weights") is False:
             found = Scale(1.0, "scale_attn_weights false")
         else:
             known = self.model_type in _UNROTATED | _ROTATED
             found = root if known else Scale(root.value, "1/sqrt(d_k), assumed", assumed=True)
-        if values.get("scale_attn_by_inverse_layer_idx"):
+        if fields.flag("scale_attn_by_inverse_layer_idx"):
             found = Scale(found.value / (index + 1), f"{found.source} / (layer + 1)", found.assumed)
         factor = self._stretched()
         return (
@@ -187,43 +195,28 @@ class Config:
 
     def _stretched(self) -> float:
         """What a stretched rotary embedding multiplies both q and k with (YaRN, LongRoPE)."""
-        rope = self._values.get("rope_parameters") or self._values.get("rope_scaling") or {}
-        if not isinstance(rope, dict):
+        fields = self.fields
+        rope = fields.part("rope_parameters") or fields.part("rope_scaling")
+        if rope is None:
             return 1.0
-        kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+        kind = rope.text("rope_type") or rope.text("type")
         if kind not in ("yarn", "longrope"):
             return 1.0
-        given = self._positive("attention_factor", rope.get("attention_factor"))
+        given, factor = rope.number("attention_factor"), rope.number("factor")
         if given is not None:
             return given
-        length = rope.get("original_max_position_embeddings") or self._values.get("original_max_position_embeddings")
-        if factor is None and length and self._values.get("max_position_embeddings"):
-            factor = self._values["max_position_embeddings"] / length
-        stretch = self._positive("factor", factor) or 1.0
-        if stretch <= 1.0:
+        # Of one position there is no logarithm to divide by.
+        key, most = "original_max_position_embeddings", LARGEST_LENGTH
+        length = rope.whole(key, 2, most) or fields.whole(key, 2, most)
+        longest = fields.whole("max_position_embeddings", 1, most)
+        if factor is None and length is not None and longest is not None:
+            factor = longest / length
+        if factor is None or factor <= 1.0:
             return 1.0
         if kind == "yarn":
-            return 0.1 * math.log(stretch) + 1.0
-        return math.sqrt(
-            1.0 + math.log(stretch) / math.log(self._positive("original_max_position_embeddings", length) or math.e)
-        )
+            return 0.1 * math.log(factor) + 1.0
+        return math.sqrt(1.0 + math.log(factor) / math.log(length or math.e))
 
     def _epsilon(self) -> float:
-        key, value = self._first(_EPSILON)
-        return 0.0 if value == 0 else self._positive(key, value) or 0.0
-
-    def _first(self, keys: tuple[str, ...]) -> tuple[str, Any]:
-        """The first of the keys that is there, with its value."""
-        return next(((key, self._values[key]) for key in keys if self._values.get(key) is not None), (keys[0], None))
-
-    def _count(self, key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"path: {self.name}: {key} must be one integer above 0, got {value!r}")
-        return value
-
-    def _positive(self, key: str, value: Any) -> float | None:
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise ArgumentError(f"path: {self.name}: {key} must be a number above 0, got {value!r}")
-        return float(value)
+        key = self.fields.first(_EPSILON)
+        return (None if key is None else self.fields.number(key, 1.0, zero=True)) or 0.0

@@ -1,23 +1,26 @@
 """The numbers of every head of one attention module, read from its weights."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from rootdk.errors import ArgumentError
+from rootdk.untrusted import shown_text
 
 from .bounds import gain_bound, spectral_bound
 from .config import Facts
-from .law import Floats, Law, normed_together, row_variance, row_variance_bound
+from .law import Floats, Law, Together, row_variance, row_variance_bound
+from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_WIDTH
 from .names import Projections
 from .tensors import Tensors
 
 Metrics = dict[str, float]
 
-# float64 numbers of one block of a projection: 4 MiB.
-_BLOCK = 2**19
+# A weight beyond it is infinite in every type that a model is run in. Its square times any width is far from the end of
+# float64, and so is the square of that, which a variance of logits is.
+_LARGEST_WEIGHT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,91 +32,157 @@ class _Projected:
     non_finite: int
 
 
-def read_heads(tensors: Tensors, found: Projections, facts: Facts) -> list[Metrics]:
+def read_heads(tensors: Tensors, found: Projections, facts: Facts) -> Iterator[Metrics]:
     """One dictionary per query head; `docs/audit.md` says what each number is.
 
-    The key of a group of query heads is read once. Nothing larger than a block of one head is held.
+    The key of a group of query heads is read once. Held are a query and a key head, as d_k x d_k matrices, and a block
+    of weights; where the rows of a head do not lie together, as many heads as LARGEST_GRAMS has room for.
     """
-    query_at, key_at = _starts(tensors, found, facts)
-    queries = _project(
-        tensors, found.query, found.query_bias, [query_at(head) for head in range(facts.heads)], facts.d_k
-    )
-    keys = _project(tensors, found.key, found.key_bias, [key_at(head) for head in range(facts.key_heads)], facts.d_k)
+    query, key = _sides(tensors, found, facts)
     group = facts.heads // facts.key_heads
-    if found.query_norm is None or found.key_norm is None:
-        return [_plain(query, keys[head // group], facts) for head, query in enumerate(queries)]
-    q_norm = _Norm(tensors, found.query_norm, facts, facts.heads, queries)
-    k_norm = _Norm(tensors, found.key_norm, facts, facts.key_heads, keys)
-    return [_normed(head, query, head // group, keys[head // group], q_norm, k_norm, facts)
-            for head, query in enumerate(queries)]  # fmt: skip
+    with np.errstate(all="ignore"):  # what overflows is counted and said
+        norms = None
+        if found.query_norm is not None and found.key_norm is not None:
+            norms = _Norm(tensors, found.query_norm, facts, query), _Norm(tensors, found.key_norm, facts, key)
+        queries = query.heads(tensors)
+        for key_head, one_key in enumerate(key.heads(tensors)):
+            normed_key = None if norms is None or one_key.non_finite else norms[1].law(key_head, one_key.law)
+            for head in range(key_head * group, (key_head + 1) * group):
+                one = next(queries)
+                if norms is None:
+                    yield _plain(one, one_key, facts)
+                else:
+                    yield _normed(head, one, key_head, one_key, normed_key, *norms, facts)
 
 
-def _starts(tensors: Tensors, found: Projections, facts: Facts) -> tuple[Callable[[int], int], Callable[[int], int]]:
-    """Where the rows of a query head and of a key head start; an error if the tensors have other shapes."""
+def work_of(tensors: Tensors, found: Projections, facts: Facts) -> tuple[float, int]:
+    """Multiply-adds that the heads of a module take, about, and the bytes of their weights; an error if shapes differ.
+
+    A Gram matrix takes d_k^2 for every column, and what follows some forty times d_k^3.
+    """
+    work, size = 0.0, 0
+    for side in _sides(tensors, found, facts):
+        numbers = side.count * side.d_k * side.width
+        passes = 2 if side.together else 1
+        work += passes * (numbers * (side.d_k + 16.0) + 40.0 * side.count * side.d_k**3)
+        size += passes * numbers * tensors.itemsize(side.name)
+    return work, size
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Queries, or keys, of one module: where each head begins, and how to read it.
+
+    turned     whether the weights are kept as (inputs, outputs), as GPT-2 does
+    together   whether a norm goes over all heads at once: they are then read twice
+    """
+
+    name: str
+    bias: str | None
+    count: int
+    d_k: int
+    width: int
+    turned: bool
+    start: Callable[[int], int]
+    together: bool = False
+
+    def heads(self, tensors: Tensors) -> Iterator[_Projected]:
+        """W W' of every head, added up block by block."""
+        grams = self._turned_grams(tensors) if self.turned else self._grams(tensors)
+        for head, (gram, non_finite) in enumerate(grams):
+            at = self.start(head)
+            mean = np.zeros(self.d_k) if self.bias is None else tensors.read(self.bias, slice(at, at + self.d_k))
+            yield _Projected(Law(mean, gram), self.width, non_finite + _beyond(mean))
+
+    def _grams(self, tensors: Tensors) -> Iterator[tuple[Floats, int]]:
+        """One head after the other: the rows of a head lie together."""
+        step = max(1, LARGEST_BLOCK // self.d_k)
+        for head in range(self.count):
+            gram, non_finite, at = np.zeros((self.d_k, self.d_k)), 0, self.start(head)
+            for first in range(0, self.width, step):
+                columns = slice(first, min(first + step, self.width))
+                gram, non_finite = _added(gram, non_finite, tensors.read(self.name, slice(at, at + self.d_k), columns))
+            yield gram, non_finite
+
+    def _turned_grams(self, tensors: Tensors) -> Iterator[tuple[Floats, int]]:
+        """Several heads at once, some inputs at a time: a head lies scattered over the whole tensor."""
+        d = self.d_k
+        several = max(1, LARGEST_GRAMS // (8 * d * d))
+        for head in range(0, self.count, several):
+            starts = [self.start(one) for one in range(head, min(head + several, self.count))]
+            left, right = starts[0], starts[-1] + d
+            found, step = [(np.zeros((d, d)), 0) for _ in starts], max(1, LARGEST_BLOCK // (right - left))
+            for first in range(0, self.width, step):
+                rows = slice(first, min(first + step, self.width))
+                block = tensors.read(self.name, rows, slice(left, right)).T
+                found = [_added(*one, block[at - left : at - left + d]) for one, at in zip(found, starts, strict=True)]
+            yield from found
+
+
+def _sides(tensors: Tensors, found: Projections, facts: Facts) -> tuple[_Side, _Side]:
+    """Both sides of a module; an error if the tensors have other shapes than the config says."""
     d, heads, key_heads, group = facts.d_k, facts.heads, facts.key_heads, facts.heads // facts.key_heads
+    query_at: Callable[[int], int]
+    key_at: Callable[[int], int]
     if found.layout == "split":
-        _check_rows(tensors, found.query, heads * d, f"{heads} heads of {d}")
-        _check_rows(tensors, found.key, key_heads * d, f"{key_heads} key heads of {d}")
-        return lambda head: head * d, lambda head: head * d
-    expected = f"{heads} query, {key_heads} key and {key_heads} value heads of {d}"
-    _check_rows(tensors, found.query, (heads + 2 * key_heads) * d, expected)
-    if found.layout == "blocks":
-        return lambda head: head * d, lambda head: (heads + head) * d
-    return (
-        lambda head: (head + 2 * (head // group)) * d,
-        lambda head: (head * (group + 2) + group) * d,
-    )
+        rows = (heads * d, key_heads * d)
+        expected = (f"{heads} heads of {d}", f"{key_heads} key heads of {d}")
+        query_at = key_at = lambda head: head * d
+    else:
+        rows = ((heads + 2 * key_heads) * d,) * 2
+        expected = (f"{heads} query, {key_heads} key and {key_heads} value heads of {d}",) * 2
+        if found.layout == "blocks":
+            query_at, key_at = lambda head: head * d, lambda head: (heads + head) * d
+        else:
+            query_at = lambda head: (head + 2 * (head // group)) * d  # noqa: E731 -- beside its three siblings
+            key_at = lambda head: (head * (group + 2) + group) * d  # noqa: E731
+    sides = []
+    for name, bias, norm, count, total, words, at in (
+        (found.query, found.query_bias, found.query_norm, heads, rows[0], expected[0], query_at),
+        (found.key, found.key_bias, found.key_norm, key_heads, rows[1], expected[1], key_at),
+    ):
+        width = _checked_width(tensors, name, total, words)
+        if bias is not None and tensors.shape(bias) != (total,):
+            raise ArgumentError(
+                f"path: {shown_text(bias)} must have {total} numbers, one for each output of "
+                f"{shown_text(name)}, got shape {list(tensors.shape(bias))}"
+            )
+        together = norm is not None and count > 1 and tensors.shape(f"{norm}.weight") == (count * d,)
+        sides.append(_Side(name, bias, count, d, width, _is_turned(name), at, together))
+    return sides[0], sides[1]
 
 
-def _check_rows(tensors: Tensors, name: str, rows: int, expected: str) -> None:
-    shape = tensors.shapes[name]
-    if len(shape) != 2 or shape[_row_axis(name)] != rows:
+def _checked_width(tensors: Tensors, name: str, rows: int, expected: str) -> int:
+    """How many inputs a projection has."""
+    shape, turned = tensors.shape(name), _is_turned(name)
+    if len(shape) != 2 or shape[turned] != rows:
         raise ArgumentError(
-            f"path: {name} must have {rows} {'columns' if _row_axis(name) else 'rows'}, {expected} as its config says, "
-            f"got shape {list(shape)}"
+            f"path: {shown_text(name)} must have {rows} {'columns' if turned else 'rows'}, {expected} as its config "
+            f"says, got shape {list(shape)}"
         )
+    if not 1 <= shape[1 - turned] <= LARGEST_WIDTH:
+        raise ArgumentError(
+            f"path: {shown_text(name)} must have 1 to {LARGEST_WIDTH} {'rows' if turned else 'columns'}, got shape "
+            f"{list(shape)}"
+        )
+    return shape[1 - turned]
 
 
-def _row_axis(name: str) -> int:
+def _is_turned(name: str) -> bool:
     """GPT-2 keeps its weights turned: (inputs, outputs)."""
-    return 1 if name.endswith("c_attn.weight") else 0
-
-
-def _project(tensors: Tensors, name: str, bias: str | None, starts: Sequence[int], d: int) -> list[_Projected]:
-    """W W' of every head, added up block by block."""
-    laws, width = [], tensors.shapes[name][1 - _row_axis(name)]
-    grams = _turned_grams(tensors, name, starts, d) if _row_axis(name) else _grams(tensors, name, starts, d)
-    for start, (gram, non_finite) in zip(starts, grams, strict=True):
-        mean = np.zeros(d) if bias is None else tensors.read(bias, slice(start, start + d))
-        strange = non_finite + int(np.count_nonzero(~np.isfinite(mean)))
-        laws.append(_Projected(Law(mean, gram), width, strange))
-    return laws
-
-
-def _grams(tensors: Tensors, name: str, starts: Sequence[int], d: int) -> Iterator[tuple[Floats, int]]:
-    """One head after the other: the rows of a head lie together."""
-    width, step = tensors.shapes[name][1], max(1, _BLOCK // d)
-    for start in starts:
-        gram, non_finite = np.zeros((d, d)), 0
-        for first in range(0, width, step):
-            block = tensors.read(name, slice(start, start + d), slice(first, min(first + step, width)))
-            gram, non_finite = _added(gram, non_finite, block)
-        yield gram, non_finite
-
-
-def _turned_grams(tensors: Tensors, name: str, starts: Sequence[int], d: int) -> list[tuple[Floats, int]]:
-    """All heads at once, some inputs at a time: a head lies scattered over the whole tensor."""
-    width, columns = tensors.shapes[name]
-    found, step = [(np.zeros((d, d)), 0) for _ in starts], max(1, _BLOCK // columns)
-    for first in range(0, width, step):
-        block = tensors.read(name, slice(first, min(first + step, width))).T
-        found = [_added(*one, block[start : start + d]) for one, start in zip(found, starts, strict=True)]
-    return found
+    return name.endswith("c_attn.weight")
 
 
 def _added(gram: Floats, non_finite: int, block: Floats) -> tuple[Floats, int]:
-    non_finite += int(np.count_nonzero(~np.isfinite(block)))
+    non_finite += _beyond(block)
     return (gram if non_finite else gram + block @ block.T), non_finite
+
+
+def _beyond(numbers: Floats) -> int:
+    """How many are NaN, infinite, or would be in float32."""
+    if numbers.min() >= -_LARGEST_WEIGHT and numbers.max() <= _LARGEST_WEIGHT:  # false with a NaN in it
+        return 0
+    return int(np.count_nonzero(~(np.abs(numbers) <= _LARGEST_WEIGHT)))
 
 
 def _plain(query: _Projected, key: _Projected, facts: Facts) -> Metrics:
@@ -134,48 +203,54 @@ class _Norm:
     OLMo 2, the length is taken over all heads together.
     """
 
-    def __init__(self, tensors: Tensors, name: str, facts: Facts, heads: int, parts: Sequence[_Projected]) -> None:
-        d, shape = facts.d_k, tensors.shapes[f"{name}.weight"]
-        if shape not in ((d,), (heads, d), (heads * d,)):
-            raise ArgumentError(
-                f"path: {name}.weight must have {d} numbers, or that for {heads} heads, got {list(shape)}"
-            )
-        self.together = shape == (heads * d,) and heads > 1
-        self.length = heads * d if self.together else d
-        self._gain = np.broadcast_to(tensors.read(f"{name}.weight").reshape(-1, d) + facts.gain_offset, (heads, d))
+    def __init__(self, tensors: Tensors, name: str, facts: Facts, side: _Side) -> None:
+        d, heads = facts.d_k, side.count
+        self._gain = _gains(tensors, f"{name}.weight", heads, d) + facts.gain_offset
         shift = f"{name}.bias"
-        self._shift = np.zeros((heads, d))
-        if shift in tensors:
-            self._shift = np.broadcast_to(tensors.read(shift).reshape(-1, d), (heads, d))
+        self._shift = _gains(tensors, shift, heads, d) if shift in tensors else np.zeros((1, d))
+        self.length = heads * d if side.together else d
         self._centred = facts.centred_norm or shift in tensors
         self._epsilon = facts.epsilon
-        self._laws = self._normed([one.law for one in parts])
+        # What a mean over all heads takes off is one component of many: left out.
+        self._together = None
+        if side.together:
+            heads_read = (one.law.turned() for one in side.heads(tensors) if not one.non_finite)
+            self._together = Together.of(heads_read, self.length, self._epsilon)
 
     def of(self, head: int) -> tuple[Floats, Floats]:
         """Gain and shift of one head."""
-        return self._gain[head], self._shift[head]
+        return self._gain[head % len(self._gain)], self._shift[head % len(self._shift)]
 
-    def law(self, head: int) -> Law:
+    def law(self, head: int, law: Law) -> Law:
         """What one head becomes."""
-        return self._laws[head].scaled(*self.of(head))
+        if self._together is not None:
+            normed = self._together.normed(law.turned())
+        else:
+            normed = (law.centred() if self._centred else law).normed(self._epsilon)
+        return normed.scaled(*self.of(head))
 
-    def _normed(self, laws: Sequence[Law]) -> list[Law]:
-        if self.together:
-            # What a mean over all heads takes off is one component of many: left out.
-            return list(normed_together(laws, self._epsilon))
-        return [(law.centred() if self._centred else law).normed(self._epsilon) for law in laws]
+
+def _gains(tensors: Tensors, name: str, heads: int, d: int) -> Floats:
+    """(1, d) if all heads share them, else (heads, d)."""
+    shape = tensors.shape(name)
+    if shape not in ((d,), (heads, d), (heads * d,)):
+        raise ArgumentError(
+            f"path: {shown_text(name)} must have {d} numbers, or that for {heads} heads, got shape {list(shape)}"
+        )
+    return tensors.read(name).reshape(-1, d)
 
 
 def _normed(
-    head: int, query: _Projected, key_head: int, key: _Projected, q_norm: _Norm, k_norm: _Norm, facts: Facts
-) -> Metrics:
+    head: int, query: _Projected, key_head: int, key: _Projected, key_law: Law | None, q_norm: _Norm, k_norm: _Norm,
+    facts: Facts,
+) -> Metrics:  # fmt: skip
     gains = (*q_norm.of(head), *k_norm.of(key_head))
-    non_finite = query.non_finite + key.non_finite + sum(int(np.count_nonzero(~np.isfinite(one))) for one in gains)
-    if non_finite:
+    non_finite = query.non_finite + key.non_finite + sum(_beyond(one) for one in gains)
+    if non_finite or key_law is None:
         return _metrics(facts, non_finite, math.nan, math.nan, gain_bound=math.nan)
     lengths = (q_norm.length, k_norm.length)
     bound = gain_bound(q_norm.of(head), k_norm.of(key_head), lengths, rotated=facts.rotated)
-    laws = q_norm.law(head), k_norm.law(key_head)
+    laws = q_norm.law(head, query.law), key_law
     return _metrics(facts, 0, row_variance(*laws), row_variance_bound(*laws), gain_bound=bound * facts.scale.value)
 
 

@@ -31,7 +31,8 @@ class Steps:
         if low == high:
             return cls((low,) * 2)  # the middle sign for all
         if metric.spread and low > 0.0:
-            middle, reach = math.sqrt(low * high), max(math.sqrt(high / low), math.sqrt(_LEAST_FACTOR))
+            left, right = math.sqrt(low), math.sqrt(high)  # products of the two may leave float64
+            middle, reach = left * right, max(right / left, math.sqrt(_LEAST_FACTOR))
             return cls(tuple(middle * reach ** (2 * step / count - 1) for step in range(1, count)))
         middle = (low + high) / 2
         half = max((high - low) / 2, _LEAST_SHARE / 2 if metric.share else 1e-12)

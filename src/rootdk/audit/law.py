@@ -16,7 +16,8 @@ In ln t the integrands are analytic in a strip of half-width pi and the trapezoi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,45 +66,67 @@ class Law:
         >>> law.covariance.diagonal().round(12).tolist()
         [1.0, 1.0, 1.0, 1.0]
         """
-        return next(normed_together([self], epsilon))
+        turned = self.turned()
+        return Together.of([turned], len(self.mean), epsilon).normed(turned)
 
-
-def normed_together(laws: Sequence[Law], epsilon: float = 0.0) -> Iterator[Law]:
-    """The laws of several heads after a norm over all of their components together.
-
-    The length is then that of all heads, and w(t) the product of theirs: exact where queries of different heads do not
-    correlate, which their own weights cannot tell.
-    """
-    length = sum(len(law.mean) for law in laws)
-    size = sum(law.mean_square for law in laws)
-    if size == 0.0:
-        yield from laws
-        return
-    t = np.exp(_LN_T) / size
-    turned = [_Turned.of(law) for law in laws]
-    exponent = sum(one.exponent(t) for one in turned) - t * length * epsilon
-    # dt = t d(ln t)
-    weight = np.exp(exponent) * t * (_LN_T[1] - _LN_T[0])
-    for one in turned:
-        shrunk, mean = one.tilted(t)
-        centre = np.sqrt(length) * (one.turn @ ((weight / np.sqrt(np.pi * t)) @ mean))
-        squares = np.diag(weight @ (one.spread * shrunk)) + (mean * weight[:, None]).T @ mean
-        second = length * (one.turn @ squares @ one.turn.T)
-        yield Law(centre, second - np.outer(centre, centre))
+    def turned(self) -> Turned:
+        """The same law along the axes of its covariance."""
+        spread, turn = np.linalg.eigh(self.covariance)
+        return Turned(np.maximum(spread, 0.0), turn, turn.T @ self.mean)
 
 
 @dataclass(frozen=True, slots=True)
-class _Turned:
+class Together:
+    """A norm over the components of several heads together, of which one after the other is made.
+
+    The length is that of all heads, and w(t) the product of theirs: exact where queries of different heads do not
+    correlate, which their own weights cannot tell. Of each head its spectrum is kept, not its matrix; `power` is that
+    of two by which all squares are divided first, so that no size of q leaves float64.
+    """
+
+    length: int
+    power: int
+    t: Floats
+    weight: Floats
+
+    @classmethod
+    def of(cls, heads: Iterable[Turned], length: int, epsilon: float = 0.0) -> Together:
+        """Pass over the heads once."""
+        spectra = [(one.spread, one.along) for one in heads]
+        size = float(sum(spread.sum() + along @ along for spread, along in spectra))
+        if size == 0.0:
+            return cls(length, 0, _LN_T, np.zeros(0))
+        power = 2 * (math.frexp(size)[1] // 2)
+        t = np.exp(_LN_T) / math.ldexp(size, -power)
+        exponent = -t * length * np.ldexp(epsilon, -power)
+        for spread, along in spectra:
+            exponent = exponent + Turned(spread, None, along).reduced(power).exponent(t)
+        # dt = t d(ln t)
+        return cls(length, power, t, np.exp(exponent) * t * (_LN_T[1] - _LN_T[0]))
+
+    def normed(self, head: Turned) -> Law:
+        """The law of one of the heads after the norm."""
+        if not len(self.weight):  # nothing but zeros
+            return Law(head.along, np.diag(head.spread))
+        t, weight, one = self.t, self.weight, head.reduced(self.power)
+        shrunk, mean = one.tilted(t)
+        centre = np.sqrt(self.length) * (one.turn @ ((weight / np.sqrt(np.pi * t)) @ mean))
+        squares = np.diag(weight @ (one.spread * shrunk)) + (mean * weight[:, None]).T @ mean
+        second = self.length * (one.turn @ squares @ one.turn.T)
+        return Law(centre, second - np.outer(centre, centre))
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
     """A law along the axes of its covariance."""
 
     spread: Floats
-    turn: Floats
+    turn: Any
     along: Floats
 
-    @classmethod
-    def of(cls, law: Law) -> _Turned:
-        spread, turn = np.linalg.eigh(law.covariance)
-        return cls(np.maximum(spread, 0.0), turn, turn.T @ law.mean)
+    def reduced(self, power: int) -> Turned:
+        """The same for q over 2^(power/2); exact."""
+        return Turned(np.ldexp(self.spread, -power), self.turn, np.ldexp(self.along, -power // 2))
 
     def tilted(self, t: Floats) -> tuple[Floats, Floats]:
         """(1 + 2tS)^-1 and m, by t and axis."""

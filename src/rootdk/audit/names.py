@@ -6,9 +6,14 @@ together; a Layout says where they start.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from rootdk.errors import ArgumentError
+
+from .limits import MOST_LAYERS
 
 Layout = Literal["split", "blocks", "grouped"]
 
@@ -56,7 +61,13 @@ class Projections:
     @property
     def index(self) -> int:
         """The number of its layer: the first number in its path, 0 where there is none."""
-        return next((int(part) for part in self.module.split(".") if part.isdigit()), 0)
+        return next((number for part in self.module.split(".") if (number := _number(part)) is not None), 0)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All that queries and keys pass through: weights, and biases and gains where there are any."""
+        norms = [f"{norm}.weight" for norm in (self.query_norm, self.key_norm) if norm]
+        return tuple(dict.fromkeys([self.query, self.key, *filter(None, (self.query_bias, self.key_bias)), *norms]))
 
 
 def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Projections], list[str]]:
@@ -72,26 +83,33 @@ def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Pr
     >>> find_projections([*names, "h.0.attn.temperature"])[1]
     ['h.0.attn.temperature', 'h.0.attn.k_proj.weight', 'h.0.attn.q_proj.weight']
     """
-    known = frozenset(names)
-    candidates = [one for name in known if (one := _candidate(name, known, model_types)) is not None]
+    known, ordered = frozenset(names), sorted(names)
+    candidates = [one for name in ordered if (one := _candidate(name, known, model_types)) is not None]
+    if len(candidates) > MOST_LAYERS:
+        raise ArgumentError(f"path: must have at most {MOST_LAYERS} modules of attention, got {len(candidates)}")
     found: list[Projections] = []
     unknown: set[str] = set()
+    read: set[str] = set()
     for one in sorted(candidates, key=lambda one: _order(one.module)):
-        used = {one.query, one.key} | {bias for bias in (one.query_bias, one.key_bias) if bias}
-        used |= {f"{norm}.{part}" for norm in (one.query_norm, one.key_norm) if norm for part in ("weight", "bias")}
-        inside = {name for name in known if name.startswith(f"{one.module}.")} if one.module else used
+        used = {*one.tensors, *(f"{norm}.bias" for norm in (one.query_norm, one.key_norm) if norm)}
+        inside = set(_inside(one.module, ordered)) if one.module else used
         strange = {name for name in inside - used if not _is_other(name.removeprefix(f"{one.module}."))}
         if strange:
             # A learned temperature or a norm of another kind would change what the numbers mean.
             unknown |= strange | {one.query, one.key}
         else:
             found.append(one)
-    read = tuple(f"{one.module}." for one in found)
-    for name in known - unknown:
-        seems = _ATTENTION.search(name) and not name.startswith(read) and not _NORM_OF_A_BLOCK.search(name)
+            read |= inside
+    for name in known - unknown - read:
+        seems = _ATTENTION.search(name) and not _NORM_OF_A_BLOCK.search(name)
         if seems and not _is_other(name.rpartition(".")[0].rpartition(".")[2] + "."):
             unknown.add(name)
     return found, sorted(unknown, key=lambda name: (_order(name.rpartition(".")[0]), name))
+
+
+def _inside(module: str, ordered: Sequence[str]) -> Sequence[str]:
+    """The names that begin with the module and a dot: they stand together, before those with a slash, dot's next."""
+    return ordered[bisect_left(ordered, f"{module}.") : bisect_left(ordered, f"{module}/")]
 
 
 def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> Projections | None:
@@ -132,4 +150,10 @@ def _is_other(rest: str) -> bool:
 
 def _order(module: str) -> list[tuple[int, int, str]]:
     """Layer 10 after layer 9."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in module.split(".")]
+    numbers = [(_number(part), part) for part in module.split(".")]
+    return [(1, 0, part) if number is None else (0, number, "") for number, part in numbers]
+
+
+def _number(part: str) -> int | None:
+    """The number of a layer. Other digits than ours, and more of them than any model has layers, are a word."""
+    return int(part) if part.isascii() and part.isdecimal() and len(part) < 10 else None

@@ -1,16 +1,30 @@
 """run_checkpoint(): a transformers folder, loaded from safetensors and watched through one forward pass."""
 
+import math
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rootdk.errors import ArgumentError, RootdkError
+from rootdk.untrusted import kind_of, shown_text
 
+from .config import Config
+from .fields import came
+from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL
 from .report import Report
+from .tensors import find_tensors
 from .thresholds import Phase
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# Fields of a config that say how many modules are built, and those that say how wide: by parts of their names, since
+# every family has its own. A length is not among the latter: rotary embeddings have none in their weights.
+_MODULES = re.compile("layers?$|_layers?_|experts?$|blocks$|depth")
+_WIDTHS = re.compile("size|dim|head|embd|inner|bucket|label|vocab|hidden|channel|width|rank|d_model|d_ff|state|num")
+_NO_WIDTHS = re.compile("position|length|len$|window|token|theta|chunk|_id$|_ids$")
+_FEW, _LEAST_WIDTH = 256, 2**16
 
 
 class TransformersMissingError(RootdkError, ImportError):
@@ -36,25 +50,29 @@ def run_checkpoint(
     folder = Path(path)
     if (text is None) == (tokens is None):
         raise ArgumentError("text: exactly one of text and tokens must be given")
-    if not (folder / "config.json").is_file():
-        raise ArgumentError(f"path: running a model needs a transformers folder with a config.json, {folder} is none")
+    if kind_of(folder / "config.json") != "file":
+        raise ArgumentError(
+            f"path: running a model needs a transformers folder with a config.json, {shown_text(folder)} is none"
+        )
+    most = _check_sizes(folder)
     transformers, torch = _libraries()
     told = progress if progress is not None else lambda _name, _share: None
     told("loading", 0.0)
-    model = _loaded(transformers, folder)
-    if model.main_input_name != "input_ids":
-        raise ArgumentError(
-            f"path: only models of text can be run, {type(model).__name__} takes {model.main_input_name}; "
-            "read_checkpoint reads its weights"
-        )
-    told("running", 0.4)
-    given = _inputs(transformers, torch, folder, model.config, text, tokens, seed)
-    if getattr(model.config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = given["input_ids"]
-    from rootdk.audit.watching import watch
+    with _quiet(transformers.utils.logging):
+        model = _loaded(transformers, torch, folder, most)
+        if model.main_input_name != "input_ids":
+            raise ArgumentError(
+                f"path: only models of text can be run, {type(model).__name__} takes {model.main_input_name}; "
+                "read_checkpoint reads its weights"
+            )
+        told("running", 0.4)
+        given = _inputs(transformers, torch, folder, model.config, text, tokens, seed)
+        if getattr(model.config, "is_encoder_decoder", False):
+            given["decoder_input_ids"] = given["input_ids"]
+        from rootdk.audit.watching import watch
 
-    with torch.no_grad(), watch(model) as seen:
-        model(**given)
+        with torch.no_grad(), watch(model) as seen, _one_line(f"transformers cannot run {shown_text(folder)}"):
+            model(**given)
     told("judging", 0.9)
     return seen.report(phase)  # type: ignore[no-any-return]
 
@@ -71,27 +89,81 @@ def _libraries() -> tuple[Any, Any]:
     return transformers, torch
 
 
-def _loaded(transformers: Any, folder: Path) -> Any:
+def _check_sizes(folder: Path) -> float:
+    """How many numbers the model may hold; an error if its config asks for more than its weights have.
+
+    A config can ask for any number of layers and any vocabulary, and a library that believes it builds them. What the
+    weights do not have need not be built. Code is refused too: an implementation of attention can be the name of a
+    repository, from which it would be fetched and run.
+    """
+    config, tensors = Config.beside(folder).fields, find_tensors(folder)
+    shapes = [tensors.shape(name) for name in tensors]
+    largest = max((side for shape in shapes for side in shape), default=0)
+    for place, key, value in config.leaves():
+        if isinstance(value, str) and key.endswith("_implementation") and not value.replace("_", "").isalnum():
+            raise ArgumentError(f"path: config.json: {shown_text(place)} must name no code to fetch, got {came(value)}")
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) <= _FEW:
+            continue
+        most = LARGEST_LENGTH
+        if _MODULES.search(key):
+            most = min(max(len(shapes), _FEW), MOST_LAYERS)
+        elif _WIDTHS.search(key) and not _NO_WIDTHS.search(key):
+            most = max(largest, len(shapes), _LEAST_WIDTH)
+        if abs(value) > most:
+            raise ArgumentError(
+                f"path: config.json: {shown_text(place)} must be at most {most}, as its weights have "
+                f"{len(shapes)} tensors and no side above {largest}, got {came(value)}"
+            )
+    return MOST_GROWTH * sum(math.prod(shape) for shape in shapes) + SMALL_MODEL
+
+
+def _loaded(transformers: Any, torch: Any, folder: Path, most: float) -> Any:
     """The class that the config names, in the types of the file; pickles and foreign code are refused."""
     options = {"local_files_only": True, "trust_remote_code": False}
-    try:
+    with _one_line(f"transformers cannot load {shown_text(folder)}"):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-        with _quiet(transformers.utils.logging):
-            return kind.from_pretrained(folder, use_safetensors=True, dtype="auto", **options).eval()
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ArgumentError(f"path: transformers cannot load {folder}: {reason}") from error
+        kind = _kind(transformers, config)
+        with torch.device("meta"):  # shapes alone
+            empty = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
+        size = sum(one.numel() for one in (*empty.parameters(), *empty.buffers()))
+        if size > most:
+            raise ArgumentError(f"path: config.json asks for a model of {size} numbers, its weights allow {most:.0f}")
+        return kind.from_pretrained(folder, use_safetensors=True, dtype="auto", **options).eval()
+
+
+def _kind(transformers: Any, config: Any) -> Any:
+    """The model class that the config names, if it is one; a config may name anything."""
+    named = config.architectures[0] if isinstance(config.architectures, list) and config.architectures else None
+    found = getattr(transformers, named, None) if isinstance(named, str) else None
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        return found
+    return transformers.AutoModel
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Whatever another library raises about a file, as one line."""
+    try:
+        yield
+    except RootdkError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ArgumentError(f"path: {what}: {shown_text(lines[0], 400)}") from error
 
 
 @contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
-    """Without the library's own bar: there is one already, or none is wanted."""
-    before = logging.is_progress_bar_enabled()
+    """Without the library's own bar, as there is one already or none is wanted, and without its words from files."""
+    before, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
+        logging.set_verbosity(level)
         if before:
             logging.enable_progress_bar()
 
@@ -109,11 +181,12 @@ def _inputs(
         return {"input_ids": torch.randint(0, config.get_text_config().vocab_size, (1, tokens), generator=draw)}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # whatever a library raises about a file
         raise ArgumentError(
-            f"text: {folder} has no tokenizer that transformers can load; tokens= takes random ones"
+            f"text: {shown_text(folder)} has no tokenizer that transformers can load; tokens= takes random ones"
         ) from error
-    ids = tokenizer(text, truncation=limit is not None, max_length=limit, return_tensors="pt")["input_ids"]
+    with _one_line(f"the tokenizer of {shown_text(folder)} cannot read the text"):
+        ids = tokenizer(text, truncation=limit is not None, max_length=limit, return_tensors="pt")["input_ids"]
     if ids.shape[-1] < 2:
         raise ArgumentError(f"text: must be at least 2 tokens long, got {ids.shape[-1]}")
     return {"input_ids": ids}

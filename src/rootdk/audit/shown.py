@@ -10,6 +10,7 @@ from rich.text import Text
 from rootdk import _views
 from rootdk.audit.grouped import FindingGroup, grouped
 from rootdk.audit.metrics import grid, present, short_names
+from rootdk.untrusted import shown_text, shown_values
 
 from .heat import heat_map
 
@@ -19,13 +20,15 @@ _MAPS = 4
 _GAP = 2
 _LABEL = 20
 _UNKNOWN = 6
+_LONGEST = 120
 
 
 class Shown:
     """What `rich` prints of an audit, as wide as the terminal is."""
 
     def __init__(self, audit: Mapping[str, Any]) -> None:
-        self._audit = audit
+        # Names and model types come from files: none of them may reach the terminal as it stands.
+        self._audit = shown_values(audit)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
@@ -36,7 +39,8 @@ class Shown:
         unknown = self._audit.get("unknown") or []
         if unknown:
             more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""
-            yield Text(f"Not understood, so not read: {', '.join(unknown[:_UNKNOWN])}{more}", style="yellow")
+            listed = ", ".join(shown_text(name, _LONGEST) for name in unknown[:_UNKNOWN])
+            yield Text(f"Not understood, so not read: {listed}{more}", style="yellow")
         for name, why in (self._audit.get("unread") or {}).items():
             yield Text(f"Not read: {name}: {why}", style="yellow")
 
@@ -48,7 +52,7 @@ def shown(audit: Mapping[str, Any]) -> Group:
 
 def headline(audit: Mapping[str, Any]) -> Text:
     """One line: what was audited, and the verdict."""
-    model = audit.get("model") or {}
+    model = shown_values(audit.get("model") or {}, _LONGEST)
     layers = audit["layers"]
     heads = max((len(layer["heads"]) for layer in layers), default=0)
     facts = [f"{len(layers)} layers of {heads} heads"]

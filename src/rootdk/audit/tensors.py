@@ -1,191 +1,239 @@
-"""The tensors of a checkpoint, read slice by slice from safetensors files. Nothing is ever unpickled.
+"""The tensors of a checkpoint, read slice by slice from safetensors files. Nothing is ever unpickled, or mapped.
 
-A file is mapped into memory, so a slice costs what it holds and not what its tensor holds. Pages that were read stay
-mapped until the file is closed; a file is therefore closed and opened again after every _MAPPED bytes, and a model of
-any size is read in the memory of a few heads.
+A slice costs what it holds and not what its tensor holds, so a model of any size is read in the memory of a few heads.
+A file that changes while it is read is an error.
 """
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.errors import ArgumentError, RootdkError
+from rootdk.errors import ArgumentError
+from rootdk.untrusted import JsonError, open_regular, read_json, shown_text
+
+from .fields import came
+from .header import READABLE, Header, PickleError, Place, check_name, mark_of, read_exactly, read_header
+from .limits import LARGEST_HEADERS, LARGEST_INDEX, MOST_SHARDS, MOST_TENSORS
 
 INDEX = "model.safetensors.index.json"
-_MAPPED = 32 * 2**20
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _CONVERT = (
     "it is a pickle, which runs code when it is opened, so it is not opened here; where you trust it, convert it once: "
     "model.save_pretrained(folder) of a transformers model, or safetensors.torch.save_file(torch.load(file, "
     "weights_only=True), 'model.safetensors')"
 )
-_READABLE = ("F64", "F32", "F16", "BF16")
+_LONGEST_FILE = 255  # bytes, as the file systems have it
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
-
-class SafetensorsMissingError(RootdkError, ImportError):
-    """Reading a checkpoint needs safetensors, and bfloat16 needs ml_dtypes: both are an extra."""
+Progress = Callable[[str, float], None]
 
 
 class Tensors:
     """Names, shapes and slices of all tensors of a model, whichever file each lies in."""
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = dict(files)
+    def __init__(self, files: Mapping[Path, Header], names: Mapping[str, Path]) -> None:
+        self._headers, self._files = files, names
+        held: dict[str, Place] = {name: place for header in files.values() for name, place in header.tensors.items()}
+        self._places = {name: held[name] for name in names}
         self._open: dict[Path, Any] = {}
-        self._read = 0
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.types: dict[str, str] = {}
-        for path in sorted(set(files.values())):
-            with _opened(path) as file:
-                held = set(file.keys())
-                for name in (name for name, place in self._files.items() if place == path):
-                    if name not in held:
-                        raise ArgumentError(f"path: {INDEX} says that {name} is in {path.name}, and it is not there")
-                    view = file.get_slice(name)
-                    self.shapes[name] = tuple(view.get_shape())
-                    self.types[name] = str(view.get_dtype())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
+        return iter(self._places)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.shapes
+        return name in self._places
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor."""
+        return self._places[name].shape
+
+    def dtype(self, name: str) -> str:
+        """Its type as the file calls it."""
+        return self._places[name].dtype
 
     def readable(self, name: str) -> bool:
         """Whether it holds plain floating-point numbers: integers and float8 need scales that lie elsewhere."""
-        return self.types[name] in _READABLE
+        return self._places[name].dtype in READABLE
 
-    def read(self, name: str, rows: slice = slice(None), columns: slice | None = None) -> NDArray[Any]:
-        """A slice of a tensor, as float64."""
-        if self.types[name] == "BF16":
-            _check_bfloat16()
-        view = self._file(self._files[name]).get_slice(name)
-        part = view[rows] if columns is None else view[rows, columns]
-        self._read += part.nbytes
-        found = np.asarray(part).astype(np.float64)
-        if self._read > _MAPPED:
-            self.close()
-        return found
+    def itemsize(self, name: str) -> int:
+        """Bytes of one number of a tensor that is readable."""
+        return self._places[name].itemsize
+
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> NDArray[Any]:
+        """A slice of a tensor of rank 1 or 2, as float64."""
+        place = self._places[name]
+        height, width = place.shape if len(place.shape) == 2 else (int(np.prod(place.shape)), 1)
+        first, last, _ = (rows or slice(None)).indices(height)
+        left, right, _ = (columns or slice(None)).indices(width)
+        if (left, right) == (0, width):
+            spans = [(first * width, (last - first) * width)]
+        else:
+            spans = [(row * width + left, right - left) for row in range(first, last)]
+        numbers = self._numbers(name, place, spans)
+        return numbers.reshape((last - first, right - left) if len(place.shape) == 2 else (last - first,))
+
+    def _numbers(self, name: str, place: Place, spans: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
+        """As many numbers as each span says, from where it says, one after the other."""
+        path = self._files[name]
+        try:
+            file = self._file(path)
+            parts = [
+                read_exactly(file, place.start + place.itemsize * at, place.itemsize * count) for at, count in spans
+            ]
+        except OSError as error:
+            raise ArgumentError(f"path: {shown_text(path.name)} cannot be read: {error.strerror or error}") from error
+        raw = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), _TYPES[place.dtype])
+        if place.dtype == "BF16":  # the upper half of a float32
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw.astype(np.float64)
 
     def close(self) -> None:
-        """Give the mapped pages back."""
+        """Let go of the files that are open."""
+        for file in self._open.values():
+            file.close()
         self._open.clear()
-        self._read = 0
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:
-            self._open[path] = _library()(path, framework="np")
+            file = os.fdopen(open_regular(path), "rb", buffering=0)
+            self._open[path] = file
+            if mark_of(os.fstat(file.fileno())) != self._headers[path].mark:
+                raise OSError("it has changed since its header was read")
         return self._open[path]
 
 
-def find_tensors(path: Path) -> Tensors:
+def find_tensors(path: Path, progress: Progress | None = None) -> Tensors:
     """The tensors of a safetensors file, of an index of shards, or of a folder that holds either."""
-    if not path.exists():
-        raise ArgumentError(
-            f"path: must be a model folder, a .safetensors file or an index of shards, {path} is absent"
-        )
-    if path.is_dir():
+    if _is_folder(path):
         path = _inside(path)
     if path.suffix in _PICKLED:
-        raise ArgumentError(f"path: {path.name} is not read: {_CONVERT}")
+        raise ArgumentError(f"path: {shown_text(path.name)} is not read: {_CONVERT}")
     if path.suffix == ".json":
-        return Tensors(_sharded(path))
-    with _opened(path) as file:
-        names = list(file.keys())
-    return Tensors(dict.fromkeys(names, path))
+        return _sharded(path, progress)
+    header = _header(path)
+    return Tensors({path: header}, dict.fromkeys(header.tensors, path))
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether the path is a folder; an error if nothing is there, or nothing can be."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        raise ArgumentError(
+            "path: must be a model folder, a .safetensors file or an index of shards, "
+            f"{shown_text(path)} is absent{' (a link to nothing)' if path.is_symlink() else ''}"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"path: {shown_text(path)} cannot be read: {reason}") from error
 
 
 def _inside(folder: Path) -> Path:
     """What to read of a folder; a single file counts before an index, as in transformers."""
-    found = sorted(folder.glob("*.safetensors"))
-    for candidate in (folder / "model.safetensors", *sorted(folder.glob("*.safetensors.index.json"))):
-        if candidate.exists():
-            return candidate
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(file.name for file in found[:4])
-        raise ArgumentError(
-            f"path: {folder} has {len(found)} safetensors files ({names}) and no {INDEX}; name one of them"
-        )
-    pickled = [file.name for file in sorted(folder.iterdir()) if file.suffix in _PICKLED]
-    if pickled:
-        raise ArgumentError(f"path: {folder} has no .safetensors file, and {pickled[0]} is not read: {_CONVERT}")
-    raise ArgumentError(f"path: {folder} has no .safetensors file")
-
-
-def _sharded(index: Path) -> dict[str, Path]:
-    """The file that each tensor lies in, as the index tells it."""
     try:
-        places = json.loads(index.read_text("utf-8"))["weight_map"]
-        found = {str(name): str(file) for name, file in places.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ArgumentError(f"path: {index.name} is no index of shards (a JSON object with weight_map)") from error
-    if not found:
-        raise ArgumentError(f"path: {index.name} names no tensor: its weight_map is empty")
-    for name in sorted(set(found.values())):
-        file = index.parent / name
-        if file.name != name:
-            raise ArgumentError(f"path: {index.name} must name files of its own folder, got {name!r}")
-        if file.suffix in _PICKLED:
-            raise ArgumentError(f"path: {file.name} is not read: {_CONVERT}")
-        if not file.exists():
-            raise ArgumentError(f"path: {index.name} names {file.name}, which is absent: the download is not complete")
-    return {name: index.parent / file for name, file in found.items()}
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """An open file whose header fits its size, or an error that says what is wrong with it."""
-    library = _library()
-    from safetensors import SafetensorError
-
-    try:
-        file = library(path, framework="np")
-    except SafetensorError as error:
-        reason = str(error).rpartition("header: ")[2]
-        if _looks_pickled(path):
-            raise ArgumentError(f"path: {path.name} is not read: {_CONVERT}") from error
-        raise ArgumentError(
-            f"path: {path.name} is no whole safetensors file ({reason}; {path.stat().st_size} bytes): truncated, "
-            "corrupt or of another kind; fetch or write it again"
-        ) from error
+        names = sorted(one.name for one in folder.iterdir())
     except OSError as error:
-        raise ArgumentError(f"path: {path.name} cannot be read: {error.strerror or error}") from error
+        raise ArgumentError(f"path: {shown_text(folder)} cannot be read: {error.strerror or error}") from error
+    found = [name for name in names if name.endswith(".safetensors")]
+    for candidate in ("model.safetensors", *(name for name in names if name.endswith(".safetensors.index.json"))):
+        if candidate in names:
+            return folder / candidate
+    if len(found) == 1:
+        return folder / found[0]
+    if found:
+        listed = ", ".join(shown_text(name, 80) for name in found[:4])
+        raise ArgumentError(
+            f"path: {shown_text(folder)} has {len(found)} safetensors files ({listed}) and no {INDEX}; name one of them"
+        )
+    pickled = [name for name in names if name.endswith(_PICKLED)]
+    if pickled:
+        raise ArgumentError(
+            f"path: {shown_text(folder)} has no .safetensors file, and {shown_text(pickled[0])} is not read: {_CONVERT}"
+        )
+    raise ArgumentError(f"path: {shown_text(folder)} has no .safetensors file")
+
+
+def _sharded(index: Path, progress: Progress | None) -> Tensors:
+    """The tensors that an index names, each in the file that it says."""
+    places = _weight_map(index)
+    shards: dict[str, list[str]] = {}
+    for name, file in places.items():
+        shards.setdefault(file, []).append(name)
+    if len(shards) > MOST_SHARDS:
+        raise ArgumentError(f"path: {shown_text(index.name)} must name at most {MOST_SHARDS} shards, got {len(shards)}")
+    for file in sorted(shards):
+        _check_shard(index, file)
+    headers, length = {}, 0
+    paths = {file: index.parent / file for file in shards}
+    for number, (file, names) in enumerate(sorted(shards.items())):
+        if progress is not None:
+            progress(shown_text(file, 40), number / len(shards))
+        header = _header(paths[file])
+        length += header.length
+        if length > LARGEST_HEADERS:
+            raise ArgumentError(
+                f"path: the shards of {shown_text(index.name)} must have headers of at most {LARGEST_HEADERS} bytes"
+            )
+        absent = next((name for name in names if name not in header.tensors), None)
+        if absent is not None:
+            raise ArgumentError(
+                f"path: {shown_text(index.name)} says that {shown_text(absent)} is in {shown_text(file)}, "
+                "and it is not there"
+            )
+        headers[paths[file]] = header
+    return Tensors(headers, {name: paths[file] for name, file in places.items()})
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """{tensor: file} as the index tells it."""
+    name = shown_text(index.name)
+    wrong = f"path: {name} is no index of shards (a JSON object with weight_map)"
     try:
-        yield file
-    finally:
-        del file
+        found = read_json(index, LARGEST_INDEX, unique=True)
+    except OSError as error:
+        raise ArgumentError(f"path: {name} cannot be read: {error.strerror or error}") from error
+    except JsonError as error:
+        raise ArgumentError(f"{wrong}: {error}") from error
+    places = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(places, dict):
+        raise ArgumentError(f"{wrong}, got {came(found if places is None else places)}")
+    if not places:
+        raise ArgumentError(f"path: {name} names no tensor: its weight_map is empty")
+    if len(places) > MOST_TENSORS:
+        raise ArgumentError(f"path: {name} must name at most {MOST_TENSORS} tensors, got {len(places)}")
+    for tensor, file in places.items():
+        try:
+            check_name(tensor)
+        except JsonError as error:
+            raise ArgumentError(f"path: {name}: {error}") from None
+        if not isinstance(file, str):
+            raise ArgumentError(f"path: {name}: the file of {shown_text(tensor)} must be a text, got {came(file)}")
+    return places
 
 
-def _looks_pickled(path: Path) -> bool:
-    """torch.save writes a zip archive, before 1.6 a bare pickle; either may carry any name."""
-    with path.open("rb") as file:
-        start = file.read(4)
-    return start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
-
-
-def _library() -> Any:
+def _check_shard(index: Path, file: str) -> None:
+    """A file of the same folder, that is there."""
+    name, shown = shown_text(index.name), shown_text(file, 80)
+    inside = file not in ("", ".", "..") and not {"/", "\\", "\0"} & set(file)
+    if not inside or len(os.fsencode(file)) > _LONGEST_FILE:
+        raise ArgumentError(f"path: {name} must name files of its own folder, got '{shown}'")
+    if file.endswith(_PICKLED):
+        raise ArgumentError(f"path: {shown} is not read: {_CONVERT}")
     try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise SafetensorsMissingError(
-            "read_checkpoint: needs safetensors, which is not installed; get it with: pip install 'rootdk[audit]'"
-        ) from error
-    return safe_open
+        (index.parent / file).stat()
+    except FileNotFoundError:
+        raise ArgumentError(f"path: {name} names {shown}, which is absent: the download is not complete") from None
+    except OSError as error:
+        raise ArgumentError(f"path: {name} names {shown}, which cannot be read: {error.strerror or error}") from error
 
 
-def _check_bfloat16() -> None:
-    """NumPy has no bfloat16; ml_dtypes teaches it one as soon as it is imported."""
+def _header(path: Path) -> Header:
     try:
-        import ml_dtypes  # noqa: F401
-    except ImportError as error:
-        raise SafetensorsMissingError(
-            "read_checkpoint: bfloat16 weights need ml_dtypes, which is not installed; get it with: "
-            "pip install 'rootdk[audit]'"
-        ) from error
+        return read_header(path)
+    except PickleError as error:
+        raise ArgumentError(f"path: {shown_text(path.name)} is not read: {_CONVERT}") from error

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich import box
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+from rootdk.untrusted import shown_text
 
 if TYPE_CHECKING:
     from rootdk.audit.finding import Finding
@@ -37,7 +38,7 @@ def view(report: "Report") -> Group:
     for layer in report.layers:
         verdict = report.verdict_on(layer.name)
         scale, said = _short(layer.facts.get("scale")), Text(verdict, _STYLE[verdict])
-        table.add_row(escape(_end(layer.name)), scale, *_measured(layer), said)
+        table.add_row(Text(_end(shown_text(layer.name))), scale, *_measured(layer), said)
         if layer.baseline:
             predicted = [_cell(layer.baseline.get(metric)) for _, metric, _ in _COLUMNS]
             table.add_row("", "", *predicted, "", style="dim")
@@ -47,19 +48,20 @@ def view(report: "Report") -> Group:
     if len(grave) > _SHOWN:
         lines.append(Text(f"and {len(grave) - _SHOWN} more in .findings"))
     lines += _notes([one for one in report.findings if one.severity == "note"])
-    lines += [Text(f"not read: {name}: {why}", style="yellow") for name, why in report.unread.items()]
+    lines += [
+        Text(f"not read: {shown_text(name)}: {shown_text(why, 400)}", style="yellow")
+        for name, why in report.unread.items()
+    ]
     return Group(*lines)
 
 
 def _line(one: "Finding") -> Text:
-    return Text.from_markup(
-        f"[{_STYLE[one.severity]}]{one.severity}[/] {_place(one)}: {one.metric} {_short(one.value)}, "
-        f"limit {_short(one.threshold)}. {escape(one.remedy)}. [dim]{escape(one.source)}[/]"
-    )
+    said = f" {_place(one)}: {one.metric} {_short(one.value)}, limit {_short(one.threshold)}. {one.remedy}. "
+    return Text.assemble((one.severity, _STYLE[one.severity]), said, (shown_text(one.source, 400), "dim"))
 
 
 def _place(one: "Finding") -> str:
-    return escape(one.layer) + ("" if one.head is None else f", head {one.head}")
+    return shown_text(one.layer) + ("" if one.head is None else f", head {one.head}")
 
 
 def _notes(notes: "list[Finding]") -> list[Text]:
@@ -69,7 +71,8 @@ def _notes(notes: "list[Finding]") -> list[Text]:
     for (metric, source), found in kinds.items():
         layers = dict.fromkeys(one.layer for one in found)
         where = _place(found[0]) if len(found) == 1 else f"{len(found)} times in {len(layers)} layers"
-        lines.append(Text.from_markup(f"[{_STYLE['note']}]note[/] {metric}, {where}: [dim]{escape(source)}[/]"))
+        said = f" {metric}, {where}: "
+        lines.append(Text.assemble(("note", _STYLE["note"]), said, (shown_text(source, 400), "dim")))
     return lines
 
 

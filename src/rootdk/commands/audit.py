@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rootdk.untrusted import kind_of, shown_text
+
 from . import options
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def audit(
     by head, without model code and in little memory; --text or --tokens run the model too, if it is a folder of
     transformers. Without PATH: a small model at its random start, under several scale rules.
 
-    Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on.
+    Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on; 130: Ctrl-C.
     """
     from rich.console import Console
 
@@ -66,8 +68,10 @@ def audit(
     if out is not None:
         _check_report(out)
     words = _read(text)
-    if path is not None and path.exists() and not (path / "config.json").is_file() and (words or tokens):
-        click.echo(f"{path} is no transformers folder and cannot be run: its weights alone are read.", err=True)
+    if path is not None and (words or tokens) and kind_of(path) and kind_of(path / "config.json") != "file":
+        click.echo(
+            f"{shown_text(path)} is no transformers folder and cannot be run: its weights alone are read.", err=True
+        )
         words = tokens = None
     with bar() as progress:
         found = audit_of(Order(path, words, tokens, keys, phase, seed), progress)
@@ -83,12 +87,19 @@ def audit(
 
 
 def _read(text: Any) -> str | None:
+    from rootdk.audit.limits import LARGEST_TEXT
+
     if text is None:
         return None
     try:
-        return str(text.read())
+        found = str(text.read(LARGEST_TEXT + 1))
     except UnicodeDecodeError as error:
-        raise click.BadParameter(f"{text.name} is not UTF-8 text", param_hint="'--text'") from error
+        raise click.BadParameter(f"{shown_text(text.name)} is not UTF-8 text", param_hint="'--text'") from error
+    if len(found) > LARGEST_TEXT:
+        raise click.BadParameter(
+            f"{shown_text(text.name)} must have at most {LARGEST_TEXT} characters", param_hint="'--text'"
+        )
+    return found
 
 
 def _check_report(out: Path) -> None:
@@ -105,7 +116,7 @@ def _write_report(found: dict[str, Any], out: Path, path: Path | None) -> None:
     from rootdk.files import write_atomically
     from rootdk.report import render_audit
 
-    about = {"version": __version__} | ({} if path is None else {"path": str(path)})
+    about = {"version": __version__} | ({} if path is None else {"path": shown_text(path)})
     try:
         write_atomically(out, render_audit(found, about))
     except OSError as error:

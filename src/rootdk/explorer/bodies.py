@@ -1,11 +1,11 @@
 """The one body that the server takes, read with a bound."""
 
-import json
-from typing import Any, NoReturn
+from typing import Any
 
 from starlette.requests import Request
 
 from rootdk.errors import RootdkError
+from rootdk.untrusted import JsonError, parse_json
 
 # An audit of 100 layers of 128 heads is near 8 MB.
 LARGEST_BODY = 16 * 2**20
@@ -41,15 +41,9 @@ def parsed(body: bytes) -> dict[str, Any]:
     {'verdict': 'healthy'}
     """
     try:
-        found = json.loads(body, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise BodyError(422, "must not be nested that deep") from error
-    except ValueError as error:
+        found = parse_json(body, constants=False)
+    except JsonError as error:
         raise BodyError(422, f"must be JSON: {error}") from error
     if not isinstance(found, dict):
         raise BodyError(422, f"must be a JSON object, got {type(found).__name__}")
     return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")

@@ -7,6 +7,7 @@ from typing import Any
 from rootdk import _views
 from rootdk.audit.grouped import FindingGroup, grouped
 from rootdk.audit.metrics import METRICS, grid
+from rootdk.untrusted import shown_values
 
 from .document import card, check_plotly, document, figure, foot, rich
 from .maps import audit_pictures, spread_pictures
@@ -30,6 +31,7 @@ def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = Non
     about   facts for the foot of the page, such as version and path
     """
     check_plotly()
+    audit, about = shown_values(audit), shown_values(about or {})
     model = audit.get("model") or {}
     name = f"Attention audit: {model['model_type']}" if model.get("model_type") else "Attention audit"
     pictures = [*audit_pictures(audit), *spread_pictures(audit)]
@@ -44,7 +46,7 @@ def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = Non
         f"<div class='figures'>{''.join(map(figure, pictures))}</div>",
         "</section>",
         f"<section><h2 id='numbers'>Numbers</h2>{_numbers(audit)}</section>",
-        foot(about or {}),
+        foot(about),
     ]
     return document(name, body)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from rootdk import _views
@@ -34,7 +35,7 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
     known = [value for row in rows for value in row if math.isfinite(value)]
     logarithmic = metric.spread and min(known) > 0.0
     shown = [[_placed(value, logarithmic) for value in row] for row in rows]
-    names = [str(layer["name"]) for layer in layers]
+    names = [_plain(layer["name"]) for layer in layers]
     trace = go.Heatmap(
         z=shown, x=list(range(len(rows[0]))), y=list(range(len(names))), colorscale=_SCALE,
         customdata=[[[_number(value), name] for value in row] for row, name in zip(rows, names, strict=True)],
@@ -44,17 +45,22 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
     )  # fmt: skip
     heads = {"dtick": 1 if len(rows[0]) <= 8 else 2} if len(rows[0]) <= 16 else {}
     figure = figure_of(
-        [trace], "head", "", xaxis={**heads, "showgrid": False, "tickangle": 0}, yaxis=_layer_axis(names)
+        [trace], "head", "", xaxis={**heads, "showgrid": False, "tickangle": 0}, yaxis=_layer_axis(layers)
     )
     figure["layout"]["margin"] = {"l": 8, "r": 8, "t": 8, "b": 48}
     return Picture(f"map-{metric.name}", metric.short[:1].upper() + metric.short[1:], metric.words, figure)
 
 
-def _layer_axis(names: Sequence[str]) -> dict[str, Any]:
+def _plain(name: Any) -> str:
+    """Plotly takes texts for HTML: a link in the name of a layer would be one on the page."""
+    return escape(str(name))
+
+
+def _layer_axis(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """First layer on top; as many names as there is room for."""
-    short = short_names(names, _LABEL)
-    every = max(1, math.ceil(len(names) / 20))
-    places = list(range(0, len(names), every))
+    short = [_plain(name) for name in short_names([str(layer["name"]) for layer in layers], _LABEL)]
+    every = max(1, math.ceil(len(short) / 20))
+    places = list(range(0, len(short), every))
     return {
         "autorange": "reversed", "showgrid": False, "tickvals": places, "ticktext": [short[place] for place in places],
     }  # fmt: skip
@@ -70,7 +76,8 @@ def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, 
     """At least a factor of 4, or a tenth of the whole: colours must not make a drama of rounding."""
     low, high = min(known), max(known)
     if logarithmic:
-        middle, half = math.log10(low * high) / 2, max(math.log10(high / low), math.log10(4)) / 2
+        left, right = math.log10(low), math.log10(high)  # products of the two may leave float64
+        middle, half = (left + right) / 2, max(right - left, math.log10(4)) / 2
     else:
         middle, half = (low + high) / 2, max(high - low, 0.1 if share else 1e-12) / 2
     return {"zmin": middle - half, "zmax": middle + half}
@@ -101,7 +108,7 @@ def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Pictu
     traces = [
         go.Scatter(
             x=[place for place, _ in dots], y=[value for _, value in dots], mode="markers", name="one head",
-            text=[names[place] for place, _ in dots], hovertemplate="%{text}<br>%{y:.3g}<extra></extra>",
+            text=[_plain(names[place]) for place, _ in dots], hovertemplate="%{text}<br>%{y:.3g}<extra></extra>",
             marker={"color": HUES[0], "size": 6, "opacity": 0.45},
         ),
         go.Scatter(
@@ -119,7 +126,7 @@ def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Pictu
         )  # fmt: skip
     every = max(1, math.ceil(len(names) / 12))
     # Long names would run into each other; the hover has them.
-    labels = names if max(map(len, names)) <= 3 else [str(place) for place in places]
+    labels = [_plain(name) for name in names] if max(map(len, names)) <= 3 else [str(place) for place in places]
     known = [value for _, value in dots]
     axis: dict[str, Any] = {}
     if metric.spread and min(known) > 0.0:

@@ -17,6 +17,7 @@ from typing import Any
 import rootdk
 from rootdk.errors import RootdkError
 from rootdk.files import write_atomically
+from rootdk.untrusted import read_json
 
 from .experiments import name_of
 from .result import Result
@@ -49,7 +50,7 @@ class Cache:
         """The kept result, or None if there is none that can be used."""
         path = self.path(spec)
         try:
-            found = Result.from_dict(json.loads(path.read_text("utf-8")))
+            found = Result.from_dict(read_json(path))
         except FileNotFoundError:
             return None
         except OSError as error:

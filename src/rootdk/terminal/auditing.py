@@ -8,6 +8,7 @@ from typing import Any
 
 from rootdk.audit.finding import RANK
 from rootdk.audit.thresholds import Phase
+from rootdk.untrusted import shown_text
 
 Progress = Callable[[str, float], None]
 
@@ -97,8 +98,8 @@ def bar() -> Iterator[Progress]:
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task("", total=1.0)
-        yield lambda name, share: shown.update(task, completed=share, description=name)
+        yield lambda name, share: shown.update(task, completed=share, description=shown_text(name, 60))

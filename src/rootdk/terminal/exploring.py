@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from rootdk.errors import RootdkError
+from rootdk.errors import ArgumentError, RootdkError
+from rootdk.untrusted import read_regular, shown_text
 
 _NEEDED = ("plotly", "starlette", "uvicorn")
 # Work that takes longer shows how far it is.
@@ -44,9 +45,12 @@ def read_model(path: Path) -> dict[str, Any]:
         and path.name != "config.json"
     ):
         from rootdk.explorer.audit_input import checked_audit
-        from rootdk.explorer.bodies import parsed
+        from rootdk.explorer.bodies import LARGEST_BODY, parsed
 
-        return dict(checked_audit(parsed(path.read_bytes())))
+        try:
+            return dict(checked_audit(parsed(read_regular(path, LARGEST_BODY))))
+        except OSError as error:
+            raise ArgumentError(f"model: {shown_text(path)} cannot be read: {error.strerror or error}") from error
     from rootdk.audit import read_checkpoint
 
     from .auditing import bar

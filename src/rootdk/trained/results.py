@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from rootdk._views import expect_fields, expect_kind
+from rootdk.untrusted import parse_json
 
 from .run import Run
 
@@ -64,4 +65,4 @@ class Results:
 @functools.cache
 def shipped() -> Results:
     """The results that come with the package, made by `rootdk train-study`; their `about` says how."""
-    return Results.from_dict(json.loads(files(__package__).joinpath(_SHIPPED).read_text("utf-8")))
+    return Results.from_dict(parse_json(files(__package__).joinpath(_SHIPPED).read_bytes()))

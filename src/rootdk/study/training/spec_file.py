@@ -1,11 +1,11 @@
 """Specs from a JSON file: a list of runs, or an object that has one under "runs"."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.trained import RunSpec
+from rootdk.untrusted import read_json
 
 
 def read_specs(path: Path) -> tuple[RunSpec, ...]:
@@ -14,7 +14,7 @@ def read_specs(path: Path) -> tuple[RunSpec, ...]:
     What Results wrote can be given too: of each of its runs the spec is taken.
     """
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = read_json(path)
     except OSError as error:
         raise ArgumentError(f"spec: cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -21,9 +21,9 @@ from rootdk.errors import RootdkError
 from rootdk.files import write_atomically
 from rootdk.study.cache import folder
 from rootdk.trained import Run, RunSpec
+from rootdk.untrusted import read_json
 
 # What a run's numbers follow from. Reports, commands and whatever only arranges runs may change without a rerun.
-<<<<<<< HEAD
 _DECIDES = (
     "options.py",
     "checks.py",
@@ -34,14 +34,10 @@ _DECIDES = (
     "backends",
     "study/training",
 )
-_ARRANGES = {"__init__", "engine", "local", "needs", "plan", "ray_engine", "spec_file", "store", "sweep"}
-=======
-_DECIDES = ("_arguments.py", "api.py", "reading.py", "scaling.py", "torch.py", "_torch", "_backends", "study/training")
 _ARRANGES = {"__init__", "children", "engine", "local", "needs", "plan", "ray_engine", "spec_file", "store", "sweep"}
 
 
 _LOCK = ".lock"
->>>>>>> watch
 
 
 class StoreError(RootdkError):
@@ -111,7 +107,7 @@ class Store:
         """The kept run, or None if there is none that can be used."""
         path = self.path(spec)
         try:
-            found = Run.from_dict(json.loads(path.read_text("utf-8")))
+            found = Run.from_dict(read_json(path))
             _ = found.last
         except FileNotFoundError:
             return None
