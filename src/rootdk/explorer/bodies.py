@@ -25,21 +25,23 @@ async def json_body(request: Request) -> dict[str, Any]:
     if kind != "application/json":
         raise BodyError(415, f"must come as application/json, got {kind[:60] or 'no content type'}")
     if int(request.headers.get("content-length", "0")) > LARGEST_BODY:
-        raise BodyError(413, f"must be at most {LARGEST_BODY} bytes long")
+        raise _too_large()
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LARGEST_BODY:
-            raise BodyError(413, f"must be at most {LARGEST_BODY} bytes long")
+            raise _too_large()
     return parsed(bytes(body))
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The object in the text; numbers must be finite, as JSON has it.
+    """The object in the text of at most LARGEST_BODY bytes; numbers must be finite, as JSON has it.
 
     >>> parsed(b'{"verdict": "healthy"}')
     {'verdict': 'healthy'}
     """
+    if len(body) > LARGEST_BODY:
+        raise _too_large()
     try:
         found = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError as error:
@@ -53,3 +55,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _too_large() -> BodyError:
+    return BodyError(413, f"must be at most {LARGEST_BODY} bytes long")

@@ -70,9 +70,10 @@ def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, 
     """At least a factor of 4, or a tenth of the whole: colours must not make a drama of rounding."""
     low, high = min(known), max(known)
     if logarithmic:
-        middle, half = math.log10(low * high) / 2, max(math.log10(high / low), math.log10(4)) / 2
+        first, last = math.log10(low), math.log10(high)  # before they meet: a product may be 0 or infinite
+        middle, half = (first + last) / 2, max(last - first, math.log10(4)) / 2
     else:
-        middle, half = (low + high) / 2, max(high - low, 0.1 if share else 1e-12) / 2
+        middle, half = low / 2 + high / 2, max(high / 2 - low / 2, 0.05 if share else 5e-13)
     return {"zmin": middle - half, "zmax": middle + half}
 
 
@@ -82,7 +83,7 @@ def _ticks(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, 
         return {"tickformat": ".2f" if share else ".3g"}
     bounds = _range(known, logarithmic, share)
     places = [bounds["zmin"] + (bounds["zmax"] - bounds["zmin"]) * part / 4 for part in range(5)]
-    return {"tickvals": places, "ticktext": [_number(10**place) for place in places]}
+    return {"tickvals": places, "ticktext": [_number(10 ** min(place, 308.0)) for place in places]}
 
 
 def _number(value: float) -> str:

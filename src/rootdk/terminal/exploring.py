@@ -36,23 +36,29 @@ def check_lab() -> None:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """An audit: read from JSON, or made of a checkpoint's weights."""
+    """An audit: read from JSON, or made of a checkpoint's weights. One that the page cannot show is an error here."""
+    from rootdk.explorer.audit_input import checked_audit
+
     if (
         path.is_file()
         and path.suffix == ".json"
         and not path.name.endswith(".index.json")
         and path.name != "config.json"
     ):
-        from rootdk.explorer.audit_input import checked_audit
-        from rootdk.explorer.bodies import parsed
+        from rootdk.explorer.bodies import LARGEST_BODY, parsed
 
-        return dict(checked_audit(parsed(path.read_bytes())))
+        try:
+            with path.open("rb") as file:
+                content = file.read(LARGEST_BODY + 1)
+        except OSError as error:
+            raise click.ClickException(f"--model: cannot read {path}: {error.strerror or error}") from error
+        return dict(checked_audit(parsed(content)))
     from rootdk.audit import read_checkpoint
 
     from .auditing import bar
 
     with bar() as progress:
-        return read_checkpoint(path, progress=progress).to_dict()
+        return dict(checked_audit(read_checkpoint(path, progress=progress).to_dict()))
 
 
 def check_address(at: str) -> None:
