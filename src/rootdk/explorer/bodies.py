@@ -19,8 +19,8 @@ class BodyError(RootdkError):
         self.status = status
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """A JSON object of at most LARGEST_BODY bytes. What is too large is not read to its end."""
+async def read_body(request: Request) -> bytes:
+    """The text of a JSON object, at most LARGEST_BODY bytes. What is too large is not read to its end."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise BodyError(415, f"must come as application/json, got {kind[:60] or 'no content type'}")
@@ -31,7 +31,7 @@ async def json_body(request: Request) -> dict[str, Any]:
         body += part
         if len(body) > LARGEST_BODY:
             raise _too_large()
-    return parsed(bytes(body))
+    return bytes(body)
 
 
 def parsed(body: bytes) -> dict[str, Any]:

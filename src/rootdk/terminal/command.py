@@ -1,7 +1,6 @@
 """`rootdk` without a command: check that the report can be written, work, print, write."""
 
 import json
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import click
 
 from rootdk import __version__
 from rootdk.errors import RootdkError
-from rootdk.files import write_atomically
+from rootdk.files import check_destination, write_atomically
 from rootdk.report import check_plotly, render
 from rootdk.study import Cache
 from rootdk.trained import shipped
@@ -70,8 +69,10 @@ def check_writable(path: Path, option: str = "--out") -> None:
         raise click.BadParameter(f"{path} is a folder", param_hint=hint)
     if path.exists() and not path.is_file():
         raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise click.BadParameter(f"{path} is not writable", param_hint=hint)
+    try:
+        check_destination(path)
+    except OSError as error:
+        raise click.BadParameter(f"{path} is not writable: {error.strerror or error}", param_hint=hint) from error
 
 
 def _about(findings: Findings) -> dict[str, str]:

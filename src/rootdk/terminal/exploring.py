@@ -73,7 +73,7 @@ def check_address(at: str) -> None:
 
 
 def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None) -> None:
-    """Until Ctrl-C. The address goes to standard output before the first request can come."""
+    """Until Ctrl-C, a KeyboardInterrupt. The address goes to standard output before the first request can come."""
     from rootdk.explorer.ports import listening
     from rootdk.explorer.server import application, run
     from rootdk.explorer.warm_up import warm_up
@@ -90,9 +90,10 @@ def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str 
             _open(address)
         over = threading.Event()
         threading.Thread(target=warm_up, args=(over.is_set,), daemon=True).start()
-        run(app, socket)
-        over.set()
-    click.echo("Stopped.", err=True)
+        try:
+            run(app, socket)
+        finally:
+            over.set()
 
 
 def _open(address: str) -> None:
