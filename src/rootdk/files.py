@@ -57,8 +57,9 @@ def _beside(path: Path) -> Iterator[tuple[Path, Path]]:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(target.stat().st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-    # Short whatever the target is called: names have a limit, and the target's may be near it.
-    temporary = target.parent / f".rootdk-{secrets.token_hex(8)}.part"
+    # Names have a limit, often 255 bytes, and the target's may be near it.
+    name = target.name if len(os.fsencode(target.name)) <= 200 else ""
+    temporary = target.parent / f".{name}.{secrets.token_hex(8)}.part"
     try:
         with _changing:
             _unfinished.add(temporary)

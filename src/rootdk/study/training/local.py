@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
 from typing import Any
 
+from rootdk.children import standing_elsewhere
 from rootdk.errors import ArgumentError
 
 from .engine import ONE_THREAD, Advanced, Again, Event, Failed, Task, Trainer, attempt, train_on_one_core
@@ -124,11 +125,13 @@ def _in_its_environment() -> Iterator[None]:
     The signal is held back here, not dropped, and comes through when the process is started.
     """
     before = {name: os.environ.get(name) for name in ONE_THREAD}
-    ensure_running()  # multiprocessing's own helper, whose start would let the signal through again
+    with standing_elsewhere():
+        ensure_running()  # multiprocessing's own helper, whose start would let the signal through again
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(ONE_THREAD)
     try:
-        yield
+        with standing_elsewhere():
+            yield
     finally:
         for name, value in before.items():
             if value is None:
