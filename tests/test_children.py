@@ -61,12 +61,14 @@ def test_ranks_run_nothing_from_the_current_folder(script: Path, trap: Path) -> 
     assert notes(trap) == []
 
 
-def test_runs_run_nothing_from_the_current_folder(script: Path, trap: Path) -> None:
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_runs_run_nothing_from_the_current_folder(script: Path, trap: Path, engine: str) -> None:
     from rootdk.trained import RunSpec
 
     specs = [RunSpec(task="recall", rule="sqrt", d_k=8, steps=2, seed=seed, learning_rate=1e-3) for seed in (0, 1)]
     (trap / "spec.json").write_text(json.dumps([one.to_dict() for one in specs]))
-    done = run(script, trap, "train-study", "--spec", "spec.json", "--runs", "here", "--workers", "2")
+    asked = ("--spec", "spec.json", "--runs", "here", "--workers", "2", "--engine", engine)
+    done = run(script, trap, "train-study", *asked)
     assert done.returncode == 0, done.stderr
     assert len(list((trap / "here").glob("*.json"))) == 2
     assert notes(trap) == []

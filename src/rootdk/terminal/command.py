@@ -62,14 +62,12 @@ def _missing_plotly() -> RootdkError | None:
 
 def check_writable(path: Path, option: str = "--out") -> None:
     """Before the work, so that nobody waits for a report that has no place."""
-    folder, hint = path.parent, f"'{option}'"
-    if not folder.is_dir():
-        raise click.BadParameter(f"folder {folder} does not exist", param_hint=hint)
-    if path.is_dir():
-        raise click.BadParameter(f"{path} is a folder", param_hint=hint)
-    if path.exists() and not path.is_file():
-        raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
+    hint = f"'{option}'"
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"folder {path.parent} does not exist", param_hint=hint)
     try:
+        if path.exists() and not path.is_file():
+            raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
         check_destination(path)
     except OSError as error:
         raise click.BadParameter(f"{path} is not writable: {error.strerror or error}", param_hint=hint) from error

@@ -47,6 +47,8 @@ def supervised(command: Callable[[], Any]) -> Any:
     signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
     # The thread holds both ends: they live as long as the process.
     threading.Thread(target=_wait_for_ctrl_c, args=(ear, mouth), daemon=True).start()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as under nohup
+        signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _leave_if_interrupted
     output = sys.stdout
     if output is not None:
@@ -58,10 +60,15 @@ def supervised(command: Callable[[], Any]) -> Any:
             # With another code the command has said itself what became of its work.
             _leave(said=end.code != INTERRUPTED)
         raise
-    except KeyboardInterrupt:
-        _leave()
+    except BaseException:
+        # Some libraries make another exception of an interrupt, which is no fault of theirs.
+        if _heard.is_set():
+            _leave()
+        raise
     finally:
         sys.stdout = output
+        if output is not None:
+            _drop_what_is_left(output)
 
 
 class _Output:
@@ -78,20 +85,32 @@ class _Output:
         try:
             return self._stream.write(text)
         except OSError as error:
-            raise self._failed(error) from error
+            raise _no_output(error) from error
 
     def flush(self) -> None:
         """As a stream's."""
         try:
             self._stream.flush()
         except OSError as error:
-            raise self._failed(error) from error
+            raise _no_output(error) from error
 
-    def _failed(self, error: OSError) -> OutputError:
-        # What is left in the buffer would be an error again when Python ends; it goes nowhere instead.
+
+def _no_output(error: OSError) -> OutputError:
+    return OutputError(f"standard output: cannot be written: {error.strerror or error}")
+
+
+def _drop_what_is_left(output: TextIO) -> None:
+    """What could not be written is still in the buffer, and would be an error again when Python ends."""
+    try:
+        output.flush()
+    except OSError:
         with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-        return OutputError(f"standard output: cannot be written: {error.strerror or error}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+
+
+def _interrupt(*signal_and_frame: Any) -> None:
+    _heard.set()
+    signal.default_int_handler(*signal_and_frame)
 
 
 def _wait_for_ctrl_c(ear: socket.socket, _mouth: socket.socket) -> None:

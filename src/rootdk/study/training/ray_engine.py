@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rootdk.children import standing_elsewhere
 from rootdk.errors import ArgumentError, RootdkError
 
 from .engine import Advanced, Again, Event, Failed, Finished, Task, Trainer, attempt, train_on_one_core
@@ -172,7 +173,8 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
 
     own = {"num_cpus": workers or cores(), "include_dashboard": False} if address is None else {}
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        with standing_elsewhere():  # else Ray lets its workers import from the current folder
+            ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **own)
     except Exception as error:
         words = " ".join(str(error).split())
         raise ClusterError(f"address: cannot connect to Ray at {address or 'this machine'}: {words}") from error
