@@ -110,6 +110,29 @@ def test_every_command_ends_at_once(folder: Path, name: str, moment: float) -> N
         assert (process.returncode, errors) == (0, "")  # it was done before the signal came
 
 
+def test_while_libraries_are_loaded(folder: Path) -> None:
+    """A numpy that takes an hour."""
+    (folder.parent / "numpy.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(folder / 'loading')!r}).touch()\ntime.sleep(3600)\n"
+    )
+    command = [sys.executable, "-m", "rootdk", "info"]
+    path = {**os.environ, "PYTHONPATH": str(folder.parent)}
+    process = subprocess.Popen(command, cwd=folder, env=path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    for _ in patience():
+        if (folder / "loading").exists():
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=GUARD)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+def test_a_program_that_imports_the_package_keeps_its_signals() -> None:
+    code = "import signal, rootdk.cli; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    for argument in ([], ["rootdk"], ["-m", "rootdk"]):
+        done = subprocess.run([sys.executable, "-c", code, *argument], capture_output=True, text=True, check=True)
+        assert done.stdout == "True\n"
+
+
 def test_native_code_that_blocks_is_not_waited_for(folder: Path) -> None:
     """libc's sleep knows nothing of Python: for an hour no line of Python runs in the main thread."""
     more = """

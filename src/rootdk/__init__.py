@@ -1,5 +1,6 @@
 """rootdk: scaled dot-product attention that is fast, exact, and tells what its softmax is doing."""
 
+from . import _starting as _starting  # isort: skip -- first: it is for the time that the others take
 from . import scaling
 from .api import attention, attention_vjp, measure, num_threads, set_num_threads
 from .errors import ArgumentError, ArgumentTypeError, KernelMissingError, RootdkError

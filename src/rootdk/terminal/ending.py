@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from rootdk import children, files
+from rootdk._starting import end_at_once
 
 # 128 and the number of the signal, as shells have it.
 INTERRUPTED = 128 + signal.SIGINT
@@ -47,7 +48,7 @@ def supervised(command: Callable[[], Any]) -> Any:
     signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
     # The thread holds both ends: they live as long as the process.
     threading.Thread(target=_wait_for_ctrl_c, args=(ear, mouth), daemon=True).start()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as under nohup
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end_at_once):  # and not ignored, as under nohup
         signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _leave_if_interrupted
     output = sys.stdout
@@ -66,6 +67,9 @@ def supervised(command: Callable[[], Any]) -> Any:
             _leave()
         raise
     finally:
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            # Python is on its way out, where an exception would be a traceback.
+            signal.signal(signal.SIGINT, lambda *_: _leave())
         sys.stdout = output
         if output is not None:
             _drop_what_is_left(output)
