@@ -331,7 +331,7 @@ def test_interrupted_it_says_what_is_kept(place: Path) -> None:
                 break
         os.killpg(started.pid, signal.SIGINT)
         out, said = started.communicate(timeout=20)
-    assert (started.returncode, out) == (1, "")
+    assert (started.returncode, out) == (130, "")
     assert said == "Error: interrupted; finished runs are kept in here, and the same command goes on from there\n"
 
 
