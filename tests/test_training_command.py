@@ -349,7 +349,7 @@ def test_interrupted_it_says_what_is_kept_and_leaves_nothing_running(place: Path
         for _ in _patience():
             if not any(map(runs, children)):
                 break
-    assert said == "Error: interrupted; finished runs are kept in here, and the same command goes on from there\n"
+    assert said == "interrupted; finished runs are kept in here, and the same command goes on from there\n"
     assert len(list(Path("here").glob("*.json"))) == 1
     assert not list(Path("here").glob(".lock"))
 
@@ -369,7 +369,7 @@ def test_interrupted_before_the_first_step(place: Path, moment: str) -> None:
             if not any(map(runs, children)):
                 break
     assert said.count("\n") == 1
-    assert said.startswith("Error: interrupted; ")
+    assert said.startswith("interrupted; ")
 
 
 def test_interrupted_where_python_does_not_hear_it(place: Path) -> None:
@@ -387,7 +387,7 @@ def test_interrupted_where_python_does_not_hear_it(place: Path) -> None:
         for _ in _patience():
             if not any(map(runs, children)):
                 break
-    assert said == "Error: interrupted; finished runs are kept in here, and the same command goes on from there\n"
+    assert said == "interrupted; finished runs are kept in here, and the same command goes on from there\n"
 
 
 # Two on one folder.

@@ -8,6 +8,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+from . import _starting as _starting  # isort: skip -- first: it is for the time that the others take
 from . import scaling
 from .attention import attention, attention_vjp, measure, num_threads, set_num_threads
 from .errors import ArgumentError, ArgumentTypeError, DerivativeError, KernelMissingError, RootdkError

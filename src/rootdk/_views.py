@@ -58,6 +58,17 @@ def brief(value: Any, share: bool = False) -> str:
     return f"{number / 1e9:.0f}G"
 
 
+def printable(text: str) -> str:
+    r"""Text of unknown making on one line: what does not print, such as a control code, is spelled out.
+
+    >>> printable("layer\x1b[31m"), printable("größer")
+    ('layer\\x1b[31m', 'größer')
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def html_table(title: str, columns: Sequence[str], rows: Rows) -> str:
     """One self-contained table; every text is escaped."""
     from html import escape

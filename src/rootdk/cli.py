@@ -1,5 +1,7 @@
 """The command line: `rootdk` itself, which runs the main job, and the way to its commands."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,6 @@ from rootdk import RootdkError, __version__
 from rootdk.commands import NAMES, options
 from rootdk.untrusted import shown_text
 
-# As shells have it: 128 and the number of the signal.
-_STOPPED = 130
 _LONGEST = 1200
 
 
@@ -21,6 +21,12 @@ class _Commands(click.Group):
     An error of the package is shown as one line; a traceback would be for an error in the package. Ctrl-C ends in
     exit code 130.
     """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A process of its own, as `rootdk` and `python -m rootdk` are: every command ends as `ending` has it."""
+        from rootdk.terminal.ending import supervised
+
+        return supervised(lambda: super(_Commands, self).__call__(*args, **kwargs))
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- the signature is click's
         return sorted(NAMES)
@@ -32,14 +38,26 @@ class _Commands(click.Group):
         command: click.Command = getattr(import_module(f"rootdk.commands.{name}"), name)
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _as_click_has_it():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _as_click_has_it():
             return super().invoke(ctx)
-        except RootdkError as error:
-            raise click.ClickException(shown_text(" ".join(str(error).splitlines()), _LONGEST)) from error
-        except KeyboardInterrupt:
-            click.echo("Stopped.", err=True)
-            ctx.exit(_STOPPED)
+
+
+@contextmanager
+def _as_click_has_it() -> Iterator[None]:
+    """Errors and Ctrl-C as exceptions of click's, which ends the process accordingly."""
+    try:
+        yield
+    except RootdkError as error:
+        raise click.ClickException(shown_text(" ".join(str(error).splitlines()), _LONGEST)) from error
+    except KeyboardInterrupt as stopped:
+        from rootdk.terminal.ending import Interrupted
+
+        raise Interrupted from stopped
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -3,8 +3,14 @@
 import contextlib
 import errno
 import os
-import tempfile
+import secrets
+import stat
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+
+_unfinished: set[Path] = set()
+_changing = threading.Lock()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -19,24 +25,55 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     ...     [(file.name, file.read_text()) for file in Path(folder).iterdir()]
     [('a.txt', 'whole')]
     """
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+    with _beside(path) as (target, temporary):
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         # A temporary file is for its owner alone; a report is a file like others.
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(target)
-    except BaseException:
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+
+
+def check_destination(path: Path) -> None:
+    """An OSError if `write_atomically` could not write there now, found by going as far as that can be undone."""
+    with _beside(path) as (target, _):
+        if target.exists() and not os.access(target, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def remove_unfinished() -> None:
+    """For a process that ends without going through the blocks in which files are written."""
+    _changing.acquire(timeout=0.1)  # for good: no file is begun any more
+    for one in list(_unfinished):
         with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+            one.unlink()
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[tuple[Path, Path]]:
+    """What a path leads to, and an empty file beside it, which is gone afterwards if it was not renamed."""
+    try:
+        target = path.resolve()
+    except RuntimeError as error:  # links in a circle, before Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(target.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+    # Names have a limit, often 255 bytes, and the target's may be near it.
+    name = target.name if len(os.fsencode(target.name)) <= 200 else ""
+    temporary = target.parent / f".{name}.{secrets.token_hex(8)}.part"
+    try:
+        with _changing:
+            _unfinished.add(temporary)
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        yield target, temporary
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        _unfinished.discard(temporary)
 
 
 def _umask() -> int:
-    """The process's mask. The system tells it only in exchange for a new one."""
-    mask = os.umask(0o077)
-    os.umask(mask)
+    """The process's mask. The system tells it only in exchange for another, which no thread must take for it."""
+    with _changing:
+        mask = os.umask(0o077)
+        os.umask(mask)
     return mask

@@ -19,7 +19,7 @@ from hostile_checkpoints import Case, constructed, folder, large, mutated
 
 # What docs/limits.md promises of any file.
 SECONDS, MEMORY = 10.0, 512 * 2**20
-CHILD = Path(__file__).with_name("audit_child.py")
+CHILD = Path(__file__).parents[1] / "support" / "audit_child.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
 BATCHES = 4
 

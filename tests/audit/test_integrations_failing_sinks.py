@@ -128,7 +128,7 @@ FULL = """
 def test_a_full_disk_under_tensorboard(tmp_path: Path) -> None:
     folder = tmp_path / "board"
     done = subprocess.run(
-        [sys.executable, "-c", dedent(FULL), str(Path(__file__).parent), str(folder)],
+        [sys.executable, "-c", dedent(FULL), str(Path(__file__).parents[1] / "support"), str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ import rootdk
 from rootdk import theory
 from rootdk.audit.demonstration import demonstrate
 from rootdk.errors import ArgumentError
-from rootdk.explorer.audit_input import MOST_HEADS, checked_audit
+from rootdk.explorer.audit_input import MOST_CELLS, checked_audit
 from rootdk.explorer.chapter import KINDS, Chapter, Control, View, plain
 from rootdk.explorer.chapters import CHAPTERS
 from rootdk.explorer.curves import WIDTHS, flow_over_widths, median_over_widths, norm_over_widths
@@ -643,7 +643,7 @@ def _changed(*path: object, to: object) -> dict[str, object]:
         (_changed("layers", 0, "name", to=None), "audit.layers[0].name: must be a text"),
         (_changed("layers", 0, "name", to="a" * 2000), "audit.layers[0].name: must be a text of at most 1000"),
         (_changed("layers", 1, "heads", to="x"), "audit.layers[1].heads: must be a list, got a text"),
-        (_changed("layers", 0, "heads", to=[{}] * (MOST_HEADS + 1)), "audit.layers: must hold 1 to 100000 heads"),
+        (_changed("layers", 0, "heads", to=[{}] * (MOST_CELLS + 1)), "audit.layers: must make a map of 1 to 32768"),
         (_changed("layers", 0, "heads", 1, to=[]), "layers[0].heads[1]: must be an object of numbers, got a list"),
         (_changed("layers", 0, "heads", 1, "saturated", to="1"), "heads[1].saturated: must be a finite number or null"),
         (_changed("layers", 0, "heads", 1, "saturated", to=True), "heads[1].saturated: must be a finite number"),
@@ -653,8 +653,8 @@ def _changed(*path: object, to: object) -> dict[str, object]:
         (_changed("findings", 0, to="x"), "audit.findings[0]: must be an object, got a text"),
         (_changed("findings", 0, "severity", to="bad"), "audit.findings[0].severity: must be one of"),
         (_changed("findings", 0, "remedy", to=1), "audit.findings[0].remedy: must be a text"),
-        (_changed("findings", 0, "head", to=1.5), "audit.findings[0].head: must be a whole number or null"),
-        (_changed("findings", 0, "threshold", to="x"), "audit.findings[0].threshold: must be a finite number or null"),
+        (_changed("findings", 0, "head", to=1.5), "audit.findings[0].head: must be a whole number below"),
+        (_changed("findings", 0, "threshold", to="x"), "audit.findings[0].threshold: must be a finite number, got"),
     ],
 )  # fmt: skip
 def test_what_is_no_audit_is_refused_by_place(given: object, message: str) -> None:

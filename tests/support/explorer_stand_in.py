@@ -87,21 +87,36 @@ MODEL = Chapter(
 CHAPTERS = (POWERS, MATRIX, MODEL)
 
 
+begun_slowly: list[float] = []
+
+
 def slow(values: Mapping[str, Any]) -> View:
+    begun_slowly.append(values["seconds"])
     time.sleep(values["seconds"])
     return View((), (number("seconds", "seconds", values["seconds"]),), "print('seconds', 0)")
 
 
 SLOW = Chapter(
-    id="slow", title="Slow", controls=(Control("seconds", "seconds", "float", 0.1, 0.0, 5.0, step=0.1),),
+    id="slow", title="Slow", controls=(Control("seconds", "seconds", "float", 0.1, 0.0, 600.0, step=0.1),),
     compute=slow, **TEXTS,
 )  # fmt: skip
+BEGUN = Chapter(
+    id="begun", title="How many slow ones have begun", controls=(),
+    compute=lambda _: View((), (number("begun", "begun", len(begun_slowly)),), "print('begun', 0)"), **TEXTS,
+)  # fmt: skip
 
-if __name__ == "__main__":  # a server of these chapters on the port that is named
+
+def serve(port: str, patience: str = "10") -> None:
     from rootdk.explorer.ports import listening
     from rootdk.explorer.server import application, run
 
-    with listening(int(sys.argv[1])) as socket:
-        port = socket.getsockname()[1]
-        print(f"The explorer is at http://127.0.0.1:{port}/", flush=True)
-        run(application(port, (*CHAPTERS, SLOW), model_view), socket)
+    with listening(int(port)) as socket:
+        found = socket.getsockname()[1]
+        print(f"The explorer is at http://127.0.0.1:{found}/", flush=True)
+        run(application(found, (*CHAPTERS, SLOW, BEGUN), model_view), socket, patience=float(patience))
+
+
+if __name__ == "__main__":  # a server of these chapters on the port that is named, ended as a command is
+    from rootdk.terminal.ending import supervised
+
+    supervised(lambda: serve(*sys.argv[1:]))

@@ -33,7 +33,7 @@ def explore(port: int, no_browser: bool, model: Path | None, at: str | None, exp
 
     Serves it on this machine until Ctrl-C. Its numbers come from the operator and the theory, each time a knob moves.
 
-    Exit code 0: stopped by Ctrl-C, or exported; 1: something failed; 2: an option is wrong.
+    Exit code 0: exported; 1: something failed; 2: an option is wrong; 130: stopped by Ctrl-C.
     """
     from rootdk.terminal.exploring import check_address, check_lab, export_to, read_model, serve
 

@@ -7,7 +7,6 @@ returns must be something that JSON can hold.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from importlib import import_module
@@ -15,60 +14,48 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RootdkError
+from ..processes import started
 
 
 class LocalRanksError(RootdkError, RuntimeError):
     """A rank on this machine ended early or not in time; the message says which and how."""
 
 
-def run_ranks(ranks: int, module: str, task: dict[str, Any], threads: int = 1, timeout: float = 600.0) -> list[Any]:
+def run_ranks(
+    ranks: int,
+    module: str,
+    task: dict[str, Any],
+    threads: int = 1,
+    timeout: float = 600.0,
+    package: Path | None = None,
+) -> list[Any]:
     """What `module.run(task)` returned, rank by rank.
 
     threads   of each rank
     timeout   seconds until all of them must have ended
+    package   folder of the package that the module belongs to, where that is not installed
     """
     names = ("OMP_NUM_THREADS", "ROOTDK_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, str(threads))
     with tempfile.TemporaryDirectory() as folder:
-        started = [
-            subprocess.Popen(  # noqa: S603 -- our own interpreter and our own module
-                [
-                    sys.executable,
-                    "-m",
-                    "rootdk.distributed.local",
-                    str(rank),
-                    str(ranks),
-                    folder,
-                    module,
-                    json.dumps(task),
-                ],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-            for rank in range(ranks)
-        ]
+        arguments = [[str(rank), str(ranks), folder, module, json.dumps(task)] for rank in range(ranks)]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "errors": "replace"}
         until = time.monotonic() + timeout
         try:
-            for rank, process in enumerate(started):
-                _, errors = process.communicate(timeout=max(until - time.monotonic(), 0.1))
-                if process.returncode != 0:
-                    # torch may put the rank before every line of a traceback.
-                    last = (errors.strip().splitlines() or ["no message"])[-1].removeprefix(f"[rank{rank}]: ")
-                    raise LocalRanksError(f"rank {rank} of {ranks} ended with code {process.returncode}: {last}")
+            with started(f"{__name__}:be_a_rank", arguments, package, env=environment, **pipes) as processes:
+                for rank, process in enumerate(processes):
+                    _, errors = process.communicate(timeout=max(until - time.monotonic(), 0.1))
+                    if process.returncode != 0:
+                        # torch may put the rank before every line of a traceback.
+                        last = (errors.strip().splitlines() or ["no message"])[-1].removeprefix(f"[rank{rank}]: ")
+                        raise LocalRanksError(f"rank {rank} of {ranks} ended with code {process.returncode}: {last}")
         except subprocess.TimeoutExpired:
             raise LocalRanksError(f"{ranks} ranks: must end within {timeout:g} s, and did not") from None
-        finally:
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-                    process.communicate()
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def _be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> None:
+def be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> None:
+    """What each process does; the results go into the folder."""
     import torch
     import torch.distributed as dist
 
@@ -77,7 +64,3 @@ def _be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> No
     found = import_module(module).run(json.loads(task))
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _be_a_rank(*sys.argv[1:])

@@ -1,16 +1,18 @@
 """An audit that somebody drops on the page: JSON of unknown making, checked before anything is drawn from it."""
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rootdk._views import printable
 from rootdk.errors import ArgumentError
 
 _VERDICTS = ("healthy", "warning", "critical")
 _SEVERITIES = ("critical", "warning", "note")
 _TEXTS = ("layer", "metric", "source", "remedy")
-# More than any model has: what is larger is a mistake, and would take long to draw.
-MOST_HEADS, MOST_FINDINGS, _LONGEST = 100_000, 100_000, 1000
+# More than any model has: what is larger is a mistake, and would take long to draw. A map has a row for each layer, and
+# all rows are as long as the longest: 256 layers of 128 heads take about two seconds.
+MOST_CELLS, MOST_FINDINGS, _LONGEST = 32_768, 100_000, 1000
 
 
 def checked_audit(audit: Any) -> Mapping[str, Any]:
@@ -29,9 +31,10 @@ def checked_audit(audit: Any) -> Mapping[str, Any]:
         raise ArgumentError("audit.layers: must hold at least one layer, got none")
     for number, layer in enumerate(layers):
         _layer(f"audit.layers[{number}]", layer)
-    heads = sum(len(layer["heads"]) for layer in layers)
-    if not 0 < heads <= MOST_HEADS:
-        raise ArgumentError(f"audit.layers: must hold 1 to {MOST_HEADS} heads, got {heads}")
+    widest = max(len(layer["heads"]) for layer in layers)
+    if not 0 < len(layers) * widest <= MOST_CELLS:
+        got = f"{len(layers)} layers of up to {widest} heads"
+        raise ArgumentError(f"audit.layers: must make a map of 1 to {MOST_CELLS} cells, got {got}")
     findings = _list("audit.findings", audit.get("findings"))
     if len(findings) > MOST_FINDINGS:
         raise ArgumentError(f"audit.findings: must hold at most {MOST_FINDINGS}, got {len(findings)}")
@@ -55,30 +58,39 @@ def _finding(place: str, finding: Any) -> None:
     _choice(f"{place}.severity", finding.get("severity"), _SEVERITIES)
     for name in _TEXTS:
         _text(f"{place}.{name}", finding.get(name))
-    head = finding.get("head")
-    if head is not None and (isinstance(head, bool) or not isinstance(head, int)):
-        raise ArgumentError(f"{place}.head: must be a whole number or null, got {_kind(head)}")
-    for name in ("value", "threshold"):
-        _number(f"{place}.{name}", finding.get(name))
+    for name in ("head", "value", "threshold"):
+        if name not in finding:
+            raise ArgumentError(f"{place}.{name}: must be there, and is missing")
+    head = finding["head"]
+    if head is not None and (isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < MOST_CELLS):
+        raise ArgumentError(f"{place}.head: must be a whole number below {MOST_CELLS} or null, got {_kind(head)}")
+    _number(f"{place}.value", finding["value"])
+    _number(f"{place}.threshold", finding["threshold"], null=False)
 
 
 def _numbers(place: str, given: Any) -> None:
     if not isinstance(given, Mapping):
         raise ArgumentError(f"{place}: must be an object of numbers, got {_kind(given)}")
     for name, value in given.items():
-        _number(f"{place}.{str(name)[:40]}", value)
+        _number(f"{place}.{printable(str(name)[:40])}", value)
 
 
-def _number(place: str, value: Any) -> None:
-    if value is None:
+def _number(place: str, value: Any, *, null: bool = True) -> None:
+    if value is None and null:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ArgumentError(f"{place}: must be a finite number or null, got {_kind(value)}")
+    # Compared and not converted: a whole number of 400 digits is no float. A NaN is in no range.
+    largest = sys.float_info.max
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -largest <= value <= largest:
+        raise ArgumentError(f"{place}: must be a finite number{' or null' * null}, got {_kind(value)}")
 
 
 def _text(place: str, value: Any) -> None:
     if not isinstance(value, str) or len(value) > _LONGEST:
         raise ArgumentError(f"{place}: must be a text of at most {_LONGEST} characters, got {_kind(value)}")
+    if any("\ud800" <= one <= "\udfff" for one in value):
+        raise ArgumentError(
+            f"{place}: must be a text that UTF-8 can hold, got {value[:40]!r}, which has half a character"
+        )
 
 
 def _choice(place: str, value: Any, known: Sequence[str]) -> None:
@@ -95,6 +107,8 @@ def _list(place: str, value: Any) -> Sequence[Any]:
 
 def _kind(value: Any) -> str:
     """What JSON calls it."""
+    if isinstance(value, int) and value.bit_length() > sys.float_info.max_exp:
+        return f"a whole number of {value.bit_length()} bits"  # Python refuses to write out the longest ones
     if isinstance(value, (bool, int, float)):
         return repr(value)[:40]
     names = {type(None): "nothing", str: "a text", list: "a list", dict: "an object"}

@@ -19,27 +19,29 @@ class BodyError(RootdkError):
         self.status = status
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """A JSON object of at most LARGEST_BODY bytes. What is too large is not read to its end."""
+async def read_body(request: Request) -> bytes:
+    """The text of a JSON object, at most LARGEST_BODY bytes. What is too large is not read to its end."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise BodyError(415, f"must come as application/json, got {kind[:60] or 'no content type'}")
     if int(request.headers.get("content-length", "0")) > LARGEST_BODY:
-        raise BodyError(413, f"must be at most {LARGEST_BODY} bytes long")
+        raise _too_large()
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LARGEST_BODY:
-            raise BodyError(413, f"must be at most {LARGEST_BODY} bytes long")
-    return parsed(bytes(body))
+            raise _too_large()
+    return bytes(body)
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The object in the text; numbers must be finite, as JSON has it.
+    """The object in the text of at most LARGEST_BODY bytes; numbers must be finite, as JSON has it.
 
     >>> parsed(b'{"verdict": "healthy"}')
     {'verdict': 'healthy'}
     """
+    if len(body) > LARGEST_BODY:
+        raise _too_large()
     try:
         found = parse_json(body, constants=False)
     except JsonError as error:
@@ -47,3 +49,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BodyError(422, f"must be a JSON object, got {type(found).__name__}")
     return found
+
+
+def _too_large() -> BodyError:
+    return BodyError(413, f"must be at most {LARGEST_BODY} bytes long")

@@ -7,17 +7,18 @@ Every computation runs in a thread, so that the event loop goes on answering, an
 import asyncio
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from rootdk import __version__
 from rootdk.errors import RootdkError
 
 from .answers import answer, refusal
-from .bodies import BodyError, json_body
+from .bodies import BodyError, parsed, read_body
 from .chapter import Chapter, View
 from .values import read_values
 
@@ -37,6 +38,9 @@ class Api:
     model_view: ModelView
     audit: Mapping[str, Any] | None = None
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    # Not asyncio's own threads, which it waits for when the server ends.
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE))
 
     def described(self) -> dict[str, Any]:
         """What the page needs to know at its start."""
@@ -68,16 +72,20 @@ class Api:
         chapter = self._chapter(MODEL)
         if chapter is None:
             return refusal(404, "chapter: this server has no chapter for a model", "chapter")
-        try:
-            audit = await json_body(request)
-        except BodyError as error:
-            return refusal(error.status, str(error), "audit")
-        return await self._compute(request, chapter, audit)
+        # As many bodies are held as views are computed; the others wait with the first bytes of theirs.
+        async with self.uploads:
+            try:
+                body = await read_body(request)
+            except BodyError as error:
+                return refusal(error.status, str(error), "audit")
+            except ClientDisconnect:
+                return _gone()
+            return await self._compute(request, chapter, body)
 
     def _chapter(self, name: str) -> Chapter | None:
         return next((one for one in self.chapters if one.id == name), None)
 
-    async def _compute(self, request: Request, chapter: Chapter, audit: Mapping[str, Any] | None = None) -> Response:
+    async def _compute(self, request: Request, chapter: Chapter, body: bytes | None = None) -> Response:
         if len(request.url.query) > _LONGEST_QUERY:
             return refusal(422, f"query: must be at most {_LONGEST_QUERY} characters long", "query")
         pairs = request.query_params.multi_items()
@@ -88,7 +96,9 @@ class Api:
 
         def work() -> Response:
             try:
-                return answer(self.shown(chapter, raw, audit))
+                return answer(self.shown(chapter, raw, None if body is None else parsed(body)))
+            except BodyError as error:
+                return refusal(error.status, str(error), "audit")
             except RootdkError as error:
                 return refusal(422, str(error), str(error).partition(":")[0])
             except Exception as error:  # noqa: BLE001 -- a fault of ours: the page gets a sentence, the terminal the kind
@@ -97,6 +107,10 @@ class Api:
 
         async with self.turn:
             # The page has moved on while this one waited: nobody would see the answer.
-            if audit is None and await request.is_disconnected():
-                return refusal(499, "the page no longer waits for this", "")
-            return await asyncio.to_thread(work)
+            if body is None and await request.is_disconnected():
+                return _gone()
+            return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+
+def _gone() -> Response:
+    return refusal(499, "the page no longer waits for this", "")

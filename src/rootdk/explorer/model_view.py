@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from statistics import median
 from typing import Any
 
@@ -15,6 +16,8 @@ from .audit_input import checked_audit
 from .chapter import Figure, Table, View, number, written
 
 FIRST = "first"
+# What a browser still lays out quickly, and more than a person reads.
+MOST_ROWS = 500
 _HEADINGS = ("severity", "metric", "value", "limit", "where", "what to do", "source")
 # Computed from weights and gains, without a run.
 _OF_WEIGHTS = ("predicted_deviation", "spectral_bound", "gain_bound")
@@ -28,7 +31,7 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
     values   "metric": a name of rootdk.audit.metrics, or "first" for the first that the audit has
     read     Python lines that leave the same dictionary in `audit`
     """
-    audit = checked_audit(audit)
+    audit = _readable(checked_audit(audit))
     layers = audit["layers"]
     metric = _chosen(present(layers), values["metric"])
     known = [value for row in grid(layers, metric.name) for value in row if math.isfinite(value)]
@@ -48,18 +51,36 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
     ]
     if told:
         numbers.append(number("theory", f"{metric.short}, median of the layers", median(told), "theory"))
-    drawn = map_picture(metric, layers)
+    # plotly reads a little markup in its labels: there a name is spelled out.
+    labelled = [{**layer, "name": escape(layer["name"], quote=False)} for layer in layers]
+    drawn = map_picture(metric, labelled)
     figures = [Figure(drawn.name, drawn.title, drawn.figure, _map_text(metric, layers))]
     if len(layers) > 1:
-        drawn = spread_picture(metric, layers)
+        drawn = spread_picture(metric, labelled)
         figures.append(Figure(drawn.name, drawn.title, drawn.figure, _layers_text(metric, layers, told)))
-    rows = tuple(
+    return View(tuple(figures), tuple(numbers), _python(read, metric.name, bool(told)), _table(audit))
+
+
+def _readable(audit: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With control codes spelled out in everything that is shown; the page itself never reads a text as HTML."""
+    shown = ("layer", "metric", "source", "remedy")
+    return {
+        **audit,
+        "layers": [{**layer, "name": _views.printable(layer["name"])} for layer in audit["layers"]],
+        "findings": [{**one, **{name: _views.printable(one[name]) for name in shown}} for one in audit["findings"]],
+    }
+
+
+def _table(audit: Mapping[str, Any]) -> Table | None:
+    """Findings, the worst first."""
+    groups = grouped(audit)
+    rows = [
         (one.severity, one.metric, one.value, _views.brief(one.threshold), one.places, one.remedy, one.source)
-        for one in grouped(audit)
-    )
-    return View(
-        tuple(figures), tuple(numbers), _python(read, metric.name, bool(told)), Table(_HEADINGS, rows) if rows else None
-    )
+        for one in groups[:MOST_ROWS]
+    ]
+    if len(groups) > MOST_ROWS:
+        rows.append(("", "", "", "", f"{len(groups) - MOST_ROWS} more: rootdk audit --json", "", ""))
+    return Table(_HEADINGS, tuple(rows)) if rows else None
 
 
 def _chosen(held: Sequence[Metric], name: str) -> Metric:

@@ -8,8 +8,10 @@ GET  /api/view/<chapter>  figures and numbers for the knobs' values; 422 names a
 POST /api/model           the same for an audit that is sent along
 """
 
+import asyncio
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -22,6 +24,7 @@ from starlette.routing import Route
 from .answers import refusal
 from .assets import Asset, plotly_js, static_assets
 from .chapter import Chapter, View
+from .connections import MOST_CONNECTIONS, SECONDS_FOR_A_REQUEST, BoundedProtocol, say_once
 from .endpoints import Api, ModelView
 from .security import App, Guard, policy
 
@@ -54,24 +57,31 @@ def application(
     return Guard(app, port, policy(plotly_js()))
 
 
-def run(app: App, listening: socket.socket) -> None:
-    """Serve until Ctrl-C, which is how it is meant to end: it returns then."""
+def run(app: App, listening: socket.socket, patience: float = SECONDS_FOR_A_REQUEST) -> None:
+    """Serve until Ctrl-C, a KeyboardInterrupt. A request must come within `patience` seconds."""
     config = uvicorn.Config(
         app,
+        http=partial(BoundedProtocol, patience=patience),
         # Faults are told by the guard, a line each; what is left are tracebacks of requests that Ctrl-C cut short.
         log_level="critical",
         access_log=False,
+        backlog=MOST_CONNECTIONS,
         server_header=False,
         lifespan="off",
         ws="none",
-        # A page that is open holds its connection; it need not be waited for.
-        timeout_graceful_shutdown=1,
+        # A page that is open holds its connection, and a computation has nobody to show it to: neither is waited for.
+        timeout_graceful_shutdown=0,
     )
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        # uvicorn has stopped by now, and passes the signal on.
-        return
+
+    async def serve() -> None:
+        server, said = uvicorn.Server(config), set[str]()
+        # While it ends, what is cut off is no news.
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: None if server.should_exit else say_once(said, context)
+        )
+        await server.serve(sockets=[listening])
+
+    asyncio.run(serve())
 
 
 def _served(found: Asset) -> Callable[[Request], Any]:

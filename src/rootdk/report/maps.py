@@ -79,7 +79,7 @@ def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, 
         left, right = math.log10(low), math.log10(high)  # products of the two may leave float64
         middle, half = (left + right) / 2, max(right - left, math.log10(4)) / 2
     else:
-        middle, half = (low + high) / 2, max(high - low, 0.1 if share else 1e-12) / 2
+        middle, half = low / 2 + high / 2, max(high / 2 - low / 2, 0.05 if share else 5e-13)
     return {"zmin": middle - half, "zmax": middle + half}
 
 
@@ -89,7 +89,7 @@ def _ticks(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, 
         return {"tickformat": ".2f" if share else ".3g"}
     bounds = _range(known, logarithmic, share)
     places = [bounds["zmin"] + (bounds["zmax"] - bounds["zmin"]) * part / 4 for part in range(5)]
-    return {"tickvals": places, "ticktext": [_number(10**place) for place in places]}
+    return {"tickvals": places, "ticktext": [_number(10 ** min(place, 308.0)) for place in places]}
 
 
 def _number(value: float) -> str:

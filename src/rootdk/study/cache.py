@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import rootdk
-from rootdk.errors import RootdkError
+from rootdk.errors import ArgumentError, RootdkError
 from rootdk.files import write_atomically
 from rootdk.untrusted import read_json
 
@@ -30,9 +30,12 @@ def folder() -> Path:
     chosen = os.environ.get("ROOTDK_CACHE")
     if chosen:
         return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "rootdk"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootdk"
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "rootdk"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootdk"
+    except RuntimeError as error:  # as in a container: no HOME, and a user who has a number and no name
+        raise ArgumentError("ROOTDK_CACHE: must name a folder for results, as this user has no home folder") from error
 
 
 class Cache:

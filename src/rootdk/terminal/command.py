@@ -1,7 +1,6 @@
 """`rootdk` without a command: check that the report can be written, work, print, write."""
 
 import json
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import click
 
 from rootdk import __version__
 from rootdk.errors import RootdkError
-from rootdk.files import write_atomically
+from rootdk.files import check_destination, write_atomically
 from rootdk.report import check_plotly, render
 from rootdk.study import Cache
 from rootdk.trained import shipped
@@ -63,15 +62,15 @@ def _missing_plotly() -> RootdkError | None:
 
 def check_writable(path: Path, option: str = "--out") -> None:
     """Before the work, so that nobody waits for a report that has no place."""
-    folder, hint = path.parent, f"'{option}'"
-    if not folder.is_dir():
-        raise click.BadParameter(f"folder {folder} does not exist", param_hint=hint)
-    if path.is_dir():
-        raise click.BadParameter(f"{path} is a folder", param_hint=hint)
-    if path.exists() and not path.is_file():
-        raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise click.BadParameter(f"{path} is not writable", param_hint=hint)
+    hint = f"'{option}'"
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"folder {path.parent} does not exist", param_hint=hint)
+    try:
+        if path.exists() and not path.is_file():
+            raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
+        check_destination(path)
+    except OSError as error:
+        raise click.BadParameter(f"{path} is not writable: {error.strerror or error}", param_hint=hint) from error
 
 
 def _about(findings: Findings) -> dict[str, str]:

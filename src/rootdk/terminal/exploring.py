@@ -37,7 +37,9 @@ def check_lab() -> None:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """An audit: read from JSON, or made of a checkpoint's weights."""
+    """An audit: read from JSON, or made of a checkpoint's weights. One that the page cannot show is an error here."""
+    from rootdk.explorer.audit_input import checked_audit
+
     if (
         path.is_file()
         and path.suffix == ".json"
@@ -56,7 +58,7 @@ def read_model(path: Path) -> dict[str, Any]:
     from .auditing import bar
 
     with bar() as progress:
-        return read_checkpoint(path, progress=progress).to_dict()
+        return dict(checked_audit(read_checkpoint(path, progress=progress).to_dict()))
 
 
 def check_address(at: str) -> None:
@@ -71,7 +73,7 @@ def check_address(at: str) -> None:
 
 
 def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None) -> None:
-    """Until Ctrl-C. The address goes to standard output before the first request can come."""
+    """Until Ctrl-C, a KeyboardInterrupt. The address goes to standard output before the first request can come."""
     from rootdk.explorer.ports import listening
     from rootdk.explorer.server import application, run
     from rootdk.explorer.warm_up import warm_up
@@ -88,9 +90,10 @@ def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str 
             _open(address)
         over = threading.Event()
         threading.Thread(target=warm_up, args=(over.is_set,), daemon=True).start()
-        run(app, socket)
-        over.set()
-    click.echo("Stopped.", err=True)
+        try:
+            run(app, socket)
+        finally:
+            over.set()
 
 
 def _open(address: str) -> None:

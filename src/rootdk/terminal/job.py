@@ -70,9 +70,11 @@ def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
         running = {name_of(spec): pool.submit(run, spec, cache=cache, progress=progress) for spec in order}
         results = tuple(running[name_of(spec)].result() for spec in specs)
         checked = tuple(claims.result())
-    finally:
-        # Whatever went wrong, what has not begun does not begin.
-        pool.shutdown(cancel_futures=True)
+    except BaseException as error:
+        # Whatever went wrong, what has not begun does not begin. After Ctrl-C what has begun is not waited for either.
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
     return Findings(job, results, checked, time.perf_counter() - start)
 
 

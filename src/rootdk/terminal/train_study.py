@@ -2,33 +2,27 @@
 
 import os
 import platform
-import signal
-import socket
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from rootdk import __version__
 from rootdk.files import write_atomically
-from rootdk.study.training import children
 from rootdk.study.training.engine import Engine
 from rootdk.study.training.needs import check_installed, check_ray
 from rootdk.study.training.spec_file import read_specs
 from rootdk.study.training.store import Store
 from rootdk.study.training.sweep import sweep
 from rootdk.trained import Results, RunSpec
+from rootdk.untrusted import shown_text
 
 from .command import check_writable
+from .ending import last_words
 from .trained import lines
 from .training import shown
-
-_SECONDS_TO_STOP = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,61 +58,11 @@ class Order:
         return LocalEngine(self.workers)
 
 
-class _InterruptedError(click.ClickException):
-    """Ctrl-C, with the exit code that a shell gives it."""
-
-    exit_code = 128 + signal.SIGINT
-
-    def __init__(self, place: Path) -> None:
-        super().__init__(f"interrupted; finished runs are kept in {place}, and the same command goes on from there")
-
-
-@contextmanager
-def _ends_soon(interrupted: _InterruptedError) -> Iterator[None]:
-    """Inside this block Ctrl-C ends the process and all that it has started about a second later, if not before.
-
-    Python raises KeyboardInterrupt between two steps of its own, and drops it in some places. Ray's start, and its end,
-    are seconds in C++.
-    """
-    if threading.current_thread() is not threading.main_thread():  # which alone is given signals
-        yield
-        return
-    ear, mouth = socket.socketpair()
-    mouth.setblocking(False)
-    over = threading.Event()
-
-    def wait() -> None:
-        while heard := ear.recv(1):  # nothing, when the other end is closed
-            if heard[0] == signal.SIGINT:
-                known = children.below(os.getpid())
-                if over.wait(_SECONDS_TO_STOP):
-                    return
-                children.end(known, os.getpid())
-                Console(stderr=True).show_cursor()
-                interrupted.show()
-                os._exit(interrupted.exit_code)
-
-    thread = threading.Thread(target=wait, name="ctrl-c", daemon=True)
-    before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        signal.set_wakeup_fd(before)
-        mouth.close()
-        thread.join()
-        ear.close()
-
-
 def answer(order: Order, *, out: Path | None, report: Path | None, as_json: bool) -> None:
     """Do the order. What is wrong with it is said before anything runs."""
-    interrupted = _InterruptedError(Store(order.runs).place)
-    with _ends_soon(interrupted):
-        try:
-            _answer(order, out, report, as_json)
-        except KeyboardInterrupt as stopped:
-            raise interrupted from stopped
+    kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command goes on from there"
+    with last_words(f"interrupted; {kept}"):
+        _answer(order, out, report, as_json)
 
 
 def _answer(order: Order, out: Path | None, report: Path | None, as_json: bool) -> None:

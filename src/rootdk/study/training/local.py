@@ -5,7 +5,6 @@ import multiprocessing as mp
 import os
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from multiprocessing.resource_tracker import ensure_running
 from typing import Any
 
 from rootdk.errors import ArgumentError
+from rootdk.processes import holding_ctrl_c, standing_elsewhere
 
 from .engine import ONE_THREAD, Advanced, Again, Event, Failed, Task, Trainer, attempt, train_on_one_core
 
@@ -136,8 +136,10 @@ def _in_its_environment() -> Iterator[None]:
     The signal is held back here, not dropped, and comes through when the process is started.
     """
     before = {name: os.environ.get(name) for name in ONE_THREAD}
-    ensure_running()  # multiprocessing's own helper, whose start would let the signal through again
-    with _holding_ctrl_c():
+    with standing_elsewhere():
+        ensure_running()  # multiprocessing's own helper, whose start would let the signal through again
+    # A mask is of one thread, and another may get the signal: so it is held as well.
+    with holding_ctrl_c(), standing_elsewhere():
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the new process inherits
         os.environ.update(ONE_THREAD)
         try:
@@ -149,23 +151,6 @@ def _in_its_environment() -> Iterator[None]:
                 else:
                     os.environ[name] = value
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextlib.contextmanager
-def _holding_ctrl_c() -> Iterator[None]:
-    """No KeyboardInterrupt inside this block, but after it: a mask is of one thread, and another may get the signal."""
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-        if held:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _work(line: "Connection[Any, Any]", trainer: Trainer) -> None:

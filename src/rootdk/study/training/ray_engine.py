@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rootdk import processes
 from rootdk.errors import ArgumentError, RootdkError
+from rootdk.processes import standing_elsewhere
 
-from . import children
 from .engine import Advanced, Again, Event, Failed, Finished, Task, Trainer, attempt, train_on_one_core
 from .local import cores
 from .needs import check_ray
@@ -175,11 +176,12 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
     import ray
 
     mark = f"{_MARK}={secrets.token_hex(16)}" if address is None else None
-    known: set[children.Process] = set()
+    known: set[processes.Process] = set()
     try:
         try:
             if mark is None:
-                ray.init(address, **_QUIET)
+                with standing_elsewhere():
+                    ray.init(address, **_QUIET)
             else:
                 _start_here(ray, workers or cores(), mark)
         except ClusterError:
@@ -190,12 +192,12 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
         try:
             yield ray
         finally:
-            known = children.below(os.getpid(), mark) if mark is not None else set()
+            known = processes.below(os.getpid(), mark) if mark is not None else set()
             ray.shutdown()
     finally:
         if mark is not None:
             # Some that Ray has started stay when their parent is gone, above all when it is interrupted as it starts.
-            children.end(known, os.getpid(), mark)
+            processes.end(known, os.getpid(), mark)
 
 
 def _start_here(ray: Any, workers: int, mark: str) -> None:
@@ -210,7 +212,8 @@ def _start_here(ray: Any, workers: int, mark: str) -> None:
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     os.environ[_MARK] = mark.removeprefix(f"{_MARK}=")
     try:
-        ray.init("local", num_cpus=workers, include_dashboard=False, **_QUIET)
+        with standing_elsewhere():  # else Ray lets its workers import from the current folder
+            ray.init("local", num_cpus=workers, include_dashboard=False, **_QUIET)
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
         del os.environ[_MARK]

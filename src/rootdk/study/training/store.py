@@ -34,7 +34,7 @@ _DECIDES = (
     "backends",
     "study/training",
 )
-_ARRANGES = {"__init__", "children", "engine", "local", "needs", "plan", "ray_engine", "spec_file", "store", "sweep"}
+_ARRANGES = {"__init__", "engine", "local", "needs", "plan", "ray_engine", "spec_file", "store", "sweep"}
 
 
 _LOCK = ".lock"

@@ -61,7 +61,7 @@ def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callabl
     rest = sorted((spec for spec in dict.fromkeys(specs) if spec not in found), key=cost, reverse=True)
     failures: list[Failed] = []
     # A generator of an engine ends its processes when it is closed, whatever the reason.
-    with closing(cast("Any", engine([Task(spec, store.state(spec)) for spec in rest]))) as events:
+    with closing(cast("Any", engine([Task(spec, store.state(spec).absolute()) for spec in rest]))) as events:
         for event in events:
             if isinstance(event, Finished):
                 store.put(event.run)

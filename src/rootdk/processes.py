@@ -1,0 +1,201 @@
+"""Processes that this package starts: Python again, ended with this one, and never with code from the current folder.
+
+`python -m` and `python -c` look for modules where the user stands first. A file there that is called like a module, say
+numpy.py in a folder of somebody else's, would run. So a child is started in isolated mode, which also drops PYTHONPATH
+and the user's own packages, and then gets the places where this process finds its modules, without the current folder.
+
+Processes are found by /proc, which Linux has; elsewhere what ends them is left to those who started them.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_running: set["subprocess.Popen[str]"] = set()
+_changing = threading.Lock()
+_ROUNDS = 20  # a process that is about to be ended may have started another
+_ENDED = "ZX"  # states of a process that only its parent has not taken note of yet
+
+
+def command(function: str, *arguments: str, package: Path | None = None) -> list[str]:
+    """The command that calls a function, written "package.module:function", with these arguments.
+
+    package   the folder of a package that is not installed: it can be imported, and nothing that lies beside it
+    """
+    facts = json.dumps([_current_folder(), sys.path, None if package is None else str(package)])
+    return [sys.executable, "-I", __file__, facts, function, *arguments]
+
+
+@contextmanager
+def started(
+    function: str, argument_lists: Sequence[Sequence[str]], package: Path | None = None, **options: Any
+) -> Iterator[list[Any]]:
+    """One process for each list of arguments; those that still run when the block ends are ended.
+
+    function, package   as in command()
+    options             those of subprocess.Popen
+    """
+    own: list[subprocess.Popen[str]] = []
+    try:
+        for arguments in argument_lists:
+            line = command(function, *arguments, package=package)
+            with holding_ctrl_c(), _changing:
+                own.append(subprocess.Popen(line, text=True, **options))  # noqa: S603 -- our interpreter, our module
+                _running.add(own[-1])
+        yield own
+    finally:
+        left = [one for one in own if one.poll() is None]
+        for one in left:
+            one.kill()  # all of them before the first is waited for
+        for one in left:
+            one.communicate()
+        _running.difference_update(own)
+
+
+def _current_folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # it was removed: nothing can be imported from it
+        return None
+
+
+@contextmanager
+def holding_ctrl_c() -> Iterator[None]:
+    """No KeyboardInterrupt inside this block, but after it: a child that has started is one that we know of."""
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if held:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def standing_elsewhere() -> Iterator[None]:
+    """For children that others start with `python -c`, such as multiprocessing's: they look where this process stands.
+
+    The interpreter's own folder is where no user puts modules. Other threads stand there too meanwhile.
+    """
+    here = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(sys.prefix)
+        try:
+            yield
+        finally:
+            os.fchdir(here)
+    finally:
+        os.close(here)
+
+
+class Process(NamedTuple):
+    """A number alone may be another process a moment later; with the time of its start it is one for good."""
+
+    number: int
+    started: str
+
+
+def below(root: int, mark: str | None = None) -> set[Process]:
+    """All that run below a process; with a mark, a `NAME=value`, those that were started with it and all below them."""
+    parents = dict(_all())
+    found = {
+        process
+        for process, parent in parents.items()
+        if (parent == root if mark is None else process.number != root and _environment_has(process, mark))
+    }
+    front = {process.number for process in found}
+    while front:
+        more = {process for process, parent in parents.items() if parent in front} - found
+        front = {process.number for process in more}
+        found |= more
+    return found
+
+
+def end(processes: Iterable[Process], root: int, mark: str | None = None) -> None:
+    """End these at once, and what is found below as `below` finds it, until nothing is."""
+    known = set(processes)
+    for _ in range(_ROUNDS):
+        running = {process for process, _ in _all()}
+        known = (known & running) | below(root, mark)
+        if not known:
+            return
+        for process in known:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.number, signal.SIGKILL)
+
+
+def _all() -> list[tuple[Process, int]]:
+    """Every process that runs, with its parent's number."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it is gone
+            # The name of a program may hold anything, so count from its last bracket.
+            fields = file.read_text(errors="replace").rpartition(")")[2].split()
+            if fields[0] not in _ENDED:
+                found.append((Process(int(file.parent.name), fields[19]), int(fields[1])))
+    return found
+
+
+def _environment_has(process: Process, mark: str) -> bool:
+    try:
+        return mark.encode() in Path(f"/proc/{process.number}/environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or somebody else's
+        return False
+
+
+def end_all() -> None:
+    """End all that this process has started, before it ends without going through the blocks that started them."""
+    _changing.acquire(timeout=0.1)  # for good: none is started any more
+    for child in list(_running):
+        child.kill()
+    if (multiprocessing := sys.modules.get("multiprocessing")) is not None:
+        for child in multiprocessing.active_children():
+            child.kill()
+    end((), os.getpid())
+
+
+def module_path(own: Sequence[str], parent: Sequence[str], current: str | None, package_home: str) -> list[str]:
+    """Where a child looks for modules: as its parent does, in that order, without the current folder.
+
+    The current folder stays where the interpreter itself has it or this package is in it.
+
+    >>> module_path(["/lib"], ["", "/work", "/more", "/lib"], "/work", "/lib")
+    ['/more', '/lib']
+    >>> module_path(["/lib"], ["/lib", "/work"], "/lib", "/work"), module_path(["/lib"], ["/work"], "/work", "/work")
+    (['/lib', '/work'], ['/work'])
+    """
+    found = [one for one in parent if Path(one).is_absolute()]
+    here = current and os.path.realpath(current)
+    if here in {os.path.realpath(one) for one in (*own, package_home)}:
+        return found
+    return [one for one in found if os.path.realpath(one) != here]
+
+
+def _be_a_child(facts: str, function: str, *arguments: str) -> None:
+    from importlib import import_module
+
+    current, parent, package = json.loads(facts)
+    sys.path[:] = module_path(sys.path, parent, current, str(Path(__file__).resolve().parent.parent))
+    if package is not None:
+        sys.path.insert(0, str(Path(package).parent))
+        import_module(Path(package).name)
+        del sys.path[0]
+    module, _, name = function.partition(":")
+    getattr(import_module(module), name)(*arguments)
+
+
+if __name__ == "__main__":
+    _be_a_child(*sys.argv[1:])

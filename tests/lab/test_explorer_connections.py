@@ -1,0 +1,123 @@
+"""Connections of the explorer that do not behave: slow ones, many of them, and ones that are cut."""
+
+import contextlib
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from explorer_process import STAND_IN, Served
+
+from rootdk.explorer.connections import MOST_CONNECTIONS
+
+PATIENCE = "1.5"
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    with Served(*STAND_IN, "0", PATIENCE) as one:
+        yield one
+
+
+def connected(server: Served) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
+
+
+def answer_to(one: socket.socket) -> bytes:
+    """All that comes until the other side ends it; the timeout of the socket is the guard."""
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := one.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def head_of(server: Served, length: int) -> bytes:
+    here = f"127.0.0.1:{server.port}"
+    return (
+        f"POST /api/model HTTP/1.1\r\nHost: {here}\r\nOrigin: http://{here}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: 127"], ids=["nothing", "line", "head"])
+def test_a_request_that_does_not_come_is_not_waited_for(server: Served, sent: bytes) -> None:
+    with connected(server) as one:
+        one.sendall(sent)
+        assert answer_to(one).partition(b"\r\n")[0] in (b"HTTP/1.1 408 Request Timeout", b"")
+    assert server.stop()[1] == "interrupted\n"
+
+
+@pytest.mark.parametrize("path", [b"/api/model", b"/"], ids=["a body that is read", "a body that nobody reads"])
+def test_a_body_that_drips_is_not_waited_for(server: Served, path: bytes) -> None:
+    with connected(server) as one, contextlib.suppress(ConnectionError):
+        one.sendall(head_of(server, 10_000).replace(b"/api/model", path, 1))
+        for _ in range(600):  # a minute, if nobody ends it
+            one.sendall(b" ")
+            time.sleep(0.1)
+        pytest.fail("a body of one byte in a tenth of a second was waited for")
+    assert server.stop()[1] == "interrupted\n"
+
+
+def test_a_request_in_time_is_answered_however_long_it_takes(server: Served) -> None:
+    """What is limited is how long a request may come, not how long its answer takes, nor how many come one by one."""
+    with httpx.Client(base_url=server.address) as client:
+        slow = client.get("/api/view/slow", params={"seconds": "2.5"}, timeout=60)
+        assert slow.status_code == 200
+        for _ in range(3):
+            time.sleep(0.7)
+            assert client.get("/api/chapters").status_code == 200
+
+
+def test_a_thousand_open_connections_bring_no_traceback(server: Served) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if sys.platform.startswith("linux"):  # few files for the server, as in a careful shell
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (MOST_CONNECTIONS, hard))
+    with contextlib.ExitStack() as kept:
+        for number in range(1000):
+            one = kept.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", server.port))
+            if number % 2:
+                with contextlib.suppress(OSError):
+                    one.send(b"GET / HTTP/1.1\r\n")
+        # One that asks properly gets its answer when those that say nothing have been sent away.
+        until = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                assert httpx.get(server.address, timeout=60).status_code == 200
+                break
+            assert time.monotonic() < until
+    code, said = server.stop()
+    assert code == 130
+    assert "Traceback" not in said
+    assert len(said.splitlines()) <= 2, said
+
+
+def test_an_upload_that_is_cut_is_nothing_to_tell(server: Served) -> None:
+    for linger in (None, struct.pack("ii", 1, 0)):  # closed, and reset
+        with connected(server) as one:
+            one.sendall(head_of(server, 100_000) + b'{"layers": [')
+            if linger:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    assert httpx.get(server.address).status_code == 200
+    assert server.stop() == (130, "interrupted\n")
+
+
+def test_ctrl_c_does_not_wait_for_a_computation(server: Served) -> None:
+    def ask() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.get(f"{server.address}api/view/slow", params={"seconds": "600"}, timeout=60)
+
+    worker = threading.Thread(target=ask)
+    worker.start()
+    while httpx.get(f"{server.address}api/view/begun").json()["numbers"][0]["value"] == 0:
+        time.sleep(0.02)
+    assert server.stop() == (130, "interrupted\n")
+    worker.join()
