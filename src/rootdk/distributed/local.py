@@ -7,7 +7,6 @@ returns must be something that JSON can hold.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from importlib import import_module
@@ -15,33 +14,33 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RootdkError
+from ..processes import call
 
 
 class LocalRanksError(RootdkError, RuntimeError):
     """A rank on this machine ended early or not in time; the message says which and how."""
 
 
-def run_ranks(ranks: int, module: str, task: dict[str, Any], threads: int = 1, timeout: float = 600.0) -> list[Any]:
+def run_ranks(
+    ranks: int,
+    module: str,
+    task: dict[str, Any],
+    threads: int = 1,
+    timeout: float = 600.0,
+    package: Path | None = None,
+) -> list[Any]:
     """What `module.run(task)` returned, rank by rank.
 
     threads   of each rank
     timeout   seconds until all of them must have ended
+    package   folder of the package that the module belongs to, where that is not installed
     """
     names = ("OMP_NUM_THREADS", "ROOTDK_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, str(threads))
     with tempfile.TemporaryDirectory() as folder:
         started = [
             subprocess.Popen(  # noqa: S603 -- our own interpreter and our own module
-                [
-                    sys.executable,
-                    "-m",
-                    "rootdk.distributed.local",
-                    str(rank),
-                    str(ranks),
-                    folder,
-                    module,
-                    json.dumps(task),
-                ],
+                call(f"{__name__}:be_a_rank", str(rank), str(ranks), folder, module, json.dumps(task), package=package),
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -68,7 +67,8 @@ def run_ranks(ranks: int, module: str, task: dict[str, Any], threads: int = 1, t
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def _be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> None:
+def be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> None:
+    """What each process does: meet the others, run, leave the result in the folder."""
     import torch
     import torch.distributed as dist
 
@@ -77,7 +77,3 @@ def _be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> No
     found = import_module(module).run(json.loads(task))
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _be_a_rank(*sys.argv[1:])
