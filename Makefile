@@ -22,7 +22,7 @@ WHEEL := $$(echo build/wheel/rootdk-*.whl)
 
 # Folders are listed too: their time changes when a file goes.
 SOURCES := $(shell find src kernel bindings -not -path '*/__pycache__*' 2>/dev/null) CMakeLists.txt pyproject.toml
-PYTEST := $(PY) -m pytest --doctest-modules --pyargs rootdk tests
+PYTEST := $(PY) -m pytest --doctest-modules --pyargs rootdk tests benchmarks
 
 # Asked only when something is to be compiled.
 define check_compiler
@@ -58,12 +58,12 @@ test-all: $(VENV)/.tested ## set up, then every test
 	$(PYTEST) $(ARGS)
 
 bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes benchmarks/latest.json
-	$(VENV)/bin/rootdk bench --output benchmarks/latest.json $(ARGS)
+	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
 
 bench-all: $(VENV)/.benched-all ## the same with jax and openvino too
-	$(VENV)/bin/rootdk bench --output benchmarks/latest.json $(ARGS)
+	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
 
-lint: $(VENV)/.linted ## ruff (rules and format) and mypy --strict on src/
+lint: $(VENV)/.linted ## ruff (rules and format) and mypy --strict on src/ and benchmarks/
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
@@ -145,7 +145,7 @@ $(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
 	$(INSTALL) "$(WHEEL)[bench-all]"
 	@touch $@
 
-# Checking needs no compiler: only the tools and what src/ imports.
+# Checking needs no compiler: only the tools and what src/ and benchmarks/ import.
 $(VENV)/.linted: pyproject.toml constraints.txt | $(VENV)/.made
 	$(INSTALL) ruff mypy numpy click rich
 	@touch $@
