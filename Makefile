@@ -61,19 +61,19 @@ test: $(VENV)/$(if $(filter-out tests/operator% tests/theory%,$(FILE)),.tested,.
 	$(PYTEST) $(FILE) $(ARGS)
 else
 test: $(VENV)/.tested ## set up, then every test but the slow ones (FILE=tests/... for one file or folder)
-	$(PYTEST) --doctest-modules -m "not slow" src/rootdk tests $(ARGS)
+	$(PYTEST) --doctest-modules -m "not slow" src/rootdk tests benchmarks $(ARGS)
 endif
 
 test-all: $(VENV)/.tested ## set up, then every test
-	$(PYTEST) --doctest-modules src/rootdk tests $(ARGS)
+	$(PYTEST) --doctest-modules src/rootdk tests benchmarks $(ARGS)
 
 bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes benchmarks/latest.json
-	$(VENV)/bin/rootdk bench --output benchmarks/latest.json $(ARGS)
+	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
 
 bench-all: $(VENV)/.benched-all ## the same with jax and openvino too
-	$(VENV)/bin/rootdk bench --output benchmarks/latest.json $(ARGS)
+	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
 
-lint: $(VENV)/.linted ## ruff (rules and format) and mypy --strict on src/
+lint: $(VENV)/.linted ## ruff (rules and format) and mypy --strict on src/ and benchmarks/
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
@@ -162,7 +162,7 @@ $(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
 	$(call with_extra,bench-all,the benchmark races against: torch onnxruntime jax and openvino)
 	@touch $@
 
-# Checking needs no compiler: only the tools and what src/ imports.
+# Checking needs no compiler: only the tools and what src/ and benchmarks/ import.
 $(VENV)/.linted: pyproject.toml constraints.txt | $(VENV)/.made
 	$(INSTALL) ruff mypy numpy click rich
 	@touch $@

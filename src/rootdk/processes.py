@@ -34,6 +34,11 @@ def command(function: str, *arguments: str, package: Path | None = None) -> list
     return [sys.executable, "-I", __file__, facts, function, *arguments]
 
 
+def program(text: str) -> list[str]:
+    """The command that runs a text of Python, for what must not even load this package first."""
+    return [sys.executable, "-I", "-c", text]
+
+
 @contextmanager
 def started(
     function: str, argument_lists: Sequence[Sequence[str]], package: Path | None = None, **options: Any

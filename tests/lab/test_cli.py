@@ -1,7 +1,6 @@
 """The command line: what it prints, that it fits a terminal, and what it says to bad input."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -34,7 +33,7 @@ EVERY_RULE = [argument for name in rootdk.scaling.rules() for argument in ("--ru
 
 @pytest.mark.parametrize(
     "arguments",
-    [("look",), ("look", *EVERY_RULE, "--d-k", "8192", *SMALL), ("info",), ("bench", "--help")],
+    [("look",), ("look", *EVERY_RULE, "--d-k", "8192", *SMALL), ("info",)],
     ids=" ".join,
 )
 def test_fits_80_columns(arguments: tuple[str, ...]) -> None:
@@ -142,9 +141,6 @@ def test_meaning_repeats_the_digits_of_the_table() -> None:
         (["look", "--rule", "cube"], "'--rule': must be one of the names 'none', 'sqrt', "),
         (["--keys", "9", "info"], "--keys belongs to rootdk itself and not to 'info'"),
         (["launch"], "No such command"),
-        (["bench", "--threads", "0"], "--threads"),
-        (["bench", "--peer", "abacus"], "--peer"),
-        (["bench", "--what", "sideways"], "--what"),
     ],
 )
 def test_bad_input_is_exit_code_2_and_says_what(arguments: list[str], message: str) -> None:
@@ -161,7 +157,6 @@ COMMANDS = [
     ["look", "--json"],
     ["info"],
     ["info", "--json"],
-    ["bench", "--what", "memory", "--quick"],
 ]
 
 
@@ -183,18 +178,6 @@ def test_trouble_with_the_kernel_is_one_line_and_exit_code_1(
     expected = "Error: ROOTDK_NUM_THREADS: must be" if trouble == "threads" else "Error: rootdk._kernel: the compiled"
     assert result.output.startswith(expected)
     assert result.output.count("\n") == 1
-
-
-def test_the_measuring_process_shows_no_traceback() -> None:
-    """It is started by the command, after the same check, and may still find another kernel than the command did."""
-    command = [sys.executable, "-m", "rootdk.bench.child"]
-    options = '{"sections": [], "peers": [], "threads": 1, "quick": true}'
-    environment = os.environ | {"ROOTDK_NUM_THREADS": "many"}
-    finished = subprocess.run(
-        [*command, options, os.devnull], env=environment, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 1
-    assert finished.stderr == "rootdk bench: ROOTDK_NUM_THREADS: must be an int from 1 to 2147483647, got 'many'\n"
 
 
 def test_info() -> None:

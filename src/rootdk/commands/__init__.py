@@ -8,7 +8,6 @@ what is printed comes from `rootdk.terminal`.
 # In which order does not matter: `rootdk --help` sorts them.
 NAMES = (
     "audit",
-    "bench",
     "claims",
     "explore",
     "info",

@@ -11,7 +11,7 @@ from . import options
 @options.as_json("Print JSON in place of a list.")
 def info(as_json: bool) -> None:
     """Version, kernel target in use, threads."""
-    from rootdk.bench.machine import describe
+    from rootdk.machine import describe
 
     facts = describe()
     if as_json:
