@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rootdk import ArgumentError, ArgumentTypeError
-from rootdk.claims import (
+from rootdk.lab.claims import (
     CONDITIONAL,
     FAILS,
     HOLDS,
@@ -21,9 +21,9 @@ from rootdk.claims import (
     Setting,
     claim,
 )
-from rootdk.claims.draw import over_groups
-from rootdk.claims.evidence import CLEAR
-from rootdk.claims.table import lines, summary
+from rootdk.lab.claims.draw import over_groups
+from rootdk.lab.claims.evidence import CLEAR
+from rootdk.lab.claims.table import lines, summary
 
 TRUE = Evidence("seen", 1.0, "=", 1.0)
 FALSE = Evidence("seen", 2.0, "=", 1.0)
@@ -99,7 +99,7 @@ def test_a_verdict_that_was_typed_in_is_refused() -> None:
     data = record(FALSE).to_dict() | {"verdict": HOLDS}
     with pytest.raises(ArgumentError, match="verdict: must be 'does not hold' by the evidence, got 'holds'"):
         Record.from_dict(data)
-    with pytest.raises(ArgumentError, match=r"kind 'rootdk\.claims\.Record'"):
+    with pytest.raises(ArgumentError, match=r"kind 'rootdk\.lab\.claims\.Record'"):
         Record.from_dict({"kind": "rootdk.Reading"})
     broken = record(TRUE).to_dict()
     del broken["evidence"][0]["value"]

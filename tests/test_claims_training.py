@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootdk.claims import CONDITIONAL, FAILS, HOLDS, LEDGER
-from rootdk.claims.runs import best, difference, lost, outcomes, widths
 from rootdk.errors import ArgumentError
-from rootdk.trained import Interval, Layer, Moment, Results, Run, RunSpec, interval
-from rootdk.trained.spec import ADDITIVE, TASKS
+from rootdk.lab.claims import CONDITIONAL, FAILS, HOLDS, LEDGER
+from rootdk.lab.claims.runs import best, difference, lost, outcomes, widths
+from rootdk.lab.training import Interval, Layer, Moment, Results, Run, RunSpec, interval
+from rootdk.lab.training.spec import ADDITIVE, TASKS
 
 START = 4.0
 Loss = Callable[[RunSpec], float]

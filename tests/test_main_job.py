@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rootdk import theory
-from rootdk.claims import LEDGER
 from rootdk.cli import main
 from rootdk.errors import ArgumentError
 from rootdk.files import write_atomically
-from rootdk.study import prove, setting
+from rootdk.lab.checks import prove, setting
+from rootdk.lab.claims import LEDGER
 from rootdk.terminal import job, overview
 
 SMALL = ("--quick", "--d-k", "16", "--keys", "64")
@@ -105,8 +105,8 @@ def test_every_rule_fits_80_columns(rootdk: Any) -> None:
 
 
 def test_a_contradiction_is_said() -> None:
-    from rootdk.study import Comparison
-    from rootdk.study import Result as Found
+    from rootdk.lab.checks import Comparison
+    from rootdk.lab.checks import Result as Found
 
     off = Found("rules", {}, (Comparison("H / ln n", {}, 1.0, 2.0, 0.1),))
     findings = job.Findings(job.Job("quick", (), 2, ("sqrt",), 0), (off,), (), 0.0)

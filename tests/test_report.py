@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rootdk.claims import LEDGER, Claim
 from rootdk.files import write_atomically
-from rootdk.report import render
-from rootdk.report.figures import pictures
-from rootdk.report.tables import comparisons, ledger
-from rootdk.study import EXPERIMENTS, Comparison, Result, plan, run_all
+from rootdk.lab.checks import EXPERIMENTS, Comparison, Result, plan, run_all
+from rootdk.lab.claims import LEDGER, Claim
+from rootdk.lab.report import render
+from rootdk.lab.report.figures import pictures
+from rootdk.lab.report.tables import comparisons, ledger
 
 VOID = {"meta", "link", "br", "mspace"}
 FETCHING = {"src", "href", "srcset", "data", "poster", "action", "xlink:href"}
@@ -195,7 +195,7 @@ def test_an_unknown_experiment_has_a_table_and_no_figure() -> None:
 
 
 def test_every_experiment_has_a_section() -> None:
-    from rootdk.report.sections import SECTIONS
+    from rootdk.lab.report.sections import SECTIONS
 
     assert set(SECTIONS) == set(EXPERIMENTS)
 

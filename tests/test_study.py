@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootdk import study
 from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
-from rootdk.study import EXPERIMENTS, Cache, Comparison, Result, plan, run
-from rootdk.study.formats import rounded
-from rootdk.study.gradient import jacobian_of_softmax
-from rootdk.study.sampling import KURTOSIS, compare, compare_ratio, compare_share, draw
+from rootdk.lab import checks as study
+from rootdk.lab.checks import EXPERIMENTS, Cache, Comparison, Result, plan, run
+from rootdk.lab.checks.formats import rounded
+from rootdk.lab.checks.gradient import jacobian_of_softmax
+from rootdk.lab.checks.sampling import KURTOSIS, compare, compare_ratio, compare_share, draw
 
 QUICK = {study.name_of(spec): spec for spec in plan("quick")}
 # A comparison is off by more than 4 standard errors in about 1 of 5000 where the error comes from 30 groups; the seeds
@@ -42,14 +42,14 @@ def test_theory_and_measurement_agree(results: dict[str, Result], name: str) -> 
 
 # One function of the theory per experiment, bent by 3 %: the comparison that uses it must say so.
 BENT = {
-    "variance": ("rootdk.study.variance.compare", "score variance"),
-    "scores": ("rootdk.study.scores.score_tail", "share beyond 1"),
-    "sharpness": ("rootdk.study.sharpness.top_probability", "largest weight"),
-    "gradient": ("rootdk.study.gradient.relative_gradient", "|do/dq| / |o|"),
-    "rules": ("rootdk.study.rules.factor_of", "H / ln n"),
-    "length": ("rootdk.study.length.attention_moments", "entropy"),
-    "formats": ("rootdk.study.formats.rounded", "relative error"),
-    "premises": ("rootdk.study.premises.correlated_score_variance", "variance inside a row"),
+    "variance": ("rootdk.lab.checks.variance.compare", "score variance"),
+    "scores": ("rootdk.lab.checks.scores.score_tail", "share beyond 1"),
+    "sharpness": ("rootdk.lab.checks.sharpness.top_probability", "largest weight"),
+    "gradient": ("rootdk.lab.checks.gradient.relative_gradient", "|do/dq| / |o|"),
+    "rules": ("rootdk.lab.checks.rules.factor_of", "H / ln n"),
+    "length": ("rootdk.lab.checks.length.attention_moments", "entropy"),
+    "formats": ("rootdk.lab.checks.formats.rounded", "relative error"),
+    "premises": ("rootdk.lab.checks.premises.correlated_score_variance", "variance inside a row"),
 }
 
 
@@ -140,7 +140,7 @@ SMALL = study.VarianceSpec(d_k=(4,), laws=("sign",), rows=50)
 def test_a_kept_result_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
     first = run(SMALL, cache=cache)
-    monkeypatch.setattr("rootdk.study.variance.compare", None)
+    monkeypatch.setattr("rootdk.lab.checks.variance.compare", None)
     assert run(SMALL, cache=cache) == first
     with pytest.raises(TypeError):
         run(replace(SMALL, seed=1), cache=cache)
@@ -153,17 +153,17 @@ def test_other_code_has_other_entries(tmp_path: Path, monkeypatch: pytest.Monkey
     cache = Cache(tmp_path)
     before = cache.path(SMALL)
     assert before != cache.path(replace(SMALL, rows=51))
-    monkeypatch.setattr("rootdk.study.cache._code", lambda: "other")
+    monkeypatch.setattr("rootdk.lab.checks.cache._code", lambda: "other")
     assert before != cache.path(SMALL)
 
 
 DAMAGE = {
     "empty": "",
-    "half": '{"kind": "rootdk.study.Result", "exper',
+    "half": '{"kind": "rootdk.lab.checks.Result", "exper',
     "other": "[1, 2]",
-    "fields": '{"kind": "rootdk.study.Result"}',
-    "types": '{"kind": "rootdk.study.Result", "experiment": 1, "spec": 2, "comparisons": 3, "series": [], "grids": [], '
-    '"seconds": 0}',
+    "fields": '{"kind": "rootdk.lab.checks.Result"}',
+    "types": '{"kind": "rootdk.lab.checks.Result", "experiment": 1, "spec": 2, "comparisons": 3, '
+    '"series": [], "grids": [], "seconds": 0}',
     "binary": "\udcff",
 }
 
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from rootdk.study import cache
+    from rootdk.lab.checks import cache
 
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

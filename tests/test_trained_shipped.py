@@ -10,11 +10,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from rootdk.claims.runs import best
 from rootdk.errors import RootdkError
-from rootdk.study.training.plan import plan
-from rootdk.trained import Results, Run, RunSpec, shipped
-from rootdk.trained.spec import TASKS
+from rootdk.lab.claims.runs import best
+from rootdk.lab.training import Results, Run, RunSpec, shipped
+from rootdk.lab.training.run_lists import plan
+from rootdk.lab.training.spec import TASKS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -47,7 +47,7 @@ def test_json_goes_both_ways() -> None:
 
 def again(spec: RunSpec) -> tuple[Run, Run, list[float]]:
     """The run done anew, the shipped one, and the losses of all its seeds."""
-    from rootdk.study.training.train import train
+    from rootdk.lab.training.train import train
 
     same = {
         name: getattr(spec, name)

@@ -19,15 +19,15 @@ from rich.console import Console
 from training_stand_in import noted
 
 from rootdk.cli import main
-from rootdk.study.training.engine import Advanced, Failed, Finished
-from rootdk.study.training.local import LocalEngine
-from rootdk.study.training.plan import plan
-from rootdk.study.training.sweep import cost
+from rootdk.lab.training import Results, RunSpec
+from rootdk.lab.training.engine import Advanced, Failed, Finished
+from rootdk.lab.training.local_engine import LocalEngine
+from rootdk.lab.training.run_lists import plan
+from rootdk.lab.training.sweep import cost
 from rootdk.terminal import train_study
 from rootdk.terminal.train_study import Order
 from rootdk.terminal.trained import lines
 from rootdk.terminal.training import Progress
-from rootdk.trained import Results, RunSpec
 
 SPECS = tuple(
     RunSpec(task=task, rule=rule, d_k=d_k, steps=10, seed=seed, learning_rate=rate)
@@ -254,7 +254,7 @@ def test_what_is_missing_is_named_before_anything_runs(
 ) -> None:
     from importlib.util import find_spec
 
-    from rootdk.study.training import needs
+    from rootdk.lab.training import needs
 
     monkeypatch.setattr(needs, "find_spec", lambda name: None if name == module else find_spec(name))
     result = study("--spec", "spec.json")
@@ -304,8 +304,8 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import training_stand_in as stand_in
 from rootdk.cli import main
-from rootdk.study.training.local import LocalEngine
-from rootdk.study.training.plan import plan
+from rootdk.lab.training.local_engine import LocalEngine
+from rootdk.lab.training.run_lists import plan
 from rootdk.terminal import train_study
 from rootdk.terminal.train_study import Order
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ import training_stand_in as stand_in
 from training_stand_in import noted
 
 from rootdk.errors import ArgumentError
-from rootdk.study.training.engine import ONE_THREAD, Advanced, Again, Event, Failed, Finished, Task, title
-from rootdk.study.training.local import LocalEngine, cores
-from rootdk.study.training.store import Store, StoreError
-from rootdk.study.training.sweep import SweepError, cost, sweep
-from rootdk.trained import Run, RunSpec
+from rootdk.lab.training import Run, RunSpec
+from rootdk.lab.training.engine import ONE_THREAD, Advanced, Again, Event, Failed, Finished, Task, title
+from rootdk.lab.training.local_engine import LocalEngine, cores
+from rootdk.lab.training.store import Store, StoreError
+from rootdk.lab.training.sweep import SweepError, cost, sweep
 
 SPEC = RunSpec(steps=20, d_k=8)
 SEEDS = tuple(replace(SPEC, seed=seed) for seed in range(4))
@@ -83,7 +83,7 @@ def test_each_process_has_one_thread_and_this_one_keeps_its_own(place: Path) -> 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_real_run_is_what_train_gives_here(place: Path) -> None:
-    from rootdk.study.training.train import train
+    from rootdk.lab.training.train import train
 
     spec = RunSpec(task="digits", d_k=8, steps=3, width=16)
     runs, events = told([spec], place, LocalEngine(1))

@@ -23,14 +23,13 @@ import training_stand_in as stand_in
 from training_stand_in import noted
 
 from rootdk.errors import ArgumentError
-from rootdk.study.training import needs, ray_engine
-from rootdk.study.training.engine import Advanced, Again, Event, title
-from rootdk.study.training.local import LocalEngine
-from rootdk.study.training.needs import TrainingMissingError
-from rootdk.study.training.ray_engine import ClusterError, RayEngine
-from rootdk.study.training.store import Store
-from rootdk.study.training.sweep import sweep
-from rootdk.trained import Run, RunSpec
+from rootdk.lab.training import Run, RunSpec, needs, ray_engine
+from rootdk.lab.training.engine import Advanced, Again, Event, title
+from rootdk.lab.training.local_engine import LocalEngine
+from rootdk.lab.training.needs import TrainingMissingError
+from rootdk.lab.training.ray_engine import ClusterError, RayEngine
+from rootdk.lab.training.store import Store
+from rootdk.lab.training.sweep import sweep
 
 SPEC = RunSpec(steps=20, d_k=8)
 SEEDS = tuple(replace(SPEC, seed=seed) for seed in range(4))
@@ -41,10 +40,10 @@ import pickle, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import training_stand_in as stand_in
 from rootdk.errors import RootdkError
-from rootdk.study.training import ray_engine
-from rootdk.study.training.engine import Advanced
-from rootdk.study.training.store import Store
-from rootdk.study.training.sweep import sweep
+from rootdk.lab.training import ray_engine
+from rootdk.lab.training.engine import Advanced
+from rootdk.lab.training.store import Store
+from rootdk.lab.training.sweep import sweep
 
 specs, place, options, real, stop_after, attempts, code = pickle.load(open(sys.argv[1], "rb"))
 ray_engine._ATTEMPTS = attempts

@@ -14,10 +14,10 @@ import pytest
 import training_stand_in as stand_in
 from test_report import Page
 
-from rootdk.report import render, render_training
-from rootdk.report.training import CHAPTERS, chapters, numbers
-from rootdk.trained import Results, Run, RunSpec, interval
-from rootdk.trained.grouping import grouped, panels
+from rootdk.lab.report import render, render_training
+from rootdk.lab.report.training import CHAPTERS, chapters, numbers
+from rootdk.lab.training import Results, Run, RunSpec, interval
+from rootdk.lab.training.grouping import grouped, panels
 
 SEEDS, RATES, SIZES = (0, 1, 2), (1e-3, 3e-3, 1e-2), (4, 16, 64, 256)
 KAPPAS = (0.1, 1.0, 10.0)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from training_stand_in import invented
 
-from rootdk.study.training import store as module
-from rootdk.study.training.store import Store, StoreError, code
-from rootdk.trained import RunSpec
+from rootdk.lab.training import RunSpec
+from rootdk.lab.training import store as module
+from rootdk.lab.training.store import Store, StoreError, code
 
 SPEC = RunSpec(rule="none", d_k=128, steps=10, transplant=(0.5, 1.0))
 
@@ -67,7 +67,7 @@ def package(place: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch)
 
 FILES = dict.fromkeys(
     ("_arguments.py", "api.py", "reading.py", "scaling.py", "torch.py", "_torch/module.py", "_backends/reference.py",
-     "study/training/train.py", "study/training/local.py", "report/page.py", "_kernel.abi3.so"), "one"
+     "lab/training/train.py", "lab/training/local_engine.py", "lab/report/page.py", "_kernel.abi3.so"), "one"
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_code_that_decides_the_numbers_is_part_of_the_name(
 ) -> None:
     before = package(tmp_path, FILES, monkeypatch)
     after = package(tmp_path, {name: "other"}, monkeypatch)
-    arranges = name in {"study/training/local.py", "report/page.py"}
+    arranges = name in {"lab/training/local_engine.py", "lab/report/page.py"}
     assert (before == after) == arranges
 
 

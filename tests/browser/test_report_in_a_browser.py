@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from visit import Visit, keep
 
-from rootdk.claims import LEDGER, Setting
 from rootdk.files import write_atomically
-from rootdk.report import render
-from rootdk.study import plan, run_all
+from rootdk.lab.checks import plan, run_all
+from rootdk.lab.claims import LEDGER, Setting
+from rootdk.lab.report import render
 
 pytestmark = pytest.mark.slow
 

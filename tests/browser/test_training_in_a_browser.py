@@ -8,8 +8,8 @@ import training_stand_in as stand_in
 from visit import Visit, keep
 
 from rootdk.files import write_atomically
-from rootdk.report import render_training
-from rootdk.trained import Results, RunSpec
+from rootdk.lab.report import render_training
+from rootdk.lab.training import Results, RunSpec
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ from rootdk.errors import RootdkError
 from . import options
 
 if TYPE_CHECKING:
-    from rootdk.claims import Record, Setting
+    from rootdk.lab.claims import Record, Setting
 
 
 def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int, ...]) -> tuple[int, ...]:
-    from rootdk.claims import LEDGER
+    from rootdk.lab.claims import LEDGER
 
     try:
         for one in ids:
@@ -43,8 +43,8 @@ def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool) -> None:
     """
     import shutil
 
-    from rootdk.claims import Setting
-    from rootdk.claims.table import counts, lines
+    from rootdk.lab.claims import Setting
+    from rootdk.lab.claims.table import counts, lines
 
     records = _checked(ids, Setting(rows=rows, seed=seed))
     if as_json:
@@ -59,7 +59,7 @@ def _checked(ids: Sequence[int], setting: "Setting") -> list["Record"]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from rootdk.claims import LEDGER
+    from rootdk.lab.claims import LEDGER
 
     chosen = ids or LEDGER.ids
     console = Console(stderr=True)

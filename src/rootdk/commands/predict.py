@@ -50,7 +50,7 @@ def _spread(_ctx: click.Context, _option: click.Parameter, given: float) -> floa
 @options.as_json("Print JSON in place of text.")
 def predict(d_k: int, keys: int, rule: str | float, sigma: float, as_json: bool) -> None:
     """Theory for one setting, with a recommendation. Nothing is drawn."""
-    from rootdk.study import setting
+    from rootdk.lab.checks import setting
     from rootdk.terminal.predicted import lines
 
     report = setting(d_k, keys, rule, sigma)

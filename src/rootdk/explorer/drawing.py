@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rootdk.report.drawing import COLOURS, EITHER_SIDE, HUES, POWERS, level, ticks_at
+from rootdk.lab.report.drawing import COLOURS, EITHER_SIDE, HUES, POWERS, level, ticks_at
 
 __all__ = [
     "COLOURS",

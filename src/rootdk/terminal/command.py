@@ -11,9 +11,9 @@ import click
 from rootdk import __version__
 from rootdk.errors import RootdkError
 from rootdk.files import write_atomically
-from rootdk.report import check_plotly, render
-from rootdk.study import Cache
-from rootdk.trained import shipped
+from rootdk.lab.checks import Cache
+from rootdk.lab.report import check_plotly, render
+from rootdk.lab.training import shipped
 
 from .job import Findings, Job, bar, to_dict, work
 from .overview import lines

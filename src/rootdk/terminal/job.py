@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rootdk.study import Cache, Result, name_of, plan, run
+from rootdk.lab.checks import Cache, Result, name_of, plan, run
 
 # Seconds of one core at the default size: how far the bar moves for each.
 _COST = {
@@ -77,7 +77,7 @@ def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
 
 
 def _claims(job: Job, progress: Progress) -> list[dict[str, Any]]:
-    from rootdk.claims import LEDGER, Setting
+    from rootdk.lab.claims import LEDGER, Setting
 
     found = []
     progress("claims", 0.0)

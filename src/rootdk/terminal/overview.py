@@ -7,9 +7,9 @@ from itertools import zip_longest
 import numpy as np
 
 from rootdk import _views
-from rootdk.claims import CONDITIONAL, FAILS, HOLDS, LEDGER, OPEN
-from rootdk.claims.ledger import spans
-from rootdk.study import Comparison
+from rootdk.lab.checks import Comparison
+from rootdk.lab.claims import CONDITIONAL, FAILS, HOLDS, LEDGER, OPEN
+from rootdk.lab.claims.ledger import spans
 
 from .job import Findings, worst
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 
 from rootdk import _views
-from rootdk.study import SettingReport
+from rootdk.lab.checks import SettingReport
 
 WIDTH = 80
 _FIELDS = (

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterator
 
-from rootdk.study import Proof
-from rootdk.study.proof import MOST_ENUMERATED, MOST_WRITTEN_OUT
+from rootdk.lab.checks import Proof
+from rootdk.lab.checks.proof import MOST_ENUMERATED, MOST_WRITTEN_OUT
 
 WIDTH = 80
 

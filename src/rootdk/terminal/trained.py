@@ -4,9 +4,9 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from rootdk.trained import Results
-from rootdk.trained.grouping import Group, grouped, panels
-from rootdk.trained.interval import Interval
+from rootdk.lab.training import Results
+from rootdk.lab.training.grouping import Group, grouped, panels
+from rootdk.lab.training.interval import Interval
 
 WIDTH = 80
 _NAME = 28

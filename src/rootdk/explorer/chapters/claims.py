@@ -10,11 +10,11 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from rootdk.claims import LEDGER, VERDICTS, Evidence, Record, Setting
-from rootdk.claims.evidence import number as short
 from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number
 from rootdk.explorer.drawing import GREY, HUES, plot
-from rootdk.report.formulas import ATTENTION
+from rootdk.lab.claims import LEDGER, VERDICTS, Evidence, Record, Setting
+from rootdk.lab.claims.evidence import number as short
+from rootdk.lab.report.formulas import ATTENTION
 
 _ALL = "all"
 _ROWS = 1024  # the quick look of `rootdk claims --rows 1024`
@@ -65,7 +65,7 @@ def _told(evidence: Sequence[Evidence]) -> str:
 
 _PYTHON = f"""\
 from collections import Counter
-from rootdk.claims import LEDGER, VERDICTS, Setting
+from rootdk.lab.claims import LEDGER, VERDICTS, Setting
 
 records = list(LEDGER.check(setting=Setting(rows={_ROWS})))
 counts = Counter(record.verdict for record in records)

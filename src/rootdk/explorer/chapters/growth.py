@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.api import measure
-from rootdk.claims import draw
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.drawing import COLOURS, GREY, bars, line, plot
 from rootdk.explorer.knobs import RULES, SEED, d_k_knob
-from rootdk.report.formulas import SCALED
+from rootdk.lab.checks.sampling import compare
+from rootdk.lab.claims import draw
+from rootdk.lab.report.formulas import SCALED
 from rootdk.scaling import rule
-from rootdk.study.sampling import compare
 from rootdk.theory import row_variance, score_density, score_variance
 
 # 16 independent groups give the standard error; 8 queries and 24 keys each are 3072 scores from few enough vectors.
@@ -152,7 +152,7 @@ def _python(values: Mapping[str, Any]) -> str:
     return f"""\
 import numpy as np
 import rootdk
-from rootdk.claims.draw import {values["law"]}
+from rootdk.lab.claims.draw import {values["law"]}
 from rootdk.theory import row_variance, score_variance
 
 rng = np.random.default_rng({values["seed"]})

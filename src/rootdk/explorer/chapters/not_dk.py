@@ -14,7 +14,7 @@ from rootdk.explorer.drawing import COLOURS, ONES_AND_THREES, level, line, plot,
 from rootdk.explorer.draws import vectors, vectors_in_python
 from rootdk.explorer.knobs import SEED, d_k_knob, keys_knob, rule_words
 from rootdk.explorer.weights import keys_in_order, weights_at
-from rootdk.report.formulas import SCALED
+from rootdk.lab.report.formulas import SCALED
 from rootdk.theory import format_effect
 
 _CURVE_KEYS = 512

@@ -16,8 +16,8 @@ from rootdk.explorer.drawing import COLOURS, GREY, bars, level, line, plot, poin
 from rootdk.explorer.draws import vectors, vectors_in_python
 from rootdk.explorer.knobs import RULES, SEED, d_k_knob, keys_knob, rule_words
 from rootdk.explorer.weights import keys_in_order, weights_at
+from rootdk.lab.report.formulas import ATTENTION
 from rootdk.reading import Reading
-from rootdk.report.formulas import ATTENTION
 from rootdk.scaling import rule
 from rootdk.theory import critical_sigma, softmax_moments
 from rootdk.theory.row_law import RowLaw

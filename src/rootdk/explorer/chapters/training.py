@@ -8,13 +8,13 @@ from typing import Any
 
 from rootdk.errors import ArgumentError
 from rootdk.explorer.chapter import Chapter, Control, Figure, Number, View, written
-from rootdk.report.drawing import Picture
-from rootdk.report.formulas import ATTENTION
-from rootdk.report.training_figures import learning_curves, over_d_k, over_rates
-from rootdk.trained import Results
-from rootdk.trained.grouping import Group, grouped, panels
+from rootdk.lab.report.drawing import Picture
+from rootdk.lab.report.formulas import ATTENTION
+from rootdk.lab.report.training_figures import learning_curves, over_d_k, over_rates
+from rootdk.lab.training import Results
+from rootdk.lab.training.grouping import Group, grouped, panels
 
-_READ = "from rootdk.trained import shipped\n\nresults = shipped()"
+_READ = "from rootdk.lab.training import shipped\n\nresults = shipped()"
 
 
 def training_chapter(results: Results, read: str = _READ) -> Chapter:
@@ -103,7 +103,7 @@ def _figure(picture: Picture) -> Figure:
 def _python(panel: str, d_k: int, read: str) -> str:
     return f"""\
 from rootdk.explorer.chapters.training import slug
-from rootdk.trained.grouping import grouped, panels
+from rootdk.lab.training.grouping import grouped, panels
 {read}
 for group in panels(grouped(results.runs))["{panel}"]:
     if group.spec.d_k == {d_k}:

@@ -1,0 +1,141 @@
+"""Finished training runs kept by content, one JSON file each; beside it, while it lasts, the state of one unfinished.
+
+Unlike the cache of the other experiments, which a full disk only makes slower, the store is where hours of work end
+up: what it cannot write is an error, and what is already there stays.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import rootdk
+from rootdk.errors import RootdkError
+from rootdk.files import write_atomically
+from rootdk.lab.checks.cache import folder
+from rootdk.lab.training import Run, RunSpec
+
+# What a run's numbers follow from. Reports, commands and whatever only arranges runs may change without a rerun.
+_DECIDES = ("_arguments.py", "api.py", "reading.py", "scaling.py", "torch.py", "_torch", "_backends", "lab/training")
+_ARRANGES = {
+    "__init__", "engine", "grouping", "interval", "local_engine", "needs", "ray_engine", "results", "run", "run_lists",
+    "spec", "spec_file", "store", "sweep",
+}  # fmt: skip
+
+
+class StoreError(RootdkError):
+    """The folder of runs cannot be used, or no longer."""
+
+
+class Store:
+    """Runs in a folder. A file that is damaged is passed over with a `note`, and its run is run again.
+
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     store = Store(Path(place))
+    ...     store.get(RunSpec()) is None, store.path(RunSpec()).name[:14]
+    (True, 'recall-sqrt-64')
+    """
+
+    def __init__(self, place: Path | None = None, note: Callable[[str], None] = lambda _text: None) -> None:
+        self.place, self.note = place or folder() / "training", note
+
+    def path(self, spec: RunSpec) -> Path:
+        """The file that this run has or would have."""
+        asked = json.dumps([spec.to_dict(), code()], sort_keys=True)
+        name = f"{spec.task}-{spec.rule}-{spec.d_k}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+        return self.place / f"{name}.json"
+
+    def state(self, spec: RunSpec) -> Path:
+        """The file for the state of this run while it is unfinished."""
+        return self.path(spec).with_suffix(".state")
+
+    def open(self) -> None:
+        """Make the folder and see that it can be written to: a run that cannot be kept is not worth starting."""
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.place):
+                pass
+        except OSError as error:
+            raise StoreError(f"runs: cannot write to {self.place}: {reason(error)}") from error
+
+    def get(self, spec: RunSpec) -> Run | None:
+        """The kept run, or None if there is none that can be used."""
+        path = self.path(spec)
+        try:
+            found = Run.from_dict(json.loads(path.read_text("utf-8")))
+            _ = found.last
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"runs: cannot read {path}: {reason(error)}") from error
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RootdkError):
+            self.note(f"runs: {path} is damaged; running again")
+            return None
+        if found.spec != spec:
+            self.note(f"runs: {path} belongs to another spec; running again")
+            return None
+        return found
+
+    def put(self, run: Run) -> None:
+        """Keep it, whole or not at all, and drop the state from which it would have gone on."""
+        try:
+            write_atomically(self.path(run.spec), json.dumps(run.to_dict(), allow_nan=False))
+        except OSError as error:
+            raise StoreError(
+                f"runs: cannot write to {self.place}: {reason(error)}; the runs that are finished are kept there"
+            ) from error
+        self._drop_state(run.spec)
+
+    def forget(self, spec: RunSpec) -> None:
+        """Drop the run and its state."""
+        try:
+            self.path(spec).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"runs: cannot remove {self.path(spec)}: {reason(error)}") from error
+        self._drop_state(spec)
+
+    def _drop_state(self, spec: RunSpec) -> None:
+        with contextlib.suppress(OSError):
+            self.state(spec).unlink()
+        # What a process left that was killed while it wrote.
+        for part in self.place.glob(f".{self.path(spec).stem}.*.part"):
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def reason(error: OSError) -> str:
+    """The system's words."""
+    return error.strerror or str(error)
+
+
+@functools.cache
+def code() -> str:
+    """A hash of what decides the numbers of a run: files of the package, and the versions of what it stands on.
+
+    Python's own version is among them because the text that is learned is Python's own.
+    """
+    total = hashlib.sha256()
+    for name, content in _files():
+        total.update(name.encode() + b"\0" + content)
+    try:
+        libraries = [f"{name} {version(name)}" for name in ("torch", "numpy")]
+    except PackageNotFoundError:
+        libraries = []
+    return "-".join([rootdk.__version__, *libraries, platform.python_version(), total.hexdigest()])
+
+
+def _files() -> Iterator[tuple[str, bytes]]:
+    home = Path(os.fspath(rootdk.__file__)).parent
+    found = [
+        file for name in _DECIDES for file in ((home / name).rglob("*.py") if (home / name).is_dir() else [home / name])
+    ]
+    compiled = [file for file in home.glob("_kernel*") if file.suffix in {".so", ".pyd"}]
+    for file in sorted([*found, *compiled]):
+        if not (file.parent.name == "training" and file.stem in _ARRANGES):
+            yield file.relative_to(home).as_posix(), file.read_bytes()
