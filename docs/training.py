@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rootdk.lab.claims.runs import Outcome, best, difference, known, lost, outcomes, sharpest, widths
 from rootdk.lab.training import Interval, Results, interval, shipped
-from rootdk.lab.training.spec import ADDITIVE, TASKS
+from rootdk.lab.training.results import Outcome, best, difference, known, lost, outcomes, sharpest, widths
+from rootdk.lab.training.run import ADDITIVE, TASKS
 
 TARGET = Path(__file__).with_name("training.md")
 RULES = {"none": "1", "sqrt": "1/sqrt(d_k)", "dk": "1/d_k"}
@@ -146,7 +146,7 @@ def ladder(results: Results) -> str:
     rows = []
     for one in outcomes(results, task="text", rule="sqrt", d_k=64):
         largest = interval(max(known(layer.largest) for layer in run.last.layers) for run in one.runs)
-        rows.append([f"{one.rate:g}", shown(one.entropy(), 3), size(largest.mean), shown(one.loss)])
+        rows.append([f"{one.rate:g}", shown(one.entropy, 3), size(largest.mean), shown(one.loss)])
     return table(["learning rate", "H / ln n of the sharpest layer", "largest logit", "loss"], rows)
 
 
@@ -274,7 +274,7 @@ Text at d_k = 64 under 1/sqrt(d_k), faster and faster:
 
 {ladder(results)}
 
-From {steps[0].rate:g} to {steps[-1].rate:g} the entropy of the sharpest layer falls to {steps[-1].entropy().mean:.3f} of ln n and the loss is worse for it: collapse and
+From {steps[0].rate:g} to {steps[-1].rate:g} the entropy of the sharpest layer falls to {steps[-1].entropy.mean:.3f} of ln n and the loss is worse for it: collapse and
 instability do go together. The other way round they need not: {len(sharp)} runs of recall under 1/sqrt(d_k) have a layer that sharp and answer
 more than 99 % right, because looking up one pair is what they were asked to learn. So low entropy alone is no alarm; low entropy
 with large logits that grow is.

@@ -11,9 +11,9 @@ import pytest
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.claims import CONDITIONAL, FAILS, HOLDS, LEDGER
-from rootdk.lab.claims.runs import best, difference, lost, outcomes, widths
 from rootdk.lab.training import Interval, Layer, Moment, Results, Run, RunSpec, interval
-from rootdk.lab.training.spec import ADDITIVE, TASKS
+from rootdk.lab.training.results import best, difference, lost, outcomes, widths
+from rootdk.lab.training.run import ADDITIVE, TASKS
 
 START = 4.0
 Loss = Callable[[RunSpec], float]

@@ -197,14 +197,14 @@ def test_a_folder_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from rootdk.lab.checks import cache
+    from rootdk.files import cache_folder
 
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("ROOTDK_CACHE", raising=False)
-    assert cache.folder() == tmp_path / "xdg" / "rootdk"
+    assert cache_folder() == tmp_path / "xdg" / "rootdk"
     monkeypatch.setenv("ROOTDK_CACHE", str(tmp_path / "own"))
-    assert cache.folder() == tmp_path / "own"
+    assert cache_folder() == tmp_path / "own"
 
 
 # Specs and comparisons that can not be.

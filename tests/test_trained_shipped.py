@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rootdk.errors import RootdkError
-from rootdk.lab.claims.runs import best
 from rootdk.lab.training import Results, Run, RunSpec, shipped
+from rootdk.lab.training.results import best
+from rootdk.lab.training.run import TASKS
 from rootdk.lab.training.run_lists import plan
-from rootdk.lab.training.spec import TASKS
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -254,9 +254,9 @@ def test_what_is_missing_is_named_before_anything_runs(
 ) -> None:
     from importlib.util import find_spec
 
-    from rootdk.lab.training import needs
+    from rootdk.lab.training import engine
 
-    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == module else find_spec(name))
+    monkeypatch.setattr(engine, "find_spec", lambda name: None if name == module else find_spec(name))
     result = study("--spec", "spec.json")
     assert result.exit_code == 1
     assert f"needs {package}, which is not installed; get it with: pip install 'rootdk[train]'" in result.output

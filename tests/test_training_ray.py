@@ -23,10 +23,9 @@ import training_stand_in as stand_in
 from training_stand_in import noted
 
 from rootdk.errors import ArgumentError
-from rootdk.lab.training import Run, RunSpec, needs, ray_engine
-from rootdk.lab.training.engine import Advanced, Again, Event, title
+from rootdk.lab.training import Run, RunSpec, engine, ray_engine
+from rootdk.lab.training.engine import Advanced, Again, Event, TrainingMissingError, title
 from rootdk.lab.training.local_engine import LocalEngine
-from rootdk.lab.training.needs import TrainingMissingError
 from rootdk.lab.training.ray_engine import ClusterError, RayEngine
 from rootdk.lab.training.store import Store
 from rootdk.lab.training.sweep import sweep
@@ -245,7 +244,7 @@ def test_without_an_address_a_cluster_of_its_own(place: Path) -> None:
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "find_spec", lambda _name: None)
+    monkeypatch.setattr(engine, "find_spec", lambda _name: None)
     with pytest.raises(TrainingMissingError, match=r"engine ray: needs ray, .* pip install 'rootdk\[dist\]'"):
         RayEngine()
 

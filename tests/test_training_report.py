@@ -16,8 +16,7 @@ from test_report import Page
 
 from rootdk.lab.report import render, render_training
 from rootdk.lab.report.training import CHAPTERS, chapters, numbers
-from rootdk.lab.training import Results, Run, RunSpec, interval
-from rootdk.lab.training.grouping import grouped, panels
+from rootdk.lab.training import Results, Run, RunSpec, grouped, interval, panels
 
 SEEDS, RATES, SIZES = (0, 1, 2), (1e-3, 3e-3, 1e-2), (4, 16, 64, 256)
 KAPPAS = (0.1, 1.0, 10.0)
@@ -121,7 +120,7 @@ def test_a_point_with_a_diverged_run_is_a_gap_that_is_counted(results: Results, 
 
 
 def test_curves_of_layers(results: Results, pictures: dict[str, Any]) -> None:
-    runs = grouped(of(results, task="digits", rule="sqrt", d_k=256))[0].best
+    runs = grouped(of(results, task="digits", rule="sqrt", d_k=256))[0].best.runs
     for layer in (0, 1):
         entropy = line(pictures[f"entropy-digits-100-steps-256-{layer}"], "sqrt")
         np.testing.assert_allclose(entropy["y"][-1], np.mean([run.last.layers[layer].entropy for run in runs]))
@@ -239,14 +238,14 @@ def test_groups_are_what_differs_in_seed_and_rate_alone(results: Results) -> Non
     assert list(panels(groups)) == ["recall, 100 steps", "digits, 100 steps"]
     twice = Results((*results.runs, replace(results.runs[0], spec=replace(SPECS[0], transplant=(2.0,)))))
     assert len(grouped(twice.runs)) == len(groups)
-    assert len(grouped(twice.runs)[0].at(RATES[0])) == len(SEEDS)
+    assert len(grouped(twice.runs)[0].at(RATES[0]).runs) == len(SEEDS)
 
 
 def test_the_best_rate_is_not_one_at_which_a_seed_diverged() -> None:
     good = stand_in.runs([RunSpec(seed=seed, steps=10, learning_rate=1e-3) for seed in (0, 1)])
     fast = stand_in.runs([RunSpec(seed=seed, steps=10, learning_rate=1e-2) for seed in (0, 1)])
     (group,) = grouped([*good, *fast])
-    assert group.best_rate == 1e-2
+    assert group.best.rate == 1e-2
     (group,) = grouped([*good, fast[0], replace(fast[1], diverged=True)])
-    assert group.best_rate == 1e-3
+    assert group.best.rate == 1e-3
     assert group.diverged == 1

@@ -11,13 +11,11 @@ import torch
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.lab.training import RunSpec
 from rootdk.lab.training import train as training
-from rootdk.lab.training.additive import AdditiveAttention
-from rootdk.lab.training.model import Transformer, projections
-from rootdk.lab.training.observe import look
+from rootdk.lab.training.model import AdditiveAttention, Transformer, projections
+from rootdk.lab.training.run import TASKS
 from rootdk.lab.training.run_lists import MATCHED_D_K, SIZES, plan
-from rootdk.lab.training.spec import TASKS
 from rootdk.lab.training.tasks import IGNORED, task_named
-from rootdk.lab.training.train import train
+from rootdk.lab.training.train import look, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"task": "digits", "d_k": 8, "steps": 6, "width": 16}

@@ -1,8 +1,9 @@
-"""Writing a file so that nobody ever sees half of it."""
+"""Files: writing one so that nobody ever sees half of it, and the folder for what is kept between two runs."""
 
 import contextlib
 import errno
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
+
+
+def cache_folder() -> Path:
+    """Where results are kept: ROOTDK_CACHE, or rootdk in the user's cache folder."""
+    chosen = os.environ.get("ROOTDK_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "rootdk"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootdk"
 
 
 def _umask() -> int:

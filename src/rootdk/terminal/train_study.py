@@ -12,9 +12,8 @@ import click
 from rootdk import __version__
 from rootdk.files import write_atomically
 from rootdk.lab.training import Results, RunSpec
-from rootdk.lab.training.engine import Engine
-from rootdk.lab.training.needs import check_installed, check_ray
-from rootdk.lab.training.spec_file import read_specs
+from rootdk.lab.training.engine import Engine, check_installed, check_ray
+from rootdk.lab.training.run_lists import read_specs
 from rootdk.lab.training.store import Store
 from rootdk.lab.training.sweep import sweep
 

@@ -7,8 +7,6 @@ of other code is never taken for this one's. ROOTDK_CACHE names the folder; with
 import functools
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 import rootdk
 from rootdk.errors import RootdkError
-from rootdk.files import write_atomically
+from rootdk.files import cache_folder, write_atomically
 
 from .experiments import name_of
 from .result import Result
@@ -24,21 +22,11 @@ from .result import Result
 Note = Callable[[str], None]
 
 
-def folder() -> Path:
-    """Where results are kept: ROOTDK_CACHE, or rootdk in the user's cache folder."""
-    chosen = os.environ.get("ROOTDK_CACHE")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "rootdk"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootdk"
-
-
 class Cache:
     """Results in a folder, one JSON file each. What can not be read or written is passed over, with a `note`."""
 
     def __init__(self, place: Path | None = None, note: Note = lambda _text: None) -> None:
-        self.place, self.note = place or folder(), note
+        self.place, self.note = place or cache_folder(), note
 
     def path(self, spec: Any) -> Path:
         """The file that the result of this spec has or would have."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.training import Interval, Results, interval, shipped
+from rootdk.lab.training.results import Outcome, best, difference, known, outcomes, sharpest
 
 from .evidence import LIMITS, SHOWN, Evidence
 from .ledger import Setting, claim
-from .runs import Outcome, best, difference, known, outcomes, sharpest
 
 THOUSANDS = (1e3, 1e4)
 HUNDRED = 100.0
@@ -113,13 +113,13 @@ def collapse_goes_with_instability(
     cut = "where rootdk's audit calls a layer collapsed"
     for one in ladder:
         if one is not top and one is not good:
-            yield Evidence(f"rate {one.rate:g}: entropy / ln n", one.entropy().mean, role=SHOWN)
+            yield Evidence(f"rate {one.rate:g}: entropy / ln n", one.entropy.mean, role=SHOWN)
             yield Evidence(f"rate {one.rate:g}: loss", one.loss.mean, error=one.loss.error, role=SHOWN)
-    entropy = top.entropy()
+    entropy = top.entropy
     yield Evidence(f"rate {top.rate:g}: entropy / ln n", entropy.mean, "<", collapsed, error=entropy.error, choice=cut)
     worse, error = difference(top.loss, good.loss)
     yield Evidence(f"rate {top.rate:g}: loss over the best", worse, ">", 0.0, error=error)
-    entropy = good.entropy()
+    entropy = good.entropy
     text = f"rate {good.rate:g}, the best: entropy / ln n"
     yield Evidence(text, entropy.mean, ">", collapsed, error=entropy.error, choice=cut)
     sharp = _sharp_and_right(results, rule, collapsed)

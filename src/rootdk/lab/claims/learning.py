@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rootdk.lab.training import Results, shipped
-from rootdk.lab.training.spec import ADDITIVE, TASKS
+from rootdk.lab.training.results import Outcome, best, difference, lost, outcomes, widths
+from rootdk.lab.training.run import ADDITIVE, TASKS
 from rootdk.theory import attention_moments, relative_gradient
 
 from .evidence import DECIDES, LIMITS, SHOWN, Evidence
 from .ledger import LATER, PAPER, Setting, claim
-from .runs import Outcome, best, difference, lost, outcomes, widths
 
 KEYS = 512
 LITTLE = 0.1

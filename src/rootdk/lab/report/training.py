@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rootdk.lab.training import Results
-from rootdk.lab.training.grouping import Group, grouped, panels
-from rootdk.lab.training.spec import ADDITIVE, TASKS
+from rootdk.lab.training import Group, Results, grouped, panels
+from rootdk.lab.training.run import ADDITIVE, TASKS
 
 from . import training_figures as draw
 from .document import card, check_plotly, document, figure, foot, rich
@@ -79,7 +78,7 @@ def _additive(panel: str, groups: Sequence[Group], _brief: bool) -> Iterator[Pic
 
 
 def _transplants(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Picture]:
-    some = [one for one in groups if any(run.transplant for run in one.best)]
+    some = [one for one in groups if any(run.transplant for run in one.best.runs)]
     for d_k in _spread_over(sorted({one.spec.d_k for one in some}), 1 if brief else 2):
         yield from draw.transplants(panel, some, d_k)
 
@@ -178,9 +177,8 @@ def numbers(results: Results) -> str:
     rows = []
     for panel, groups in panels(grouped(results.runs)).items():
         for one in sorted(groups, key=lambda one: (one.spec.d_k, one.line)):
-            for rate in one.rates:
-                loss, right = one.final(rate), one.final(rate, "accuracy")
-                lost = sum(run.diverged for run in one.at(rate))
+            for outcome in one.outcomes:
+                loss, right, rate, lost = outcome.loss, outcome.accuracy, outcome.rate, outcome.diverged
                 rows.append([panel, one.line, str(one.spec.d_k), f"{rate:.3g}", str(loss.count), number(loss.mean),
                              number(loss.half), number(right.mean), str(lost or "–")])  # fmt: skip
     return table(head, rows)
@@ -233,4 +231,4 @@ def _rate_for_all(groups: Sequence[Group]) -> float | None:
         return None
     own = [one for one in plain if one.line == "sqrt"] or plain
     widest = max(own, key=lambda one: one.spec.d_k)
-    return min(common, key=lambda rate: (widest.final(rate).mean, rate))
+    return min(common, key=lambda rate: (widest.at(rate).loss.mean, rate))

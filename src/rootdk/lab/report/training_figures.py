@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rootdk.lab.training import Run, interval
-from rootdk.lab.training.grouping import Group
+from rootdk.lab.training import Group, Run, interval
 
 from .drawing import HUES, POWERS, Picture
 from .training_traces import (
@@ -65,7 +64,7 @@ def layer_curves(
 def over_d_k(panel: str, groups: Sequence[Group], rate: float | None = None) -> Picture:
     """Loss at the end against d_k: at one learning rate for all, or at the best of each."""
     some = [one for one in groups if rate is None or rate in one.rates]
-    points = points_of(some, lambda one: [_final(one, one.spec.d_k, one.best_rate if rate is None else rate)])
+    points = points_of(some, lambda one: [_final(one, one.spec.d_k, one.best.rate if rate is None else rate)])
     figure = loss_figure(points, "d<sub>k</sub>")
     if rate is None:
         return Picture(
@@ -91,7 +90,7 @@ def entropy_over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture
     """The entropy of the sharpest layer at the end against the learning rate."""
     some = _at(groups, d_k)
     points = points_of(
-        some, lambda one: [point_of(rate, (_sharpest(run)[1][-1] for run in one.at(rate))) for rate in one.rates]
+        some, lambda one: [point_of(rate, (_sharpest(run)[1][-1] for run in one.at(rate).runs)) for rate in one.rates]
     )
     axes = {"xaxis": ticks_of(points), "yaxis": {"range": [0, 1.02]}}
     figure = plain_figure(marked(points), "learning rate", "entropy / ln n", **axes)
@@ -105,9 +104,9 @@ def transplants(panel: str, groups: Sequence[Group], d_k: int) -> list[Picture]:
     some = _at(groups, d_k)
     found = []
     for name, label, along in (("kappa", "κ", 0), ("logit", "largest |logit|", 2)):
-        points = points_of(some, lambda one, along=along: _transplanted(one.best, along))  # type: ignore[misc]
+        points = points_of(some, lambda one, along=along: _transplanted(one.best.runs, along))  # type: ignore[misc]
         figure = loss_figure(points, label, POWERS | {"dtick": 2 if decades(points) > 4 else 1})
-        untouched = "; ".join(f"{one.line} {one.final(one.best_rate).mean:.3g}" for one in some)
+        untouched = "; ".join(f"{one.line} {one.best.loss.mean:.3g}" for one in some)
         caption = f"{_seeds(some)} Without transplant the loss is: {untouched}."
         title = f"Transplant, loss against {label}: {panel}, d_k = {d_k}"
         found.append(Picture(f"transplant-{name}-{_slug(panel)}-{d_k}", title, caption, figure))
@@ -122,7 +121,7 @@ def ladder(panel: str, group: Group) -> list[Picture]:
         ("loss", "loss", lambda run: run.along("loss")),
         ("entropy", "entropy / ln n of the sharpest layer", _sharpest),
     ):
-        lines = [(f"{rate:g}", HUES[number % len(HUES)], "solid", [along(run) for run in group.at(rate)])
+        lines = [(f"{rate:g}", HUES[number % len(HUES)], "solid", [along(run) for run in group.at(rate).runs])
                  for number, rate in enumerate(group.rates)]  # fmt: skip
         traces = curves_of(lines)
         means = [trace.y for trace in traces if trace.name]
@@ -159,7 +158,7 @@ def _at(groups: Sequence[Group], d_k: int) -> list[Group]:
 
 def _final(group: Group, x: float, rate: float) -> Point:
     """The loss at the end; none of a run that diverged."""
-    return point_of(x, (None if run.diverged else run.last.loss for run in group.at(rate)))
+    return point_of(x, (None if run.diverged else run.last.loss for run in group.at(rate).runs))
 
 
 def _span_of_curves(means: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -174,7 +173,7 @@ def _cut(span: dict[str, Any], means: Iterable[Sequence[float]]) -> str:
 
 
 def _seeds(groups: Sequence[Group]) -> str:
-    counts = sorted({len(one.best) for one in groups})
+    counts = sorted({len(one.best.runs) for one in groups})
     if counts[-1] == 1:
         return "One seed, so no interval."
     return f"Mean of {counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds with its 95% interval."
@@ -184,7 +183,7 @@ def _rates(groups: Sequence[Group]) -> str:
     rates = {rate for one in groups for rate in one.rates}
     if len(rates) == 1:
         return f"Learning rate {min(rates):.3g}, the only one tried."
-    return f"Best learning rate of each: {'; '.join(f'{one.line} {one.best_rate:.3g}' for one in groups)}."
+    return f"Best learning rate of each: {'; '.join(f'{one.line} {one.best.rate:.3g}' for one in groups)}."
 
 
 def _lost(group: Group) -> str:
@@ -192,8 +191,8 @@ def _lost(group: Group) -> str:
 
 
 def _diverged(groups: Sequence[Group]) -> str:
-    lost = [(one, sum(run.diverged for run in one.best)) for one in groups]
-    words = [f"{count} of {len(one.best)} runs of {one.line}" for one, count in lost if count]
+    lost = [(one, one.best.diverged) for one in groups]
+    words = [f"{count} of {len(one.best.runs)} runs of {one.line}" for one, count in lost if count]
     return f" Diverged: {', '.join(words)}." if words else ""
 
 

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rootdk.lab.training import Interval, Run, interval
-from rootdk.lab.training.grouping import Group
+from rootdk.lab.training import Group, Interval, Run, interval
 
 from .drawing import colour_of, figure_of, ticks_at
 
@@ -104,7 +103,7 @@ def by_rule(groups: Sequence[Group], along: Callable[[Run], Any]) -> list[Line]:
     """A line per group, at its best learning rate."""
     names = [one.line for one in groups]
     return [
-        (one.line, *_style(one.line, number, names), [along(run) for run in one.best])
+        (one.line, *_style(one.line, number, names), [along(run) for run in one.best.runs])
         for number, one in enumerate(groups)
     ]
 

@@ -1,16 +1,29 @@
-"""What training showed: runs as plain data, the results that come with the package, and what to read off them.
+"""Training runs that ask what the scale does when a model learns: as plain data, and what makes them.
 
     RunSpec              everything that one training run depends on
     Run                  what it recorded, step by step; to JSON and back
     Results              the runs of a study with the versions that made them; `shipped()` gives those of the package
+    Outcome, Group       the same setting over seeds, and over learning rates too; `grouped`, `panels`
     interval(values)     mean and half the width of its confidence interval over seeds
 
-Nothing here trains and nothing needs torch: `rootdk.lab.training` does the runs.
+Nothing of that needs torch. `train`, `model` and `tasks` do: they make a run. `sweep` makes many, by an engine
+(`local_engine`, `ray_engine`), and keeps them in a `store`; `run_lists` says which.
 """
 
-from .interval import Interval, interval
-from .results import Results, shipped
-from .run import Layer, Moment, Run
-from .spec import RunSpec
+from .results import Group, Interval, Outcome, Results, grouped, interval, panels, shipped
+from .run import Layer, Moment, Run, RunSpec
 
-__all__ = ["Interval", "Layer", "Moment", "Results", "Run", "RunSpec", "interval", "shipped"]
+__all__ = [
+    "Group",
+    "Interval",
+    "Layer",
+    "Moment",
+    "Outcome",
+    "Results",
+    "Run",
+    "RunSpec",
+    "grouped",
+    "interval",
+    "panels",
+    "shipped",
+]

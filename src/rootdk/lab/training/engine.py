@@ -3,12 +3,15 @@
 import errno
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from rootdk.lab.training import Run, RunSpec
+from rootdk.errors import RootdkError
+
+from .run import Run, RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +125,30 @@ def title(spec: RunSpec) -> str:
     named = f"{spec.task} {spec.rule} d_k={spec.d_k} rate={spec.learning_rate:g} seed={spec.seed}"
     rest = ("optimizer", "qk_rate", "qk_size", "layers", "width", "heads")
     return " ".join([named, *(f"{name}={plain[name]}" for name in rest if plain[name] != usual[name])])
+
+
+class TrainingMissingError(RootdkError, ImportError):
+    """A package that a run or an engine needs is not installed; the message names the extra that brings it."""
+
+
+def check_installed(specs: Iterable[RunSpec]) -> None:
+    """An error that says what to install, before anything runs: torch, and scikit-learn where digits are learned."""
+    _need("training", "torch", "torch", "train")
+    if any(spec.task == "digits" for spec in specs):
+        _need("digits", "sklearn", "scikit-learn", "train")
+
+
+def check_ray() -> None:
+    """The same for the engine that runs on a cluster."""
+    _need("engine ray", "ray", "ray", "dist")
+
+
+def _need(what: str, module: str, package: str, extra: str) -> None:
+    try:
+        found = find_spec(module)
+    except ValueError:  # a module that was loaded by other means than a file
+        found = None
+    if found is None:
+        raise TrainingMissingError(
+            f"{what}: needs {package}, which is not installed; get it with: pip install 'rootdk[{extra}]'"
+        )

@@ -51,9 +51,10 @@ class LocalEngine:
                             workers.append(_Worker(self.trainer))
                             workers[-1].give(waiting.popleft())
                         continue
+                    yield event
+                    # Not before: whoever takes the event may end the sweep, as on a full disk.
                     if not isinstance(event, Advanced) and waiting:
                         worker.give(waiting.popleft())
-                    yield event
         finally:
             for worker in workers:
                 worker.stop()

@@ -18,9 +18,8 @@ from typing import Any
 
 from rootdk.errors import ArgumentError, RootdkError
 
-from .engine import Advanced, Again, Event, Failed, Finished, Task, Trainer, attempt, train_on_one_core
+from .engine import Advanced, Again, Event, Failed, Finished, Task, Trainer, attempt, check_ray, train_on_one_core
 from .local_engine import cores
-from .needs import check_ray
 from .store import code
 
 _SECONDS_BETWEEN_WORDS = 0.5

@@ -1,4 +1,4 @@
-"""Which runs, at which size. A run that two questions ask for is made once.
+"""Which runs a study makes: those of a size, or those of a JSON file. A run that two questions ask for is made once.
 
     rules     rule x d_k x learning rate: does learning slow without the scale, over which d_k does each rule work
     additive  against dot products as d_k grows, on the task whose sequences are short enough for it
@@ -8,13 +8,16 @@
 Every run of a dot product on text ends in a transplant: the trained model with queries and keys of other sizes.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from rootdk.errors import ArgumentError
-from rootdk.lab.training.spec import ADDITIVE, TASKS, RunSpec
+from rootdk.errors import ArgumentError, RootdkError
+
+from .run import ADDITIVE, TASKS, RunSpec
 
 SIZES = ("quick", "default", "full")
 RULES = ("none", "sqrt", "dk")
@@ -118,3 +121,31 @@ def _matched(optimizer: str, rates: Sequence[float], qk_rate: float, same: dict[
             qk_size=qk_size,
             **same,
         )
+
+
+def read_specs(path: Path) -> tuple[RunSpec, ...]:
+    """The runs that the file asks for. An error names the entry and the field.
+
+    What Results wrote can be given too: of each of its runs the spec is taken.
+    """
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ArgumentError(f"spec: cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ArgumentError(f"spec: {path} is not JSON: {error}") from error
+    runs: Any = data.get("runs") if isinstance(data, dict) else data
+    if not isinstance(runs, list) or not runs:
+        came = (
+            "an empty list" if runs == [] else f"{type(data).__name__} without it" if runs is None else repr(runs)[:40]
+        )
+        raise ArgumentError(f'spec: {path} must hold a list of runs, alone or under "runs", got {came}')
+    return tuple(_spec(path, number, one) for number, one in enumerate(runs))
+
+
+def _spec(path: Path, number: int, entry: Any) -> RunSpec:
+    recorded = isinstance(entry, dict) and isinstance(entry.get("spec"), dict)
+    try:
+        return RunSpec.from_dict(entry["spec"] if recorded else entry)
+    except RootdkError as error:
+        raise ArgumentError(f"spec: entry {number} of {path}: {error}") from error

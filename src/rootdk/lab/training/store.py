@@ -17,16 +17,13 @@ from pathlib import Path
 
 import rootdk
 from rootdk.errors import RootdkError
-from rootdk.files import write_atomically
-from rootdk.lab.checks.cache import folder
-from rootdk.lab.training import Run, RunSpec
+from rootdk.files import cache_folder, write_atomically
+
+from .run import Run, RunSpec
 
 # What a run's numbers follow from. Reports, commands and whatever only arranges runs may change without a rerun.
 _DECIDES = ("_arguments.py", "api.py", "reading.py", "scaling.py", "torch.py", "_torch", "_backends", "lab/training")
-_ARRANGES = {
-    "__init__", "engine", "grouping", "interval", "local_engine", "needs", "ray_engine", "results", "run", "run_lists",
-    "spec", "spec_file", "store", "sweep",
-}  # fmt: skip
+_ARRANGES = {"__init__", "engine", "local_engine", "ray_engine", "results", "run", "run_lists", "store", "sweep"}
 
 
 class StoreError(RootdkError):
@@ -43,7 +40,7 @@ class Store:
     """
 
     def __init__(self, place: Path | None = None, note: Callable[[str], None] = lambda _text: None) -> None:
-        self.place, self.note = place or folder() / "training", note
+        self.place, self.note = place or cache_folder() / "training", note
 
     def path(self, spec: RunSpec) -> Path:
         """The file that this run has or would have."""

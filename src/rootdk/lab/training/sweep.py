@@ -5,10 +5,9 @@ from contextlib import closing
 from typing import Any, cast
 
 from rootdk.errors import RootdkError
-from rootdk.lab.training import Run, RunSpec
-from rootdk.lab.training.spec import ADDITIVE
 
 from .engine import Engine, Event, Failed, Finished, Task, title
+from .run import ADDITIVE, Run, RunSpec
 from .store import Store, StoreError
 
 _MOST_NAMED = 10
