@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rootdk import ArgumentError, ArgumentTypeError
-from rootdk.lab.claims import (
+from rootdk.lab.checks import (
     CONDITIONAL,
     FAILS,
     HOLDS,
@@ -21,9 +21,9 @@ from rootdk.lab.claims import (
     Setting,
     claim,
 )
-from rootdk.lab.claims.draw import over_groups
-from rootdk.lab.claims.evidence import CLEAR
-from rootdk.lab.claims.table import lines, summary
+from rootdk.lab.checks.sampler import over_groups
+from rootdk.lab.checks.comparison import CLEAR
+from rootdk.lab.checks.ledger_text import lines, summary
 
 TRUE = Evidence("seen", 1.0, "=", 1.0)
 FALSE = Evidence("seen", 2.0, "=", 1.0)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from rootdk.lab.claims import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, Record, Setting
-from rootdk.lab.claims.definition import by_the_formula, derivative, pulled_back, softmax
-from rootdk.lab.claims.draw import generator, normal, over_groups, reading, sign, student, uniform
-from rootdk.lab.claims.figures import EIGHTH, POWERS, TENTH
-from rootdk.lab.claims.sharpness import root
-from rootdk.lab.claims.table import lines
-from rootdk.lab.claims.weights import live_entries
+from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, Record, Setting
+from rootdk.lab.checks.definition import by_the_formula, derivative, pulled_back, softmax
+from rootdk.lab.checks.sampler import generator, normal, over_groups, reading, sign, student, uniform
+from rootdk.lab.checks.figures import EIGHTH, POWERS, TENTH
+from rootdk.lab.checks.sharpness import root
+from rootdk.lab.checks.ledger_text import lines
+from rootdk.lab.checks.weights import live_entries
 from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
 
 QUICK = Setting(rows=1024)
@@ -272,8 +272,8 @@ def test_a_missing_format_is_told_and_not_hidden(monkeypatch: pytest.MonkeyPatch
 
 def test_claims_load_nothing_above_them() -> None:
     code = """
-        import sys, rootdk.lab.claims
-        rootdk.lab.claims.LEDGER[8].check()
+        import sys, rootdk.lab.checks
+        rootdk.lab.checks.LEDGER[8].check()
         above = ("rootdk.cli", "rootdk.lab.report", "rootdk.bench", "torch", "click", "rich", "ml_dtypes")
         print(*(name for name in above if name in sys.modules))
     """

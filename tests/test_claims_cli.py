@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from rootdk import _backends
 from rootdk.cli import main
-from rootdk.lab.claims import LEDGER, VERDICTS, Record
+from rootdk.lab.checks import LEDGER, VERDICTS, Record
 
 
 def run(*arguments: str, columns: int = 80) -> Result:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rootdk.errors import ArgumentError
-from rootdk.lab.claims import CONDITIONAL, FAILS, HOLDS, LEDGER
+from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER
 from rootdk.lab.training import Interval, Layer, Moment, Results, Run, RunSpec, interval
 from rootdk.lab.training.results import best, difference, lost, outcomes, widths
 from rootdk.lab.training.run import ADDITIVE, TASKS

@@ -15,7 +15,7 @@ from rootdk.cli import main
 from rootdk.errors import ArgumentError
 from rootdk.files import write_atomically
 from rootdk.lab.checks import prove, setting
-from rootdk.lab.claims import LEDGER
+from rootdk.lab.checks import LEDGER
 from rootdk.terminal import job, overview
 
 SMALL = ("--quick", "--d-k", "16", "--keys", "64")

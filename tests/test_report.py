@@ -13,7 +13,7 @@ import pytest
 
 from rootdk.files import write_atomically
 from rootdk.lab.checks import EXPERIMENTS, Comparison, Result, plan, run_all
-from rootdk.lab.claims import LEDGER, Claim
+from rootdk.lab.checks import LEDGER, Claim
 from rootdk.lab.report import render
 from rootdk.lab.report.figures import pictures
 from rootdk.lab.report.tables import comparisons, ledger

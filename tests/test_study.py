@@ -12,9 +12,9 @@ import pytest
 from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
 from rootdk.lab import checks as study
 from rootdk.lab.checks import EXPERIMENTS, Cache, Comparison, Result, plan, run
-from rootdk.lab.checks.formats import rounded
-from rootdk.lab.checks.gradient import jacobian_of_softmax
-from rootdk.lab.checks.sampling import KURTOSIS, compare, compare_ratio, compare_share, draw
+from rootdk.lab.checks.rounding import rounded
+from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
+from rootdk.lab.checks.sampler import KURTOSIS, compare, compare_ratio, compare_share, draw
 
 QUICK = {study.name_of(spec): spec for spec in plan("quick")}
 # A comparison is off by more than 4 standard errors in about 1 of 5000 where the error comes from 30 groups; the seeds
@@ -45,10 +45,10 @@ BENT = {
     "variance": ("rootdk.lab.checks.variance.compare", "score variance"),
     "scores": ("rootdk.lab.checks.scores.score_tail", "share beyond 1"),
     "sharpness": ("rootdk.lab.checks.sharpness.top_probability", "largest weight"),
-    "gradient": ("rootdk.lab.checks.gradient.relative_gradient", "|do/dq| / |o|"),
+    "gradient": ("rootdk.lab.checks.gradient_flow.relative_gradient", "|do/dq| / |o|"),
     "rules": ("rootdk.lab.checks.rules.factor_of", "H / ln n"),
     "length": ("rootdk.lab.checks.length.attention_moments", "entropy"),
-    "formats": ("rootdk.lab.checks.formats.rounded", "relative error"),
+    "formats": ("rootdk.lab.checks.rounding.rounded", "relative error"),
     "premises": ("rootdk.lab.checks.premises.correlated_score_variance", "variance inside a row"),
 }
 

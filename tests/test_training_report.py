@@ -15,7 +15,7 @@ import training_stand_in as stand_in
 from test_report import Page
 
 from rootdk.lab.report import render, render_training
-from rootdk.lab.report.training import CHAPTERS, chapters, numbers
+from rootdk.lab.report.training_page import CHAPTERS, chapters, numbers
 from rootdk.lab.training import Results, Run, RunSpec, grouped, interval, panels
 
 SEEDS, RATES, SIZES = (0, 1, 2), (1e-3, 3e-3, 1e-2), (4, 16, 64, 256)

@@ -11,7 +11,7 @@ from visit import Visit, keep
 
 from rootdk.files import write_atomically
 from rootdk.lab.checks import plan, run_all
-from rootdk.lab.claims import LEDGER, Setting
+from rootdk.lab.checks import LEDGER, Setting
 from rootdk.lab.report import render
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ from typing import Any
 
 from rootdk.errors import ArgumentError
 from rootdk.explorer.chapter import Chapter, Control, Figure, Number, View, written
-from rootdk.lab.report.drawing import Picture
-from rootdk.lab.report.formulas import ATTENTION
-from rootdk.lab.report.training_figures import learning_curves, over_d_k, over_rates
+from rootdk.lab.drawing import Picture
+from rootdk.lab.formulas import ATTENTION
+from rootdk.lab.report.training_pictures import learning_curves, over_d_k, over_rates
 from rootdk.lab.training import Group, Results, grouped, panels
 
 _READ = "from rootdk.lab.training import shipped\n\nresults = shipped()"

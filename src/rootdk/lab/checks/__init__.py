@@ -1,53 +1,61 @@
-"""Experiments: spec -> run -> result. Each puts what theory says beside what the operator does.
+"""Experiments and claims: what theory predicts beside what the operator does, with a verdict that is computed.
 
-    plan(size)                 the specs of all experiments: "quick", "default" or "full"
-    run(spec), run_all(specs)  results, from the cache where the same code has run the same spec
-    Result                     comparisons (theory, measured, standard error), series and grids; to JSON and back
-    prove(d), setting(...)     the argument for one d; theory and advice for one setting
+    Comparison                 one number: measured, its standard error, what was predicted of it, and whether it agrees
+    EXPERIMENTS                by name; plan(size) gives the specs of all, run(spec) and run_all(specs) their results
+    Result                     what an experiment found: comparisons, series and grids; to JSON and back
+    Cache                      results kept by content: the same code does not run the same spec twice
+    LEDGER                     every claim about the scale, by number; LEDGER.check() gives a CheckedClaim for each
+    Sampling                   how much the claims draw, and from which seed
 
-Nothing here draws: `rootdk.lab.report` makes figures of results.
+`comparison` is the record that both share and `sampler` draws for both. Every other file is a subject: `moments`,
+`scores`, `sharpness`, `gradient_flow`, `rules`, `length`, `rounding`, `premises`, `definition`, `printed`, `learning`,
+`breaking`, with its experiment, its claims or both. All files of this folder are loaded here: a new one needs no
+line elsewhere.
+
+>>> from rootdk.lab.checks import LEDGER
+>>> checked = LEDGER[7].check()
+>>> checked.verdict
+'does not hold'
+>>> print(checked.condition)
+e^50 is given as 5,184,705,528,587,072,045 and is 5,184,705,528,587,072,464,087
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from .cache import Cache
-from .experiments import EXPERIMENTS, Experiment, name_of, spec_from_dict
-from .formats import FormatsSpec
-from .gradient import GradientSpec
-from .length import LengthSpec
-from .plan import SIZES, plan
-from .premises import PremisesSpec
-from .proof import Proof, prove
-from .result import Comparison, Grid, Result, Series
-from .rules import RulesSpec
-from .running import run, run_all
-from .scores import ScoresSpec
-from .setting import SettingReport, setting
-from .sharpness import SharpnessSpec
-from .variance import VarianceSpec
+from .comparison import Comparison
+from .experiment import EXPERIMENTS, SIZES, Experiment, name_of, plan, register, run, run_all, spec_from_dict
+from .ledger import CONDITIONAL, FAILS, HOLDS, LEDGER, OPEN, VERDICTS, CheckedClaim, Claim, Ledger
+from .result import Grid, Result, Series
+from .sampler import Sampling
+
+for _name in sorted(file.name for file in iter_modules(__path__)):
+    import_module(f"{__name__}.{_name}")
 
 __all__ = [
+    "CONDITIONAL",
     "EXPERIMENTS",
+    "FAILS",
+    "HOLDS",
+    "LEDGER",
+    "OPEN",
     "SIZES",
+    "VERDICTS",
     "Cache",
+    "CheckedClaim",
+    "Claim",
     "Comparison",
     "Experiment",
-    "FormatsSpec",
-    "GradientSpec",
     "Grid",
-    "LengthSpec",
-    "PremisesSpec",
-    "Proof",
+    "Ledger",
     "Result",
-    "RulesSpec",
-    "ScoresSpec",
+    "Sampling",
     "Series",
-    "SettingReport",
-    "SharpnessSpec",
-    "VarianceSpec",
     "name_of",
     "plan",
-    "prove",
+    "register",
     "run",
     "run_all",
-    "setting",
     "spec_from_dict",
 ]

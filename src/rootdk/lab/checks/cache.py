@@ -16,7 +16,7 @@ import rootdk
 from rootdk.errors import RootdkError
 from rootdk.files import cache_folder, write_atomically
 
-from .experiments import name_of
+from .experiment import name_of
 from .result import Result
 
 Note = Callable[[str], None]
@@ -37,7 +37,7 @@ class Cache:
         """The kept result, or None if there is none that can be used."""
         path = self.path(spec)
         try:
-            found = Result.from_dict(json.loads(path.read_text("utf-8")))
+            kept = Result.from_dict(json.loads(path.read_text("utf-8")))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -46,10 +46,10 @@ class Cache:
         except (ValueError, TypeError, KeyError, AttributeError, RootdkError):
             self.note(f"cache: {path} is damaged; running again")
             return None
-        if json.dumps(found.spec) != json.dumps(asdict(spec)):
+        if json.dumps(kept.spec) != json.dumps(asdict(spec)):
             self.note(f"cache: {path} belongs to another spec; running again")
             return None
-        return found
+        return kept
 
     def put(self, spec: Any, result: Result) -> None:
         """Keep it; a reader sees the whole file or none."""

@@ -1,4 +1,4 @@
-"""What an experiment found: numbers computed and measured side by side, and what a figure is drawn from.
+"""What an experiment found: numbers predicted and measured side by side, and what a figure is drawn from.
 
 All of it is plain data and goes to JSON and back without loss.
 """
@@ -11,44 +11,9 @@ from typing import Any
 from rootdk import _views
 from rootdk.errors import ArgumentError
 
-Setting = Mapping[str, int | float | str]
+from .comparison import Comparison, Parameters
 
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One quantity at one setting, computed and measured.
-
-    measured and standard_error are None where only theory reaches, such as a billion keys.
-
-    >>> one = Comparison("score variance", {"d_k": 64}, theory=64.0, measured=65.0, standard_error=0.5)
-    >>> one.disagreement
-    2.0
-    """
-
-    quantity: str
-    setting: Setting
-    theory: float
-    measured: float | None = None
-    standard_error: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("theory", "measured", "standard_error"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ArgumentError(f"{name}: must be finite, got {value} for {self.quantity} at {dict(self.setting)}")
-        if (self.measured is None) != (self.standard_error is None):
-            raise ArgumentError("standard_error: must be given exactly where measured is")
-
-    @property
-    def disagreement(self) -> float | None:
-        """(measured - theory) in standard errors. What differs by rounding alone does not disagree."""
-        if self.measured is None or self.standard_error is None:
-            return None
-        off = self.measured - self.theory
-        error = max(self.standard_error, 1e-12 * abs(self.theory))
-        if error == 0.0:
-            return 0.0 if off == 0.0 else math.copysign(math.inf, off)
-        return off / error
+_KIND = "rootdk.lab.checks.Result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +22,7 @@ class Series:
 
     name: str
     kind: str
-    setting: Setting
+    setting: Parameters
     x: tuple[float, ...]
     y: tuple[float, ...]
 
@@ -68,7 +33,7 @@ class Grid:
 
     name: str
     kind: str
-    setting: Setting
+    setting: Parameters
     rows: tuple[tuple[float, ...], ...]
 
 
@@ -83,9 +48,19 @@ class Result:
     grids: tuple[Grid, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
+    def __post_init__(self) -> None:
+        for one in self.comparisons:
+            for name in ("predicted", "measured", "standard_error"):
+                value = getattr(one, name)
+                if value is not None and not math.isfinite(value):
+                    where = f"{one.quantity} at {dict(one.setting)}"
+                    raise ArgumentError(f"{name}: must be finite in an experiment, got {value} for {where}")
+            if (one.measured is None) != (one.standard_error is None):
+                raise ArgumentError("standard_error: must be given exactly where measured is, in an experiment")
+
     @property
     def compared(self) -> int:
-        """How many numbers were both computed and measured."""
+        """How many numbers were both predicted and measured."""
         return sum(one.measured is not None for one in self.comparisons)
 
     @property
@@ -107,10 +82,7 @@ class Result:
             "kind": _KIND,
             "experiment": self.experiment,
             "spec": {name: _plain(value) for name, value in self.spec.items()},
-            "comparisons": [
-                {name: getattr(one, name) for name in _COMPARISON} | {"disagreement": one.disagreement}
-                for one in self.comparisons
-            ],
+            "comparisons": [one.to_dict() for one in self.comparisons],
             "series": [{name: _plain(getattr(one, name)) for name in _SERIES} for one in self.series],
             "grids": [{name: _plain(getattr(one, name)) for name in _GRID} for one in self.grids],
             "seconds": self.seconds,
@@ -121,16 +93,16 @@ class Result:
         """The result that `to_dict` was called on; an error if the dictionary holds something else."""
         _views.expect_kind(data, _KIND)
         _views.expect_fields(data, ["experiment", "spec", "comparisons", "series", "grids", "seconds"])
-        for group, names in (("comparisons", _COMPARISON), ("series", _SERIES), ("grids", _GRID)):
-            for one in data[group]:
-                _views.expect_fields(one, names, f"data[{group!r}]")
+        for part, names in (("series", _SERIES), ("grids", _GRID)):
+            for one in data[part]:
+                _views.expect_fields(one, names, f"data[{part!r}]")
         return cls(
             experiment=str(data["experiment"]),
             # JSON made lists of the tuples.
             spec={
                 name: tuple(value) if isinstance(value, list) else value for name, value in dict(data["spec"]).items()
             },
-            comparisons=tuple(Comparison(**{name: one[name] for name in _COMPARISON}) for one in data["comparisons"]),
+            comparisons=tuple(Comparison.from_dict(one, "data['comparisons']") for one in data["comparisons"]),
             series=tuple(
                 Series(one["name"], one["kind"], dict(one["setting"]), tuple(one["x"]), tuple(one["y"]))
                 for one in data["series"]
@@ -143,8 +115,6 @@ class Result:
         )
 
 
-_KIND = "rootdk.lab.checks.Result"
-_COMPARISON = tuple(Comparison.__dataclass_fields__)
 _SERIES = tuple(Series.__dataclass_fields__)
 _GRID = tuple(Grid.__dataclass_fields__)
 

@@ -8,9 +8,9 @@
 It reads results and plain dictionaries, and runs nothing.
 """
 
-from .audited import render_audit
+from .audit_page import render_audit
 from .document import check_plotly
-from .page import render
-from .training import render_training
+from .study_page import render
+from .training_page import render_training
 
 __all__ = ["check_plotly", "render", "render_audit", "render_training"]

@@ -7,11 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from rootdk.errors import RootdkError
-
-from .drawing import Picture
+from rootdk.lab.drawing import Picture
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; font-src data:"
@@ -37,9 +35,8 @@ def document(title: str, body: Sequence[str]) -> str:
     check_plotly()
     from plotly.offline import get_plotlyjs
 
-    palette, style, script = (
-        files(__package__).joinpath(name).read_text("utf-8") for name in ("palette.css", "page.css", "page.js")
-    )
+    palette = files("rootdk.lab").joinpath("palette.css").read_text("utf-8")
+    style, script = (files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -53,7 +50,7 @@ def document(title: str, body: Sequence[str]) -> str:
 
 def figure(picture: Picture) -> str:
     """A place for a picture, with its data beside it; page.js draws it."""
-    data = json.dumps(picture.figure, allow_nan=False, default=_listed, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(picture.figure, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f"<figure><h3>{rich(picture.title)}</h3><div class='plot' id='plot-{escape(picture.name)}' role='img' "
         f"aria-label='{escape(picture.title)}'></div><figcaption>{rich(picture.caption)}</figcaption>"
@@ -82,6 +79,18 @@ def script_text(text: str) -> str:
     return text.replace("</script", "<\\/script")
 
 
-def _listed(value: Any) -> Any:
-    """Plotly keeps sequences as arrays or tuples."""
-    return value.tolist() if hasattr(value, "tolist") else list(value)
+def number(value: float | None) -> str:
+    """Four digits, or a dash.
+
+    >>> number(0.000123456), number(None)
+    ('0.0001235', '–')
+    """
+    return "–" if value is None else f"{value:.4g}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], raw: bool = False) -> str:
+    """A table in a box that scrolls sideways on a narrow screen. raw: the cells are HTML already."""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    cells = ("".join(f"<td>{cell if raw else escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<div class='scroll'><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

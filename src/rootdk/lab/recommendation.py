@@ -12,18 +12,18 @@ from rootdk.scaling import rule as named_rule
 from rootdk.theory import critical_sigma, relative_gradient
 from rootdk.theory._arguments import count, numbers
 
-from .sampling import factor_of
+from .checks.sampler import factor_of
 
 
 @dataclass(frozen=True, slots=True)
-class SettingReport:
+class Recommendation:
     """Theory for random q and k whose components have standard deviation sigma.
 
     scale              what the scores are multiplied by
     logit_std          scale sqrt(d_k) sigma^2, the standard deviation of the logits
     critical_std       sqrt(2 ln n): past it a few keys take all the weight, however many there are
     relative_gradient  |do/dq|/|o|, for values of any width; about 1 under 1/sqrt(d_k)
-    told               the fields of rootdk.predict
+    predicted          the fields of rootdk.predict
     state              "frozen", "sharp", "alive" or "flat"
     advice             one sentence that follows from the numbers
     """
@@ -36,7 +36,7 @@ class SettingReport:
     logit_std: float
     critical_std: float
     relative_gradient: float
-    told: dict[str, float]
+    predicted: dict[str, float]
     state: str
     advice: str
 
@@ -45,15 +45,15 @@ class SettingReport:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def setting(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0) -> SettingReport:
+def recommend(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0) -> Recommendation:
     """Theory and advice for one d_k, number of keys and rule, which is a name or the scale itself.
 
     d_k from 1 to 1e6, keys from 2 to 1e12, sigma from 0 to 1e3.
 
-    >>> one = setting(128, 8192)
-    >>> one.state, round(one.scale, 4), round(one.told["mean_entropy_ratio"], 3)
+    >>> usual = recommend(128, 8192)
+    >>> usual.state, round(usual.scale, 4), round(usual.predicted["mean_entropy_ratio"], 3)
     ('alive', 0.0884, 0.945)
-    >>> setting(128, 8192, "none").state
+    >>> recommend(128, 8192, "none").state
     'frozen'
     """
     size, length = count("d_k", d_k, 1, 10**6), count("keys", keys, 2, 10**12)
@@ -66,14 +66,14 @@ def setting(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0) -
         scale = float(numbers("rule", rule, least=-1e3, most=1e3))
         name = f"{scale:g}"
     heads = predict(size, length, scale * spread**2)
-    told = {field: float(getattr(heads, field)[0]) for field in heads.__dataclass_fields__}
+    predicted = {field: float(getattr(heads, field)[0]) for field in heads.__dataclass_fields__}
     # q, k enlarged by sigma is the scale enlarged by sigma^2, and dq is sigma times what it was.
     gradient = float(relative_gradient(length, size, scale * spread**2)) / spread if spread else 0.0
     std, critical = abs(scale) * math.sqrt(size) * spread**2, float(critical_sigma(length))
-    state = _state(std, critical, told["mean_entropy_ratio"])
-    return SettingReport(
-        size, length, name, spread, scale, std, critical, gradient, told, state,
-        _advice(state, size, spread, std, critical, told["mean_entropy_ratio"]),
+    state = _state(std, critical, predicted["mean_entropy_ratio"])
+    return Recommendation(
+        size, length, name, spread, scale, std, critical, gradient, predicted, state,
+        _advice(state, size, spread, std, critical, predicted["mean_entropy_ratio"]),
     )  # fmt: skip
 
 

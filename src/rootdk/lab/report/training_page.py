@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from rootdk.lab.drawing import COLOURS, Picture
 from rootdk.lab.training import Group, Results, grouped, panels
 from rootdk.lab.training.run import ADDITIVE, TASKS
 
-from . import training_figures as draw
-from .document import card, check_plotly, document, figure, foot, rich
-from .drawing import COLOURS, Picture
-from .tables import number, table
+from . import training_pictures as draw
+from .document import card, check_plotly, document, figure, foot, number, rich, table
 
 _LEAD = (
     "Small Transformers that differ in nothing but the scale of their scores, the width d_k of queries and keys, the "

@@ -8,9 +8,9 @@ import numpy as np
 
 from rootdk.api import attention, attention_vjp
 
-from .draw import Floats, generator
-from .evidence import Evidence
-from .ledger import LATER, PAPER, Setting, claim
+from .comparison import Comparison
+from .ledger import LATER, LEDGER, PAPER
+from .sampler import Floats, Sampling, generator
 
 Formula = Callable[[Floats, Floats, Floats], Floats]
 
@@ -31,7 +31,7 @@ def by_the_formula(query: Floats, key: Floats, value: Floats) -> Floats:
     return np.asarray(softmax(q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])) @ v)
 
 
-@claim(
+@LEDGER.claim(
     1,
     title="attention is the formula",
     statement="Attention is the softmax of Q K'/sqrt(d_k), times V.",
@@ -40,19 +40,19 @@ def by_the_formula(query: Floats, key: Floats, value: Floats) -> Floats:
     "what rounding alone may do.",
 )
 def formula_holds(
-    setting: Setting,
+    sampling: Sampling,
     formula: Formula = by_the_formula,
     shapes: Sequence[tuple[int, int, int]] = ((4, 3, 4), (64, 512, 64), (512, 128, 32), (7, 33, 5)),
-) -> Iterator[Evidence]:
+) -> Iterator[Comparison]:
     """shapes are (d_k, keys, d_v)."""
     for dtype in (np.float64, np.float32):
         worst = 0.0
         for d_k, keys, d_v in shapes:
-            rng = generator(setting, 1, d_k, keys)
+            rng = generator(sampling.seed, 1, d_k, keys)
             query, key, value = (rng.standard_normal((2, n, d)).astype(dtype) for n, d in _sizes(d_k, keys, d_v))
             error = np.abs(attention(query, key, value) - formula(query, key, value)).max()
             worst = max(worst, float(error) / _rounding(query, key, value))
-        yield Evidence(
+        yield Comparison(
             f"error / rounding bound, {np.dtype(dtype).name}",
             worst,
             "<",
@@ -90,7 +90,7 @@ def derivative(weights: Floats) -> Floats:
     return table
 
 
-@claim(
+@LEDGER.claim(
     14,
     title="derivative of softmax",
     statement="The derivative of weight i by score j is s_i (1 - s_i) for i = j and -s_i s_j otherwise.",
@@ -99,20 +99,20 @@ def derivative(weights: Floats) -> Floats:
     "back: largest difference over random rows of 16 scores.",
 )
 def derivative_holds(
-    setting: Setting, formula: Callable[[Floats], Floats] = derivative, keys: int = 16, rows: int = 24
-) -> Iterator[Evidence]:
+    sampling: Sampling, formula: Callable[[Floats], Floats] = derivative, keys: int = 16, rows: int = 24
+) -> Iterator[Comparison]:
     """formula maps the weights of one row to its table of derivatives."""
     step, unit = 1e-5, float(np.finfo(np.float64).eps)
     by_difference = by_operator = 0.0
-    for logits in generator(setting, 14).standard_normal((rows, keys)) * 2:
+    for logits in generator(sampling.seed, 14).standard_normal((rows, keys)) * 2:
         table = formula(softmax(logits))
         up, down = (softmax(logits + sign * step * np.eye(keys)) for sign in (1, -1))
         by_difference = max(by_difference, float(np.abs((up - down).T / (2 * step) - table).max()))
         by_operator = max(by_operator, float(np.abs(pulled_back(logits) - table).max()))
     # Central differences leave step^2/6 of a third derivative that is below 1, and lose the digits that the step eats.
-    yield Evidence("largest gap to finite differences", by_difference, "<", step**2 + 4 * unit / step)
+    yield Comparison("largest gap to finite differences", by_difference, "<", step**2 + 4 * unit / step)
     # A weight of the operator is off by some units of rounding, and so is the product of two.
-    yield Evidence("largest gap to attention_vjp", by_operator, "<", (2 * keys + 24) * unit)
+    yield Comparison("largest gap to attention_vjp", by_operator, "<", (2 * keys + 24) * unit)
 
 
 def pulled_back(logits: Any) -> Floats:
@@ -129,6 +129,3 @@ def pulled_back(logits: Any) -> Floats:
     value = np.broadcast_to(unit, (keys, 1, keys, keys)).copy()
     _, pull_back = attention_vjp(query, key, value, scale=1.0)
     return np.asarray(pull_back(unit[:, None, None, :].copy())[1][:, 0, :, 0])
-
-
-CLAIMS = (formula_holds, derivative_holds)

@@ -9,8 +9,8 @@ import numpy as np
 from rootdk.theory import exact_score_moments, square_term_counts
 from rootdk.theory._arguments import count
 
-from . import checks
-from .sampling import chunks, compare, draw
+from .checks.experiment import check_seed
+from .checks.sampler import chunks, compare, generator, normal
 
 MOST_WRITTEN_OUT = 6  # 36 terms are a table to read; 49 are not
 MOST_ENUMERATED = 400
@@ -44,12 +44,12 @@ class Proof:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and names, for JSON; the exact variance as a text."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        found["exact"] = None if self.exact is None else str(self.exact)
-        found["measured"] = {
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain["exact"] = None if self.exact is None else str(self.exact)
+        plain["measured"] = {
             name: {"mean": mean, "standard_error": error} for name, (mean, error) in self.measured.items()
         }
-        return found
+        return plain
 
 
 def prove(d: Any, seed: Any = 0) -> Proof:
@@ -61,7 +61,7 @@ def prove(d: Any, seed: Any = 0) -> Proof:
     >>> proof.crosses[0]
     'q1 k1 q2 k2'
     """
-    size, start = count("d", d, 1, 10**6), checks.seed(seed)
+    size, start = count("d", d, 1, 10**6), check_seed(seed)
     counts = square_term_counts(size)
     places = range(1, size + 1) if size <= MOST_WRITTEN_OUT else range(0)
     pairs = max(100, min(20_000, _MOST_DRAWN // size))
@@ -85,10 +85,10 @@ _SIGNS = {-1: "1/2", 1: "1/2"}
 
 
 def _measured(d: int, pairs: int, seed: int) -> dict[str, tuple[float, float]]:
-    rng = np.random.default_rng([seed, 10, d])
+    rng = generator(seed, 10, d)
     first, second, scores = [], [], []
     for rows in chunks(pairs, d):
-        products = draw(rng, "gaussian", (rows, d)) * draw(rng, "gaussian", (rows, d))
+        products = normal(rng, (rows, d)) * normal(rng, (rows, d))
         first.append(products[:, 0].astype(np.float64))
         second.append(products[:, -1].astype(np.float64))
         scores.append(products.sum(axis=1, dtype=np.float64))
@@ -97,8 +97,5 @@ def _measured(d: int, pairs: int, seed: int) -> dict[str, tuple[float, float]]:
     if d > 1:
         samples[f"q1 k1 q{d} k{d}"] = a * b
     samples |= {"square of s": score**2, "square of s / sqrt(d)": score**2 / d}
-    found = {}
-    for name, values in samples.items():
-        one = compare(name, {}, 0.0, values)
-        found[name] = (one.measured or 0.0, one.standard_error or 0.0)
-    return found
+    comparisons = [compare(name, {}, 0.0, values) for name, values in samples.items()]
+    return {one.quantity: (one.measured or 0.0, one.standard_error or 0.0) for one in comparisons}
