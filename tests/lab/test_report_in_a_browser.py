@@ -10,8 +10,7 @@ import pytest
 from visit import Visit, keep
 
 from rootdk.files import write_atomically
-from rootdk.lab.checks import plan, run_all
-from rootdk.lab.checks import LEDGER, Setting
+from rootdk.lab.checks import LEDGER, Sampling, plan, run_all
 from rootdk.lab.report import render
 
 pytestmark = pytest.mark.slow
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "rootdk-report.html"
-    claims = [one.to_dict() for one in LEDGER.check(setting=Setting(rows=1024))]
+    claims = [one.to_dict() for one in LEDGER.check(sampling=Sampling(rows=1024))]
     write_atomically(path, render(run_all(plan("quick")), claims, {"seed": "0"}, [("0.125", "the scale for d_k = 64")]))
     return path
 

@@ -36,7 +36,7 @@ REAL = tuple(RunSpec(task="digits", rule=rule, d_k=8, steps=6, width=16) for rul
 
 PROGRAM = f"""
 import pickle, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 import training_stand_in as stand_in
 from rootdk.errors import RootdkError
 from rootdk.lab.training import ray_engine
@@ -87,7 +87,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     """Two CPUs, as `ray start --head` gives them."""
     token = secrets.token_hex(32)
     environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
         "TRAINING_STAND_IN": str(folder / "notes"),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,

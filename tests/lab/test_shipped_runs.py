@@ -16,7 +16,7 @@ from rootdk.lab.training.results import best
 from rootdk.lab.training.run import TASKS
 from rootdk.lab.training.run_lists import plan
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_they_are_the_runs_of_the_default_plan() -> None:

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, Record, Setting
+from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, CheckedClaim, Sampling
 from rootdk.lab.checks.definition import by_the_formula, derivative, pulled_back, softmax
-from rootdk.lab.checks.sampler import generator, normal, over_groups, reading, sign, student, uniform
-from rootdk.lab.checks.figures import EIGHTH, POWERS, TENTH
-from rootdk.lab.checks.sharpness import root
+from rootdk.lab.checks.gradient_flow import live_entries
 from rootdk.lab.checks.ledger_text import lines
-from rootdk.lab.checks.weights import live_entries
+from rootdk.lab.checks.printed import EIGHTH, POWERS, TENTH
+from rootdk.lab.checks.sampler import generator, normal, over_groups, reading, sign, student, uniform
+from rootdk.lab.checks.sharpness import root
 from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
 
-QUICK = Setting(rows=1024)
+QUICK = Sampling(rows=1024)
 EXPECTED = {
     **dict.fromkeys((1, 3, 4, 5, 6, 8, 10, 14, 21), HOLDS),
     **dict.fromkeys((2, 9, 11, 12, 13, 15, 16, 17, 18, 19, 20, 23), CONDITIONAL),
@@ -30,11 +30,11 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def records() -> dict[int, Record]:
-    return {record.id: record for record in LEDGER.check(setting=QUICK)}
+def records() -> dict[int, CheckedClaim]:
+    return {record.id: record for record in LEDGER.check(sampling=QUICK)}
 
 
-def test_every_claim_is_there(records: dict[int, Record]) -> None:
+def test_every_claim_is_there(records: dict[int, CheckedClaim]) -> None:
     assert LEDGER.ids == sorted(EXPECTED) == list(range(1, 24))
     for record in records.values():
         assert record.statement.endswith(".")
@@ -45,17 +45,17 @@ def test_every_claim_is_there(records: dict[int, Record]) -> None:
 
 
 @pytest.mark.parametrize("number", EXPECTED)
-def test_verdict(records: dict[int, Record], number: int) -> None:
+def test_verdict(records: dict[int, CheckedClaim], number: int) -> None:
     assert records[number].verdict == EXPECTED[number], records[number]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [Setting(), Setting(seed=1), Setting(rows=8192, seed=2)], ids=str)
-def test_verdicts_depend_neither_on_the_seed_nor_on_the_size(setting: Setting) -> None:
-    assert {record.id: record.verdict for record in LEDGER.check(setting=setting)} == EXPECTED
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(seed=1), Sampling(rows=8192, seed=2)], ids=str)
+def test_verdicts_depend_neither_on_the_seed_nor_on_the_size(sampling: Sampling) -> None:
+    assert {record.id: record.verdict for record in LEDGER.check(sampling=sampling)} == EXPECTED
 
 
-def test_the_same_seed_gives_the_same_evidence(records: dict[int, Record]) -> None:
+def test_the_same_seed_gives_the_same_evidence(records: dict[int, CheckedClaim]) -> None:
     reading.cache_clear()
     for number in (3, 11, 17):
         assert LEDGER[number].check(QUICK) == records[number]
@@ -63,8 +63,8 @@ def test_the_same_seed_gives_the_same_evidence(records: dict[int, Record]) -> No
 
 
 @pytest.mark.parametrize("number", EXPECTED)
-def test_json_round_trip(records: dict[int, Record], number: int) -> None:
-    assert Record.from_dict(json.loads(records[number].to_json())) == records[number]
+def test_json_round_trip(records: dict[int, CheckedClaim], number: int) -> None:
+    assert CheckedClaim.from_dict(json.loads(records[number].to_json())) == records[number]
 
 
 def over_d_k(query: Any, key: Any, value: Any) -> Any:
@@ -151,13 +151,13 @@ def test_no_claim_goes_without_another_input() -> None:
 
 
 @pytest.mark.parametrize("number", EXPECTED)
-def test_other_evidence_leads_to_another_verdict(records: dict[int, Record], number: int) -> None:
+def test_other_evidence_leads_to_another_verdict(records: dict[int, CheckedClaim], number: int) -> None:
     """Every number that decides or limits, moved to the other side of its target, and nothing else touched."""
     record, counted = records[number], 0
     for place, one in enumerate(record.evidence):
         if one.role == "shown":
             continue
-        moved = replace(one, value=_other_side(one))
+        moved = replace(one, measured=_other_side(one))
         assert moved.agrees != one.agrees
         evidence = (*record.evidence[:place], moved, *record.evidence[place + 1 :])
         # Only where it stands alone can a disagreeing number be made to agree and turn the verdict.
@@ -172,16 +172,16 @@ def test_other_evidence_leads_to_another_verdict(records: dict[int, Record], num
 
 
 def _other_side(one: Any) -> float:
-    reach = one.slack + 10 * (one.error or 0.0) + abs(one.target) + 1.0
+    reach = one.slack + 10 * (one.standard_error or 0.0) + abs(one.predicted) + 1.0
     if one.relation == "=":
-        return one.target + 2 * reach if one.agrees else one.target
+        return one.predicted + 2 * reach if one.agrees else one.predicted
     up = (one.relation == ">") != one.agrees
-    return one.target + (reach if up else -reach)
+    return one.predicted + (reach if up else -reach)
 
 
-def test_the_readme_counts_right(records: dict[int, Record]) -> None:
+def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
     found = [sum(one.verdict == verdict for one in records.values()) for verdict in (HOLDS, CONDITIONAL, FAILS)]
-    text = " ".join((Path(__file__).parents[1] / "README.md").read_text("utf-8").split())
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
     assert f"a list of {len(records)} claims." in text
     assert f"{found[0]} hold, {found[1]} hold under a condition, and {found[2]} do not, one of them a misprint" in text
     assert sum(found) == len(records)
@@ -190,10 +190,10 @@ def test_the_readme_counts_right(records: dict[int, Record]) -> None:
 # Anchors: numbers that do not come from the checks.
 
 
-def test_the_misprint_is_found(records: dict[int, Record]) -> None:
+def test_the_misprint_is_found(records: dict[int, CheckedClaim]) -> None:
     wrong = [one for one in records[7].evidence if not one.agrees]
-    assert [one.name.partition(":")[0] for one in wrong] == ["e^50"]
-    factor = next(one.value for one in records[7].evidence if one.name == "e^50: true / printed")
+    assert [one.quantity.partition(":")[0] for one in wrong] == ["e^50"]
+    factor = next(one.measured for one in records[7].evidence if one.quantity == "e^50: true / printed")
     assert factor == pytest.approx(math.exp(50) / 5184705528587072045, rel=1e-12)
     assert "5,184,705,528,587,072,464,087" in records[7].condition
 
@@ -209,30 +209,30 @@ def test_derivative_is_that_of_torch() -> None:
 
 def test_measured_rows_agree_with_theory() -> None:
     """What claims 2, 11 and 12 rest on: the readings are of standard normal q and k."""
-    setting = Setting()
+    sampling = Sampling()
     for d_k, scale in ((64, 1.0), (64, 1 / 8), (256, 1.0)):
-        moments, found = attention_moments(512, d_k, scale), reading(setting, d_k, 512, scale)
+        moments, found = attention_moments(512, d_k, scale), reading(sampling, d_k, 512, scale)
         for measured, exact in ((found.jacobian_trace, moments.jacobian_trace), (found.entropy, moments.entropy)):
             mean, error = over_groups(measured)
             assert abs(mean - exact) < 5 * error
-    median = np.median(reading(setting, 64, 512, 1.0).jacobian_trace)
+    median = np.median(reading(sampling, 64, 512, 1.0).jacobian_trace)
     assert 0.3 < median < 0.45
 
 
 def test_live_entries_are_those_of_the_jacobian() -> None:
     """Against the whole table, for keys that are few enough to hold it."""
-    setting, d_k, keys = Setting(rows=1024), 32, 24
-    rng = generator(setting, d_k, keys, 15)
+    sampling, d_k, keys = Sampling(rows=1024), 32, 24
+    rng = generator(sampling.seed, d_k, keys, 15)
     query, key = normal(rng, (16, 4, d_k)).astype(np.float64), normal(rng, (16, keys, d_k)).astype(np.float64)
     table = softmax_jacobian(softmax(query @ np.swapaxes(key, -1, -2)))
-    share, error = live_entries(setting, d_k, keys, 1.0)
+    share, error = live_entries(sampling, d_k, keys, 1.0)
     assert share == pytest.approx((np.abs(table) >= 1e-3).mean(), abs=1e-12)
     assert 0 < share < 1
     assert error > 0
 
 
 @pytest.mark.parametrize("keys", [16, 512])
-def test_best_exponent_is_where_a_minimiser_puts_it(records: dict[int, Record], keys: int) -> None:
+def test_best_exponent_is_where_a_minimiser_puts_it(records: dict[int, CheckedClaim], keys: int) -> None:
     d_ks = np.array([16.0, 128.0, 1024.0])
     found = minimize_scalar(
         lambda a: float((np.log(relative_gradient(keys, d_ks, d_ks**-a)) ** 2).sum()),
@@ -240,7 +240,7 @@ def test_best_exponent_is_where_a_minimiser_puts_it(records: dict[int, Record], 
         method="bounded",
         options={"xatol": 1e-4},
     )
-    landed = next(one.value for one in records[19].evidence if one.name == f"{keys} keys: best a")
+    landed = next(one.measured for one in records[19].evidence if one.quantity == f"{keys} keys: best a")
     assert landed == pytest.approx(found.x, abs=1e-3)
 
 
@@ -252,9 +252,9 @@ def test_components_have_mean_0_and_variance_1(rng: np.random.Generator, sampler
         assert abs(mean - expected) <= 5 * error
 
 
-def test_small_gradients_of_float16_are_what_decides_claim_13(records: dict[int, Record]) -> None:
+def test_small_gradients_of_float16_are_what_decides_claim_13(records: dict[int, CheckedClaim]) -> None:
     """And it is the format and not the operator: the same gradient in float32 keeps its digits."""
-    ratios = {one.name: one.value for one in records[13].evidence if one.role == "limits"}
+    ratios = {one.quantity: one.measured for one in records[13].evidence if one.role == "limits"}
     large = {name for name, ratio in ratios.items() if ratio > 2}
     assert large == {"float16, d_k = 512: d_query, d_out 0.001"}
     assert len(ratios) == 9
@@ -265,9 +265,9 @@ def test_small_gradients_of_float16_are_what_decides_claim_13(records: dict[int,
 def test_a_missing_format_is_told_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     record = LEDGER[13].check(QUICK)
-    assert not any("bfloat16" in one.name for one in record.evidence if one.role == "limits")
-    told = next(one for one in record.evidence if "ml_dtypes" in one.name)
-    assert (told.value, told.target) == (2, 3)
+    assert not any("bfloat16" in one.quantity for one in record.evidence if one.role == "limits")
+    counted = next(one for one in record.evidence if "ml_dtypes" in one.quantity)
+    assert (counted.measured, counted.predicted) == (2, 3)
 
 
 def test_claims_load_nothing_above_them() -> None:
@@ -287,14 +287,14 @@ DERIVED = {(1, "error / rounding bound, float64"), (1, "error / rounding bound, 
            (14, "largest gap to finite differences"), (14, "largest gap to attention_vjp")}  # fmt: skip
 
 
-def test_a_target_that_is_a_choice_is_named_as_one(records: dict[int, Record]) -> None:
+def test_a_target_that_is_a_choice_is_named_as_one(records: dict[int, CheckedClaim]) -> None:
     """Whoever says "extremely small" gives no number. Where one is put in, the record says that it is ours, and why."""
     for number, record in records.items():
         for one in record.evidence:
-            if one.relation in ("<", ">") and one.role != "shown" and one.target != 0.0:  # a sign is no choice
-                assert bool(one.choice) != ((number, one.name) in DERIVED), (number, one.name)
+            if one.relation in ("<", ">") and one.role != "shown" and one.predicted != 0.0:  # a sign is no choice
+                assert bool(one.choice) != ((number, one.quantity) in DERIVED), (number, one.quantity)
     assert "our choice" in "\n".join(lines([records[13]]))
-    assert Record.from_dict(json.loads(records[13].to_json())).evidence[0].choice
+    assert CheckedClaim.from_dict(json.loads(records[13].to_json())).evidence[0].choice
 
 
 def test_every_claim_has_a_title_that_two_of_fit_a_line() -> None:

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from rootdk import _backends
 from rootdk.cli import main
-from rootdk.lab.checks import LEDGER, VERDICTS, Record
+from rootdk.lab.checks import LEDGER, VERDICTS, CheckedClaim
 
 
 def run(*arguments: str, columns: int = 80) -> Result:
@@ -56,10 +56,10 @@ def test_json_is_the_records() -> None:
     assert (report["rows"], report["seed"]) == (1024, 4)
     assert set(report["verdicts"]) == set(VERDICTS)
     assert sum(report["verdicts"].values()) == 3
-    records = [Record.from_dict(one) for one in report["claims"]]
+    records = [CheckedClaim.from_dict(one) for one in report["claims"]]
     assert [one.id for one in records] == [7, 16, 3]
     assert [one.verdict for one in records] == ["does not hold", "holds under a condition", "holds"]
-    assert any(one.error for one in records[2].evidence)
+    assert any(one.standard_error for one in records[2].evidence)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 import json
 import math
+import shutil
+import subprocess
+import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,24 @@ import numpy as np
 import pytest
 
 from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
-from rootdk.lab import checks as study
-from rootdk.lab.checks import EXPERIMENTS, Cache, Comparison, Result, plan, run
-from rootdk.lab.checks.rounding import rounded
+from rootdk.lab import checks
+from rootdk.lab.checks import (
+    EXPERIMENTS,
+    SIZES,
+    Cache,
+    Comparison,
+    Result,
+    name_of,
+    plan,
+    register,
+    run,
+    spec_from_dict,
+)
 from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
-from rootdk.lab.checks.sampler import KURTOSIS, compare, compare_ratio, compare_share, draw
+from rootdk.lab.checks.rounding import rounded
+from rootdk.lab.checks.sampler import LAWS, compare, compare_ratio, compare_share, draw
 
-QUICK = {study.name_of(spec): spec for spec in plan("quick")}
+QUICK = {name_of(spec): spec for spec in plan("quick")}
 # A comparison is off by more than 4 standard errors in about 1 of 5000 where the error comes from 30 groups; the seeds
 # are fixed, so a run that passes passes again.
 MOST = 4.0
@@ -28,8 +42,37 @@ def results() -> dict[str, Result]:
 
 
 def test_every_experiment_is_in_every_plan() -> None:
-    for size in study.SIZES:
-        assert [study.name_of(spec) for spec in plan(size)] == list(EXPERIMENTS)
+    for size in SIZES:
+        assert [name_of(spec) for spec in plan(size)] == list(EXPERIMENTS)
+
+
+NEW_FILE = """
+from .experiment import EXPERIMENTS, register
+from .ledger import LEDGER, Comparison
+from dataclasses import replace
+
+register(replace(EXPERIMENTS["scores"], name="new", place=3, spec=int))
+
+@LEDGER.claim(99, statement="It is so.", source="nowhere", method="by looking")
+def it_is_so(_sampling):
+    yield Comparison("it", 1.0, "=", 1.0)
+"""
+
+
+def test_a_file_in_the_folder_is_all_that_a_claim_or_an_experiment_needs(tmp_path: Path) -> None:
+    """In a copy of the folder, whose files are loaded in the order of their names."""
+    shutil.copytree(Path(checks.__file__).parent, tmp_path / "copied_checks")
+    (tmp_path / "copied_checks" / "such_a_new_one.py").write_text(NEW_FILE)
+    code = "from copied_checks import EXPERIMENTS, LEDGER; print(*EXPERIMENTS, LEDGER[99].check().verdict)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    known = list(EXPERIMENTS)
+    assert done.stdout.split() == [*known[:3], "new", *known[3:], "holds"]
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ArgumentError, match="name: must be free, got 'scores' a second time"):
+        register(EXPERIMENTS["scores"])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -42,7 +85,7 @@ def test_theory_and_measurement_agree(results: dict[str, Result], name: str) -> 
 
 # One function of the theory per experiment, bent by 3 %: the comparison that uses it must say so.
 BENT = {
-    "variance": ("rootdk.lab.checks.variance.compare", "score variance"),
+    "variance": ("rootdk.lab.checks.moments.compare", "score variance"),
     "scores": ("rootdk.lab.checks.scores.score_tail", "share beyond 1"),
     "sharpness": ("rootdk.lab.checks.sharpness.top_probability", "largest weight"),
     "gradient": ("rootdk.lab.checks.gradient_flow.relative_gradient", "|do/dq| / |o|"),
@@ -63,8 +106,8 @@ def test_a_wrong_theory_or_operator_is_seen(monkeypatch: pytest.MonkeyPatch, nam
 
     def bent(*arguments: Any) -> Any:
         if function == "compare":
-            quantity, setting, theory, samples = arguments
-            return right(quantity, setting, theory * 1.2, samples)
+            quantity, setting, predicted, samples = arguments
+            return right(quantity, setting, predicted * 1.2, samples)
         if function == "factor_of":
             # The operator gets another scale than theory is asked about.
             bent.calls = getattr(bent, "calls", 0) + 1
@@ -83,7 +126,7 @@ def test_a_wrong_theory_or_operator_is_seen(monkeypatch: pytest.MonkeyPatch, nam
 
 
 def test_the_longest_rows_are_computed_and_long_ones_measured() -> None:
-    spec = next(spec for spec in plan("default") if study.name_of(spec) == "length")
+    spec = next(spec for spec in plan("default") if name_of(spec) == "length")
     assert max(spec.computed) == 10**9
     assert max(spec.measured) == 100_000
 
@@ -93,7 +136,7 @@ def test_theory_reaches_where_no_measurement_does(results: dict[str, Result]) ->
     assert one.measured is None
     assert one.disagreement is None
     # ln n - 1/2 is the simple law; the spread of |q| takes a little more.
-    assert one.theory == pytest.approx(math.log(1e9) - 0.5, abs=0.05)
+    assert one.predicted == pytest.approx(math.log(1e9) - 0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -104,17 +147,17 @@ def test_json_round_trip(results: dict[str, Result], name: str) -> None:
     assert Result.from_dict(data) == results[name]
     again = Result.from_dict(json.loads(text))
     assert again == results[name]
-    assert study.spec_from_dict(name, again.spec) == QUICK[name]
+    assert spec_from_dict(name, again.spec) == QUICK[name]
 
 
 def test_same_seed_same_numbers_other_seed_other_numbers() -> None:
-    spec = study.VarianceSpec(d_k=(8,), laws=("gaussian",), rows=100)
+    spec = EXPERIMENTS["variance"].spec(d_k=(8,), laws=("gaussian",), rows=100)
     assert run(spec) == run(spec)
     assert run(spec).comparisons != run(replace(spec, seed=1)).comparisons
 
 
 def test_numbers_of_one_d_k_do_not_depend_on_the_others() -> None:
-    spec = study.RulesSpec(d_k=(8,), curve=(4,), keys=16, groups=4, rows=2)
+    spec = EXPERIMENTS["rules"].spec(d_k=(8,), curve=(4,), keys=16, groups=4, rows=2)
     wide = run(replace(spec, d_k=(8, 32)))
     assert run(spec).select("H / ln n", d_k=8) == wide.select("H / ln n", d_k=8)
 
@@ -134,13 +177,13 @@ def test_progress_goes_from_0_to_1() -> None:
 # The cache.
 
 
-SMALL = study.VarianceSpec(d_k=(4,), laws=("sign",), rows=50)
+SMALL = EXPERIMENTS["variance"].spec(d_k=(4,), laws=("sign",), rows=50)
 
 
 def test_a_kept_result_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
     first = run(SMALL, cache=cache)
-    monkeypatch.setattr("rootdk.lab.checks.variance.compare", None)
+    monkeypatch.setattr("rootdk.lab.checks.moments.compare", None)
     assert run(SMALL, cache=cache) == first
     with pytest.raises(TypeError):
         run(replace(SMALL, seed=1), cache=cache)
@@ -243,25 +286,25 @@ def test_other_bad_input() -> None:
     with pytest.raises(ArgumentTypeError, match="spec: must be the spec of an experiment, got dict"):
         run({})
     with pytest.raises(ArgumentError, match="name: must be one of 'variance'"):
-        study.spec_from_dict("x", {})
+        spec_from_dict("x", {})
     with pytest.raises(ArgumentError, match="fields: must be fields of LengthSpec, got 'colour'"):
-        study.spec_from_dict("length", {"colour": 1})
-    with pytest.raises(ArgumentError, match="theory: must be finite, got nan"):
-        Comparison("x", {}, math.nan)
+        spec_from_dict("length", {"colour": 1})
+    with pytest.raises(ArgumentError, match="predicted: must be finite in an experiment, got nan"):
+        Result("x", {}, (Comparison("x", None, "=", math.nan),))
     with pytest.raises(ArgumentError, match="standard_error: must be given"):
-        Comparison("x", {}, 1.0, 1.0)
+        Result("x", {}, (Comparison("x", 1.0, "=", 1.0),))
 
 
 # What the measurements are made of.
 
 
-@pytest.mark.parametrize("law", KURTOSIS)
+@pytest.mark.parametrize("law", LAWS)
 def test_components_have_mean_0_variance_1_and_their_fourth_moment(rng: np.random.Generator, law: str) -> None:
     x = draw(rng, law, (400_000,)).astype(np.float64)
     for power, expected in ((1, 0.0), (2, 1.0)):
         assert abs(compare("x", {}, expected, x**power).disagreement or 0.0) < MOST
     if law != "student_t":  # its fourth powers have no variance
-        assert abs(compare("x", {}, KURTOSIS[law], x**4).disagreement or 0.0) < MOST
+        assert abs(compare("x", {}, LAWS[law].fourth_moment, x**4).disagreement or 0.0) < MOST
 
 
 def test_standard_error_is_that_of_independent_groups(rng: np.random.Generator) -> None:
@@ -283,7 +326,7 @@ def test_error_of_a_ratio(rng: np.random.Generator) -> None:
 def test_a_share_of_zero_is_not_exact() -> None:
     assert compare_share("x", {}, 1e-3, np.zeros((10, 100), bool)).disagreement == pytest.approx(-1, rel=1e-2)
     assert compare_share("x", {}, 0.0, np.zeros((10, 100), bool)).disagreement == 0
-    assert Comparison("x", {}, 0.0, 1.0, 0.0).disagreement == math.inf
+    assert Comparison("x", 1.0, "=", 0.0, 0.0).disagreement == math.inf
 
 
 def test_jacobian_is_that_of_softmax(rng: np.random.Generator) -> None:

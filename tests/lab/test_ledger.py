@@ -14,23 +14,22 @@ from rootdk.lab.checks import (
     HOLDS,
     LEDGER,
     OPEN,
+    CheckedClaim,
     Claim,
-    Evidence,
+    Comparison,
     Ledger,
-    Record,
-    Setting,
-    claim,
+    Sampling,
 )
-from rootdk.lab.checks.sampler import over_groups
 from rootdk.lab.checks.comparison import CLEAR
 from rootdk.lab.checks.ledger_text import lines, summary
+from rootdk.lab.checks.sampler import over_groups
 
-TRUE = Evidence("seen", 1.0, "=", 1.0)
-FALSE = Evidence("seen", 2.0, "=", 1.0)
+TRUE = Comparison("seen", 1.0, "=", 1.0)
+FALSE = Comparison("seen", 2.0, "=", 1.0)
 
 
-def record(*evidence: Evidence) -> Record:
-    return Record(1, "It is so.", "somewhere", "by looking", evidence)
+def record(*evidence: Comparison) -> CheckedClaim:
+    return CheckedClaim(1, "It is so.", "somewhere", "by looking", evidence)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +45,13 @@ def record(*evidence: Evidence) -> Record:
         ([], OPEN),
     ],
 )
-def test_verdict_follows_from_the_evidence(evidence: list[Evidence], verdict: str) -> None:
+def test_verdict_follows_from_the_evidence(evidence: list[Comparison], verdict: str) -> None:
     assert record(*evidence).verdict == verdict
 
 
 def test_condition_is_what_the_disagreeing_evidence_says_and_each_thing_once() -> None:
     limit = replace(FALSE, role="limits", otherwise="only on Sundays")
-    assert record(TRUE, limit, replace(limit, name="again")).condition == "only on Sundays"
+    assert record(TRUE, limit, replace(limit, quantity="again")).condition == "only on Sundays"
     assert record(FALSE, limit).condition == "seen is 2, not = 1"
     assert record(TRUE).condition == ""
 
@@ -60,20 +59,20 @@ def test_condition_is_what_the_disagreeing_evidence_says_and_each_thing_once() -
 @pytest.mark.parametrize(
     ("evidence", "agrees"),
     [
-        (Evidence("x", 1.04, "=", 1.0, error=0.01), True),
-        (Evidence("x", 1.06, "=", 1.0, error=0.01), False),
-        (Evidence("x", 0.94, "=", 1.0, error=0.01), False),
-        (Evidence("x", 1.06, "=", 1.0, error=0.01, slack=0.02), True),
-        (Evidence("x", 0.96, "<", 1.0, error=0.01), False),
-        (Evidence("x", 0.94, "<", 1.0, error=0.01), True),
-        (Evidence("x", 1.04, ">", 1.0, error=0.01), False),
-        (Evidence("x", 1.06, ">", 1.0, error=0.01), True),
-        (Evidence("x", 1.0, "<", 1.0), False),
-        *((Evidence("x", math.nan, relation, 1.0), False) for relation in "=<>"),
-        *((Evidence("x", 0.5, relation, 1.0, error=math.nan), False) for relation in "=<>"),
+        (Comparison("x", 1.04, "=", 1.0, standard_error=0.01), True),
+        (Comparison("x", 1.06, "=", 1.0, standard_error=0.01), False),
+        (Comparison("x", 0.94, "=", 1.0, standard_error=0.01), False),
+        (Comparison("x", 1.06, "=", 1.0, standard_error=0.01, slack=0.02), True),
+        (Comparison("x", 0.96, "<", 1.0, standard_error=0.01), False),
+        (Comparison("x", 0.94, "<", 1.0, standard_error=0.01), True),
+        (Comparison("x", 1.04, ">", 1.0, standard_error=0.01), False),
+        (Comparison("x", 1.06, ">", 1.0, standard_error=0.01), True),
+        (Comparison("x", 1.0, "<", 1.0), False),
+        *((Comparison("x", math.nan, relation, 1.0), False) for relation in "=<>"),
+        *((Comparison("x", 0.5, relation, 1.0, standard_error=math.nan), False) for relation in "=<>"),
     ],
 )
-def test_agreement_counts_standard_errors(evidence: Evidence, agrees: bool) -> None:
+def test_agreement_counts_standard_errors(evidence: Comparison, agrees: bool) -> None:
     assert CLEAR == 5
     assert evidence.agrees == agrees
 
@@ -88,36 +87,37 @@ def test_evidence_refuses_what_it_can_not_judge(changes: dict[str, str], message
 
 
 def test_json_and_back() -> None:
-    full = record(TRUE, Evidence("wild", math.inf, "<", 2.0, error=math.nan, role="limits", slack=0.5, otherwise="no"))
-    again = Record.from_dict(json.loads(full.to_json()))
+    full = record(
+        TRUE, Comparison("wild", math.inf, "<", 2.0, standard_error=math.nan, role="limits", slack=0.5, otherwise="no")
+    )
+    again = CheckedClaim.from_dict(json.loads(full.to_json()))
     assert again.to_json() == full.to_json()
     assert (again.verdict, again.condition) == (full.verdict, full.condition) == (CONDITIONAL, "no")
-    assert again.evidence[1].value == math.inf
+    assert again.evidence[1].measured == math.inf
 
 
 def test_a_verdict_that_was_typed_in_is_refused() -> None:
     data = record(FALSE).to_dict() | {"verdict": HOLDS}
     with pytest.raises(ArgumentError, match="verdict: must be 'does not hold' by the evidence, got 'holds'"):
-        Record.from_dict(data)
-    with pytest.raises(ArgumentError, match=r"kind 'rootdk\.lab\.claims\.Record'"):
-        Record.from_dict({"kind": "rootdk.Reading"})
+        CheckedClaim.from_dict(data)
+    with pytest.raises(ArgumentError, match=r"kind 'rootdk\.lab\.checks\.CheckedClaim'"):
+        CheckedClaim.from_dict({"kind": "rootdk.Reading"})
     broken = record(TRUE).to_dict()
-    del broken["evidence"][0]["value"]
-    with pytest.raises(ArgumentError, match=r"evidence: must hold .* got no 'value'"):
-        Record.from_dict(broken)
+    del broken["evidence"][0]["measured"]
+    with pytest.raises(ArgumentError, match=r"evidence: must hold .* got no 'measured'"):
+        CheckedClaim.from_dict(broken)
 
 
 def test_another_module_fills_in_what_is_open_and_nothing_else() -> None:
     ledger = Ledger()
     ledger.add(*LEDGER)
     ledger.add(Claim(24, "Learning slows.", "a study", "comes later"))
-
-    @claim(24, statement="Learning slows.", source="a study", method="trained")
-    def slows(_setting: Setting, steps: float = 3.0) -> list[Evidence]:
-        return [Evidence("steps without / with", steps, ">", 1.0)]
-
     assert ledger[24].check().verdict == OPEN
-    ledger.add(slows)
+
+    @ledger.claim(24, statement="Learning slows.", source="a study", method="trained")
+    def slows(_sampling: Sampling, steps: float = 3.0) -> list[Comparison]:
+        return [Comparison("steps without / with", steps, ">", 1.0)]
+
     assert ledger[24].check().verdict == HOLDS
     assert ledger[24].check(steps=0.5).verdict == FAILS
     assert 24 not in LEDGER.ids, "the package's own ledger was not asked to change"
@@ -139,9 +139,9 @@ def test_another_module_fills_in_what_is_open_and_nothing_else() -> None:
         ({"seed": True}, ArgumentTypeError, "seed: must be an int"),
     ],
 )
-def test_setting_is_checked(changes: dict[str, int], error: type[Exception], message: str) -> None:
+def test_sampling_is_checked(changes: dict[str, int], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        Setting(**changes)
+        Sampling(**changes)
 
 
 def test_standard_error_is_that_of_groups_and_not_of_rows(rng: np.random.Generator) -> None:
@@ -154,7 +154,7 @@ def test_standard_error_is_that_of_groups_and_not_of_rows(rng: np.random.Generat
 
 
 def test_text_fits_and_marks_what_disagrees() -> None:
-    long = Evidence("a name that is far too long for one line of a terminal of this width", 65432.1, "<", 2.0, 123.0)
+    long = Comparison("a name that is far too long for one line of a terminal of this width", 65432.1, "<", 2.0, 123.0)
     full = [record(TRUE, replace(long, role="limits")), record()]
     for width in (60, 80, 120):
         text = list(lines(full, width))

@@ -301,7 +301,7 @@ def test_results_that_cannot_be_written_leave_the_runs(place: Path, monkeypatch:
 
 PROGRAM = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 import training_stand_in as stand_in
 from rootdk.cli import main
 from rootdk.lab.training.local_engine import LocalEngine

@@ -196,7 +196,7 @@ def test_nothing_to_do_starts_no_process(place: Path) -> None:
 QUICK, LONG = replace(SPEC, steps=5, d_k=16), replace(SPEC, seed=stand_in.SLOW, steps=40)
 PROGRAM = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
 from test_training_engine import LONG, QUICK, local, stand_in, sweep, Store, Path
 if __name__ == "__main__":
     stand_in.hears_ctrl_c()

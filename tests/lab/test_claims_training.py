@@ -158,7 +158,7 @@ def test_only_thousands_count_and_not_what_comes_after() -> None:
     runs = [replace(run, transplant=(*run.transplant, (1e5, 9.0, 6e5))) for run in transplants(1.1, 1.3, 2.0).runs]
     record = LEDGER[22].check(results=Results.of(runs))
     assert record.verdict == FAILS
-    shown = {one.name: one.value for one in record.evidence}
+    shown = {one.quantity: one.measured for one in record.evidence}
     assert shown["d_k = 64: loss risen at logits of 1e3 to 1e4"] == pytest.approx(0.3)
     assert shown["d_k = 64: loss risen at the largest kappa"] == pytest.approx(8.0, abs=0.01)
 
