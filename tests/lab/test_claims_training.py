@@ -11,7 +11,7 @@ import pytest
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER
-from rootdk.lab.training import Interval, Layer, Moment, Results, Run, RunSpec, interval
+from rootdk.lab.training import Interval, Layer, Moment, Results, Run, RunSpec, grouped, interval
 from rootdk.lab.training.results import best, difference, lost, outcomes, widths
 from rootdk.lab.training.run import ADDITIVE, TASKS
 
@@ -59,6 +59,15 @@ def test_one_value_says_nothing_about_others_and_a_diverged_run_is_not_left_out(
     assert interval([1.0]) == Interval(1.0, None, 1)
     assert interval([1.0]).error == math.inf
     assert interval([1.0, None]).mean == math.inf
+
+
+def test_a_run_that_diverged_has_an_infinite_loss_and_nothing_right() -> None:
+    spec = RunSpec(task="text", d_k=16)
+    runs = [made(replace(spec, seed=seed), 1.0, accuracy=0.8) for seed in (0, 1)]
+    (group,) = grouped([runs[0], replace(runs[1], diverged=True)])
+    assert group.best.loss.mean == math.inf
+    assert group.best.accuracy.mean == pytest.approx(0.4)
+    assert group.best.diverged == 1
 
 
 def test_differences_carry_both_errors() -> None:

@@ -28,7 +28,6 @@ from rootdk.lab.checks import (
 )
 from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
 from rootdk.lab.checks.rounding import rounded
-from rootdk.lab.checks.sampler import LAWS, compare, compare_ratio, compare_share, draw
 
 QUICK = {name_of(spec): spec for spec in plan("quick")}
 # A comparison is off by more than 4 standard errors in about 1 of 5000 where the error comes from 30 groups; the seeds
@@ -293,40 +292,6 @@ def test_other_bad_input() -> None:
         Result("x", {}, (Comparison("x", None, "=", math.nan),))
     with pytest.raises(ArgumentError, match="standard_error: must be given"):
         Result("x", {}, (Comparison("x", 1.0, "=", 1.0),))
-
-
-# What the measurements are made of.
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_components_have_mean_0_variance_1_and_their_fourth_moment(rng: np.random.Generator, law: str) -> None:
-    x = draw(rng, law, (400_000,)).astype(np.float64)
-    for power, expected in ((1, 0.0), (2, 1.0)):
-        assert abs(compare("x", {}, expected, x**power).disagreement or 0.0) < MOST
-    if law != "student_t":  # its fourth powers have no variance
-        assert abs(compare("x", {}, LAWS[law].fourth_moment, x**4).disagreement or 0.0) < MOST
-
-
-def test_standard_error_is_that_of_independent_groups(rng: np.random.Generator) -> None:
-    """100 groups that share a number each: the error is 1/10, although there are 10,000 samples."""
-    samples = np.repeat(rng.standard_normal((100, 1)), 100, axis=1)
-    one = compare("x", {}, 0.0, samples)
-    assert one.standard_error == pytest.approx(0.1, rel=0.25)
-
-
-def test_error_of_a_ratio(rng: np.random.Generator) -> None:
-    """Against the spread of many repetitions."""
-    parts = rng.standard_exponential((2000, 2, 50))
-    found = [compare_ratio("x", {}, 1.0, top, bottom) for top, bottom in parts]
-    assert np.mean([one.standard_error for one in found]) == pytest.approx(
-        np.std([one.measured for one in found]), rel=0.1
-    )
-
-
-def test_a_share_of_zero_is_not_exact() -> None:
-    assert compare_share("x", {}, 1e-3, np.zeros((10, 100), bool)).disagreement == pytest.approx(-1, rel=1e-2)
-    assert compare_share("x", {}, 0.0, np.zeros((10, 100), bool)).disagreement == 0
-    assert Comparison("x", 1.0, "=", 0.0, 0.0).disagreement == math.inf
 
 
 def test_jacobian_is_that_of_softmax(rng: np.random.Generator) -> None:

@@ -4,10 +4,9 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from rootdk import ArgumentError, ArgumentTypeError
+from rootdk import ArgumentError
 from rootdk.lab.checks import (
     CONDITIONAL,
     FAILS,
@@ -22,7 +21,6 @@ from rootdk.lab.checks import (
 )
 from rootdk.lab.checks.comparison import CLEAR
 from rootdk.lab.checks.ledger_text import lines, summary
-from rootdk.lab.checks.sampler import over_groups
 
 TRUE = Comparison("seen", 1.0, "=", 1.0)
 FALSE = Comparison("seen", 2.0, "=", 1.0)
@@ -128,29 +126,6 @@ def test_another_module_fills_in_what_is_open_and_nothing_else() -> None:
     ledger.add(Claim(30, "More.", "elsewhere", "later"))
     with pytest.raises(ArgumentError, match="one of 1-24, 30"):
         ledger[25]
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"rows": 1023}, ArgumentError, "rows: must be from 1024"),
-        ({"rows": 512.0}, ArgumentTypeError, "rows: must be an int"),
-        ({"seed": -1}, ArgumentError, "seed: must be from 0"),
-        ({"seed": True}, ArgumentTypeError, "seed: must be an int"),
-    ],
-)
-def test_sampling_is_checked(changes: dict[str, int], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Sampling(**changes)
-
-
-def test_standard_error_is_that_of_groups_and_not_of_rows(rng: np.random.Generator) -> None:
-    """Rows of one group that share a shift of variance 1: the error of the mean of 50 groups is 1/sqrt(50)."""
-    found = [over_groups(rng.standard_normal((50, 1)) + 0.1 * rng.standard_normal((50, 40))) for _ in range(400)]
-    means, errors = np.array(found).T
-    assert means.std() == pytest.approx(50**-0.5, rel=0.15)
-    assert np.median(errors) == pytest.approx(50**-0.5, rel=0.05)
-    assert (np.abs(means) < 2 * errors).mean() > 0.9
 
 
 def test_text_fits_and_marks_what_disagrees() -> None:

@@ -30,56 +30,56 @@ class Chapter:
 
 
 def _learning(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Picture]:
-    some = _dots(groups)
-    for d_k in _spread_over(_compared(some), 1 if brief else 3):
-        yield draw.learning_curves(panel, some, d_k)
+    dots = _dots(groups)
+    for d_k in _spread_over(_compared(dots), 1 if brief else 3):
+        yield draw.learning_curves(panel, dots, d_k)
 
 
 def _widths(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Picture]:
-    some = _dots(groups)
-    sizes = _compared(some)
+    dots = _dots(groups)
+    sizes = _compared(dots)
     if not sizes:
         return
-    rate = _rate_for_all(some)
+    rate = _rate_for_all(dots)
     if len(sizes) > 1:
         if rate is not None:
-            yield draw.over_d_k(panel, some, rate)
-        if any(len(one.rates) > 1 for one in some):
-            yield draw.over_d_k(panel, some)
+            yield draw.over_d_k(panel, dots, rate)
+        if any(len(group.rates) > 1 for group in dots):
+            yield draw.over_d_k(panel, dots)
     for d_k in _spread_over(sizes, 1 if brief else 2):
-        if any(len(one.rates) > 1 for one in some if one.spec.d_k == d_k):
-            yield draw.over_rates(panel, some, d_k)
+        if any(len(group.rates) > 1 for group in dots if group.spec.d_k == d_k):
+            yield draw.over_rates(panel, dots, d_k)
 
 
 def _inside(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Picture]:
-    some = _dots(groups)
-    for d_k in _compared(some)[-1:]:
+    dots = _dots(groups)
+    for d_k in _compared(dots)[-1:]:
         for name, label, log in (("entropy", "entropy / ln n", False), ("largest", "largest |logit|", True)):
-            pictures = draw.layer_curves(panel, some, d_k, name, label, log=log)
+            pictures = draw.layer_curves(panel, dots, d_k, name, label, log=log)
             yield from pictures[-1:] if brief else pictures
-        if any(len(one.rates) > 1 for one in some if one.spec.d_k == d_k):
-            yield draw.entropy_over_rates(panel, some, d_k)
-    # Where the most learning rates were tried; of several such settings the one with the usual scale.
-    most = max(some, key=lambda one: (len(one.rates), one.line == "sqrt"), default=None)
+        if any(len(group.rates) > 1 for group in dots if group.spec.d_k == d_k):
+            yield draw.entropy_over_rates(panel, dots, d_k)
+    # Where the most learning rates were tried; of several such settings the group with the usual scale.
+    most = max(dots, key=lambda group: (len(group.rates), group.line == "sqrt"), default=None)
     if most is not None and len(most.rates) > 3:
         yield from draw.ladder(panel, most)
 
 
 def _additive(panel: str, groups: Sequence[Group], _brief: bool) -> Iterator[Picture]:
-    added = [one for one in groups if one.spec.rule == ADDITIVE]
-    sizes = {one.spec.d_k for one in added}
+    added = [group for group in groups if group.spec.rule == ADDITIVE]
+    sizes = {group.spec.d_k for group in added}
     # Beside it the dot product with and without its scale, where both were tried.
-    some = [one for one in groups if one.line in {ADDITIVE, "none", "sqrt"} and one.spec.d_k in sizes]
-    if added and len({one.line for one in some}) > 1:
-        best = draw.over_d_k(panel, some)
+    beside = [group for group in groups if group.line in {ADDITIVE, "none", "sqrt"} and group.spec.d_k in sizes]
+    if added and len({group.line for group in beside}) > 1:
+        best = draw.over_d_k(panel, beside)
         title = f"Additive attention and dot products: {panel}"
         yield Picture(f"additive-{best.name}", title, best.caption, best.figure)
 
 
 def _transplants(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Picture]:
-    some = [one for one in groups if any(run.transplant for run in one.best.runs)]
-    for d_k in _spread_over(sorted({one.spec.d_k for one in some}), 1 if brief else 2):
-        yield from draw.transplants(panel, some, d_k)
+    tried = [group for group in groups if any(run.transplant for run in group.best.runs)]
+    for d_k in _spread_over(sorted({group.spec.d_k for group in tried}), 1 if brief else 2):
+        yield from draw.transplants(panel, tried, d_k)
 
 
 CHAPTERS = (
@@ -125,20 +125,20 @@ def chapters(results: Results, *, brief: bool = False) -> list[tuple[Chapter, li
     """The chapters that these results have pictures for. brief: for one d_k and the last layer only."""
     # One order of lines in all pictures, whichever was run first.
     order = {name: place for place, name in enumerate(COLOURS)}
-    groups = sorted(grouped(results.runs), key=lambda one: order.get(one.spec.rule, len(order)))
-    some = panels(sorted(groups, key=lambda one: TASKS.index(one.spec.task)))
-    found = [
-        (one, [picture for panel, groups in some.items() for picture in one.pictures(panel, groups, brief)])
-        for one in CHAPTERS
+    groups = sorted(grouped(results.runs), key=lambda group: order.get(group.spec.rule, len(order)))
+    by_panel = panels(sorted(groups, key=lambda group: TASKS.index(group.spec.task)))
+    drawn = [
+        (chapter, [picture for panel, groups in by_panel.items() for picture in chapter.pictures(panel, groups, brief)])
+        for chapter in CHAPTERS
     ]
-    return [(one, pictures) for one, pictures in found if pictures]
+    return [(chapter, pictures) for chapter, pictures in drawn if pictures]
 
 
 def render_training(results: Results) -> str:
     """One HTML page of a training study that opens offline."""
     check_plotly()
-    some = chapters(results)
-    links = [(one.anchor, one.heading) for one, _ in some] + [("numbers", "All numbers")]
+    shown = chapters(results)
+    links = [(chapter.anchor, chapter.heading) for chapter, _ in shown] + [("numbers", "All numbers")]
     navigation = "".join(f"<a href='#{anchor}'>{rich(heading)}</a>" for anchor, heading in links)
     body = [
         "<h1>Does the scale matter when a model learns?</h1>",
@@ -146,9 +146,9 @@ def render_training(results: Results) -> str:
         f"<nav>{navigation}</nav>",
         f"<div class='cards'>{''.join(_cards(results))}</div>",
         *(
-            f"<section><h2 id='{one.anchor}'>{rich(one.heading)}</h2><p>{rich(one.text)}</p>"
+            f"<section><h2 id='{chapter.anchor}'>{rich(chapter.heading)}</h2><p>{rich(chapter.text)}</p>"
             f"{_figures(pictures)}</section>"
-            for one, pictures in some
+            for chapter, pictures in shown
         ),
         f"<section><h2 id='numbers'>All numbers</h2>{_folded(results)}</section>",
         foot(results.about),
@@ -159,8 +159,8 @@ def render_training(results: Results) -> str:
 def training_section(results: Results) -> str:
     """The same in brief, as a section of a larger page."""
     parts = [
-        f"<h3>{rich(one.heading)}</h3><p>{rich(one.text)}</p>{_figures(pictures)}"
-        for one, pictures in chapters(results, brief=True)
+        f"<h3>{rich(chapter.heading)}</h3><p>{rich(chapter.text)}</p>{_figures(pictures)}"
+        for chapter, pictures in chapters(results, brief=True)
     ]
     made = ", ".join(f"{name} {value}" for name, value in results.about.items())
     return (

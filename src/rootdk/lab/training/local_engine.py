@@ -41,9 +41,9 @@ class LocalEngine:
             for worker in workers:
                 worker.give(waiting.popleft())
             while busy := [worker for worker in workers if worker.task]:
-                for ready in wait([worker.ear for worker in busy]):
-                    worker = next(one for one in busy if one.ear is ready)
-                    task, event = worker.hear()
+                for ready in wait([worker.connection for worker in busy]):
+                    worker = next(worker for worker in busy if worker.connection is ready)
+                    task, event = worker.receive()
                     if event is None:
                         workers.remove(worker)
                         yield self._gone(task, worker.end(), waiting, died)
@@ -81,7 +81,7 @@ class _Worker:
     def __init__(self, trainer: Trainer) -> None:
         context = mp.get_context("spawn")
         self.task: Task | None = None
-        self.ear, other = context.Pipe()
+        self.connection, other = context.Pipe()
         self.process = context.Process(target=_work, args=(other, trainer), daemon=True)
         with _in_its_environment():
             self.process.start()
@@ -89,15 +89,15 @@ class _Worker:
 
     def give(self, task: Task) -> None:
         self.task = task
-        with contextlib.suppress(OSError):  # a process that is gone already is noticed when it is listened to
-            self.ear.send(task)
+        with contextlib.suppress(OSError):  # a process that is gone already is noticed when it is read from
+            self.connection.send(task)
 
-    def hear(self) -> tuple[Task, Event | None]:
+    def receive(self) -> tuple[Task, Event | None]:
         """What it says about its task; None if it is gone."""
-        assert self.task is not None  # noqa: S101 -- only the busy are listened to
+        assert self.task is not None  # noqa: S101 -- only the busy are waited for
         task = self.task
         try:
-            event: Event = self.ear.recv()
+            event: Event = self.connection.recv()
         except (EOFError, OSError):
             return task, None
         if not isinstance(event, Advanced):
@@ -113,7 +113,7 @@ class _Worker:
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
-        self.ear.close()
+        self.connection.close()
         code = self.process.exitcode or 0
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
@@ -147,10 +147,10 @@ def _work(line: "Connection[Any, Any]", trainer: Trainer) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task: Task = line.recv()
-            line.send(attempt(trainer, task, _Teller(line, task)))
+            line.send(attempt(trainer, task, _StepNotifier(line, task)))
 
 
-class _Teller:
+class _StepNotifier:
     """Says how far a run has come: at once, and then not too often."""
 
     def __init__(self, line: "Connection[Any, Any]", task: Task) -> None:

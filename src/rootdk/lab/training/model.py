@@ -27,9 +27,9 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
     of queries and keys that are nothing, so that they can be measured like those of a dot product.
 
     >>> import torch
-    >>> one = AdditiveAttention(8, 2, 4)
+    >>> layer = AdditiveAttention(8, 2, 4)
     >>> x = torch.zeros(1, 3, 8)
-    >>> one(x, x, x)[0].shape
+    >>> layer(x, x, x)[0].shape
     torch.Size([1, 3, 8])
     """
 
@@ -67,8 +67,8 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        found: Tensor = torch.tanh(q[:, :, :, None] + k[:, :, None]) @ self.direction[:, None, :, None]
-        return found.squeeze(-1)
+        scores: Tensor = torch.tanh(q[:, :, :, None] + k[:, :, None]) @ self.direction[:, None, :, None]
+        return scores.squeeze(-1)
 
 
 def _rows_at_once(k: Tensor) -> int:
@@ -109,8 +109,11 @@ class Block(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x is (batch, n, width); mask, if any, is the causal one."""
-        seen = self.attention_norm(x)
-        x = x + self.attention(seen, seen, seen, need_weights=False, attn_mask=mask, is_causal=mask is not None)[0]
+        normed = self.attention_norm(x)
+        x = (
+            x
+            + self.attention(normed, normed, normed, need_weights=False, attn_mask=mask, is_causal=mask is not None)[0]
+        )
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -157,5 +160,5 @@ class Transformer(nn.Module):  # type: ignore[misc]
 
 def projections(block: Any) -> tuple[Tensor, Tensor]:
     """W_q and W_k of a block, which the study watches and may train at a rate of their own."""
-    found: tuple[Tensor, Tensor] = (block.attention.q_proj_weight, block.attention.k_proj_weight)
-    return found
+    weights: tuple[Tensor, Tensor] = (block.attention.q_proj_weight, block.attention.k_proj_weight)
+    return weights

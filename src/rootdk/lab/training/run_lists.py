@@ -82,8 +82,7 @@ def plan(size: str = "default", tasks: Sequence[str] = TASKS) -> tuple[RunSpec, 
         if task not in TASKS:
             raise ArgumentError(f"tasks: must be among {', '.join(map(repr, TASKS))}, got {task!r}")
     asked = _SIZES[size]
-    found = dict.fromkeys(spec for task in tasks for spec in _of(asked, task))
-    return tuple(found)
+    return tuple(dict.fromkeys(spec for task in tasks for spec in _of(asked, task)))
 
 
 def _of(asked: _Size, task: str) -> Iterator[RunSpec]:

@@ -64,8 +64,8 @@ class PairEmbedding(nn.Module):  # type: ignore[misc]
 
     def forward(self, pairs: Tensor) -> Tensor:
         """pairs is (batch, n, 2)."""
-        found: Tensor = self.name(pairs[..., 0]) + self.value(pairs[..., 1])
-        return found
+        embedded: Tensor = self.name(pairs[..., 0]) + self.value(pairs[..., 1])
+        return embedded
 
 
 def _recall(pairs: int = 24, asked: int = 24, names: int = 64, values: int = 32) -> Task:

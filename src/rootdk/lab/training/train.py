@@ -121,7 +121,7 @@ def look(model: Any, task: Task, step: int, train_loss: float | None, held_out: 
     loss, accuracy, spread = _judge(model, task, held_out)
     inputs, targets = held_out[0]
     gradients = _gradients(model, task, (inputs[: task.batch_size], targets[: task.batch_size]))
-    layers = (Layer(*map(finite, (*seen, *norms))) for seen, norms in zip(spread, gradients, strict=True))
+    layers = (Layer(*map(finite, (*numbers, *norms))) for numbers, norms in zip(spread, gradients, strict=True))
     return Moment(step, finite(train_loss), finite(loss), finite(accuracy), tuple(layers))
 
 
@@ -148,37 +148,37 @@ def _judge(model: Any, task: Task, held_out: Sequence[Batch]) -> tuple[float, fl
             losses.append(nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED).item())
             right.append((logits.argmax(-1) == targets)[targets != IGNORED].float().mean().item())
             spread.append([_spread(block.attention.last_reading) for block in model.blocks])
-    seen = np.array(spread)
-    means = seen.mean(axis=0)
-    means[:, -1] = seen[..., -1].max(axis=0)
+    by_batch = np.array(spread)
+    means = by_batch.mean(axis=0)
+    means[:, -1] = by_batch[..., -1].max(axis=0)
     return float(np.mean(losses)), float(np.mean(right)), means
 
 
 @contextmanager
 def _measuring(model: Any) -> Iterator[None]:
     """Attention that keeps its Reading, inside the block."""
-    some = [block.attention for block in model.blocks]
-    for one in some:
-        one.measure = True
+    layers = [block.attention for block in model.blocks]
+    for layer in layers:
+        layer.measure = True
     try:
         yield
     finally:
-        for one in some:
-            one.measure, one.last_reading = False, None
+        for layer in layers:
+            layer.measure, layer.last_reading = False, None
 
 
 def _spread(reading: Reading) -> tuple[float, ...]:
     """entropy / ln n, share saturated, median tr J, std and largest |logit|; rows of few keys are sharp by nature."""
     heads = reading.by_head(min_keys=_FEWEST_KEYS)
-    seen = (heads.mean_entropy_ratio, heads.saturated, heads.median_jacobian_trace, heads.mean_std)
+    by_head = (heads.mean_entropy_ratio, heads.saturated, heads.median_jacobian_trace, heads.mean_std)
     largest = np.maximum(np.abs(heads.max_logit), np.abs(heads.min_logit))
-    return (*(float(np.mean(one)) for one in seen), float(largest.max()))
+    return (*(float(np.mean(column)) for column in by_head), float(largest.max()))
 
 
 def _gradients(model: Any, task: Task, batch: Batch) -> list[tuple[float, float]]:
     weights = [weight for block in model.blocks for weight in projections(block)]
-    found = torch.autograd.grad(loss_of(model, task, batch), weights)
-    norms = [float(one.norm()) for one in found]
+    gradients = torch.autograd.grad(loss_of(model, task, batch), weights)
+    norms = [float(gradient.norm()) for gradient in gradients]
     return list(zip(norms[::2], norms[1::2], strict=True))
 
 
