@@ -15,10 +15,10 @@ from scipy.optimize import minimize_scalar
 from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, CheckedClaim, Sampling
 from rootdk.lab.checks.definition import by_the_formula, derivative, pulled_back, softmax
 from rootdk.lab.checks.gradient_flow import live_entries
-from rootdk.lab.checks.ledger_text import lines
 from rootdk.lab.checks.printed import EIGHTH, POWERS, TENTH
 from rootdk.lab.checks.sampler import generator, normal, over_groups, reading
 from rootdk.lab.checks.sharpness import root
+from rootdk.terminal.checked import lines
 from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
 
 QUICK = Sampling(rows=1024)

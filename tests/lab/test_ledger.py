@@ -20,7 +20,7 @@ from rootdk.lab.checks import (
     Sampling,
 )
 from rootdk.lab.checks.comparison import CLEAR
-from rootdk.lab.checks.ledger_text import lines, summary
+from rootdk.terminal.checked import lines, summary
 
 TRUE = Comparison("seen", 1.0, "=", 1.0)
 FALSE = Comparison("seen", 2.0, "=", 1.0)

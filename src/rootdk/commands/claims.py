@@ -44,7 +44,7 @@ def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool) -> None:
     import shutil
 
     from rootdk.lab.checks import Sampling
-    from rootdk.lab.checks.ledger_text import counts, lines
+    from rootdk.terminal.checked import counts, lines
 
     checked = _checked(ids, Sampling(rows=rows, seed=seed))
     if as_json:

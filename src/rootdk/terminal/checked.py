@@ -1,10 +1,10 @@
-"""A ledger as text: what is said, where, what was found, and what follows."""
+"""`rootdk claims`: a ledger as text, what is said, where, what was measured, and what follows."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from .comparison import SHOWN, Comparison, number
-from .ledger import CONDITIONAL, OPEN, VERDICTS, CheckedClaim
+from rootdk.lab.checks.comparison import SHOWN, Comparison, number
+from rootdk.lab.checks.ledger import CONDITIONAL, OPEN, VERDICTS, CheckedClaim
 
 _INDENT, _LABEL, _FIGURES = 4, 11, 33
 
