@@ -1,6 +1,8 @@
 """A page of the report, read by a parser."""
 
+import json
 from html.parser import HTMLParser
+from typing import Any
 
 VOID = {"meta", "link", "br", "mspace"}
 FETCHING = {"src", "href", "srcset", "data", "poster", "action", "xlink:href"}
@@ -42,3 +44,17 @@ class Page(HTMLParser):
             self.scripts[-1] = (attributes, before + data)
         elif "style" not in self.open:
             self.words.append(data)
+
+    @property
+    def plots(self) -> dict[str, Any]:
+        """The figures by the name of their place."""
+        return {str(found["data-plot"]): json.loads(text) for found, text in self.scripts if "data-plot" in found}
+
+
+def check_figures(page: Page) -> None:
+    """Figures are made as plain dictionaries; plotly's own classes refuse a field or a value that there is not."""
+    import plotly.graph_objects as go
+
+    assert page.plots
+    for figure in page.plots.values():
+        go.Figure(figure)

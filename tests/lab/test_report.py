@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from html_page import Page
+from html_page import Page, check_figures
 
 from rootdk.files import write_atomically
 from rootdk.lab.checks import EXPERIMENTS, LEDGER, Claim, Comparison, Result, plan, run_all
@@ -64,9 +64,7 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 
 def test_every_figure_has_its_place_and_its_numbers(page: Page, results: list[Result]) -> None:
-    plots = {
-        attributes["data-plot"]: json.loads(text) for attributes, text in page.scripts if "data-plot" in attributes
-    }
+    plots = page.plots
     expected = [one.name for result in results for one in EXPERIMENTS[result.experiment].pictures(result)]
     assert list(plots) == [f"plot-{name}" for name in expected]
     assert set(plots) <= set(page.ids)
@@ -80,9 +78,7 @@ def test_every_figure_has_its_place_and_its_numbers(page: Page, results: list[Re
 
 
 def test_figures_show_the_results(page: Page, results: list[Result]) -> None:
-    plots = {
-        attributes["data-plot"]: json.loads(text) for attributes, text in page.scripts if "data-plot" in attributes
-    }
+    plots = page.plots
     (length,) = (one for one in results if one.experiment == "length")
     predicted = {one.setting["keys"]: float(f"{one.predicted:.7g}") for one in length.select("entropy", rule="sqrt")}
     line = next(trace for trace in plots["plot-entropy-n"]["data"] if trace["name"] == "sqrt")
@@ -162,14 +158,10 @@ def test_every_experiment_has_words_and_pictures_in_the_page(page: Page, results
 
 
 def test_every_figure_is_one_that_plotly_knows(page: Page) -> None:
-    """The figures are plain dictionaries; plotly's own classes refuse a field that there is not."""
-    import plotly.graph_objects as go
-
-    for attributes, text in page.scripts:
-        if "data-plot" in attributes:
-            go.Figure(json.loads(text))
+    check_figures(page)
+    wrong = json.dumps({"data": [{"type": "scatter", "line": {"colour": "red"}}]})
     with pytest.raises(ValueError, match="colour"):
-        go.Figure({"data": [{"type": "scatter", "line": {"colour": "red"}}]})
+        check_figures(Page(f"<script data-plot='x'>{wrong}</script>"))
 
 
 def test_without_results_it_is_still_a_page() -> None:

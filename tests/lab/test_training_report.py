@@ -3,7 +3,6 @@
 tests/browser opens the page in a browser.
 """
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import training_stand_in as stand_in
-from html_page import Page
+from html_page import Page, check_figures
 
 from rootdk.lab.drawing import short
 from rootdk.lab.report import render, render_training
@@ -208,7 +207,8 @@ def test_the_page_opens_offline_and_escapes(results: Results) -> None:
     assert len(set(page.ids)) == len(page.ids)
     assert {value for _, value in page.links if not value.startswith(("#", "data:"))} == set()
     assert {value[1:] for _, value in page.links if value.startswith("#")} <= set(page.ids)
-    drawn = [json.loads(content) for attributes, content in page.scripts if "data-plot" in attributes]
+    drawn = list(page.plots.values())
+    check_figures(page)
     assert len(drawn) == sum(len(some) for _, some in chapters(results))
     assert "<small>" not in text
     assert "&lt;small&gt;" in text
