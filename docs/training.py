@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rootdk.claims.runs import Outcome, best, difference, known, lost, outcomes, sharpest, widths
-from rootdk.trained import Interval, Results, interval, shipped
-from rootdk.trained.spec import ADDITIVE, TASKS
+from rootdk.lab.training import Interval, Results, interval, shipped
+from rootdk.lab.training.results import Outcome, best, difference, known, lost, outcomes, sharpest, widths
+from rootdk.lab.training.run import ADDITIVE, TASKS
 
 TARGET = Path(__file__).with_name("training.md")
 RULES = {"none": "1", "sqrt": "1/sqrt(d_k)", "dk": "1/d_k"}
@@ -146,7 +146,7 @@ def ladder(results: Results) -> str:
     rows = []
     for one in outcomes(results, task="text", rule="sqrt", d_k=64):
         largest = interval(max(known(layer.largest) for layer in run.last.layers) for run in one.runs)
-        rows.append([f"{one.rate:g}", shown(one.entropy(), 3), size(largest.mean), shown(one.loss)])
+        rows.append([f"{one.rate:g}", shown(one.entropy, 3), size(largest.mean), shown(one.loss)])
     return table(["learning rate", "H / ln n of the sharpest layer", "largest logit", "loss"], rows)
 
 
@@ -187,7 +187,7 @@ def text(results: Results | None = None) -> str:
 
 The argument for sqrt(d_k) is about the first step: with it, random queries and keys start in one state whatever d_k is
 ([why-root-dk.md](why-root-dk.md)). What follows for training is a guess until somebody trains. These are small models on three
-tasks, {len(results.runs)} runs, made by `rootdk train-study` and shipped with the package: `rootdk.trained.shipped()` has them,
+tasks, {len(results.runs)} runs, made by `rootdk train-study` and shipped with the package: `rootdk.lab.training.shipped()` has them,
 `rootdk` draws them into its report, `rootdk claims --id 16` judges by them. Every number below is read off them by
 [training.py](training.py). Small models on one CPU: read it as what can happen, not as what must happen at scale.
 
@@ -274,7 +274,7 @@ Text at d_k = 64 under 1/sqrt(d_k), faster and faster:
 
 {ladder(results)}
 
-From {steps[0].rate:g} to {steps[-1].rate:g} the entropy of the sharpest layer falls to {steps[-1].entropy().mean:.3f} of ln n and the loss is worse for it: collapse and
+From {steps[0].rate:g} to {steps[-1].rate:g} the entropy of the sharpest layer falls to {steps[-1].entropy.mean:.3f} of ln n and the loss is worse for it: collapse and
 instability do go together. The other way round they need not: {len(sharp)} runs of recall under 1/sqrt(d_k) have a layer that sharp and answer
 more than 99 % right, because looking up one pair is what they were asked to learn. So low entropy alone is no alarm; low entropy
 with large logits that grow is.
@@ -296,7 +296,7 @@ with large logits that grow is.
 rootdk train-study --quick                  # minutes: usable curves
 rootdk train-study --out results.json --report training.html      # what is shipped here
 rootdk train-study --full                   # a night: 6 seeds, d_k from 8 to 512
-rootdk train-study --spec runs.json         # your own: a list of specs, fields as in rootdk.trained.RunSpec
+rootdk train-study --spec runs.json         # your own: a list of specs, fields as in rootdk.lab.training.RunSpec
 ```
 
 Runs are kept by content and go on where they were interrupted.

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rootdk import predict, theory
-from rootdk.study import prove
+from rootdk.lab.proof import prove
 
 KEYS = 512
 # A bar would end the cell of a table.

@@ -18,7 +18,7 @@ from .summary import HeadSummary
 from .version import __version__
 
 if _TYPE_CHECKING:
-    from . import audit, distributed, integrations, theory, torch
+    from . import audit, distributed, integrations, lab, theory, torch
     from .audit import watch
     from .theory import predict
 
@@ -37,6 +37,7 @@ __all__ = [
     "audit",
     "distributed",
     "integrations",
+    "lab",
     "measure",
     "num_threads",
     "predict",
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 _LATER = {"predict": "theory", "watch": "audit"}
-_ROOMS = ("audit", "distributed", "integrations", "theory", "torch")
+_ROOMS = ("audit", "distributed", "integrations", "lab", "theory", "torch")
 
 
 def __getattr__(name: str) -> _Any:

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from rootdk import RootdkError, __version__
 from rootdk.commands import NAMES, options
+from rootdk.errors import RootdkError
 from rootdk.untrusted import shown_text
+from rootdk.version import __version__
 
 _LONGEST = 1200
 

@@ -1,13 +1,16 @@
-"""Writing a file so that nobody ever sees half of it."""
+"""Files: writing one so that nobody ever sees half of it, and the folder for what is kept between two runs."""
 
 import contextlib
 import errno
 import os
 import secrets
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+from .errors import ArgumentError
 
 _unfinished: set[Path] = set()
 _changing = threading.Lock()
@@ -69,6 +72,19 @@ def _beside(path: Path) -> Iterator[tuple[Path, Path]]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         _unfinished.discard(temporary)
+
+
+def cache_folder() -> Path:
+    """Where results are kept: ROOTDK_CACHE, or rootdk in the user's cache folder."""
+    chosen = os.environ.get("ROOTDK_CACHE")
+    if chosen:
+        return Path(chosen)
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "rootdk"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootdk"
+    except RuntimeError as error:  # as in a container: no HOME, and a user who has a number and no name
+        raise ArgumentError("ROOTDK_CACHE: must name a folder for results, as this user has no home folder") from error
 
 
 def _umask() -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-import rootdk
 from rootdk.backends import kernel
+from rootdk.version import __version__
 
 
 def cpus_allowed() -> int:
@@ -31,7 +31,7 @@ def describe() -> dict[str, str | int | list[str]]:
     """Facts about the package and the machine, in the order that they are shown."""
     compiled = kernel()
     return {
-        "rootdk": rootdk.__version__,
+        "rootdk": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "kernel target": compiled.target(),

@@ -6,13 +6,14 @@ import re
 from typing import Any
 
 import pytest
+from html_page import Page, check_figures
 from rich.console import Console
 
 from rootdk.audit.grouped import grouped
 from rootdk.audit.heat import Steps, heat_map
 from rootdk.audit.metrics import METRICS, grid, short_names
 from rootdk.audit.shown import shown
-from rootdk.report import render_audit
+from rootdk.lab.report import render_audit
 
 DEVIATION = next(one for one in METRICS if one.name == "predicted_deviation")
 ENTROPY = next(one for one in METRICS if one.name == "entropy_ratio")
@@ -151,3 +152,10 @@ def test_a_large_model_shows_layers_and_says_where_the_heads_are() -> None:
     page = render_audit(audit(40, 64))
     assert page.count("<td>model.layers.7.attn</td>") == 1
     assert "rootdk audit --json" in page
+
+
+def test_every_figure_is_one_that_plotly_knows() -> None:
+    made = audit(3, 4)
+    for layer in made["layers"]:
+        layer["baseline"] = {"predicted_deviation": 1.0}
+    check_figures(Page(render_audit(made)))

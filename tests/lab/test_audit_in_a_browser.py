@@ -9,7 +9,7 @@ from visit import Visit, keep
 from rootdk.audit import read_checkpoint
 from rootdk.audit.demonstration import demonstrate
 from rootdk.files import write_atomically
-from rootdk.report import render_audit
+from rootdk.lab.report import render_audit
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import rootdk
 from rootdk import backends
 from rootdk.cli import main
-from rootdk.first_look import Look, look, meaning
+from rootdk.lab.first_look import Look, look, meaning
 
 SMALL = ["--keys", "128", "--rows", "64"]
 

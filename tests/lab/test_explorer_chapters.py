@@ -25,8 +25,8 @@ from rootdk.explorer.draws import vectors, vectors_in_python
 from rootdk.explorer.model_view import model_view
 from rootdk.explorer.values import RefusedValueError, read_value, read_values
 from rootdk.explorer.warm_up import warm_up
+from rootdk.lab.training import interval
 from rootdk.theory.formats import FORMATS, spacing
-from rootdk.trained import interval
 
 BY_ID = {chapter.id: chapter for chapter in CHAPTERS}
 # Whose lines take seconds: they are run once.
@@ -161,8 +161,8 @@ QUOTED = {
     },
     "training": {
         "95": lambda: signature(interval).parameters["level"].default == 0.95,
-        "16": lambda: "slows" in rootdk.claims.LEDGER[16].statement,
-        "18": lambda: "range of d_k" in rootdk.claims.LEDGER[18].statement,
+        "16": lambda: "slows" in rootdk.lab.checks.LEDGER[16].statement,
+        "18": lambda: "range of d_k" in rootdk.lab.checks.LEDGER[18].statement,
     },
     "model": {},
     "claims": {},
@@ -667,8 +667,8 @@ def test_what_is_no_audit_is_refused_by_place(given: object, message: str) -> No
 
 def test_the_ledger_shows_every_claim_and_filters_by_verdict() -> None:
     everything = view("claims").table.rows
-    assert [row[0] for row in everything] == rootdk.claims.LEDGER.ids
-    for verdict in rootdk.claims.VERDICTS:
+    assert [row[0] for row in everything] == rootdk.lab.checks.LEDGER.ids
+    for verdict in rootdk.lab.checks.VERDICTS:
         some = view("claims", verdict=verdict).table.rows
         assert some == tuple(row for row in everything if row[2] == verdict)
 

@@ -12,7 +12,7 @@ from rootdk.errors import ArgumentError
 from rootdk.explorer.chapter import Chapter
 from rootdk.explorer.chapters.training import slug, training_chapter
 from rootdk.explorer.values import read_values
-from rootdk.trained import Results, RunSpec, interval
+from rootdk.lab.training import Results, RunSpec, interval
 
 RATES, SEEDS = (1e-3, 1e-2), (0, 1, 2)
 SPECS = [

@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rootdk import theory
-from rootdk.claims import LEDGER
 from rootdk.cli import main
 from rootdk.errors import ArgumentError
 from rootdk.files import write_atomically
-from rootdk.study import prove, setting
+from rootdk.lab.checks import LEDGER
+from rootdk.lab.proof import prove
+from rootdk.lab.recommendation import recommend
 from rootdk.terminal import job, overview
 
 SMALL = ("--quick", "--d-k", "16", "--keys", "64")
@@ -67,7 +68,7 @@ def test_numbers_of_the_summary_are_those_of_the_results(rootdk: Any) -> None:
             for one in rules["comparisons"]
             if one["quantity"] == "H / ln n" and one["setting"] == {"d_k": 16, "rule": rule, "keys": 64}
         )
-        assert float(cells[4]) == pytest.approx(ratio["theory"], abs=6e-4)
+        assert float(cells[4]) == pytest.approx(ratio["predicted"], abs=6e-4)
         assert float(cells[5]) == pytest.approx(ratio["measured"], abs=6e-4)
 
 
@@ -105,10 +106,10 @@ def test_every_rule_fits_80_columns(rootdk: Any) -> None:
 
 
 def test_a_contradiction_is_said() -> None:
-    from rootdk.study import Comparison
-    from rootdk.study import Result as Found
+    from rootdk.lab.checks import Comparison
+    from rootdk.lab.checks import Result as Found
 
-    off = Found("rules", {}, (Comparison("H / ln n", {}, 1.0, 2.0, 0.1),))
+    off = Found("rules", {}, (Comparison("H / ln n", 2.0, "=", 1.0, 0.1),))
     findings = job.Findings(job.Job("quick", (), 2, ("sqrt",), 0), (off,), (), 0.0)
     text = " ".join(overview._agreement(findings))
     assert "10.0 standard errors" in text
@@ -274,7 +275,7 @@ def test_predict_says_what_theory_says(rootdk: Any) -> None:
     found = json.loads(result.output)
     assert found["scale"] == pytest.approx(128**-0.5)
     assert found["relative_gradient"] == pytest.approx(theory.relative_gradient(8192, 128, 128**-0.5))
-    assert found["told"]["mean_jacobian_trace"] == pytest.approx(
+    assert found["predicted"]["mean_jacobian_trace"] == pytest.approx(
         theory.attention_moments(8192, 128, 128**-0.5).jacobian_trace
     )
     assert found["state"] == "alive"
@@ -294,15 +295,15 @@ def test_predict_says_what_theory_says(rootdk: Any) -> None:
     ],
 )
 def test_state_follows_the_numbers(rule: Any, sigma: float, state: str) -> None:
-    report = setting(128, 8192, rule, sigma)
+    report = recommend(128, 8192, rule, sigma)
     assert report.state == state
     assert (f"{128**-0.5 / sigma**2:.4g}" in report.advice) == (state != "alive")
 
 
 def test_sigma_is_a_scale_of_its_own() -> None:
     """q and k twice as wide are the scale four times as large, and the gradient to q half of that."""
-    wide, plain = setting(64, 512, 0.01, 2.0), setting(64, 512, 0.04)
-    assert wide.told == plain.told
+    wide, plain = recommend(64, 512, 0.01, 2.0), recommend(64, 512, 0.04)
+    assert wide.predicted == plain.predicted
     assert wide.relative_gradient == pytest.approx(plain.relative_gradient / 2)
 
 

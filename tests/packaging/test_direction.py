@@ -11,25 +11,22 @@ SOURCE = Path(rootdk.__file__).parent
 
 # From the bottom up; rooms on one line stand side by side and do not import each other. DESIGN.md has the picture.
 FLOORS = [
-    ["errors", "version"],
-    ["files", "_views", "scaling", "checks"],
+    ["errors", "version", "_starting"],
+    ["files", "processes", "untrusted", "_views", "scaling", "checks"],
     ["summary", "options"],
     ["reading", "_kernel"],
     ["backends"],
-    ["attention", "theory"],
+    ["attention", "theory", "machine"],
     ["torch"],
     ["distributed"],
     ["audit"],
     ["integrations"],
-    ["__init__"],
-    ["trained"],
-    ["claims", "first_look", "study"],
-    ["report"],
+    ["lab"],
     ["explorer"],
-    ["bench"],
     ["terminal"],
     ["commands"],
     ["cli"],
+    ["__init__"],
     ["__main__"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rootdk.first_look import RULES, look
+from rootdk.lab.first_look import RULES, look
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from rootdk.errors import RootdkError
 from rootdk.files import write_atomically
-from rootdk.trained import Layer, Moment, Run, RunSpec
+from rootdk.lab.training import Layer, Moment, Run, RunSpec
 
 RAISES, DIES_ONCE, DIES_ALWAYS, DISK_IS_FULL, SLOW = 101, 102, 103, 104, 105
 

@@ -104,7 +104,7 @@ def _read(text: Any) -> str | None:
 
 def _check_report(out: Path) -> None:
     """Before the work, so that nobody waits for a report that cannot be."""
-    from rootdk.report import check_plotly
+    from rootdk.lab.report import check_plotly
     from rootdk.terminal.command import check_writable
 
     check_plotly()
@@ -112,9 +112,9 @@ def _check_report(out: Path) -> None:
 
 
 def _write_report(found: dict[str, Any], out: Path, path: Path | None) -> None:
-    from rootdk import __version__
     from rootdk.files import write_atomically
-    from rootdk.report import render_audit
+    from rootdk.lab.report import render_audit
+    from rootdk.version import __version__
 
     about = {"version": __version__} | ({} if path is None else {"path": shown_text(path)})
     try:

@@ -11,11 +11,11 @@ from rootdk.errors import RootdkError
 from . import options
 
 if TYPE_CHECKING:
-    from rootdk.claims import Record, Setting
+    from rootdk.lab.checks import CheckedClaim, Sampling
 
 
 def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int, ...]) -> tuple[int, ...]:
-    from rootdk.claims import LEDGER
+    from rootdk.lab.checks import LEDGER
 
     try:
         for one in ids:
@@ -43,26 +43,26 @@ def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool) -> None:
     """
     import shutil
 
-    from rootdk.claims import Setting
-    from rootdk.claims.table import counts, lines
+    from rootdk.lab.checks import Sampling
+    from rootdk.terminal.checked import counts, lines
 
-    records = _checked(ids, Setting(rows=rows, seed=seed))
+    checked = _checked(ids, Sampling(rows=rows, seed=seed))
     if as_json:
-        found = [one.to_dict() for one in records]
-        click.echo(json.dumps({"rows": rows, "seed": seed, "verdicts": counts(records), "claims": found}, indent=2))
+        plain = [claim.to_dict() for claim in checked]
+        click.echo(json.dumps({"rows": rows, "seed": seed, "verdicts": counts(checked), "claims": plain}, indent=2))
     else:
-        click.echo("\n".join(lines(records, min(shutil.get_terminal_size().columns, 120))))
+        click.echo("\n".join(lines(checked, min(shutil.get_terminal_size().columns, 120))))
 
 
-def _checked(ids: Sequence[int], setting: "Setting") -> list["Record"]:
-    """The records, with a bar on a terminal's standard error: the whole ledger takes some seconds."""
+def _checked(ids: Sequence[int], sampling: "Sampling") -> list["CheckedClaim"]:
+    """The claims, checked, with a bar on a terminal's standard error: the whole ledger takes some seconds."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from rootdk.claims import LEDGER
+    from rootdk.lab.checks import LEDGER
 
     chosen = ids or LEDGER.ids
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        found = LEDGER.check(chosen, setting)
-        return list(progress.track(found, total=len(dict.fromkeys(chosen)), description="checking claims"))
+        checking = LEDGER.check(chosen, sampling)
+        return list(progress.track(checking, total=len(dict.fromkeys(chosen)), description="checking claims"))

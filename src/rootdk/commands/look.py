@@ -25,8 +25,8 @@ def look(d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed
 
     The same random q and k go through rootdk.measure under every rule.
     """
-    from rootdk.first_look import look as measured
-    from rootdk.first_look import meaning
+    from rootdk.lab.first_look import look as measured
+    from rootdk.lab.first_look import meaning
 
     looks = measured(d_k, rule, keys, rows, seed)
     if as_json:

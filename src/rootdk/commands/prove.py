@@ -13,7 +13,7 @@ from . import options
 @options.as_json("Print JSON in place of text.")
 def prove(d: int, seed: int, as_json: bool) -> None:
     """Why the variance of q.k is d, step by step with the actual terms."""
-    from rootdk.study import prove as proof_of
+    from rootdk.lab.proof import prove as proof_of
     from rootdk.terminal.proved import lines
 
     proof = proof_of(d, seed)

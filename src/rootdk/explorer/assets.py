@@ -9,7 +9,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rootdk.report.document import check_plotly
+from rootdk.lab.report.document import check_plotly
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -51,7 +51,7 @@ def static_text() -> Mapping[str, str]:
     """Every file of the page by its name; the colours are the report's."""
     here = files(__package__).joinpath("static")
     found = {one.name: one.read_text("utf-8") for one in here.iterdir() if one.name.endswith(tuple(_TYPES))}
-    return {**found, "palette.css": files("rootdk.report").joinpath("palette.css").read_text("utf-8")}
+    return {**found, "palette.css": files("rootdk.lab").joinpath("palette.css").read_text("utf-8")}
 
 
 def static_assets() -> dict[str, Asset]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.report.drawing import ticks_at
+from rootdk.lab.drawing import ticks_at
 from rootdk.theory import attention_moments, relative_gradient
 from rootdk.theory.row_law import RowLaw, row_law
 

@@ -14,8 +14,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from rootdk import __version__
 from rootdk.errors import RootdkError
+from rootdk.version import __version__
 
 from .answers import answer, refusal
 from .bodies import BodyError, parsed, read_body

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rootdk.errors import RootdkError
-from rootdk.report.document import script_text
+from rootdk.lab.report.document import script_text
 
 from .address import started_at
 from .assets import plotly_js, static_text

@@ -10,7 +10,7 @@ from rootdk import _views
 from rootdk.audit.grouped import grouped
 from rootdk.audit.metrics import METRICS, Metric, grid, present
 from rootdk.errors import ArgumentError
-from rootdk.report.maps import map_picture, spread_picture
+from rootdk.lab.report.audit_page import map_picture, spread_picture
 
 from .audit_input import checked_audit
 from .chapter import Figure, Table, View, number, written

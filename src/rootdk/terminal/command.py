@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from rootdk import __version__
 from rootdk.errors import RootdkError
 from rootdk.files import check_destination, write_atomically
-from rootdk.report import check_plotly, render
-from rootdk.study import Cache
-from rootdk.trained import shipped
+from rootdk.lab.checks import Cache
+from rootdk.lab.report import check_plotly, render
+from rootdk.lab.training import shipped
+from rootdk.version import __version__
 
 from .job import Findings, Job, bar, to_dict, work
 from .overview import lines

@@ -7,20 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rootdk.study import Cache, Result, name_of, plan, run
+from rootdk.lab.checks import EXPERIMENTS, LEDGER, Cache, Result, Sampling, name_of, plan, run
 
 # Seconds of one core at the default size: how far the bar moves for each.
-_COST = {
-    "variance": 0.5,
-    "scores": 0.2,
-    "sharpness": 0.6,
-    "gradient": 0.4,
-    "rules": 2.2,
-    "length": 2.0,
-    "formats": 0.1,
-    "premises": 1.0,
-    "claims": 3.0,
-}
+_COST = {**{name: experiment.seconds for name, experiment in EXPERIMENTS.items()}, "claims": 3.0}
 _CLAIM_ROWS = {"quick": 1024, "default": 2048, "full": 20_000}
 Progress = Callable[[str, float], None]
 
@@ -79,14 +69,12 @@ def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
 
 
 def _claims(job: Job, progress: Progress) -> list[dict[str, Any]]:
-    from rootdk.claims import LEDGER, Setting
-
-    found = []
+    checked = []
     progress("claims", 0.0)
-    for one in LEDGER.check(setting=Setting(rows=_CLAIM_ROWS[job.size], seed=job.seed)):
-        found.append(one.to_dict())
-        progress("claims", len(found) / len(LEDGER))
-    return found
+    for claim in LEDGER.check(sampling=Sampling(rows=_CLAIM_ROWS[job.size], seed=job.seed)):
+        checked.append(claim.to_dict())
+        progress("claims", len(checked) / len(LEDGER))
+    return checked
 
 
 @contextmanager
@@ -117,11 +105,11 @@ def bar() -> Iterator[Progress]:
 
 def to_dict(findings: Findings) -> dict[str, Any]:
     """Everything, ready for JSON."""
-    import rootdk
+    from rootdk.version import __version__
 
     job = findings.job
     return {
-        "rootdk": rootdk.__version__,
+        "rootdk": __version__,
         "size": job.size,
         "d_k": list(job.d_k),
         "keys": job.keys,

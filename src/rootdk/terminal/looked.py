@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rootdk.first_look import Look
+from rootdk.lab.first_look import Look
 from rootdk.scaling import rule
 
 

@@ -7,14 +7,13 @@ from itertools import zip_longest
 import numpy as np
 
 from rootdk import _views
-from rootdk.claims import CONDITIONAL, FAILS, HOLDS, LEDGER, OPEN
-from rootdk.claims.ledger import spans
-from rootdk.study import Comparison
+from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, OPEN, Comparison
+from rootdk.lab.checks.comparison import CLEAR
+from rootdk.lab.checks.ledger import spans
 
 from .job import Findings, worst
 
 WIDTH = 80
-_CONTRADICTION = 4.0
 # Heading, quantity of the experiment "rules", and whether it is a share from 0 to 1.
 _COLUMNS = (
     ("variance", "score variance", False),
@@ -50,8 +49,8 @@ def _table(findings: Findings) -> Iterator[str]:
 
 def _cell(one: Comparison, share: bool) -> str:
     """Both numbers; a theory of next to nothing is 0."""
-    told = 0.0 if share and one.theory < 1e-9 else one.theory
-    return f"{_views.brief(told, share):>6} {_views.brief(one.measured, share):>5}"
+    predicted = 0.0 if share and one.predicted < 1e-9 else one.predicted
+    return f"{_views.brief(predicted, share):>6} {_views.brief(one.measured, share):>5}"
 
 
 def _agreement(findings: Findings) -> Iterator[str]:
@@ -59,8 +58,8 @@ def _agreement(findings: Findings) -> Iterator[str]:
     result = worst(findings.results)
     off = abs(result.worst.disagreement or 0.0)
     text = f"Theory against measurement, {compared} numbers: at most {off:.1f} standard errors apart."
-    if off > _CONTRADICTION:
-        text += f" That is {result.worst.quantity} of {result.experiment}, and more than {_CONTRADICTION:g} is a "
+    if off > CLEAR:
+        text += f" That is {result.worst.quantity} of {result.experiment}, and more than {CLEAR:g} is a "
         text += "contradiction: look into it."
     yield from textwrap.wrap(text, WIDTH)
 

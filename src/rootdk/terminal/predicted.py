@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 
 from rootdk import _views
-from rootdk.study import SettingReport
+from rootdk.lab.recommendation import Recommendation
 
 WIDTH = 80
 _FIELDS = (
@@ -18,7 +18,7 @@ _FIELDS = (
 )
 
 
-def lines(report: SettingReport) -> Iterator[str]:
+def lines(report: Recommendation) -> Iterator[str]:
     """The whole answer."""
     unit = "" if report.sigma == 1.0 else f", components of standard deviation {report.sigma:g}"
     yield from textwrap.wrap(
@@ -29,7 +29,7 @@ def lines(report: SettingReport) -> Iterator[str]:
     yield _line("standard deviation of the logits", report.logit_std)
     yield _line("where softmax freezes, sqrt(2 ln n)", report.critical_std)
     for field, words in _FIELDS:
-        yield _line(words, report.told[field])
+        yield _line(words, report.predicted[field])
     yield _line("gradient to q over output, |do/dq|/|o|", report.relative_gradient)
     yield ""
     yield from textwrap.wrap(f"{report.state.capitalize()}. {report.advice}", WIDTH)

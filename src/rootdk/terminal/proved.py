@@ -3,8 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from rootdk.study import Proof
-from rootdk.study.proof import MOST_ENUMERATED, MOST_WRITTEN_OUT
+from rootdk.lab.proof import MOST_ENUMERATED, MOST_WRITTEN_OUT, Proof
 
 WIDTH = 80
 
@@ -29,8 +28,8 @@ def lines(proof: Proof) -> Iterator[str]:
     yield ""
     yield f"Measured on {proof.pairs:,} random Gaussian pairs (seed {proof.seed}):"
     expected = [1.0, *([0.0] if d > 1 else []), float(d), 1.0]
-    for (name, (mean, error)), told in zip(proof.measured.items(), expected, strict=True):
-        yield f"  {name:<24} theory {told:<10.6g} measured {mean:.5g} ± {error:.2g}"
+    for (name, (mean, error)), predicted in zip(proof.measured.items(), expected, strict=True):
+        yield f"  {name:<24} theory {predicted:<10.6g} measured {mean:.5g} ± {error:.2g}"
 
 
 def _terms(proof: Proof) -> Iterator[str]:

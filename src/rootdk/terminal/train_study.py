@@ -9,15 +9,14 @@ from pathlib import Path
 
 import click
 
-from rootdk import __version__
 from rootdk.files import write_atomically
-from rootdk.study.training.engine import Engine
-from rootdk.study.training.needs import check_installed, check_ray
-from rootdk.study.training.spec_file import read_specs
-from rootdk.study.training.store import Store
-from rootdk.study.training.sweep import sweep
-from rootdk.trained import Results, RunSpec
+from rootdk.lab.training import Results, RunSpec
+from rootdk.lab.training.engine import Engine, check_installed, check_ray
+from rootdk.lab.training.run_lists import read_specs
+from rootdk.lab.training.store import Store
+from rootdk.lab.training.sweep import sweep
 from rootdk.untrusted import shown_text
+from rootdk.version import __version__
 
 from .command import check_writable
 from .ending import last_words
@@ -42,7 +41,7 @@ class Order:
         """The runs to do, checked."""
         if self.spec is not None:
             return read_specs(self.spec)
-        from rootdk.study.training.plan import plan
+        from rootdk.lab.training.run_lists import plan
 
         return plan(self.size, self.tasks) if self.tasks else plan(self.size)
 
@@ -50,10 +49,10 @@ class Order:
         """Where the runs are done."""
         if self.engine == "ray":
             check_ray()
-            from rootdk.study.training.ray_engine import RayEngine
+            from rootdk.lab.training.ray_engine import RayEngine
 
             return RayEngine(self.address, self.workers)
-        from rootdk.study.training.local import LocalEngine
+        from rootdk.lab.training.local_engine import LocalEngine
 
         return LocalEngine(self.workers)
 
@@ -71,7 +70,7 @@ def _answer(order: Order, out: Path | None, report: Path | None, as_json: bool) 
     if out is not None:
         check_writable(out, "--out")
     if report is not None:
-        from rootdk.report import check_plotly
+        from rootdk.lab.report import check_plotly
 
         check_plotly()
         check_writable(report, "--report")
@@ -84,7 +83,7 @@ def _answer(order: Order, out: Path | None, report: Path | None, as_json: bool) 
         _write("--out", out, results.to_json())
         click.echo(f"Results: {out}", err=as_json)
     if report is not None:
-        from rootdk.report import render_training
+        from rootdk.lab.report import render_training
 
         _write("--report", report, render_training(results))
         click.echo(f"Report: {report}", err=as_json)

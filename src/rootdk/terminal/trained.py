@@ -4,9 +4,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from rootdk.trained import Results
-from rootdk.trained.grouping import Group, grouped, panels
-from rootdk.trained.interval import Interval
+from rootdk.lab.training import Group, Interval, Results, grouped, panels
 
 WIDTH = 80
 _NAME = 28
@@ -15,7 +13,7 @@ _NAME = 28
 def lines(results: Results) -> Iterator[str]:
     """Line by line; loss and accuracy belong to batches that were not trained on."""
     groups = grouped(results.runs)
-    seeds = sorted({len(one.best) for one in groups})
+    seeds = sorted({len(one.best.runs) for one in groups})
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
     count = f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}"
@@ -29,15 +27,14 @@ def lines(results: Results) -> Iterator[str]:
 
 
 def _row(one: Group) -> Iterator[str]:
-    rate = one.best_rate
-    accuracy = one.final(rate, "accuracy").mean
-    right = f"{100 * accuracy:.1f}%" if math.isfinite(accuracy) else "-"
-    lost = f"{one.diverged} of {sum(len(one.at(rate)) for rate in one.rates)}" if one.diverged else "-"
+    best = one.best
+    right = f"{100 * best.accuracy.mean:.1f}%" if math.isfinite(best.loss.mean) else "-"
+    lost = f"{one.diverged} of {sum(len(outcome.runs) for outcome in one.outcomes)}" if one.diverged else "-"
     name = one.line
     if len(name) > _NAME:
         yield name
         name = ""
-    yield f"{name:<{_NAME}} {one.spec.d_k:>4}  {spread(one.final(rate)):>13}  {right:>8}  {rate:>8.3g}  {lost:>8}"
+    yield f"{name:<{_NAME}} {one.spec.d_k:>4}  {spread(best.loss):>13}  {right:>8}  {best.rate:>8.3g}  {lost:>8}"
 
 
 def spread(found: Interval) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rootdk.study.training.engine import Advanced, Again, Event, Failed, Finished, title
-from rootdk.study.training.sweep import cost
-from rootdk.trained import RunSpec
+from rootdk.lab.training import RunSpec
+from rootdk.lab.training.engine import Advanced, Again, Event, Failed, Finished, title
+from rootdk.lab.training.sweep import cost
 
 _SECONDS_BETWEEN_LINES = 30.0
 # A run that was kept, or goes on from a state, says nothing about the pace of this sweep.

@@ -13,7 +13,6 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from rootdk._torch.wrapping import Wrapped
 from rootdk.audit.layer import LayerReading
 from rootdk.audit.trend import Trend
 from rootdk.audit.watching import taps
@@ -23,6 +22,7 @@ from rootdk.audit.watching.ringed import read_ring
 from rootdk.audit.watching.scale import Scale, scale_of
 from rootdk.audit.watching.written_out import read_logits
 from rootdk.errors import ArgumentError, ArgumentTypeError
+from rootdk.torch.wrapping import Wrapped
 
 _FUSED = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
 # -1 outside of a backward pass; a forward inside one is a checkpoint computed anew, which was read already.

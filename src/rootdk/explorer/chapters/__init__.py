@@ -1,7 +1,7 @@
 """All chapters, in the order of the argument."""
 
 from rootdk.explorer.chapter import Chapter
-from rootdk.trained import shipped
+from rootdk.lab.training import shipped
 
 from . import (
     choosing,

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.curves import WIDTH_AXIS, WIDTHS, entropy_over_widths, flow_over_widths
-from rootdk.explorer.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, level, line, plot, points
-from rootdk.report.formulas import SCALED
+from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, level, line, plot, points
+from rootdk.lab.formulas import SCALED
 from rootdk.scaling import ScaleRule
 from rootdk.theory import rule_variance
 

@@ -10,11 +10,11 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from rootdk.claims import LEDGER, VERDICTS, Evidence, Record, Setting
-from rootdk.claims.evidence import number as short
 from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number
-from rootdk.explorer.drawing import GREY, HUES, plot
-from rootdk.report.formulas import ATTENTION
+from rootdk.lab.checks import LEDGER, VERDICTS, CheckedClaim, Comparison, Sampling
+from rootdk.lab.checks.comparison import number as short
+from rootdk.lab.drawing import GREY, HUES, plot
+from rootdk.lab.formulas import ATTENTION
 
 _ALL = "all"
 _ROWS = 1024  # the quick look of `rootdk claims --rows 1024`
@@ -42,32 +42,32 @@ def compute(values: Mapping[str, Any]) -> View:
     return View((figure,), numbers, _PYTHON, Table(headings, rows))
 
 
-def _records() -> Sequence[Record]:
+def _records() -> Sequence[CheckedClaim]:
     # lru_cache alone would let two requests that come together check everything twice.
     with _lock:
         return _checked()
 
 
 @lru_cache(maxsize=1)
-def _checked() -> tuple[Record, ...]:
-    return tuple(LEDGER.check(setting=Setting(rows=_ROWS)))
+def _checked() -> tuple[CheckedClaim, ...]:
+    return tuple(LEDGER.check(sampling=Sampling(rows=_ROWS)))
 
 
-def _told(evidence: Sequence[Evidence]) -> str:
+def _told(evidence: Sequence[Comparison]) -> str:
     """Every number with its standard error, and what the claim makes of it."""
     parts = []
     for one in evidence:
-        error = f" ± {one.error:.1g}" if one.error else ""
-        asked = f" ({one.relation} {short(one.target)}{'' if one.agrees else ': no'})" if one.relation else ""
-        parts.append(f"{one.name}: {short(one.value)}{error}{asked}")
+        error = f" ± {one.standard_error:.1g}" if one.standard_error else ""
+        asked = f" ({one.relation} {short(one.predicted)}{'' if one.agrees else ': no'})" if one.relation else ""
+        parts.append(f"{one.quantity}: {short(one.measured or 0.0)}{error}{asked}")
     return "; ".join(parts)
 
 
 _PYTHON = f"""\
 from collections import Counter
-from rootdk.claims import LEDGER, VERDICTS, Setting
+from rootdk.lab.checks import LEDGER, VERDICTS, Sampling
 
-records = list(LEDGER.check(setting=Setting(rows={_ROWS})))
+records = list(LEDGER.check(sampling=Sampling(rows={_ROWS})))
 counts = Counter(record.verdict for record in records)
 for verdict in VERDICTS:
     print(verdict.replace(" ", "_"), counts[verdict])

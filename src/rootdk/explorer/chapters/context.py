@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from rootdk import scaling
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, POWERS, line, plot, points, upright
 from rootdk.explorer.knobs import d_k_knob
-from rootdk.report.formulas import FREEZING
+from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, POWERS, line, plot, points, upright
+from rootdk.lab.formulas import FREEZING
 from rootdk.theory import critical_sigma, rule_variance, softmax_moments
 
 _LENGTHS = tuple(round(10 ** (power / 2)) for power in range(2, 19))

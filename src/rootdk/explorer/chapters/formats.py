@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.explorer.drawing import HUES, POWERS, level, line, plot, upright
 from rootdk.explorer.knobs import RULES, SEED, d_k_knob
-from rootdk.report.formulas import SCALED
+from rootdk.lab.checks.rounding import FORMATS, rounded
+from rootdk.lab.drawing import HUES, POWERS, level, line, plot, upright
+from rootdk.lab.formulas import SCALED
 from rootdk.scaling import rule
-from rootdk.study.formats import FORMATS, rounded
 from rootdk.theory import format_effect
 from rootdk.theory.formats import FORMATS as KINDS
 from rootdk.theory.formats import spacing
@@ -124,7 +124,7 @@ def _python(values: Mapping[str, Any]) -> str:
     return f"""\
 import numpy as np
 import rootdk
-from rootdk.study.formats import rounded
+from rootdk.lab.checks.rounding import rounded
 from rootdk.theory import format_effect
 from rootdk.theory.formats import spacing
 

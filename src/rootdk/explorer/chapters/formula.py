@@ -8,9 +8,9 @@ import numpy as np
 from rootdk.attention import attention, measure
 from rootdk.errors import ArgumentError
 from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.explorer.drawing import COLOURS, GREY, bars, plot
 from rootdk.explorer.knobs import RULES
-from rootdk.report.formulas import ATTENTION
+from rootdk.lab.drawing import COLOURS, GREY, bars, plot
+from rootdk.lab.formulas import ATTENTION
 from rootdk.scaling import rule
 
 # The vectors of the usual examples, as far as they are not 0. Three unit values: the output then is the weights.

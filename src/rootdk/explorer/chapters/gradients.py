@@ -18,12 +18,12 @@ from rootdk.explorer.curves import (
     norm_over_widths,
     rows_of,
 )
-from rootdk.explorer.drawing import COLOURS, ONES_AND_THREES, heat, line, plot, points
 from rootdk.explorer.draws import QUERIES, vectors, vectors_in_python
 from rootdk.explorer.knobs import RULES, SEED, d_k_knob, rule_words
-from rootdk.report.formulas import JACOBIAN
+from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
+from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, heat, line, plot, points
+from rootdk.lab.formulas import JACOBIAN
 from rootdk.scaling import rule
-from rootdk.study.gradient import jacobian_of_softmax
 from rootdk.theory.row_law import RowLaw
 
 KEYS = 512  # of the curves and of the numbers; the heat map has room for fewer

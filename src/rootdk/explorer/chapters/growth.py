@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.attention import measure
-from rootdk.claims import draw
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.drawing import COLOURS, GREY, bars, line, plot
 from rootdk.explorer.knobs import RULES, SEED, d_k_knob
-from rootdk.report.formulas import SCALED
+from rootdk.lab.checks import sampler
+from rootdk.lab.checks.sampler import compare
+from rootdk.lab.drawing import COLOURS, GREY, bars, line, plot
+from rootdk.lab.formulas import SCALED
 from rootdk.scaling import rule
-from rootdk.study.sampling import compare
 from rootdk.theory import row_variance, score_density, score_variance
 
 # 16 independent groups give the standard error; 8 queries and 24 keys each are 3072 scores from few enough vectors.
 _GROUPS, _QUERIES, _KEYS = 16, 8, 24
-_LAWS = {"normal": draw.normal, "sign": draw.sign, "uniform": draw.uniform, "student": draw.student}
+_LAWS = {"normal": sampler.normal, "sign": sampler.sign, "uniform": sampler.uniform, "student": sampler.student}
 _LAW_LABELS = ("normal", "sign: -1 or 1", "uniform", "heavy tails: Student's t, 5 degrees of freedom")
 
 
@@ -152,7 +152,7 @@ def _python(values: Mapping[str, Any]) -> str:
     return f"""\
 import numpy as np
 import rootdk
-from rootdk.claims.draw import {values["law"]}
+from rootdk.lab.checks.sampler import {values["law"]}
 from rootdk.theory import row_variance, score_variance
 
 rng = np.random.default_rng({values["seed"]})

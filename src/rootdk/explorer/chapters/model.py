@@ -8,7 +8,7 @@ from rootdk.audit.demonstration import demonstrate
 from rootdk.audit.metrics import METRICS
 from rootdk.explorer.chapter import Chapter, Control, View
 from rootdk.explorer.model_view import FIRST, model_view
-from rootdk.report.formulas import FREEZING
+from rootdk.lab.formulas import FREEZING
 
 _READ = """\
 from rootdk.audit.demonstration import demonstrate

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from rootdk.attention import measure
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.curves import EXPONENTS, WIDTH_AXIS, WIDTHS, flow, flow_over_widths
-from rootdk.explorer.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
 from rootdk.explorer.draws import vectors, vectors_in_python
 from rootdk.explorer.knobs import SEED, d_k_knob, keys_knob, rule_words
 from rootdk.explorer.weights import keys_in_order, weights_at
-from rootdk.report.formulas import SCALED
+from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
+from rootdk.lab.formulas import SCALED
 from rootdk.theory import format_effect
 
 _CURVE_KEYS = 512

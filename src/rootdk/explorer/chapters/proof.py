@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.drawing import HUES, POWERS, heat, level, line, plot, points
 from rootdk.explorer.knobs import SEED
-from rootdk.report.formulas import SQUARE
+from rootdk.lab.drawing import HUES, POWERS, heat, level, line, plot, points
+from rootdk.lab.formulas import SQUARE
 from rootdk.theory import square_term_counts, square_terms
 
 _MOST = 16384

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from rootdk.attention import measure
 from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.explorer.curves import rows_of
-from rootdk.explorer.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
 from rootdk.explorer.draws import vectors, vectors_in_python
 from rootdk.explorer.knobs import RULES, SEED, d_k_knob, keys_knob, rule_words
 from rootdk.explorer.weights import keys_in_order, weights_at
+from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
+from rootdk.lab.formulas import ATTENTION
 from rootdk.reading import Reading
-from rootdk.report.formulas import ATTENTION
 from rootdk.scaling import rule
 from rootdk.theory import critical_sigma, softmax_moments
 from rootdk.theory.row_law import RowLaw

@@ -8,13 +8,12 @@ from typing import Any
 
 from rootdk.errors import ArgumentError
 from rootdk.explorer.chapter import Chapter, Control, Figure, Number, View, written
-from rootdk.report.drawing import Picture
-from rootdk.report.formulas import ATTENTION
-from rootdk.report.training_figures import learning_curves, over_d_k, over_rates
-from rootdk.trained import Results
-from rootdk.trained.grouping import Group, grouped, panels
+from rootdk.lab.drawing import Picture
+from rootdk.lab.formulas import ATTENTION
+from rootdk.lab.report.training_pictures import learning_curves, over_d_k, over_rates
+from rootdk.lab.training import Group, Results, grouped, panels
 
-_READ = "from rootdk.trained import shipped\n\nresults = shipped()"
+_READ = "from rootdk.lab.training import shipped\n\nresults = shipped()"
 
 
 def training_chapter(results: Results, read: str = _READ) -> Chapter:
@@ -81,10 +80,10 @@ def _view(panel: str, groups: Sequence[Group], d_k: int, read: str) -> View:
 
 
 def _loss(group: Group) -> Number:
-    found = group.final(group.best_rate)
+    found = group.best.loss
     half = "" if found.half is None else f" ± {found.half:.2g}"
     text = f"{written(found.mean)}{half}" if math.isfinite(found.mean) else "diverged"
-    label = f"{group.line}: loss at the end, learning rate {group.best_rate:g}"
+    label = f"{group.line}: loss at the end, learning rate {group.best.rate:g}"
     return Number(f"loss_{slug(group.line)}", label, found.mean, text, "measured")
 
 
@@ -103,9 +102,9 @@ def _figure(picture: Picture) -> Figure:
 def _python(panel: str, d_k: int, read: str) -> str:
     return f"""\
 from rootdk.explorer.chapters.training import slug
-from rootdk.trained.grouping import grouped, panels
+from rootdk.lab.training import grouped, panels
 {read}
 for group in panels(grouped(results.runs))["{panel}"]:
     if group.spec.d_k == {d_k}:
-        print(f"loss_{{slug(group.line)}}", group.final(group.best_rate).mean)
+        print(f"loss_{{slug(group.line)}}", group.best.loss.mean)
 """

@@ -1,0 +1,135 @@
+"""The record that experiments and claims share: a number that was measured, what was predicted of it, the verdict."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rootdk._views import expect_fields
+from rootdk.errors import ArgumentError
+
+# A ledger makes some forty comparisons with chance in them, and their errors are estimated from 32 groups. At 4
+# standard errors one seed in eighty would raise a false alarm, at 5 one in a thousand. Training runs have 3 to 5 seeds,
+# and an error that is estimated from so few is unsure itself: there 5 of them are one chance in twenty to a hundred.
+CLEAR = 5.0
+
+DECIDES, LIMITS, SHOWN = "decides", "limits", "shown"
+_ROLES = (DECIDES, LIMITS, SHOWN)
+_RELATIONS = ("=", "<", ">", "")
+
+Parameters = Mapping[str, int | float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One quantity, measured and predicted.
+
+    quantity        what the number is
+    measured        what was found; None where only theory reaches, such as a billion keys
+    relation        "=", "<" or ">": how the measured number is to stand to the predicted one; "" if nothing is asked
+    predicted       what theory computes, or where a claim puts the number
+    standard_error  of the measured number; None is exact: computed, or the largest of what was seen, and no estimate
+    slack           how far apart two equal numbers may be: half of the last printed digit, or a bound on rounding
+    role            in a claim. "decides": without it the claim is false. "limits": where this disagrees, the claim
+                    holds under a condition only. "shown": for the reader
+    otherwise       what its disagreement means, in words
+    choice          why the predicted number is where it is, if the claim leaves that open ("extremely small", "nearly
+                    all"): then the number is ours, and another one may be put in its place
+    setting         at which d_k, rule, number of keys, ...
+
+    >>> Comparison("e", 2.71828, "=", 2.718, slack=5e-4).agrees
+    True
+    >>> Comparison("share", 0.52, ">", 0.5, 0.01).agrees      # not clearly above
+    False
+    >>> Comparison("score variance", 65.0, "=", 64.0, 0.5, setting={"d_k": 64}).disagreement
+    2.0
+    """
+
+    quantity: str
+    measured: float | None
+    relation: str = ""
+    predicted: float = 0.0
+    standard_error: float | None = None
+    slack: float = 0.0
+    role: str = DECIDES
+    otherwise: str = ""
+    choice: str = ""
+    setting: Parameters = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.relation not in _RELATIONS:
+            raise ArgumentError(f"relation: must be one of '=', '<', '>' and '', got {self.relation!r}")
+        if self.role not in _ROLES:
+            raise ArgumentError(f"role: must be one of {', '.join(map(repr, _ROLES))}, got {self.role!r}")
+        if not self.relation and self.role != SHOWN:
+            raise ArgumentError(f"relation: must be given for what {self.role}, got none for {self.quantity!r}")
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it is as predicted: equal up to slack and chance, or beyond the predicted number in spite of both.
+
+        NaN never agrees. What was not measured does not disagree.
+        """
+        if self.measured is None:
+            return True
+        unsure = CLEAR * (self.standard_error or 0.0)
+        if self.relation == "=":
+            return abs(self.measured - self.predicted) <= self.slack + unsure
+        if self.relation == "<":
+            return self.measured + unsure < self.predicted
+        if self.relation == ">":
+            return self.measured - unsure > self.predicted
+        return True
+
+    @property
+    def disagreement(self) -> float | None:
+        """(measured - predicted) in standard errors, where equality is asked of a number that has one.
+
+        What differs by rounding alone does not disagree.
+        """
+        if self.measured is None or self.standard_error is None or self.relation != "=":
+            return None
+        off = self.measured - self.predicted
+        error = max(self.standard_error, 1e-12 * abs(self.predicted))
+        if error == 0.0:
+            return 0.0 if off == 0.0 else math.copysign(math.inf, off)
+        return off / error
+
+    @property
+    def objection(self) -> str:
+        """What is to be said where it disagrees."""
+        measured = math.nan if self.measured is None else self.measured
+        return self.otherwise or f"{self.quantity} is {number(measured)}, not {self.relation} {number(self.predicted)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and texts, ready for JSON, which has no NaN and no infinity: these become words.
+
+        An empty text, setting or slack is left out.
+        """
+        plain = {name: getattr(self, name) for name in _FIELDS if name not in _OPTIONAL or getattr(self, name)}
+        plain |= {"agrees": self.agrees, "disagreement": self.disagreement}
+        return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in plain.items()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], where: str = "comparison") -> "Comparison":
+        """The comparison that `to_dict` was called on."""
+        expect_fields(data, [name for name in _FIELDS if name not in _OPTIONAL], where)
+        plain = {name: data[name] for name in _FIELDS if name in data}
+        for name in ("measured", "predicted", "standard_error", "slack"):
+            if plain.get(name) is not None:
+                plain[name] = float(plain[name])
+        return cls(**plain)
+
+
+_FIELDS = tuple(one.name for one in fields(Comparison))
+_OPTIONAL = frozenset({"slack", "otherwise", "choice", "setting"})
+
+
+def number(x: float) -> str:
+    """Four digits, and all that stand before the point of numbers up to a million.
+
+    >>> number(0.123456), number(4096.0), number(5.1847055e21)
+    ('0.1235', '4096', '5.185e+21')
+    """
+    whole = math.isfinite(x) and (abs(x) >= 1e4 or x == int(x)) and abs(x) < 1e6
+    return f"{x:.0f}" if whole else f"{x:.4g}"

@@ -1,0 +1,195 @@
+"""Claims, each with its check, and the ledger of all of them. A verdict is computed from evidence and stored nowhere.
+
+nothing that decides or limits           not checked
+something that decides disagrees         does not hold
+else something that limits disagrees     holds under a condition
+else                                     holds
+
+A file of this folder adds its claims to LEDGER when it is loaded, and loading `rootdk.lab.checks` loads them all:
+
+    @LEDGER.claim(24, statement=..., source=..., method=...)
+    def entropy_is_enough(sampling, rule="sqrt"):
+        yield Comparison(...)
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rootdk._views import expect_fields, expect_kind
+from rootdk.errors import ArgumentError
+
+from .comparison import DECIDES, LIMITS, SHOWN, Comparison
+from .sampler import Sampling
+
+PAPER = "Vaswani et al. 2017"
+LATER = "a later explanation"
+
+HOLDS, CONDITIONAL, FAILS, OPEN = "holds", "holds under a condition", "does not hold", "not checked"
+VERDICTS = (HOLDS, CONDITIONAL, FAILS, OPEN)
+_KIND = "rootdk.lab.checks.CheckedClaim"
+_TEXTS = ("statement", "source", "method")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedClaim:
+    """What came of checking one claim.
+
+    >>> evidence = (Comparison("q.k", 1.0, "=", 1.0), Comparison("entropy lost", 0.19, "<", 0.05, role="limits"))
+    >>> checked = CheckedClaim(9, "...", "...", "...", evidence)
+    >>> checked.verdict, checked.condition
+    ('holds under a condition', 'entropy lost is 0.19, not < 0.05')
+    """
+
+    id: int
+    statement: str
+    source: str
+    method: str
+    evidence: tuple[Comparison, ...]
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS."""
+        against = {one.role for one in self.evidence if not one.agrees} - {SHOWN}
+        if all(one.role == SHOWN for one in self.evidence):
+            return OPEN
+        if not against:
+            return HOLDS
+        return FAILS if DECIDES in against else CONDITIONAL
+
+    @property
+    def condition(self) -> str:
+        """In words: under which condition it holds, or what speaks against it. Empty where it simply holds."""
+        roles = {FAILS: (DECIDES,), CONDITIONAL: (LIMITS,)}.get(self.verdict, ())
+        words = [one.objection for one in self.evidence if one.role in roles and not one.agrees]
+        return "; ".join(dict.fromkeys(words))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON. The verdict is written for the reader; `from_dict` computes it again."""
+        return {
+            "kind": _KIND,
+            "id": self.id,
+            **{name: getattr(self, name) for name in _TEXTS},
+            "verdict": self.verdict,
+            "condition": self.condition,
+            "evidence": [one.to_dict() for one in self.evidence],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "CheckedClaim":
+        """What `to_dict` was called on. A verdict that the evidence does not give is an error."""
+        expect_kind(data, _KIND)
+        expect_fields(data, ("id", *_TEXTS, "verdict", "evidence"))
+        evidence = tuple(Comparison.from_dict(one, "evidence") for one in data["evidence"])
+        statement, source, method = (str(data[name]) for name in _TEXTS)
+        checked = cls(int(data["id"]), statement, source, method, evidence)
+        if data["verdict"] != checked.verdict:
+            raise ArgumentError(f"verdict: must be {checked.verdict!r} by the evidence, got {data['verdict']!r}")
+        return checked
+
+
+Check = Callable[..., Iterable[Comparison]]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is said, where, and the code that checks it.
+
+    gather is called as gather(sampling, **inputs). Everything that it takes the claim by (printed figures, rules,
+    formulas, laws) is an input with a default, so that another input can lead to another verdict. None: not yet.
+    title is the statement in so few words that two fit a line.
+    """
+
+    id: int
+    statement: str
+    source: str
+    method: str
+    gather: Check | None = None
+    title: str = ""
+
+    def check(self, sampling: Sampling | None = None, **inputs: Any) -> CheckedClaim:
+        """Run the check: the evidence, and with it the verdict."""
+        evidence = () if self.gather is None else tuple(self.gather(sampling or Sampling(), **inputs))
+        return CheckedClaim(self.id, self.statement, self.source, self.method, evidence)
+
+
+class Ledger:
+    """Claims by number.
+
+    >>> ledger = Ledger()
+    >>> ledger.add(Claim(1, "The scores have variance 1.", "nowhere", "comes later"))
+    >>> ledger[1].check().verdict
+    'not checked'
+    >>> @ledger.claim(1, statement="The scores have variance 1.", source="nowhere", method="by definition")
+    ... def variance(sampling):
+    ...     yield Comparison("variance", 1.0, "=", 1.0)
+    >>> ledger[1].check().verdict
+    'holds'
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[int, Claim] = {}
+
+    def claim(
+        self, number: int, *, statement: str, source: str, method: str, title: str = ""
+    ) -> Callable[[Check], Claim]:
+        """Make a claim of the function below, which gathers its evidence, and take it up."""
+
+        def take_up(gather: Check) -> Claim:
+            made = Claim(number, statement, source, method, gather, title)
+            self.add(made)
+            return made
+
+        return take_up
+
+    def add(self, *claims: Claim) -> None:
+        """Take up claims. A number that is taken by a claim with a check is refused."""
+        for new in claims:
+            known = self._claims.get(new.id)
+            if known is not None and known.gather is not None:
+                raise ArgumentError(f"claims: must have numbers that are free, got {new.id} a second time")
+            self._claims[new.id] = new
+
+    @property
+    def ids(self) -> list[int]:
+        """All numbers, in order."""
+        return sorted(self._claims)
+
+    def __iter__(self) -> Iterator[Claim]:
+        return (self._claims[number] for number in self.ids)
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __getitem__(self, number: int) -> Claim:
+        if number not in self._claims:
+            raise ArgumentError(f"id: must be one of {spans(self.ids)}, got {number!r}")
+        return self._claims[number]
+
+    def check(self, ids: Sequence[int] | None = None, sampling: Sampling | None = None) -> Iterator[CheckedClaim]:
+        """What comes of these claims, or of all, one after the other as they are checked."""
+        chosen = [self[number] for number in dict.fromkeys(self.ids if ids is None else ids)]
+        return (claim.check(sampling) for claim in chosen)
+
+
+LEDGER = Ledger()
+
+
+def spans(ids: Sequence[int]) -> str:
+    """Numbers in order, runs of them as one.
+
+    >>> spans([1, 2, 3, 7])
+    '1-3, 7'
+    """
+    runs: list[list[int]] = []
+    for number in ids:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "no numbers yet"

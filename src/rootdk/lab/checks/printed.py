@@ -1,0 +1,190 @@
+"""Claims 5 to 8 and 10: what fractions settle, and figures that are printed in explanations, to the digit."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from itertools import product
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from rootdk.attention import attention
+from rootdk.scaling import ScaleRule
+from rootdk.theory import rule_variance, square_term_counts
+
+from .comparison import SHOWN, Comparison
+from .ledger import LATER, LEDGER
+from .sampler import Floats, Sampling
+
+Chances = Sequence[tuple[Fraction, Fraction]]
+# d -> terms, how many of them average 1, how many 0
+COUNTED = MappingProxyType({3: (9, 3, 6), 64: (4096, 64, 4032)})
+SIGNS = MappingProxyType({-1: "1/2", 1: "1/2"})
+
+
+@LEDGER.claim(
+    5,
+    title="d of d^2 terms average 1",
+    statement="This is exact: of the d^2 terms of (q.k)^2, d average 1 and the others 0. d = 3: 9 terms, 3 and 6; "
+    "d = 64: 4096 terms, 64 and 4032.",
+    source=LATER,
+    method="Averages of all terms in fractions, for components of random sign: for d = 3 over all outcomes of the six "
+    "components, for larger d from the first two moments of one component.",
+)
+def square_of_the_sum(
+    _sampling: Sampling,
+    law: Mapping[Any, Any] = SIGNS,
+    counted: Mapping[int, tuple[int, int, int]] = COUNTED,
+    also: Sequence[int] = (1, 7, 512, 4096),
+) -> Iterator[Comparison]:
+    """law maps the values of a component to their probabilities."""
+    chances = [(Fraction(value), Fraction(chance)) for value, chance in law.items()]
+    for d, as_printed in counted.items():
+        averages = _by_outcomes(chances, d) if d <= 3 else _by_moments(chances, d)
+        counts = (sum(averages.values()), averages.get(Fraction(1), 0), averages.get(Fraction(0), 0))
+        kinds = ("terms", "terms of average 1", "terms of average 0")
+        for kind, number, printed in zip(kinds, counts, as_printed, strict=True):
+            yield Comparison(f"d = {d}: {kind}", number, "=", printed)
+    for d in also:
+        total = sum((average * number for average, number in _by_moments(chances, d).items()), Fraction(0))
+        yield Comparison(f"d = {d}: sum of all averages", float(total), "=", square_term_counts(d)["sum"])
+
+
+def _by_outcomes(chances: Chances, d: int) -> dict[Fraction, int]:
+    """How many terms have which average E q_i k_i q_j k_j, over every outcome of the 2d components."""
+    table = dict.fromkeys(product(range(d), repeat=2), Fraction(0))
+    for outcome in product(chances, repeat=2 * d):
+        chance = math.prod((p for _, p in outcome), start=Fraction(1))
+        z = [outcome[i][0] * outcome[d + i][0] for i in range(d)]
+        for i, j in table:
+            table[i, j] += chance * z[i] * z[j]
+    return {average: list(table.values()).count(average) for average in table.values()}
+
+
+def _by_moments(chances: Chances, d: int) -> dict[Fraction, int]:
+    """The same for independent components: E q_i q_j is E q^2 for i = j and (E q)^2 otherwise, and likewise for k."""
+    first, second = (sum((value**n * p for value, p in chances), Fraction(0)) for n in (1, 2))
+    counts: dict[Fraction, int] = {}
+    for average, number in ((second**2, d), (first**4, d * (d - 1))):
+        counts[average] = counts.get(average, 0) + number
+    return counts
+
+
+@LEDGER.claim(
+    6,
+    title="c divides the variance by c^2",
+    statement="Dividing by c divides the variance by c^2: 2, 4, 6 has variance 2.67 and its half 1, 2, 3 has 0.67. So "
+    "c = sqrt(d_k) brings d_k to 1.",
+    source=LATER,
+    method="Fractions, and the variance of scores under the rule 1/sqrt(d_k) at several d_k.",
+)
+def division(
+    _sampling: Sampling,
+    numbers: Sequence[int] = (2, 4, 6),
+    by: int = 2,
+    printed: tuple[str, str] = ("2.67", "0.67"),
+    scale: str | ScaleRule = "sqrt",
+    d_ks: Sequence[int] = (4, 64, 512),
+) -> Iterator[Comparison]:
+    """printed are the two variances as they stand in print."""
+    before, after = (_variance([Fraction(x, c) for x in numbers]) for c in (1, by))
+    for name, variance, text in (("before", before, printed[0]), ("after", after, printed[1])):
+        slack = 0.5 * 10.0 ** -len(text.partition(".")[2])
+        yield Comparison(f"variance {name}: {variance}", float(variance), "=", float(text), slack=slack)
+    yield Comparison("ratio of the two", float(before / after), "=", float(by * by))
+    for d_k in d_ks:
+        # Four roundings: the root, the quotient, its square, the product.
+        scaled = float(rule_variance(scale, d_k))
+        yield Comparison(f"variance of scaled scores, d_k = {d_k}", scaled, "=", 1.0, slack=1e-15)
+    yield Comparison(
+        "before, divided by n - 1 in place of n", float(before * len(numbers) / (len(numbers) - 1)), role=SHOWN
+    )
+
+
+def _variance(numbers: Sequence[Fraction]) -> Fraction:
+    mean = sum(numbers, Fraction(0)) / len(numbers)
+    return sum(((x - mean) ** 2 for x in numbers), Fraction(0)) / len(numbers)
+
+
+Powers = Mapping[int, str]
+Weights = Sequence[tuple[Sequence[float], Sequence[str]]]
+
+POWERS = {1: "2.718", 5: "148.4", 10: "22,026", 20: "485,165,195", 50: "5,184,705,528,587,072,045"}
+
+
+@LEDGER.claim(
+    7,
+    title="powers of e, as printed",
+    statement="e^1 = 2.718, e^5 = 148.4, e^10 = 22,026, e^20 = 485,165,195, e^50 = 5,184,705,528,587,072,045.",
+    source=LATER,
+    method="Decimal arithmetic with 50 digits, rounded to the printed ones.",
+)
+def powers_of_e(_sampling: Sampling, printed: Powers = POWERS) -> Iterator[Comparison]:
+    """printed maps exponents to the figures as they stand in print."""
+    with localcontext() as context:
+        context.prec = 50
+        for exponent, text in printed.items():
+            given = Decimal(text.replace(",", ""))
+            rounded = Decimal(exponent).exp().quantize(Decimal(1).scaleb(int(given.as_tuple().exponent)))
+            # The difference is taken here: float64 has 16 digits and the longest figure 19.
+            off = float(abs(given - rounded) / rounded)
+            yield Comparison(
+                f"e^{exponent}: |printed - true| / true",
+                off,
+                "=",
+                0.0,
+                otherwise=f"e^{exponent} is given as {text} and is {rounded:,}",
+            )
+            if off:
+                yield Comparison(f"e^{exponent}: true / printed", float(rounded / given), role=SHOWN)
+
+
+def _weights(logits: Sequence[float]) -> Floats:
+    """Softmax by the operator itself: one query 1, the scores as keys, unit vectors as values."""
+    keys = len(logits)
+    weights: Floats = attention(np.ones((1, 1)), np.array(logits, np.float64)[:, None], np.eye(keys), scale=1.0)[0]
+    return weights
+
+
+def _as_printed(examples: Weights) -> Iterator[Comparison]:
+    for logits, texts in examples:
+        row = f"[{', '.join(f'{x:g}' for x in logits)}]"
+        for place, (weight, text) in enumerate(zip(_weights(logits), texts, strict=True), 1):
+            slack = 0.5 * 10.0 ** -len(text.partition(".")[2])
+            wrong = f"weight {place} of {row} is {weight:.5f} and not {text}"
+            yield Comparison(
+                f"softmax {row}, weight {place}", float(weight), "=", float(text), slack=slack, otherwise=wrong
+            )
+
+
+TENTH = (((50, 10, 5), ("1.000", "0.000", "0.000")), ((5, 1, 0.5), ("0.971", "0.018", "0.011")))
+EIGHTH = (((14, 10, 12), ("0.867", "0.016", "0.117")), ((1.75, 1.25, 1.5), ("0.419", "0.254", "0.326")))
+
+
+@LEDGER.claim(
+    8,
+    title="softmax of 50, 10, 5",
+    statement="Scores 50, 10, 5 give weights 1, 0, 0, all but exactly; a tenth of them gives .971, .018, .011.",
+    source=LATER,
+    method="The operator on these scores, to the printed digit.",
+)
+def large_scores_take_all(_sampling: Sampling, examples: Weights = TENTH) -> Iterator[Comparison]:
+    """examples are scores and the weights as printed."""
+    yield from _as_printed(examples)
+
+
+@LEDGER.claim(
+    10,
+    title="softmax of 14, 10, 12",
+    statement="At d_k = 64 scores 14, 10, 12 give weights .867, .016, .117; divided by 8 they give .419, .254, .326.",
+    source=LATER,
+    method="The operator on these scores, to the printed digit.",
+)
+def eight_at_sixty_four(_sampling: Sampling, examples: Weights = EIGHTH, d_k: int = 64) -> Iterator[Comparison]:
+    """The second row of examples must be the first divided by sqrt(d_k)."""
+    (whole, _), (divided, _) = examples
+    for a, b in zip(whole, divided, strict=True):
+        yield Comparison(f"{a:g} / sqrt({d_k})", a / d_k**0.5, "=", b)
+    yield from _as_printed(examples)

@@ -1,0 +1,182 @@
+"""The experiment "rules": what each does to attention with random q and k, at your d_k and along d_k."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rootdk.attention import attention, measure
+from rootdk.errors import ArgumentError
+from rootdk.lab.drawing import Picture, bars, colour_of, grouped_by, plot, predicted_and_measured, ticks_along
+from rootdk.reading import Reading
+from rootdk.theory import attention_moments
+from rootdk.theory.prediction import predict
+
+from .comparison import Comparison, Parameters
+from .experiment import Experiment, Progress, check_counts, check_rules, check_seed, register
+from .result import Result, Series
+from .sampler import Floats, compare, compare_share, computed, factor_of, generator, normal
+
+_LARGEST_GROUP = 2**27  # components of one group's keys: 1 GiB in float64
+_SHOWN_KEYS = 16  # bars that a person can tell apart
+
+
+@dataclass(frozen=True, slots=True)
+class RulesSpec:
+    """groups x rows queries over `keys` keys per group, the same q and k under every rule.
+
+    d_k       where everything is compared
+    curve     where entropy and trace are, for a curve along d_k
+    computed  further points of that curve, for theory alone
+    """
+
+    d_k: tuple[int, ...] = (64, 512)
+    curve: tuple[int, ...] = (4, 16, 64, 256)
+    computed: tuple[int, ...] = (8, 32, 128, 512)
+    rules: tuple[str, ...] = ("none", "sqrt", "dk")
+    keys: int = 1024
+    groups: int = 64
+    rows: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts("d_k", self.d_k, 1, 8192)
+        check_counts("curve", self.curve, 1, 8192)
+        check_counts("computed", self.computed, 1, 8192)
+        check_rules(self.rules)
+        check_counts("keys", (self.keys,), 2, 262_144)
+        if self.keys * max(*self.d_k, *self.curve) > _LARGEST_GROUP:
+            largest = max(*self.d_k, *self.curve)
+            raise ArgumentError(
+                f"keys: must be at most {_LARGEST_GROUP // largest} at d_k = {largest}, got {self.keys}"
+            )
+        check_counts("groups", (self.groups,), 2, 10**5)
+        check_counts("rows", (self.rows,), 1, 10**5)
+        check_seed(self.seed)
+
+
+def run(spec: RulesSpec, progress: Progress) -> Result:
+    """Variance, entropy, trace and norm of J, largest weight and frozen rows, under each rule."""
+    comparisons: list[Comparison] = []
+    series: list[Series] = []
+    sizes = sorted({*spec.d_k, *spec.curve})
+    # Drawing takes time in proportion to d_k, and theory about as long as 300 of them.
+    cost = np.cumsum([size + 300 for size in sizes])
+    for number, d_k in enumerate(sizes):
+        for rule, (reading, weights) in _measured(spec, d_k).items():
+            scale = factor_of(rule, d_k, spec.keys)
+            comparisons += _along(spec, d_k, rule, reading)
+            if d_k in spec.d_k:
+                comparisons += _at(reading, spec, d_k, rule, scale)
+                series.append(weights)
+        progress(float(cost[number] / cost[-1]))
+    comparisons += [
+        one for d_k in spec.computed if d_k not in sizes for rule in spec.rules for one in _along(spec, d_k, rule)
+    ]
+    return Result("rules", asdict(spec), tuple(comparisons), tuple(series))
+
+
+def _measured(spec: RulesSpec, d_k: int) -> dict[str, tuple[Reading, Series]]:
+    """Every rule on the same vectors, group by group: all groups at once would not fit for large d_k and many keys."""
+    # A generator per d_k: the numbers of one d_k do not depend on which others were asked for.
+    rng = generator(spec.seed, 4, d_k)
+    value = np.ones((1, spec.keys, 1))
+    parts: dict[str, list[Reading]] = {rule: [] for rule in spec.rules}
+    weights: dict[str, Series] = {}
+    for group in range(spec.groups):
+        # Drawn in float32, measured in float64: a flat row needs the digits.
+        query = normal(rng, (1, spec.rows, d_k)).astype(np.float64)
+        key = normal(rng, (1, spec.keys, d_k)).astype(np.float64)
+        for rule in spec.rules:
+            parts[rule].append(measure(query, key, value, scale=factor_of(rule, d_k, spec.keys))[1])
+            if group == 0:
+                weights[rule] = _weights(query, key, d_k, rule)
+    return {rule: (Reading.concatenate(parts[rule], axis=0), weights[rule]) for rule in spec.rules}
+
+
+def _along(spec: RulesSpec, d_k: int, rule: str, reading: Reading | None = None) -> list[Comparison]:
+    setting: Parameters = {"d_k": d_k, "rule": rule, "keys": spec.keys}
+    moments = attention_moments(spec.keys, d_k, factor_of(rule, d_k, spec.keys))
+    predicted = {
+        "H / ln n": float(moments.entropy) / float(np.log(spec.keys)),
+        "trace of J": float(moments.jacobian_trace),
+        "|J|^2": float(moments.jacobian_norm_squared),
+    }
+    if reading is None:
+        return [computed(name, setting, value) for name, value in predicted.items()]
+    rows = (reading.entropy_ratio, reading.jacobian_trace, reading.jacobian_norm**2)
+    return [compare(name, setting, predicted[name], samples) for name, samples in zip(predicted, rows, strict=True)]
+
+
+def _at(reading: Reading, spec: RulesSpec, d_k: int, rule: str, scale: float) -> list[Comparison]:
+    setting: Parameters = {"d_k": d_k, "rule": rule, "keys": spec.keys}
+    predicted = predict(d_k, spec.keys, scale)
+    return [
+        compare("score variance", setting, predicted.mean_variance[0], reading.variance),
+        compare("largest weight", setting, predicted.mean_top_probability[0], reading.top_probability),
+        compare_share("rows with p > .99", setting, predicted.saturated[0], reading.saturated(0.99)),
+    ]
+
+
+def _weights(query: Floats, key: Floats, d_k: int, rule: str) -> Series:
+    """Weights of one query over 16 keys, largest first. With unit vectors as values the output is the weights."""
+    few = key[:, :_SHOWN_KEYS]
+    shown = few.shape[1]
+    weights = attention(query[:, :1], few, np.eye(shown)[None], scale=factor_of(rule, d_k, shown))[0, 0]
+    place = tuple(float(i + 1) for i in range(shown))
+    return Series("weights", "measured", {"d_k": d_k, "rule": rule}, place, tuple(np.sort(weights)[::-1].tolist()))
+
+
+def _asked(size: str, d_k: Sequence[int], keys: int, rules: Sequence[str]) -> Mapping[str, Any]:
+    # Fewer groups where one is large, so that the time stays in bounds; the standard errors tell the price.
+    groups = max(16, min(64, 64_000_000 // (keys * sum(d_k))))
+    groups = {"quick": max(16, groups // 2), "default": groups, "full": 2 * groups}[size]
+    return {"d_k": tuple(dict.fromkeys(d_k)), "keys": keys, "rules": tuple(dict.fromkeys(rules)), "groups": groups}
+
+
+def _pictures(result: Result) -> list[Picture]:
+    by_d_k: dict[int, list[Series]] = {}
+    for series in result.series:
+        by_d_k.setdefault(int(series.setting["d_k"]), []).append(series)
+    return [
+        _along_d_k(result, "H / ln n", "entropy-dk", "Entropy against d_k"),
+        _along_d_k(result, "trace of J", "trace-dk", "Trace of J against d_k"),
+        *(_bars(d_k, weights) for d_k, weights in by_d_k.items()),
+    ]
+
+
+def _along_d_k(result: Result, quantity: str, name: str, title: str) -> Picture:
+    chosen = result.select(quantity)
+    traces = predicted_and_measured(grouped_by(chosen, "rule"), "d_k")
+    caption = "Lines: theory. Markers: measured, with two standard errors."
+    return Picture(name, title, caption, plot(traces, "d<sub>k</sub>", quantity, xaxis=ticks_along(chosen, "d_k")))
+
+
+def _bars(d_k: int, weights: Sequence[Series]) -> Picture:
+    traces = []
+    for number, series in enumerate(weights):
+        rule = str(series.setting["rule"])
+        traces.append(bars(series.x, series.y, rule, colour_of(rule, number), hovertemplate="%{y:.4f}"))
+    caption = f"The same query over the same {len(weights[0].x)} keys, largest weight first, under each rule."
+    figure = plot(traces, "key, by weight", "weight", barmode="group", yaxis={"range": [0, 1]})
+    return Picture(f"weights-{d_k}", f"Softmax weights of one query, d_k = {d_k}", caption, figure)
+
+
+register(
+    Experiment(
+        name="rules",
+        place=5,
+        question="What does each scale rule do?",
+        spec=RulesSpec,
+        run=run,
+        seconds=2.2,
+        heading="The scale rules side by side",
+        text="The same random queries and keys under each rule. This is the start of training; a trained model is "
+        "another matter, and 1/d_k is in use where training is tuned for it.",
+        pictures=_pictures,
+        quick={"curve": (16, 64, 256), "rows": 16},
+        full={"curve": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048), "rows": 160},
+        asked=_asked,
+    )
+)

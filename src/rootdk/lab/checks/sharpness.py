@@ -1,0 +1,282 @@
+"""How sharp a softmax is: the experiment "sharpness", and claims 9, 11 and 12."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from rootdk.attention import measure
+from rootdk.lab.drawing import Picture, plot, predicted_and_measured, ticks_along, upright
+from rootdk.lab.formulas import FREEZING
+from rootdk.theory import (
+    attention_moments,
+    relative_gradient,
+    rule_variance,
+    saturation,
+    softmax_moments,
+    top_probability,
+)
+
+from .comparison import LIMITS, SHOWN, Comparison, Parameters
+from .experiment import Experiment, Progress, check_counts, check_positive, check_seed, register
+from .ledger import LATER, LEDGER
+from .result import Result
+from .sampler import Floats, Sampling, chunks, compare, compare_share, computed, generator, over_groups, reading
+
+
+@dataclass(frozen=True, slots=True)
+class SharpnessSpec:
+    """rows of `keys` logits, no logit in two rows; every sigma sees the same rows, stretched.
+
+    computed   further values of sigma, for theory alone
+    """
+
+    sigma: tuple[float, ...] = (0.125, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+    computed: tuple[float, ...] = (0.18, 0.25, 0.35, 0.7, 1.4, 2.4, 2.8, 3.4, 4.8, 5.7, 6.7, 9.5, 11.3, 13.5)
+    keys: int = 1024
+    rows: int = 20_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("sigma", self.sigma)
+        check_positive("computed", self.computed)
+        check_counts("keys", (self.keys,), 2, 10**7)
+        check_counts("rows", (self.rows,), 2, 10**8)
+        check_seed(self.seed)
+
+
+# Property of a Reading -> what the comparison is called.
+_MEANS = {
+    "log_sum_exp": "log sum exp",
+    "entropy": "entropy",
+    "p_squared": "sum p^2",
+    "jacobian_trace": "trace of J",
+}
+_LABELS = _MEANS | {"norm": "|J|^2", "top": "largest weight", "frozen": "rows with p > .99"}
+
+
+def run(spec: SharpnessSpec, progress: Progress) -> Result:
+    """Means over rows through rootdk.measure: a query of one component per sigma, a key of one component per logit."""
+    rng = generator(spec.seed, 3)
+    names = (*_MEANS, "jacobian_norm", "top_probability")
+    kept: dict[str, list[Floats]] = {name: [] for name in names}
+    done = 0
+    for rows in chunks(spec.rows, spec.keys, most=500_000):
+        # float64, because 1 - sum p^2 of a flat row loses in float32 what the standard error still shows.
+        key = rng.standard_normal((rows, spec.keys, 1))
+        query = np.broadcast_to(np.array(spec.sigma)[:, None], (rows, len(spec.sigma), 1))
+        _, reading = measure(query, key, key, scale=1.0)
+        for name in names:
+            kept[name].append(getattr(reading, name))
+        done += rows
+        progress(done / spec.rows)
+    by_sigma = {name: np.concatenate(parts) for name, parts in kept.items()}
+    comparisons: list[Comparison] = []
+    for number, (sigma, predicted) in enumerate(zip(spec.sigma, _theory(spec.sigma, spec.keys), strict=True)):
+        rows_of = {name: column[:, number] for name, column in by_sigma.items()}
+        setting: Parameters = {"sigma": sigma, "keys": spec.keys}
+        comparisons += [compare(label, setting, predicted[name], rows_of[name]) for name, label in _MEANS.items()]
+        comparisons.append(compare(_LABELS["norm"], setting, predicted["norm"], rows_of["jacobian_norm"] ** 2))
+        comparisons.append(compare(_LABELS["top"], setting, predicted["top"], rows_of["top_probability"]))
+        if "frozen" in predicted:
+            frozen = rows_of["top_probability"] > 0.99
+            comparisons.append(compare_share(_LABELS["frozen"], setting, predicted["frozen"], frozen))
+    for sigma, predicted in zip(spec.computed, _theory(spec.computed, spec.keys), strict=True):
+        setting = {"sigma": sigma, "keys": spec.keys}
+        comparisons += [computed(_LABELS[name], setting, predicted[name]) for name in _LABELS if name in predicted]
+    return Result("sharpness", asdict(spec), tuple(comparisons))
+
+
+def _theory(sigmas: tuple[float, ...], keys: int) -> list[dict[str, float]]:
+    moments = softmax_moments(keys, np.array(sigmas))
+    by_sigma = []
+    for number, sigma in enumerate(sigmas):
+        predicted = {name: float(getattr(moments, name)[number]) for name in _MEANS}
+        predicted["norm"] = float(moments.jacobian_norm_squared[number])
+        predicted["top"] = float(top_probability(keys, sigma))
+        if sigma >= 0.35 or keys >= 10:  # elsewhere theory refuses
+            predicted["frozen"] = float(saturation(keys, sigma))
+        by_sigma.append(predicted)
+    return by_sigma
+
+
+_MARKED = "Lines: theory. Markers: measured, with two standard errors."
+
+
+def _pictures(result: Result) -> list[Picture]:
+    left = ("trace of J", "|J|^2", "largest weight", "rows with p > .99")
+    rises = "The trace falls; the norm first rises and then falls. "
+    return [
+        _along_sigma(result, ("entropy",), "entropy-sigma", "Entropy, in nats", "Dotted: σ = √(2 ln n). " + _MARKED),
+        _along_sigma(result, left, "trace-sigma", "What is left of the Jacobian", rises + _MARKED),
+    ]
+
+
+def _along_sigma(result: Result, quantities: Sequence[str], name: str, title: str, caption: str) -> Picture:
+    traces = predicted_and_measured({quantity: result.select(quantity) for quantity in quantities}, "sigma")
+    critical = (2 * math.log(float(result.comparisons[0].setting["keys"]))) ** 0.5
+    axis = ticks_along(result.comparisons, "sigma")
+    figure = plot(traces, "standard deviation σ of the logits", "", xaxis=axis, shapes=[upright(critical)])
+    return Picture(name, title, caption, figure)
+
+
+register(
+    Experiment(
+        name="sharpness",
+        place=3,
+        question="How sharp is a softmax of wide logits?",
+        spec=SharpnessSpec,
+        run=run,
+        seconds=0.6,
+        heading="What wide logits do to softmax",
+        text="Past a width of √(2 ln n) a few keys take all the weight, however many there are. The trace of the "
+        "Jacobian goes down with it. Its norm does not simply vanish: it rises first, because a few weights that "
+        "compete move much.",
+        formula=FREEZING,
+        pictures=_pictures,
+        quick={"rows": 1000, "sigma": (0.125, 1.0, 8.0), "computed": (2.0, 4.0)},
+        full={"sigma": (0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0)},
+    )
+)
+
+
+KEYS = 512
+_MOST = "nearly all the weight is 99 %, and that it takes it means in most rows"
+_EVEN = "weights that leave 1 % of ln n at most are near 1/n each"
+Scale = Callable[[int], float]
+
+
+def unscaled(_d_k: int) -> float:
+    """The factor 1."""
+    return 1.0
+
+
+def root(d_k: int) -> float:
+    """The factor 1/sqrt(d_k)."""
+    return 1 / math.sqrt(d_k)
+
+
+@LEDGER.claim(
+    9,
+    title="hardly matters at small d_k",
+    statement="At d_k = 4 the query 1, 0, 1, 0 and the key 0, 1, 1, 1 score 1, and 0.5 after the scale: for small d_k "
+    "the scale hardly matters.",
+    source=LATER,
+    method="The product itself. How much of the entropy of the weights is lost without the scale, as a share of ln n "
+    f"for {KEYS} keys: exact averages over normal q and k.",
+)
+def small_d_k(
+    _sampling: Sampling,
+    query: Sequence[float] = (1, 0, 1, 0),
+    key: Sequence[float] = (0, 1, 1, 1),
+    small: int = 4,
+    larger: Sequence[int] = (64, 512),
+    without: Scale = unscaled,
+    hardly: float = 0.05,
+) -> Iterator[Comparison]:
+    """hardly is how much of ln n may be lost without anybody noticing."""
+    score = float(np.dot(query, key))
+    yield Comparison("q.k", score, "=", 1.0)
+    yield Comparison("q.k / sqrt(d_k)", score / math.sqrt(len(query)), "=", 0.5)
+    d_ks = np.array([small, *larger])
+    entropy = [
+        attention_moments(KEYS, d_ks, np.array([scale(d_k) for d_k in d_ks.tolist()])).entropy
+        for scale in (root, without)
+    ]
+    lost = ((entropy[0] - entropy[1]) / math.log(KEYS)).tolist()
+    for d_k, share in zip(larger, lost[1:], strict=True):
+        clearly = "less than half of what is lost at the larger d_k is clearly less"
+        yield Comparison(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2, choice=clearly)
+    condition = f"in comparison only: at d_k = {small} the entropy is still {lost[0]:.0%} of ln n lower without the "
+    condition += "scale, "
+    condition += " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
+    little = "a twentieth of ln n, 0.31 nats of 512 keys, is what hardly may mean"
+    yield Comparison(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=condition, choice=little)
+
+
+@LEDGER.claim(
+    11,
+    title="one word takes all the weight",
+    statement="Without the scale one word takes nearly all the weight.",
+    source=LATER,
+    method="Share of measured rows in which one key has more than 99 %, and the median effective number of keys, for "
+    "normal q and k without a scale.",
+)
+def one_key_takes_all(
+    sampling: Sampling,
+    scale: Scale = unscaled,
+    keys: Sequence[int] = (64, 512, 4096),
+    d_ks: Sequence[int] = (64, 256, 512, 1024),
+    usual: int = 64,
+) -> Iterator[Comparison]:
+    """usual is the d_k at which the claim is illustrated; the largest of d_ks decides whether it is ever true."""
+    middle, largest = keys[len(keys) // 2], max(d_ks)
+    taken = {d_k: _taken(sampling, d_k, middle, scale(d_k)) for d_k in d_ks}
+    for d_k in sorted({*d_ks} - {usual, largest}):
+        share, error = taken[d_k]
+        yield Comparison(f"rows with p > .99, d_k = {d_k}, {middle} keys", share, standard_error=error, role=SHOWN)
+    text, (share, error) = f"rows with p > .99, d_k = {largest}, {middle} keys", taken[largest]
+    yield Comparison(text, share, ">", 0.5, error, choice=_MOST)
+    effective, error = over_groups(reading(sampling, largest, middle, scale(largest)).effective_keys, np.median)
+    fewer = "two keys that share a row evenly make 2; one that takes nearly all makes less"
+    yield Comparison(f"effective keys, d_k = {largest}, {middle} keys", effective, "<", 2.0, error, choice=fewer)
+    most = [d_k for d_k, (share, error) in sorted(taken.items()) if Comparison("", share, ">", 0.5, error).agrees]
+    condition = f"in most rows for large d_k only: with {middle} keys in {taken[usual][0]:.0%} of rows at d_k = {usual}"
+    condition += f", clearly in more than half at d_k = {most[0]}" if most else ", nowhere clearly in more than half"
+    for n in keys:
+        share, error = taken[usual] if n == middle else _taken(sampling, usual, n, scale(usual))
+        text = f"rows with p > .99, d_k = {usual}, {n} keys"
+        yield Comparison(text, share, ">", 0.5, error, role=LIMITS, otherwise=condition, choice=_MOST)
+    effective, error = over_groups(reading(sampling, usual, middle, scale(usual)).effective_keys, np.median)
+    yield Comparison(f"effective keys, d_k = {usual}, {middle} keys", effective, standard_error=error, role=SHOWN)
+
+
+def _taken(sampling: Sampling, d_k: int, keys: int, scale: float) -> tuple[float, float]:
+    return over_groups(reading(sampling, d_k, keys, scale).saturated(0.99))
+
+
+@LEDGER.claim(
+    12,
+    title="1/d_k makes weights alike",
+    statement="Dividing by d_k itself gives scores of variance 1/d_k and weights near 1/n each, less able to tell keys "
+    "apart.",
+    source=LATER,
+    method=f"The rule's variance; entropy and largest weight of measured rows of {KEYS} keys; |do/dq|/|o|, exact, "
+    "against the scale 1/sqrt(d_k). Once more with q and k grown by d_k^(1/4) each.",
+)
+def divided_by_d_k(
+    sampling: Sampling,
+    rule: str = "dk",
+    d_ks: Sequence[int] = (64, 512),
+    growth: Scale = lambda d_k: d_k**0.25,
+) -> Iterator[Comparison]:
+    """growth is by how much training may have scaled q and k, each."""
+    for d_k in d_ks:
+        yield Comparison(
+            f"d_k = {d_k}: variance times d_k", float(rule_variance(rule, d_k)) * d_k, "=", 1.0, slack=1e-15
+        )
+        rows = reading(sampling, d_k, KEYS, rule)
+        ratio, error = over_groups(rows.entropy_ratio)
+        yield Comparison(f"d_k = {d_k}: entropy / ln n", ratio, ">", 0.99, error, choice=_EVEN)
+        top, error = over_groups(rows.top_probability * KEYS)
+        near = "twice 1/n at most is near 1/n; with 1/sqrt(d_k) the largest weight is several times that"
+        yield Comparison(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error, choice=near)
+        gradient = float(relative_gradient(KEYS, d_k, rule_factor(rule, d_k)) / relative_gradient(KEYS, d_k, root(d_k)))
+        less = "a quarter of what passes with 1/sqrt(d_k) is clearly less able"
+        yield Comparison(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", gradient, "<", 0.25, choice=less)
+    grown = {
+        d_k: over_groups(reading(sampling, d_k, KEYS, rule_factor(rule, d_k) * growth(d_k) ** 2).entropy_ratio)
+        for d_k in d_ks
+    }
+    condition = "while q and k have variance 1, as at the start: training can grow them, and "
+    condition += " and ".join(f"{growth(d_k):.3g} times as large at d_k = {d_k}" for d_k in d_ks)
+    condition += f" they leave an entropy of {', '.join(f'{ratio:.2f}' for ratio, _ in grown.values())} ln n"
+    for d_k, (ratio, error) in grown.items():
+        text = f"d_k = {d_k}, grown q and k: entropy / ln n"
+        yield Comparison(text, ratio, ">", 0.99, error, role=LIMITS, otherwise=condition, choice=_EVEN)
+
+
+def rule_factor(rule: str, d_k: int) -> float:
+    """What a rule multiplies scores by, from their variance under it."""
+    return math.sqrt(float(rule_variance(rule, d_k)) / d_k)

@@ -1,0 +1,172 @@
+"""Figures as plain dictionaries, the way plotly's JSON knows them: for the report, the explorer and the experiments.
+
+Without plotly's own classes: they check every field and take several milliseconds a figure, and a knob is dragged.
+Colours of text, grid and ground come from the page, which knows light and dark.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .checks.comparison import Comparison
+
+# Told apart on white and on black, and by people who see red and green alike.
+COLOURS = {
+    "none": "#e0662f",
+    "sqrt": "#2b8cd0",
+    "dk": "#1fa37a",
+    "t5": "#b58a1b",
+    "entropy_invariant": "#9b6bd6",
+    "llama4": "#d6609a",
+    "additive": "#8a7f6d",
+}
+HUES = ("#2b8cd0", "#e0662f", "#1fa37a", "#9b6bd6", "#b58a1b", "#d6609a")
+GREY = "#8a93a0"
+# Below 0, 0, above 0: what is 0 shows the page, be it white or black.
+EITHER_SIDE = [[0.0, "#d1495b"], [0.5, "rgba(209, 73, 91, 0)"], [0.5, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
+_SHADES = [[0.0, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
+POWERS = {"type": "log", "dtick": 1, "exponentformat": "power"}
+# A logarithmic axis with ticks at 1 and 3 of every decade, for what spans one to four of them.
+ONES_AND_THREES = {
+    "type": "log",
+    "tickvals": [digit * 10.0**power for power in range(-6, 7) for digit in (1, 3)],
+    "ticktext": [f"{digit * 10.0**power:g}" for power in range(-6, 7) for digit in (1, 3)],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure as plotly's JSON knows it, with what is written above and below."""
+
+    name: str
+    title: str
+    caption: str
+    figure: dict[str, Any]
+
+
+def colour_of(name: object, number: int) -> str:
+    """The colour of a rule, or of the number-th of other things."""
+    return COLOURS.get(str(name), HUES[number % len(HUES)])
+
+
+def short(values: Any) -> list[Any]:
+    """Seven digits, as many as a picture can use and half as many as float64 has: the page is that much shorter.
+
+    >>> short(np.array([[1 / 3, 1e-9]])), short([64, 512]), short([0.5, None]), short(["none"])
+    ([[0.3333333, 1e-09]], [64, 512], [0.5, None], ['none'])
+    """
+    array = np.asarray(values)
+    if array.dtype.kind in "iubU":
+        return list(array.tolist())
+    if array.ndim > 1:
+        return [short(row) for row in array]
+    return [None if value is None else float(f"{value:.7g}") for value in array.tolist()]
+
+
+def line(
+    x: Any, y: Any, name: str, colour: str, dash: str = "solid", shape: str = "linear", **more: Any
+) -> dict[str, Any]:
+    """A curve: what theory says. shape "hv" makes steps."""
+    drawn = {"color": colour, "width": 2, "dash": dash, "shape": shape}
+    return {"type": "scatter", "mode": "lines", "x": short(x), "y": short(y), "name": name, "line": drawn} | more
+
+
+def points(x: Any, y: Any, name: str, colour: str, errors: Any = None, **more: Any) -> dict[str, Any]:
+    """Markers: what was measured, with two standard errors where given."""
+    bar = {}
+    if errors is not None:
+        bar = {"error_y": {"type": "data", "array": short(2 * np.asarray(errors)), "color": colour}}
+    marker = {"color": colour, "size": 8}
+    trace = {"type": "scatter", "mode": "markers", "x": short(x), "y": short(y), "name": name, "marker": marker}
+    return trace | bar | more
+
+
+def bars(x: Any, y: Any, name: str, colour: str, **more: Any) -> dict[str, Any]:
+    """Bars over numbers or over names."""
+    return {"type": "bar", "x": short(x), "y": short(y), "name": name, "marker": {"color": colour}} | more
+
+
+def heat(z: Any, limits: tuple[float, float], both_sides: bool = False, **more: Any) -> dict[str, Any]:
+    """A map of a matrix, first row on top; 0 shows the page. both_sides: blue above 0 and red below."""
+    shades = EITHER_SIDE if both_sides else _SHADES
+    bar = {"thickness": 10, "outlinewidth": 0}
+    shown = {"zmin": limits[0], "zmax": limits[1], "colorscale": shades, "colorbar": bar}
+    return {"type": "heatmap", "z": short(z)} | shown | more
+
+
+def plot(data: Sequence[dict[str, Any]], x: str, y: str, **layout: Any) -> dict[str, Any]:
+    """Axis titles and the space they take; `xaxis` and `yaxis` in layout add to them."""
+    axes = {
+        "xaxis": {"title": {"text": x, "standoff": 8}, "zeroline": False},
+        "yaxis": {"title": {"text": y, "standoff": 8}, "zeroline": False, "automargin": True},
+    }
+    shared = {
+        "margin": {"l": 44, "r": 12, "t": 8, "b": 48},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
+        "hoverlabel": {"namelength": -1},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+    }
+    axes = {name: axis | layout.pop(name, {}) for name, axis in axes.items()}
+    return {"data": list(data), "layout": shared | axes | layout}
+
+
+def upright(x: float) -> dict[str, Any]:
+    """A dotted line from bottom to top."""
+    place = {"yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x}
+    return {"type": "line", **place, "line": {"color": GREY, "dash": "dot"}}
+
+
+def level(y: float) -> dict[str, Any]:
+    """A dotted line across the picture."""
+    place = {"xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}
+    return {"type": "line", **place, "line": {"color": GREY, "dash": "dot"}}
+
+
+def ticks_at(values: Iterable[float | str]) -> dict[str, Any]:
+    """A logarithmic axis with ticks where something was measured, and not at 2, 5 and 10 of every decade."""
+    # Ticks closer than a factor of 1.9 would run into each other on a narrow screen.
+    kept: list[float] = []
+    for tick in sorted({float(value) for value in values}):
+        if not kept or tick >= 1.9 * kept[-1]:
+            kept.append(tick)
+    return {"type": "log", "tickvals": kept, "ticktext": [f"{tick:g}" for tick in kept]}
+
+
+def ticks_along(comparisons: "Iterable[Comparison]", along: str) -> dict[str, Any]:
+    """`ticks_at` for what was measured along one entry of the settings."""
+    return ticks_at(one.setting[along] for one in comparisons if one.measured is not None)
+
+
+def grouped_by(comparisons: "Sequence[Comparison]", entry: str) -> "dict[str, Sequence[Comparison]]":
+    """By one entry of their settings, in the order in which they come."""
+    groups: dict[str, list[Comparison]] = {}
+    for one in comparisons:
+        groups.setdefault(str(one.setting[entry]), []).append(one)
+    return dict(groups)
+
+
+def predicted_and_measured(groups: "Mapping[str, Sequence[Comparison]]", along: str) -> list[dict[str, Any]]:
+    """Per group a line through what theory says and markers, with two standard errors, where it was measured."""
+    traces = []
+    for number, (name, comparisons) in enumerate(groups.items()):
+        ordered = sorted(comparisons, key=lambda one: float(one.setting[along]))
+        measured = [one for one in ordered if one.measured is not None]
+        colour = colour_of(name, number)
+        traces.append(
+            line(
+                [one.setting[along] for one in ordered], [one.predicted for one in ordered], name, colour,
+                legendgroup=name, hovertemplate="theory %{y:.4g}",
+            )
+        )  # fmt: skip
+        traces.append(
+            points(
+                [one.setting[along] for one in measured], [one.measured for one in measured], f"{name}, measured",
+                colour, [one.standard_error or 0.0 for one in measured], legendgroup=name, showlegend=False,
+                hovertemplate="measured %{y:.4g}",
+            )
+        )  # fmt: skip
+    return traces

@@ -1,0 +1,114 @@
+"""One setting: what theory says of it, and what to do about it. No drawing, no measuring."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rootdk.errors import ArgumentError
+from rootdk.scaling import rule as named_rule
+from rootdk.theory import critical_sigma, relative_gradient
+from rootdk.theory._arguments import count, numbers
+from rootdk.theory.prediction import predict
+
+from .checks.sampler import factor_of
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Theory for random q and k whose components have standard deviation sigma.
+
+    scale              what the scores are multiplied by
+    logit_std          scale sqrt(d_k) sigma^2, the standard deviation of the logits
+    critical_std       sqrt(2 ln n): past it a few keys take all the weight, however many there are
+    relative_gradient  |do/dq|/|o|, for values of any width; about 1 under 1/sqrt(d_k)
+    predicted          the fields of rootdk.predict
+    state              "frozen", "sharp", "alive" or "flat"
+    advice             one sentence that follows from the numbers
+    """
+
+    d_k: int
+    keys: int
+    rule: str
+    sigma: float
+    scale: float
+    logit_std: float
+    critical_std: float
+    relative_gradient: float
+    predicted: dict[str, float]
+    state: str
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and names, for JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def recommend(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0) -> Recommendation:
+    """Theory and advice for one d_k, number of keys and rule, which is a name or the scale itself.
+
+    d_k from 1 to 1e6, keys from 2 to 1e12, sigma from 0 to 1e3.
+
+    >>> usual = recommend(128, 8192)
+    >>> usual.state, round(usual.scale, 4), round(usual.predicted["mean_entropy_ratio"], 3)
+    ('alive', 0.0884, 0.945)
+    >>> recommend(128, 8192, "none").state
+    'frozen'
+    """
+    size, length = count("d_k", d_k, 1, 10**6), count("keys", keys, 2, 10**12)
+    spread = float(numbers("sigma", sigma, least=0.0, most=1e3))
+    if isinstance(rule, str):
+        if named_rule(rule).unit_length:
+            raise ArgumentError(f"rule: must be one for q and k as they are, got {rule!r}")
+        scale, name = factor_of(rule, size, length), rule
+    else:
+        scale = float(numbers("rule", rule, least=-1e3, most=1e3))
+        name = f"{scale:g}"
+    heads = predict(size, length, scale * spread**2)
+    predicted = {field: float(getattr(heads, field)[0]) for field in heads.__dataclass_fields__}
+    # q, k enlarged by sigma is the scale enlarged by sigma^2, and dq is sigma times what it was.
+    gradient = float(relative_gradient(length, size, scale * spread**2)) / spread if spread else 0.0
+    std, critical = abs(scale) * math.sqrt(size) * spread**2, float(critical_sigma(length))
+    state = _state(std, critical, predicted["mean_entropy_ratio"])
+    return Recommendation(
+        size, length, name, spread, scale, std, critical, gradient, predicted, state,
+        _advice(state, size, spread, std, critical, predicted["mean_entropy_ratio"]),
+    )  # fmt: skip
+
+
+def _state(std: float, critical: float, ratio: float) -> str:
+    """The cuts are those of the theory, the freezing point and half of it, where the simple laws end.
+
+    Only 0.99 of ln n is a choice: less than 1 % of the entropy is left to tell keys apart with.
+    """
+    if std > critical:
+        return "frozen"
+    if std > critical / 2:
+        return "sharp"
+    return "flat" if ratio > 0.99 else "alive"
+
+
+def _advice(state: str, d_k: int, sigma: float, std: float, critical: float, ratio: float) -> str:
+    unit = f"1/sqrt(d_k) = {d_k**-0.5:.4g}" if sigma == 1.0 else f"1/(sigma^2 sqrt(d_k)) = {_unit(d_k, sigma):.4g}"
+    if state == "frozen":
+        return (
+            f"Logits spread by {std:.3g}, past sqrt(2 ln n) = {critical:.3g}: few keys take all the weight at "
+            f"the start. Use {unit}, or normalise q and k."
+        )
+    if state == "sharp":
+        return (
+            f"Logits spread by {std:.3g}, more than half of sqrt(2 ln n) = {critical:.3g}: rows begin to hang "
+            f"on few keys. {unit} would spread them by 1."
+        )
+    if state == "flat":
+        return (
+            f"H is {ratio:.2%} of ln n: weights start all but uniform. Harmless where training makes up for it "
+            f"(maximal-update models do so); otherwise use {unit}, and measure trained weights before you change them."
+        )
+    return f"H is {ratio:.1%} of ln n and the logits spread by {std:.3g}: nothing to change at the start of training."
+
+
+def _unit(d_k: int, sigma: float) -> float:
+    """The scale that gives logits of variance 1; none does if the components do not vary."""
+    return float(np.divide(1.0, sigma**2 * math.sqrt(d_k))) if sigma else math.inf

@@ -1,0 +1,268 @@
+"""The page of an audit, from the dictionary that is also its JSON: verdict, findings, maps, every number.
+
+The maps: a heat map of layers and heads for each metric, and how the heads of each layer spread.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rootdk import _views
+from rootdk.audit.grouped import FindingGroup, grouped
+from rootdk.audit.metrics import METRICS, Metric, grid, present, short_names
+from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
+from rootdk.untrusted import shown_values
+
+from .document import card, check_plotly, document, figure, foot, number, rich, table
+
+_BADGES = {"healthy": "good", "note": "open", "warning": "half", "critical": "bad"}
+# Past so many heads the page shows layers only: a table of ten thousand rows is read by nobody.
+_MOST_ROWS = 1500
+_WEIGHTS = (
+    "Read from the weights and the configuration alone; no model code ran. Predicted numbers are for an input of "
+    "independent unit components, what a norm hands over when training begins: a gate there, a baseline later."
+)
+_MAPS = "Every head of every layer. Colours run from the smallest to the largest number of each map."
+_RUN = "Measured in a forward pass, beside what theory says of random q and k."
+_LABEL = 14
+# Told apart on white and on black, and by people who see few colours.
+_SCALE = "Viridis"
+
+
+def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = None) -> str:
+    """One HTML page.
+
+    audit   what to_dict() of a CheckpointAudit or of a watched Report gives, or the JSON of `rootdk audit`
+    about   facts for the foot of the page, such as version and path
+    """
+    check_plotly()
+    audit, about = shown_values(audit), shown_values(about or {})
+    model = audit.get("model") or {}
+    name = f"Attention audit: {model['model_type']}" if model.get("model_type") else "Attention audit"
+    pictures = [*audit_pictures(audit), *spread_pictures(audit)]
+    lead = _RUN if any("logit_deviation" in head for layer in audit["layers"] for head in layer["heads"]) else _WEIGHTS
+    body = [
+        f"<h1>{rich(name)}</h1>",
+        f"<p>{lead}</p>",
+        "<nav><a href='#findings'>Findings</a><a href='#maps'>Layers and heads</a><a href='#numbers'>Numbers</a></nav>",
+        f"<div class='cards'>{''.join(_cards(audit, model))}</div>",
+        f"<section><h2 id='findings'>Findings</h2>{_findings(audit)}{_unknown(audit)}</section>",
+        f"<section><h2 id='maps'>Layers and heads</h2><p>{_MAPS}</p>",
+        f"<div class='figures'>{''.join(map(figure, pictures))}</div>",
+        "</section>",
+        f"<section><h2 id='numbers'>Numbers</h2>{_numbers(audit)}</section>",
+        foot(about),
+    ]
+    return document(name, body)
+
+
+def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+    layers = audit["layers"]
+    counted = [sum(one["severity"] == kind for one in audit["findings"]) for kind in ("critical", "warning", "note")]
+    words = " ".join(
+        _badge(kind, f"{count} {kind}{'s' if count != 1 and kind != 'critical' else ''}")
+        for kind, count in zip(("critical", "warning", "note"), counted, strict=True)
+        if count
+    )
+    heads = max((len(layer["heads"]) for layer in layers), default=0)
+    cards = [
+        card(f"<span class='{_BADGES[audit['verdict']]}'>{escape(audit['verdict'])}</span>", words or "nothing found"),
+        card(f"{len(layers)} × {heads}", "layers × heads" + _grouped_heads(model)),
+    ]
+    if model.get("scale"):
+        root = float(model["d_k"]) ** -0.5
+        beside = "" if abs(model["scale"] - root) < 1e-9 * root else f"; 1/√d_k is {_views.short(root)}"
+        cards.append(card(_views.short(model["scale"]), rich(f"the scale: {model['scale_source']}{beside}")))
+    if model.get("softcap"):
+        cards.append(card(_views.short(model["softcap"]), "softcap; all numbers here are before it"))
+    return cards
+
+
+def _grouped_heads(model: Mapping[str, Any]) -> str:
+    keys, heads = model.get("key_heads"), model.get("heads")
+    return f", {keys} key heads" if keys and keys != heads else ""
+
+
+def _findings(audit: Mapping[str, Any]) -> str:
+    groups = grouped(audit)
+    if not groups:
+        return "<p>Nothing is outside its range.</p>"
+    return f"<div class='claims'>{''.join(map(_finding, groups))}</div>"
+
+
+def _finding(one: FindingGroup) -> str:
+    heading = f"{_badge(one.severity, one.severity)}<strong>{escape(one.metric)}</strong>"
+    crossed = f"{escape(one.value)}, limit {_views.brief(one.threshold)}"
+    return (
+        f"<article class='claim'><header>{heading}</header>"
+        f"<p>{crossed}: <span class='path'>{escape(one.places)}</span></p>"
+        f"<p class='condition path'>{escape(one.remedy)}</p><p class='dim'>{escape(one.source)}</p></article>"
+    )
+
+
+def _unknown(audit: Mapping[str, Any]) -> str:
+    unread = [f"{name}: {why}" for name, why in (audit.get("unread") or {}).items()]
+    names = [*(audit.get("unknown") or ()), *unread]
+    if not names:
+        return ""
+    listed = "".join(f"<li class='path'>{escape(name)}</li>" for name in names)
+    return f"<details><summary>not understood, so not read ({len(names)})</summary><ul>{listed}</ul></details>"
+
+
+def _numbers(audit: Mapping[str, Any]) -> str:
+    """Layers at a glance, and every head where that is not too many."""
+    layers = audit["layers"]
+    metrics = _held(layers)
+    grids = {name: grid(layers, name) for name in metrics}
+    rows = [
+        [str(layer["name"]), *(_middle(grids[name][place]) for name in metrics)] for place, layer in enumerate(layers)
+    ]
+    medians = f"<p>The median over the heads of each layer.</p>{table(['layer', *metrics], rows)}"
+    if sum(len(layer["heads"]) for layer in layers) > _MOST_ROWS:
+        return f"{medians}<p class='dim'>Every head: rootdk audit --json.</p>"
+    each = [
+        [str(layer["name"]), str(head), *(number(values.get(name)) for name in metrics)]
+        for layer in layers
+        for head, values in enumerate(layer["heads"])
+    ]
+    return f"{medians}<details><summary>every head</summary>{table(['layer', 'head', *metrics], each)}</details>"
+
+
+def _held(layers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All metrics that a head has, those with a map first."""
+    held = dict.fromkeys(name for layer in layers for head in layer["heads"] for name in head)
+    known = [one.name for one in METRICS if one.name in held]
+    return known + [name for name in held if name not in known]
+
+
+def _middle(row: Sequence[float]) -> str:
+    return number(_median([value for value in row if not math.isnan(value)]))
+
+
+def _badge(kind: str, text: str) -> str:
+    return f"<span class='badge {_BADGES[kind]}'>{escape(text)}</span>"
+
+
+def audit_pictures(audit: Mapping[str, Any]) -> list[Picture]:
+    """One map for each metric that the audit has numbers for."""
+    layers = audit["layers"]
+    return [map_picture(one, layers) for one in present(layers)]
+
+
+def spread_pictures(audit: Mapping[str, Any]) -> list[Picture]:
+    """The first metric along the layers: every head, the median, and what theory says of random q and k."""
+    layers = audit["layers"]
+    return [spread_picture(one, layers) for one in present(layers)[:1] if len(layers) > 1]
+
+
+def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
+    """Every head of every layer; colours from the smallest number to the largest."""
+    rows = grid(layers, metric.name)
+    known = [value for row in rows for value in row if math.isfinite(value)]
+    logarithmic = metric.spread and min(known) > 0.0
+    names = [_plain(layer["name"]) for layer in layers]
+    trace = {
+        "type": "heatmap",
+        "z": [short([_placed(value, logarithmic) for value in row]) for row in rows],
+        "x": list(range(len(rows[0]))),
+        "y": list(range(len(names))),
+        "colorscale": _SCALE,
+        "customdata": [[[_number(value), name] for value in row] for row, name in zip(rows, names, strict=True)],
+        "hovertemplate": "%{customdata[1]}, head %{x}<br>%{customdata[0]}<extra></extra>",
+        "xgap": 1,
+        "ygap": 1,
+        "colorbar": {"thickness": 10, "outlinewidth": 0, **_ticks(known, logarithmic, metric.share)},
+        **_range(known, logarithmic, metric.share),
+    }
+    heads = {"dtick": 1 if len(rows[0]) <= 8 else 2} if len(rows[0]) <= 16 else {}
+    axes = {"xaxis": {**heads, "showgrid": False, "tickangle": 0}, "yaxis": _layer_axis(layers)}
+    figure = plot([trace], "head", "", **axes, margin={"l": 8, "r": 8, "t": 8, "b": 48})
+    return Picture(f"map-{metric.name}", metric.short[:1].upper() + metric.short[1:], metric.words, figure)
+
+
+def _plain(name: Any) -> str:
+    """Plotly takes texts for HTML: a link in the name of a layer would be one on the page."""
+    return escape(str(name))
+
+
+def _layer_axis(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """First layer on top; as many names as there is room for."""
+    short = [_plain(name) for name in short_names([str(layer["name"]) for layer in layers], _LABEL)]
+    every = max(1, math.ceil(len(short) / 20))
+    places = list(range(0, len(short), every))
+    return {
+        "autorange": "reversed", "showgrid": False, "tickvals": places, "ticktext": [short[place] for place in places],
+    }  # fmt: skip
+
+
+def _placed(value: float, logarithmic: bool) -> float | None:
+    if not math.isfinite(value):
+        return None
+    return math.log10(value) if logarithmic else value
+
+
+def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, float]:
+    """At least a factor of 4, or a tenth of the whole: colours must not make a drama of rounding."""
+    low, high = min(known), max(known)
+    if logarithmic:
+        left, right = math.log10(low), math.log10(high)  # products of the two may leave float64
+        middle, half = (left + right) / 2, max(right - left, math.log10(4)) / 2
+    else:
+        middle, half = low / 2 + high / 2, max(high / 2 - low / 2, 0.05 if share else 5e-13)
+    return {"zmin": middle - half, "zmax": middle + half}
+
+
+def _ticks(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, Any]:
+    """The bar of a logarithmic map shows the numbers themselves."""
+    if not logarithmic:
+        return {"tickformat": ".2f" if share else ".3g"}
+    bounds = _range(known, logarithmic, share)
+    places = [bounds["zmin"] + (bounds["zmax"] - bounds["zmin"]) * part / 4 for part in range(5)]
+    return {"tickvals": places, "ticktext": [_number(10 ** min(place, 308.0)) for place in places]}
+
+
+def _number(value: float) -> str:
+    return _views.brief(value)
+
+
+def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
+    """One metric along the layers: every head, the median, and what theory says of random q and k."""
+    rows = grid(layers, metric.name)
+    names = short_names([str(layer["name"]) for layer in layers])
+    places = list(range(len(names)))
+    dots = [(place, value) for place, row in zip(places, rows, strict=True) for value in row if math.isfinite(value)]
+    medians = [_median([value for value in row if math.isfinite(value)]) for row in rows]
+    traces = [
+        points(
+            [place for place, _ in dots], [value for _, value in dots], "one head", HUES[0],
+            text=[_plain(names[place]) for place, _ in dots], hovertemplate="%{text}<br>%{y:.3g}<extra></extra>",
+            marker={"color": HUES[0], "size": 6, "opacity": 0.45},
+        ),
+        line(
+            places, medians, "median of the layer", COLOURS["none"], mode="lines+markers", connectgaps=False,
+            hovertemplate="median %{y:.3g}<extra></extra>",
+        ),
+    ]  # fmt: skip
+    baseline = [layer.get("baseline", {}).get(metric.name) for layer in layers]
+    if any(value is not None for value in baseline):
+        hover = "theory %{y:.3g}<extra></extra>"
+        traces.append(line(places, baseline, "theory, random q and k", GREY, "dot", hovertemplate=hover))
+    every = max(1, math.ceil(len(names) / 12))
+    # Long names would run into each other; the hover has them.
+    labels = [_plain(name) for name in names] if max(map(len, names)) <= 3 else [str(place) for place in places]
+    known = [value for _, value in dots]
+    axis: dict[str, Any] = {}
+    if metric.spread and min(known) > 0.0:
+        axis = {"type": "log", "dtick": "D2"} if max(known) / min(known) < 200 else POWERS
+    across = {"tickvals": places[::every], "ticktext": labels[::every], "tickangle": 0}
+    figure = plot(traces, "layer", metric.short, yaxis=axis, xaxis=across)
+    caption = f"{metric.words} A layer that stands out from the others is worth a look."
+    return Picture("layers", "Layer by layer", caption, figure)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2

@@ -1,0 +1,350 @@
+"""Pictures of training runs: lines are means over seeds, bands and bars their confidence intervals, faint marks seeds.
+
+Seeds are shown because an interval of a few of them says little where chosen have learned and others have not yet.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rootdk.lab.drawing import HUES, POWERS, Picture, colour_of, plot, short, ticks_at
+from rootdk.lab.training import Group, Interval, Run, interval
+
+_STEPS = "step"
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+
+
+class Point(NamedTuple):
+    """A number over seeds, at x."""
+
+    x: float
+    over: Interval
+    seeds: tuple[float, ...]
+
+
+Points = dict[str, list[Point]]
+Line = tuple[str, str, str, list[Any]]  # name, colour, dash, and a curve (steps, values) per seed
+
+
+def learning_curves(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
+    """Loss along training, each line at the learning rate that suits it best."""
+    chosen = _at(groups, d_k)
+    traces = curves_of(by_rule(chosen, lambda run: run.along("loss")))
+    means = [trace["y"] for trace in traces if trace.get("name")]
+    span = _span_of_curves(means)
+    figure = plain_figure(traces, _STEPS, "loss", yaxis=span)
+    caption = f"{_seeds(chosen)} {_rates(chosen)}{_diverged(chosen)}{_cut(span, means)}"
+    return Picture(f"curves-{_slug(panel)}-{d_k}", f"Loss along training: {panel}, d_k = {d_k}", caption, figure)
+
+
+def layer_curves(
+    panel: str, groups: Sequence[Group], d_k: int, name: str, label: str, *, log: bool = False
+) -> list[Picture]:
+    """One number of each layer along training, a picture per layer."""
+    chosen = _at(groups, d_k)
+    pictures = []
+    for layer in range(min(one.spec.layers for one in chosen)):
+        traces = curves_of(by_rule(chosen, lambda run, layer=layer: run.along(name, layer)), log=log)  # type: ignore[misc]
+        figure = plain_figure(traces, _STEPS, label, yaxis=POWERS if log else {"range": [0, 1.02]})
+        mean = " Means are geometric." if log else ""
+        pictures.append(
+            Picture(
+                f"{name}-{_slug(panel)}-{d_k}-{layer}",
+                f"{label[0].upper()}{label[1:]}, layer {layer + 1} of {chosen[0].spec.layers}: {panel}, d_k = {d_k}",
+                f"{_seeds(chosen)}{mean} Each at its best learning rate.",
+                figure,
+            )
+        )
+    return pictures
+
+
+def over_d_k(panel: str, groups: Sequence[Group], rate: float | None = None) -> Picture:
+    """Loss at the end against d_k: at one learning rate for all, or at the best of each."""
+    chosen = [one for one in groups if rate is None or rate in one.rates]
+    points = points_of(chosen, lambda group: [_final(group, group.spec.d_k, group.best.rate if rate is None else rate)])
+    figure = loss_figure(points, "d<sub>k</sub>")
+    if rate is None:
+        return Picture(
+            f"best-{_slug(panel)}",
+            f"Loss at the end, best learning rate: {panel}",
+            f"{_seeds(chosen)} Each point has the learning rate, of those tried, that is best for it."
+            f"{_missing(points)}",
+            figure,
+        )
+    title, caption = f"Loss at the end, one learning rate: {panel}", f"{_seeds(chosen)} Learning rate {rate:g} for all."
+    return Picture(f"equal-{_slug(panel)}", title, caption + _missing(points), figure)
+
+
+def over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
+    """Loss at the end against the learning rate."""
+    chosen = _at(groups, d_k)
+    points = points_of(chosen, lambda group: [_final(group, rate, rate) for rate in group.rates])
+    figure = loss_figure(points, "learning rate")
+    caption = f"{_seeds(chosen)}{_missing(points)}"
+    return Picture(f"rates-{_slug(panel)}-{d_k}", f"Loss against learning rate: {panel}, d_k = {d_k}", caption, figure)
+
+
+def entropy_over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
+    """The entropy of the sharpest layer at the end against the learning rate."""
+    chosen = _at(groups, d_k)
+    points = points_of(chosen, lambda group: [_sharpest_at_the_end(group, rate) for rate in group.rates])
+    axes = {"xaxis": ticks_of(points), "yaxis": {"range": [0, 1.02]}}
+    figure = plain_figure(marked(points), "learning rate", "entropy / ln n", **axes)
+    caption = f"{_seeds(chosen)} The layer with the smallest entropy, on held-out batches."
+    title = f"Entropy at the end against learning rate: {panel}, d_k = {d_k}"
+    return Picture(f"collapse-{_slug(panel)}-{d_k}", title, caption, figure)
+
+
+def transplants(panel: str, groups: Sequence[Group], d_k: int) -> list[Picture]:
+    """Loss of trained models whose queries and keys are set to one size: against it, and against the largest logit."""
+    chosen = _at(groups, d_k)
+    pictures = []
+    for name, label, along in (("kappa", "κ", 0), ("logit", "largest |logit|", 2)):
+        points = points_of(chosen, lambda group, along=along: _transplanted(group.best.runs, along))  # type: ignore[misc]
+        figure = loss_figure(points, label, POWERS | {"dtick": 2 if decades(points) > 4 else 1})
+        untouched = "; ".join(f"{one.line} {one.best.loss.mean:.3g}" for one in chosen)
+        caption = f"{_seeds(chosen)} Without transplant the loss is: {untouched}."
+        title = f"Transplant, loss against {label}: {panel}, d_k = {d_k}"
+        pictures.append(Picture(f"transplant-{name}-{_slug(panel)}-{d_k}", title, caption, figure))
+    return pictures
+
+
+def ladder(panel: str, group: Group) -> list[Picture]:
+    """One setting at every learning rate: loss, and the entropy of the sharpest layer, along training."""
+    spec = group.spec
+    pictures = []
+    for name, label, along in (
+        ("loss", "loss", lambda run: run.along("loss")),
+        ("entropy", "entropy / ln n of the sharpest layer", _sharpest),
+    ):
+        lines = [(f"{rate:g}", HUES[number % len(HUES)], "solid", [along(run) for run in group.at(rate).runs])
+                 for number, rate in enumerate(group.rates)]  # fmt: skip
+        traces = curves_of(lines)
+        means = [trace["y"] for trace in traces if trace.get("name")]
+        span = _span_of_curves(means) if name == "loss" else {"range": [0, 1.02]}
+        figure = plain_figure(traces, _STEPS, label, yaxis=span)
+        caption = f"{_seeds([group])} The legend has the learning rates.{_lost(group)}{_cut(span, means)}"
+        title = f"{label[0].upper()}{label[1:]} by learning rate: {panel}, {group.line}, d_k = {spec.d_k}"
+        pictures.append(Picture(f"ladder-{name}-{_slug(panel)}-{spec.d_k}", title, caption, figure))
+    return pictures
+
+
+def _sharpest(run: Run) -> tuple[list[int], list[float | None]]:
+    """Steps, and the smallest entropy of any layer at each."""
+    steps = [one.step for one in run.moments]
+    return steps, [
+        min((layer.entropy for layer in one.layers if layer.entropy is not None), default=None) for one in run.moments
+    ]
+
+
+def _sharpest_at_the_end(group: Group, rate: float) -> Point:
+    return point_of(rate, (_sharpest(run)[1][-1] for run in group.at(rate).runs))
+
+
+def _transplanted(runs: Sequence[Run], along: int) -> list[Point]:
+    """(x, loss over seeds) per kappa; x is the kappa, or the mean over seeds of what it leads to."""
+    points = []
+    for kappa in dict.fromkeys(one[0] for run in runs for one in run.transplant):
+        rows = [one for run in runs for one in run.transplant if one[0] == kappa]
+        x = interval(one[along] for one in rows).mean
+        if math.isfinite(x):
+            points.append(point_of(x, (one[1] for one in rows)))
+    return points
+
+
+def _at(groups: Sequence[Group], d_k: int) -> list[Group]:
+    return [one for one in groups if one.spec.d_k == d_k]
+
+
+def _final(group: Group, x: float, rate: float) -> Point:
+    """The loss at the end; none of a run that diverged."""
+    return point_of(x, (None if run.diverged else run.last.loss for run in group.at(rate).runs))
+
+
+def _span_of_curves(means: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """For losses after the first look, and no higher than they began: a start or an explosion makes all else flat."""
+    top = max((line[0] for line in means if len(line)), default=math.inf)
+    return span_of(min(y, top) for line in means for y in line[1:])
+
+
+def _cut(span: dict[str, Any], means: Iterable[Sequence[float]]) -> str:
+    top = span["range"][1] if "range" in span else math.inf
+    return " What lies above is cut off." if any(y > top for line in means for y in line) else ""
+
+
+def _seeds(groups: Sequence[Group]) -> str:
+    counts = sorted({len(one.best.runs) for one in groups})
+    if counts[-1] == 1:
+        return "One seed, so no interval."
+    return f"Mean of {counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds with its 95% interval."
+
+
+def _rates(groups: Sequence[Group]) -> str:
+    rates = {rate for one in groups for rate in one.rates}
+    if len(rates) == 1:
+        return f"Learning rate {min(rates):.3g}, the only one tried."
+    return f"Best learning rate of each: {'; '.join(f'{one.line} {one.best.rate:.3g}' for one in groups)}."
+
+
+def _lost(group: Group) -> str:
+    return f" Diverged: {group.diverged} of {len(group.runs)} runs." if group.diverged else ""
+
+
+def _diverged(groups: Sequence[Group]) -> str:
+    lost = [(one, one.best.diverged) for one in groups]
+    words = [f"{count} of {len(one.best.runs)} runs of {one.line}" for one, count in lost if count]
+    return f" Diverged: {', '.join(words)}." if words else ""
+
+
+def _missing(points: Points) -> str:
+    """Points that a diverged run has no mean at."""
+    lost = sum(not math.isfinite(one.over.mean) for chosen in points.values() for one in chosen)
+    return f" {lost} point{'s' if lost > 1 else ''} with a diverged run not shown." if lost else ""
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())
+
+
+def point_of(x: float, values: Iterable[float | None]) -> Point:
+    """A point of these values; None is a run that has none, which the interval counts as infinite."""
+    over_seeds = list(values)
+    return Point(x, interval(over_seeds), tuple(value for value in over_seeds if value is not None))
+
+
+def points_of(groups: Iterable[Group], of: Callable[[Group], Iterable[Point]]) -> Points:
+    """Per line, in the order of x."""
+    by_line: Points = {}
+    for group in groups:
+        by_line.setdefault(group.line, []).extend(of(group))
+    return {name: sorted(points, key=lambda point: point.x) for name, points in by_line.items()}
+
+
+def ticks_of(points: Points) -> dict[str, Any]:
+    """A logarithmic axis with ticks where something was measured."""
+    return ticks_at(_xs(points))
+
+
+def _xs(points: Points) -> list[float]:
+    return [point.x for line in points.values() for point in line]
+
+
+def decades(points: Points) -> float:
+    """How many powers of ten the points stretch over."""
+    xs = _xs(points)
+    return math.log10(max(xs) / min(xs)) if xs else 0.0
+
+
+def plain_figure(traces: list[Any], x: str, y: str, **axes: Any) -> dict[str, Any]:
+    """With a legend even where one line is all there is: it is the only place that names it."""
+    return plot(traces, x, y, showlegend=True, **axes)
+
+
+def loss_figure(points: Points, x: str, axis: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Loss against x, which is logarithmic: ticks where something was measured, if no others are asked for."""
+    losses = [y for line in points.values() for point in line for y in (point.over.mean, *point.seeds)]
+    return plain_figure(marked(points), x, "loss", xaxis=axis or ticks_of(points), yaxis=span_of(losses))
+
+
+def _style(name: str, number: int, names: Sequence[str]) -> tuple[str, str]:
+    """Colour by rule; what is special about a line of the same rule shows in its dashes."""
+    rule = name.partition(",")[0]
+    alike = [one for one in names if one.partition(",")[0] == rule]
+    return colour_of(rule, number), _DASHES[alike.index(name) % len(_DASHES)]
+
+
+def marked(points: Points) -> list[dict[str, Any]]:
+    """A line with bars of error, and faint seeds, for each."""
+    traces = []
+    for number, (name, line) in enumerate(points.items()):
+        colour, dash = _style(name, number, list(points))
+        # Side by side, so that the bars of error can be told apart; the axes are logarithmic.
+        aside = 1.04 ** (number - (len(points) - 1) / 2)
+        seeds = [(point.x * aside, y) for point in line for y in point.seeds if len(point.seeds) > 1]
+        halves = [_finite(point.over.half) or 0.0 for point in line]
+        traces.append(
+            {
+                "type": "scatter", "x": short([x for x, _ in seeds]), "y": short([y for _, y in seeds]),
+                "mode": "markers", "marker": {"color": colour, "size": 5, "opacity": 0.45}, "legendgroup": name,
+                "showlegend": False, "hoverinfo": "skip",
+            }
+        )  # fmt: skip
+        traces.append(
+            {
+                "type": "scatter", "x": short([point.x * aside for point in line]),
+                "y": short([_finite(point.over.mean) for point in line]), "name": _shown(name),
+                "mode": "lines+markers", "line": {"color": colour, "width": 2, "dash": dash}, "marker": {"size": 7},
+                "error_y": {"type": "data", "array": short(halves), "color": colour}, "legendgroup": name,
+                "hovertemplate": "%{y:.4g}",
+            }
+        )  # fmt: skip
+    return traces
+
+
+def by_rule(groups: Sequence[Group], along: Callable[[Run], Any]) -> list[Line]:
+    """A line per group, at its best learning rate."""
+    names = [one.line for one in groups]
+    return [
+        (one.line, *_style(one.line, number, names), [along(run) for run in one.best.runs])
+        for number, one in enumerate(groups)
+    ]
+
+
+def curves_of(lines: Sequence[Line], *, log: bool = False) -> list[dict[str, Any]]:
+    """A line, a band and faint seeds for each; line and band end where a seed has no number any more."""
+    traces: list[dict[str, Any]] = []
+    for name, colour, dash, curves in lines:
+        steps, means, low, high = _band(curves, log)
+        faint = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False, "legendgroup": name}
+        band = {"fill": "toself", "fillcolor": _faint(colour), "line": {"width": 0}}
+        traces.append({"x": steps + steps[::-1], "y": short(high + low[::-1]), **band, **faint})
+        if len(curves) > 1:
+            thin = {"line": {"color": colour, "width": 0.8}, "opacity": 0.55}
+            traces += [{"x": list(x), "y": short(y), **thin, **faint} for x, y in curves]
+        drawn = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 2.5, "dash": dash}}
+        shown = {"name": _shown(name), "legendgroup": name, "hovertemplate": "%{y:.4g}"}
+        traces.append({"x": steps, "y": short(means), **drawn, **shown})
+    return traces
+
+
+def _band(curves: Sequence[Any], log: bool) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Steps, means and both ends of the interval, of curves (steps, values)."""
+    into, back = (math.log, math.exp) if log else (float, float)
+    steps, means, low, high = [], [], [], []
+    shortest = min(len(curve[0]) for curve in curves)
+    for at, step in enumerate(curves[0][0][:shortest]):
+        values = [curve[1][at] for curve in curves]
+        if any(value is None or (log and value <= 0) for value in values):
+            break
+        over_seeds = interval(into(value) for value in values)
+        half = over_seeds.half or 0.0
+        steps.append(step)
+        means.append(back(over_seeds.mean))
+        low.append(back(over_seeds.mean - half))
+        high.append(back(over_seeds.mean + half))
+    return steps, means, low, high
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, 0.14)"
+
+
+def _shown(name: str) -> str:
+    """A name in a legend of plotly, which knows subscripts."""
+    return name.replace("d_k", "d<sub>k</sub>").replace("qk_", "qk ")
+
+
+def span_of(values: Iterable[float | None]) -> dict[str, Any]:
+    """An axis for these values, from 0 where they come near it; intervals may reach beyond it."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return {"rangemode": "tozero"}
+    low, high = min(known), max(known)
+    margin = 0.12 * (high - low) or 0.05 * high
+    return {"range": [0.0 if low < 0.4 * high else low - margin, high + margin]}

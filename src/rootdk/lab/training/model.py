@@ -1,0 +1,164 @@
+"""A Transformer on one screen: pre-norm, encoder or decoder, any scale rule, queries and keys of any width.
+
+What it leaves out: dropout, biases, weight tying, warm-up. Every weight starts normal with variance 1/fan_in, so that
+behind a norm queries and keys have unit variance and q.k has variance d_k: the premise that the scale is derived from.
+
+Beside it additive attention (Bahdanau et al. 2014), which the scale was invented to keep up with.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rootdk.attention import attention, measure
+from rootdk.reading import Reading
+from rootdk.torch import MultiHeadAttention
+
+from .run import ADDITIVE, RunSpec
+
+
+class AdditiveAttention(nn.Module):  # type: ignore[misc]
+    """softmax_j(v . tanh(q_i + k_j)) over values, per head, called as nn.MultiheadAttention is.
+
+    tanh bounds every score by the sum of |v|, whatever d_k is; with v normal of variance 1/d_k scores start with a
+    variance under 1. It holds n x n x d_k numbers per head, which is what it costs. The scores go to rootdk as the bias
+    of queries and keys that are nothing, so that they can be measured like those of a dot product.
+
+    >>> import torch
+    >>> layer = AdditiveAttention(8, 2, 4)
+    >>> x = torch.zeros(1, 3, 8)
+    >>> layer(x, x, x)[0].shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(self, width: int, heads: int, d_k: int) -> None:
+        super().__init__()
+        self.heads, self.measure = heads, False
+        self.last_reading: Reading | None = None
+        self.q_proj_weight = nn.Parameter(torch.empty(heads * d_k, width))
+        self.k_proj_weight = nn.Parameter(torch.empty(heads * d_k, width))
+        self.v_proj_weight = nn.Parameter(torch.empty(width, width))
+        self.direction = nn.Parameter(torch.empty(heads, d_k))
+        self.out_proj = nn.Linear(width, width, bias=False)
+        for weight in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight, self.direction):
+            nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1]))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        need_weights: bool = False,  # noqa: ARG002 -- there are none to give
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,  # noqa: ARG002 -- the mask says it
+    ) -> tuple[Tensor, None]:
+        """The output; attn_mask is True where a key is hidden."""
+        given = ((query, self.q_proj_weight), (key, self.k_proj_weight), (value, self.v_proj_weight))
+        q, k, v = (nn.functional.linear(x, w).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x, w in given)
+        scores = torch.cat([self._scores(rows, k) for rows in q.split(_rows_at_once(k), dim=2)], dim=2)
+        mask = None if attn_mask is None else ~attn_mask
+        nothing = q.new_zeros((*q.shape[:-1], 1)), k.new_zeros((*k.shape[:-1], 1))
+        if self.measure:
+            out, self.last_reading = measure(*nothing, v, bias=scores, mask=mask)
+        else:
+            out = attention(*nothing, v, bias=scores, mask=mask)
+        return self.out_proj(out.transpose(1, 2).flatten(2)), None
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        scores: Tensor = torch.tanh(q[:, :, :, None] + k[:, :, None]) @ self.direction[:, None, :, None]
+        return scores.squeeze(-1)
+
+
+def _rows_at_once(k: Tensor) -> int:
+    """Queries per piece: larger pieces than this are taken from the system and given back at every step."""
+    return max(1, 2**22 // int(k.numel()))
+
+
+class TransplantAttention(MultiHeadAttention):
+    """rootdk's attention whose queries and keys can be set to a size: sqrt(kappa) x/rms(x), where kappa is given."""
+
+    kappa: float | None = None
+
+    def __init__(self, width: int, heads: int, d_k: int, scale: str) -> None:
+        super().__init__(width, heads, bias=False, batch_first=True, d_k=d_k, scale=scale)
+        if self.in_proj_weight is not None:
+            self._project_apart({})
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super()._heads(query, key, value)
+        if self.kappa is not None:
+            q, k = (self.kappa**0.5 * x * x.square().mean(-1, keepdim=True).rsqrt() for x in (q, k))
+        return q, k, v
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__()
+        width, made = spec.width, {"bias": False}
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width, **made), nn.LayerNorm(width, **made)
+        self.attention: Any = (
+            AdditiveAttention(width, spec.heads, spec.d_k)
+            if spec.rule == ADDITIVE
+            else TransplantAttention(width, spec.heads, spec.d_k, spec.rule)
+        )
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width, **made), nn.GELU(), nn.Linear(4 * width, width, **made))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x is (batch, n, width); mask, if any, is the causal one."""
+        normed = self.attention_norm(x)
+        x = (
+            x
+            + self.attention(normed, normed, normed, need_weights=False, attn_mask=mask, is_causal=mask is not None)[0]
+        )
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):  # type: ignore[misc]
+    """Embedded inputs and positions, blocks, logits for every place. causal makes it a decoder.
+
+    >>> import torch
+    >>> model = Transformer(RunSpec(d_k=16), nn.Embedding(10, 64), length=5, classes=10, causal=True)
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 10])
+    """
+
+    def __init__(self, spec: RunSpec, embedding: nn.Module, length: int, classes: int, causal: bool) -> None:
+        super().__init__()
+        self.embedding, self.causal = embedding, causal
+        self.position = nn.Parameter(torch.empty(length, spec.width))
+        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.norm = nn.LayerNorm(spec.width, bias=False)
+        self.head = nn.Linear(spec.width, classes, bias=False)
+        self._start(spec.qk_size)
+
+    def _start(self, qk_size: float) -> None:
+        for name, weight in self.named_parameters():
+            if weight.dim() > 1:
+                # A table of embeddings is looked up, not summed over: its fan-in is one.
+                looked_up = name == "position" or isinstance(self.get_submodule(name.rpartition(".")[0]), nn.Embedding)
+                nn.init.normal_(weight, std=1.0 if looked_up else weight.shape[1] ** -0.5)
+        with torch.no_grad():
+            for block in self.blocks:
+                for weight in projections(block):
+                    weight.mul_(qk_size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (batch, n, classes)."""
+        x = self.embedding(inputs)
+        n = x.shape[1]
+        mask = torch.ones(n, n, dtype=torch.bool).triu(1) if self.causal else None
+        x = x + self.position[:n]
+        for block in self.blocks:
+            x = block(x, mask)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def projections(block: Any) -> tuple[Tensor, Tensor]:
+    """W_q and W_k of a block, which the study watches and may train at a rate of their own."""
+    weights: tuple[Tensor, Tensor] = (block.attention.q_proj_weight, block.attention.k_proj_weight)
+    return weights

@@ -1,0 +1,248 @@
+"""Runs on a Ray cluster: each is a task of one CPU, wherever there is one free.
+
+The states of unfinished runs lie in the folder of runs, so a run that lost its worker goes on where it was if that
+folder is one that all hosts share, and from its start if not. Finished runs come back to this process, which keeps
+them.
+"""
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rootdk import processes
+from rootdk.errors import ArgumentError, RootdkError
+from rootdk.processes import standing_elsewhere
+
+from .engine import Advanced, Again, Event, Failed, Finished, Task, Trainer, attempt, check_ray, train_on_one_core
+from .local_engine import cores
+from .store import code
+
+_SECONDS_BETWEEN_WORDS = 0.5
+_SECONDS_TO_CONNECT = 5.0
+_SECONDS_TO_ANSWER = 30.0
+# Hosts of a cluster come and go, so one lost worker more than on one machine is no reason to blame the run.
+_ATTEMPTS = 3
+_MARK = "ROOTDK_RAY_CLUSTER"
+_QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+_PROBE = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+
+
+class ClusterError(RootdkError):
+    """The cluster cannot be reached, or cannot do these runs."""
+
+
+class RayEngine:
+    """Runs as tasks of a cluster; without an address, of one on this machine that ends with the sweep.
+
+    workers bounds how many are under way at a time. Without it that is up to the cluster.
+    """
+
+    def __init__(
+        self, address: str | None = None, workers: int | None = None, trainer: Trainer = train_on_one_core
+    ) -> None:
+        check_ray()
+        if workers is not None and workers < 1:
+            raise ArgumentError(f"workers: must be at least 1, got {workers}")
+        if address is not None:
+            _check_answers(address)
+        self.address, self.workers, self.trainer = address, workers, trainer
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[Event]:
+        """Events as they come; tasks begin in their order."""
+        if not tasks:
+            return
+        with _connected(self.address, self.workers) as ray:
+            yield from self._events(ray, tasks)
+
+    def _events(self, ray: Any, tasks: Sequence[Task]) -> Iterator[Event]:
+        board = _board(ray)
+        # A worker that is lost is met here, and not by Ray itself, so that it can be told.
+        remote = ray.remote(num_cpus=1, max_retries=0)(_work)
+        waiting, lost = deque(tasks), dict.fromkeys(tasks, 0)
+        running: dict[Any, Task] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < (self.workers or len(tasks)):
+                    task = waiting.popleft()
+                    running[remote.remote(self.trainer, task, code(), board)] = task
+                done, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_WORDS)
+                for spec, step in _steps(ray, board).items():
+                    yield Advanced(spec, step)
+                for one in done:
+                    task = running.pop(one)
+                    event = _outcome(ray, one, task)
+                    if isinstance(event, Again):
+                        lost[task] += 1
+                        if lost[task] < _ATTEMPTS:
+                            waiting.appendleft(task)
+                        else:
+                            event = Failed(task.spec, f"{event.reason}, {_ATTEMPTS} times")
+                    yield event
+        finally:
+            for one in running:
+                with contextlib.suppress(Exception):
+                    ray.cancel(one, force=True)
+
+
+def _outcome(ray: Any, one: Any, task: Task) -> Finished | Failed | Again:
+    try:
+        found: Finished | Failed = ray.get(one)
+    except ray.exceptions.RayTaskError as error:
+        cause = str(getattr(error, "cause", None) or error).strip().splitlines()
+        return Failed(task.spec, cause[-1] if cause else type(error).__name__)
+    except ray.exceptions.RayError as error:
+        return Again(task.spec, f"its worker was lost ({type(error).__name__})")
+    return found
+
+
+def _work(trainer: Trainer, task: Task, expected: str, board: Any) -> Finished | Failed:
+    """On a worker: the run, if the code that decides its numbers is what it is where the results are kept."""
+    if code() != expected:
+        return Failed(
+            task.spec,
+            f"host {socket.gethostname()} has another rootdk, torch, numpy or Python than the host that asks for it",
+        )
+    # Without the folder on this host there is nowhere to keep a state: a new folder would be one that nobody looks at.
+    if not task.keep.parent.is_dir():
+        return attempt(_stateless(trainer), task, _Teller(board, task))
+    return attempt(trainer, task, _Teller(board, task))
+
+
+def _stateless(trainer: Trainer) -> Trainer:
+    return lambda spec, *, keep, progress: trainer(spec, keep=None, progress=progress)
+
+
+class _Teller:
+    """Writes the step on the board, not too often, and waits for no answer."""
+
+    def __init__(self, board: Any, task: Task) -> None:
+        self.board, self.task, self.last = board, task, 0.0
+
+    def __call__(self, step: int) -> None:
+        now = time.monotonic()
+        if now - self.last >= _SECONDS_BETWEEN_WORDS or step >= self.task.spec.steps:
+            self.last = now
+            self.board.write.remote(self.task.spec, step)
+
+
+class _Board:
+    """Where runs write how far they are."""
+
+    def __init__(self) -> None:
+        self.steps: dict[Any, int] = {}
+
+    def write(self, spec: Any, step: int) -> None:
+        self.steps[spec] = step
+
+    def take(self) -> dict[Any, int]:
+        steps, self.steps = self.steps, {}
+        return steps
+
+
+def _board(ray: Any) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
+
+
+def _steps(ray: Any, board: Any) -> dict[Any, int]:
+    """What was written since; nothing if the board is slow or gone, for runs do not hang on it."""
+    try:
+        found: dict[Any, int] = ray.get(board.take.remote(), timeout=_SECONDS_TO_CONNECT)
+    except ray.exceptions.RayError:
+        return {}
+    return found
+
+
+@contextlib.contextmanager
+def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
+    """Ray, connected for the length of the block."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is to be told to anybody
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new behaviour, without its warning
+    # A cluster of its own is closed to others by a token that nobody else knows, rather than by one that Ray would
+    # write into the user's home. Ray reads it when it is loaded: too late for a process that has done so.
+    if address is None and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    import ray
+
+    mark = f"{_MARK}={secrets.token_hex(16)}" if address is None else None
+    known: set[processes.Process] = set()
+    try:
+        try:
+            if mark is None:
+                with standing_elsewhere():
+                    ray.init(address, **_QUIET)
+            else:
+                _start_here(ray, workers or cores(), mark)
+        except ClusterError:
+            raise
+        except Exception as error:
+            words = " ".join(str(error).split())
+            raise ClusterError(f"address: cannot connect to Ray at {address or 'this machine'}: {words}") from error
+        try:
+            yield ray
+        finally:
+            known = processes.below(os.getpid(), mark) if mark is not None else set()
+            ray.shutdown()
+    finally:
+        if mark is not None:
+            # Some that Ray has started stay when their parent is gone, above all when it is interrupted as it starts.
+            processes.end(known, os.getpid(), mark)
+
+
+def _start_here(ray: Any, workers: int, mark: str) -> None:
+    """A cluster that nobody can reach from outside: every process of it listens on the loopback address alone.
+
+    mark   what its processes shall have in their environment, to be found by
+    """
+    from ray._private import ray_constants
+
+    # Ray takes an address that other machines reach, also where it is told 127.0.0.1, unless it believes that this
+    # system has no clusters. The variable for that is read when Ray is loaded, which may have been long ago.
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    os.environ[_MARK] = mark.removeprefix(f"{_MARK}=")
+    try:
+        with standing_elsewhere():  # else Ray lets its workers import from the current folder
+            ray.init("local", num_cpus=workers, include_dashboard=False, **_QUIET)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[_MARK]
+    address = ray.util.get_node_ip_address()
+    if not ipaddress.ip_address(address).is_loopback:
+        ray.shutdown()
+        raise ClusterError(f"engine ray: its own cluster must listen on this machine alone, got one at {address}")
+
+
+def _check_answers(address: str) -> None:
+    """An error at once where nobody listens, and soon where somebody listens who is not Ray: ray.init would hang."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ArgumentError(f"address: must be host:port of a Ray cluster, or auto, got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(f"address: nobody answers at {address}: {error}") from error
+    # In a process of its own, because ray.init knows no time limit and may end the process that calls it.
+    probe = [sys.executable, "-c", _PROBE, address]
+    try:
+        done = subprocess.run(  # noqa: S603 -- the address is checked above
+            probe, capture_output=True, text=True, check=False, timeout=_SECONDS_TO_ANSWER, cwd=sys.prefix
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"address: no Ray cluster answers at {address} in {_SECONDS_TO_ANSWER:g} s") from error
+    if "AuthenticationError" in done.stderr:
+        raise ClusterError(f"address: Ray at {address} asks for its token; RAY_AUTH_MODE and RAY_AUTH_TOKEN give it")
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ClusterError(f"address: no Ray cluster answers at {address}: {last}")

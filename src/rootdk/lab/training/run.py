@@ -1,0 +1,208 @@
+"""One training run as plain data: what it depends on, and what it recorded. Equal specs give equal runs on one machine.
+
+A number that was not finite is None: JSON knows no other word.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from rootdk._views import expect_fields, expect_kind
+from rootdk.errors import ArgumentError, ArgumentTypeError
+from rootdk.scaling import rules
+
+# The name of the file format, which is older than this module: files of earlier versions can be read.
+_KIND = "rootdk.trained.Run"
+TASKS = ("recall", "text", "digits")
+OPTIMIZERS = ("adam", "sgd")
+ADDITIVE = "additive"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One run: what is learned, with which scale, how wide, how fast.
+
+    task            "recall" (generated pairs to be looked up), "text" (characters of Python's own sources), "digits"
+    rule            a rule of rootdk.scaling by its name ("none", "sqrt", "dk", ...), or "additive": attention that
+                    scores by v . tanh(q + k), for comparison
+    d_k             numbers per head in queries and keys; everything else of the model keeps its size
+    optimizer       "adam" or "sgd"
+    learning_rate   of all weights
+    qk_rate         factor on the learning rate of W_q and W_k
+    qk_size         factor on W_q and W_k at the start, where 1 gives queries and keys unit variance
+    seed            of weights and batches
+    steps           how many batches
+    layers, width, heads   of the model
+    transplant      kappas: the trained model is tried again with sqrt(kappa) q/rms(q) and the same for keys
+
+    >>> RunSpec(rule="none", d_k=512).d_k
+    512
+    >>> RunSpec(task="chess")
+    Traceback (most recent call last):
+    rootdk.errors.ArgumentError: task: must be one of 'recall', 'text', 'digits', got 'chess'
+    """
+
+    task: str = "recall"
+    rule: str = "sqrt"
+    d_k: int = 64
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    qk_rate: float = 1.0
+    qk_size: float = 1.0
+    seed: int = 0
+    steps: int = 300
+    layers: int = 2
+    width: int = 64
+    heads: int = 2
+    transplant: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _among("task", self.task, TASKS)
+        _among("optimizer", self.optimizer, OPTIMIZERS)
+        _among("rule", self.rule, (*rules(), ADDITIVE))
+        for name in ("d_k", "steps", "layers", "width", "heads"):
+            _whole(name, getattr(self, name), 1)
+        _whole("seed", self.seed, 0)
+        if self.width % self.heads:
+            raise ArgumentError(f"heads: must divide width = {self.width}, got {self.heads}")
+        for name in ("learning_rate", "qk_rate", "qk_size"):
+            _positive(name, getattr(self, name))
+        for kappa in self.transplant:
+            _positive("transplant", kappa)
+        if self.transplant and self.rule == ADDITIVE:
+            raise ArgumentError("transplant: needs a rule that takes dot products, got rule 'additive'")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self) | {"transplant": list(self.transplant)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "RunSpec":
+        """The spec that `to_dict` was called on; what is left out has its default, and an unknown name is an error."""
+        if not isinstance(data, Mapping):
+            raise ArgumentTypeError(f"spec: must be an object with the fields of RunSpec, got {type(data).__name__}")
+        known = [one.name for one in fields(cls)]
+        for name in data:
+            _among("spec", name, known)
+        plain = dict(data)
+        if "transplant" in plain:
+            if not isinstance(plain["transplant"], list | tuple):
+                raise ArgumentTypeError(f"transplant: must be a list of numbers, got {plain['transplant']!r}")
+            plain["transplant"] = tuple(plain["transplant"])
+        return cls(**plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's attention at one moment, on batches that are not trained on: averages over rows, heads and batches.
+
+    entropy, saturated and live say how the weight is spread: entropy / ln n, the share of rows with a weight over .99,
+    and the median of tr J. std is that of the logits inside a row and largest their greatest size |z|. Rows of fewer
+    than 8 keys are left out. query_gradient and key_gradient are the norms of the gradients of W_q and W_k.
+    """
+
+    entropy: float | None
+    saturated: float | None
+    live: float | None
+    std: float | None
+    largest: float | None
+    query_gradient: float | None
+    key_gradient: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The state after `step` batches.
+
+    train_loss is the mean since the last moment, loss and accuracy belong to batches that are not trained on.
+    """
+
+    step: int
+    train_loss: float | None
+    loss: float | None
+    accuracy: float | None
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run from its start to its end, or to the step at which its loss was no longer a number.
+
+    transplant holds (kappa, loss, largest |logit|) for each kappa of the spec. seconds is the time that the run took.
+    """
+
+    spec: RunSpec
+    moments: tuple[Moment, ...]
+    diverged: bool = False
+    transplant: tuple[tuple[float, float | None, float | None], ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def last(self) -> Moment:
+        """The end of the run."""
+        return self.moments[-1]
+
+    def along(self, name: str, layer: int | None = None) -> tuple[list[int], list[float | None]]:
+        """Steps and values: of a moment's own number, or of one that belongs to a layer."""
+        whose = [one if layer is None else one.layers[layer] for one in self.moments]
+        return [one.step for one in self.moments], [getattr(one, name) for one in whose]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, ready for JSON; layers as columns, because there are many of them."""
+        return {
+            "kind": _KIND,
+            "spec": self.spec.to_dict(),
+            "diverged": self.diverged,
+            "seconds": self.seconds,
+            "transplant": [list(one) for one in self.transplant],
+            **{name: [getattr(one, name) for one in self.moments] for name in _MOMENT},
+            "layers": [
+                {name: self.along(name, layer)[1] for name in _LAYER} for layer in range(len(self.moments[0].layers))
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Run":
+        """The run that `to_dict` was called on."""
+        expect_kind(data, _KIND)
+        expect_fields(data, ("spec", "diverged", "seconds", "transplant", *_MOMENT, "layers"))
+        for layer in data["layers"]:
+            expect_fields(layer, _LAYER, "data['layers']")
+        moments = tuple(
+            Moment(
+                **{name: data[name][at] for name in _MOMENT},
+                layers=tuple(Layer(**{name: layer[name][at] for name in _LAYER}) for layer in data["layers"]),
+            )
+            for at in range(len(data["step"]))
+        )
+        return cls(
+            RunSpec.from_dict(data["spec"]),
+            moments,
+            bool(data["diverged"]),
+            tuple((kappa, loss, largest) for kappa, loss, largest in data["transplant"]),
+            float(data["seconds"]),
+        )
+
+
+_MOMENT = tuple(one.name for one in fields(Moment) if one.name != "layers")
+_LAYER = tuple(one.name for one in fields(Layer))
+
+
+def _among(name: str, value: Any, known: Any) -> None:
+    if value not in known:
+        raise ArgumentError(f"{name}: must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"{name}: must be a whole number, got {value!r}")
+    if value < least:
+        raise ArgumentError(f"{name}: must be at least {least}, got {value}")
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentTypeError(f"{name}: must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise ArgumentError(f"{name}: must be positive and finite, got {value}")

@@ -1,0 +1,217 @@
+"""Finished training runs kept by content, one JSON file each; beside it, while it lasts, the state of one unfinished.
+
+Unlike the cache of the other experiments, which a full disk only makes slower, the store is where hours of work end
+up: what it cannot write is an error, and what is already there stays.
+"""
+
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rootdk import version as package
+from rootdk.errors import RootdkError
+from rootdk.files import cache_folder, write_atomically
+from rootdk.untrusted import read_json
+
+from .run import Run, RunSpec
+
+# What a run's numbers follow from. Reports, commands and whatever only arranges runs may change without a rerun.
+_DECIDES = (
+    "options.py",
+    "checks.py",
+    "attention.py",
+    "reading.py",
+    "scaling.py",
+    "torch",
+    "backends",
+    "lab/training",
+)
+_ARRANGES = {"__init__", "engine", "local_engine", "ray_engine", "results", "run", "run_lists", "store", "sweep"}
+
+
+_LOCK = ".lock"
+
+
+class StoreError(RootdkError):
+    """The folder of runs cannot be used, or no longer."""
+
+
+class Store:
+    """Runs in a folder. A file that is damaged is passed over with a `note`, and its run is run again.
+
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     store = Store(Path(place))
+    ...     store.get(RunSpec()) is None, store.path(RunSpec()).name[:14]
+    (True, 'recall-sqrt-64')
+    """
+
+    def __init__(self, place: Path | None = None, note: Callable[[str], None] = lambda _text: None) -> None:
+        self.place, self.note = place or cache_folder() / "training", note
+
+    def path(self, spec: RunSpec) -> Path:
+        """The file that this run has or would have."""
+        asked = json.dumps([spec.to_dict(), code()], sort_keys=True)
+        name = f"{spec.task}-{spec.rule}-{spec.d_k}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+        return self.place / f"{name}.json"
+
+    def state(self, spec: RunSpec) -> Path:
+        """The file for the state of this run while it is unfinished."""
+        return self.path(spec).with_suffix(".state")
+
+    def open(self) -> None:
+        """Make the folder and see that it can be written to: a run that cannot be kept is not worth starting."""
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.place):
+                pass
+        except OSError as error:
+            raise StoreError(f"runs: cannot write to {self.place}: {reason(error)}") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The folder, opened, for this study alone while the block lasts: two would write the same states.
+
+        The lock is one of the system, which ends with the process however that ends; a file that is left is none.
+        """
+        self.open()
+        path = self.place / _LOCK
+        try:
+            handle = _lock(path)
+        except BlockingIOError as error:
+            raise StoreError(
+                f"runs: {self.place} is in use by another training study, process {error.strerror}; wait until it has "
+                "ended, or keep these runs in another folder"
+            ) from None
+        except OSError as error:
+            if error.errno not in {errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK}:
+                raise StoreError(f"runs: cannot lock {path}: {reason(error)}") from error
+            self.note(f"runs: {self.place} cannot be locked: {reason(error)}; start no second training study on it")
+            handle = None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()  # while it is held, so that it is ours
+            if handle is not None:
+                os.close(handle)
+
+    def get(self, spec: RunSpec) -> Run | None:
+        """The kept run, or None if there is none that can be used."""
+        path = self.path(spec)
+        try:
+            found = Run.from_dict(read_json(path))
+            _ = found.last
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"runs: cannot read {path}: {reason(error)}") from error
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RootdkError):
+            self.note(f"runs: {path} is damaged; running again")
+            return None
+        if found.spec != spec:
+            self.note(f"runs: {path} belongs to another spec; running again")
+            return None
+        return found
+
+    def put(self, run: Run) -> None:
+        """Keep it, whole or not at all, and drop the state from which it would have gone on."""
+        try:
+            write_atomically(self.path(run.spec), json.dumps(run.to_dict(), allow_nan=False))
+        except OSError as error:
+            raise StoreError(
+                f"runs: cannot write to {self.place}: {reason(error)}; the runs that are finished are kept there"
+            ) from error
+        self._drop_state(run.spec)
+
+    def forget(self, spec: RunSpec) -> None:
+        """Drop the run and its state."""
+        try:
+            self.path(spec).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"runs: cannot remove {self.path(spec)}: {reason(error)}") from error
+        self._drop_state(spec)
+
+    def _drop_state(self, spec: RunSpec) -> None:
+        with contextlib.suppress(OSError):
+            self.state(spec).unlink()
+        # What a process left that was killed while it wrote.
+        for part in self.place.glob(f".{self.path(spec).stem}.*.part"):
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def _lock(path: Path) -> int:
+    """An open file that is locked and has this name. BlockingIOError, with the process that has it as its text."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _flock(handle)
+            # Who had it before may have removed the file after it was opened here: then another can have the next one.
+            if _is(path, handle):
+                with contextlib.suppress(OSError):  # on a full disk others are not told who it is
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, str(os.getpid()).encode(), 0)
+                return handle
+        except BlockingIOError as error:
+            holder = os.pread(handle, 20, 0).decode(errors="replace").partition(" ")[0] or "unknown"
+            os.close(handle)
+            raise BlockingIOError(error.errno, holder) from error
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _is(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _flock(handle: int) -> None:
+    try:
+        import fcntl
+    except ImportError as error:  # Windows
+        raise OSError(errno.ENOSYS, "this system has no such locks") from error
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def reason(error: OSError) -> str:
+    """The system's words."""
+    return error.strerror or str(error)
+
+
+@functools.cache
+def code() -> str:
+    """A hash of what decides the numbers of a run: files of the package, and the versions of what it stands on.
+
+    Python's own version is among them because the text that is learned is Python's own.
+    """
+    total = hashlib.sha256()
+    for name, content in _files():
+        total.update(name.encode() + b"\0" + content)
+    try:
+        libraries = [f"{name} {version(name)}" for name in ("torch", "numpy")]
+    except PackageNotFoundError:
+        libraries = []
+    return "-".join([package.__version__, *libraries, platform.python_version(), total.hexdigest()])
+
+
+def _files() -> Iterator[tuple[str, bytes]]:
+    home = Path(os.fspath(package.__file__)).parent
+    found = [
+        file for name in _DECIDES for file in ((home / name).rglob("*.py") if (home / name).is_dir() else [home / name])
+    ]
+    compiled = [file for file in home.glob("_kernel*") if file.suffix in {".so", ".pyd"}]
+    for file in sorted([*found, *compiled]):
+        if not (file.parent.name == "training" and file.stem in _ARRANGES):
+            yield file.relative_to(home).as_posix(), file.read_bytes()

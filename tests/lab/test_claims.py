@@ -1,0 +1,296 @@
+"""Every claim: its verdict, that other inputs and other evidence lead to another one, and anchors from outside."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+
+from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, CheckedClaim, Sampling
+from rootdk.lab.checks.definition import by_the_formula, derivative, pulled_back, softmax
+from rootdk.lab.checks.gradient_flow import live_entries
+from rootdk.lab.checks.printed import EIGHTH, POWERS, TENTH
+from rootdk.lab.checks.sampler import generator, normal, over_groups, reading
+from rootdk.lab.checks.sharpness import root
+from rootdk.terminal.checked import lines
+from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
+
+QUICK = Sampling(rows=1024)
+EXPECTED = {
+    **dict.fromkeys((1, 3, 4, 5, 6, 8, 10, 14, 21), HOLDS),
+    **dict.fromkeys((2, 9, 11, 12, 13, 15, 16, 17, 18, 19, 20, 23), CONDITIONAL),
+    **dict.fromkeys((7, 22), FAILS),
+}
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[int, CheckedClaim]:
+    return {record.id: record for record in LEDGER.check(sampling=QUICK)}
+
+
+def test_every_claim_is_there(records: dict[int, CheckedClaim]) -> None:
+    assert LEDGER.ids == sorted(EXPECTED) == list(range(1, 24))
+    for record in records.values():
+        assert record.statement.endswith(".")
+        assert record.source
+        assert record.method
+        assert record.verdict in VERDICTS
+        assert bool(record.condition) == (record.verdict in (CONDITIONAL, FAILS))
+
+
+@pytest.mark.parametrize("number", EXPECTED)
+def test_verdict(records: dict[int, CheckedClaim], number: int) -> None:
+    assert records[number].verdict == EXPECTED[number], records[number]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(seed=1), Sampling(rows=8192, seed=2)], ids=str)
+def test_verdicts_depend_neither_on_the_seed_nor_on_the_size(sampling: Sampling) -> None:
+    assert {record.id: record.verdict for record in LEDGER.check(sampling=sampling)} == EXPECTED
+
+
+def test_the_same_seed_gives_the_same_evidence(records: dict[int, CheckedClaim]) -> None:
+    reading.cache_clear()
+    for number in (3, 11, 17):
+        assert LEDGER[number].check(QUICK) == records[number]
+        assert LEDGER[number].check(replace(QUICK, seed=5)) != records[number]
+
+
+@pytest.mark.parametrize("number", EXPECTED)
+def test_json_round_trip(records: dict[int, CheckedClaim], number: int) -> None:
+    assert CheckedClaim.from_dict(json.loads(records[number].to_json())) == records[number]
+
+
+def over_d_k(query: Any, key: Any, value: Any) -> Any:
+    return by_the_formula(query / math.sqrt(query.shape[-1]), key, value)
+
+
+def wide(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return normal(rng, shape) * np.float32(1.2)
+
+
+def shifted(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return normal(rng, shape) + np.float32(0.5)
+
+
+def all_positive(weights: Any) -> Any:
+    return np.abs(derivative(weights))
+
+
+def too_large(keys: Any, d_k: Any, scale: Any) -> Any:
+    return relative_gradient(keys, d_k, scale * np.sqrt(d_k))
+
+
+# What is put in the place of a check's own input, and what must come out then. At least one line per claim.
+PERTURBED: list[tuple[int, dict[str, Any], str]] = [
+    (1, {"formula": over_d_k}, FAILS),
+    (2, {"scale": root}, FAILS),
+    (3, {"samplers": {"wide": wide}}, FAILS),
+    (3, {"samplers": {"shifted": shifted}}, FAILS),
+    (3, {"laws": {"loaded": {-1: "1/4", 1: "3/4"}}}, FAILS),
+    (3, {"laws": {"large": {-2: "1/2", 2: "1/2"}}}, FAILS),
+    (4, {"samplers": {"wide": wide}}, FAILS),
+    (4, {"laws": {"loaded": {-1: "1/4", 1: "3/4"}}}, FAILS),
+    (5, {"law": {-1: "1/4", 1: "3/4"}}, FAILS),
+    (5, {"counted": {3: (9, 4, 5)}}, FAILS),
+    (5, {"counted": {64: (4096, 64, 4031)}}, FAILS),
+    (6, {"scale": "dk"}, FAILS),
+    (6, {"printed": ("2.67", "1.33")}, FAILS),
+    (7, {"printed": {**POWERS, 50: "5,184,705,528,587,072,464,087"}}, HOLDS),
+    (7, {"printed": {1: "2.718", 5: "148.4"}}, HOLDS),
+    (8, {"examples": (TENTH[0], (TENTH[1][0], ("0.971", "0.019", "0.011")))}, FAILS),
+    (9, {"key": (1, 1, 1, 1)}, FAILS),
+    (9, {"hardly": 0.2}, HOLDS),
+    (9, {"without": root}, FAILS),
+    (10, {"d_k": 16}, FAILS),
+    (10, {"examples": (EIGHTH[0], (EIGHTH[1][0], ("0.419", "0.254", "0.327")))}, FAILS),
+    (11, {"scale": root}, FAILS),
+    (11, {"usual": 1024, "keys": (64, 512)}, HOLDS),
+    (12, {"rule": "sqrt"}, FAILS),
+    (12, {"growth": lambda d_k: 1.0}, HOLDS),
+    (13, {"upstream": (1.0,)}, FAILS),
+    (13, {"formats": ("float32", "bfloat16")}, FAILS),
+    (13, {"twice": 0.1}, HOLDS),
+    (14, {"formula": all_positive}, FAILS),
+    (15, {"scale": root}, FAILS),
+    (15, {"spreads": (8, 16, 32, 64)}, HOLDS),
+    (16, {"without": "dk"}, FAILS),
+    (16, {"tasks": ("text",)}, FAILS),
+    (17, {"fan_in": lambda d_model: 1.0}, FAILS),
+    (17, {"d_model": 1}, HOLDS),
+    (18, {"exponent": 1.0}, FAILS),
+    (18, {"rule": "none"}, FAILS),
+    (18, {"tasks": ("digits",)}, HOLDS),
+    (19, {"exponent": 1.0}, FAILS),
+    (19, {"gradient": too_large}, FAILS),
+    (19, {"few": ()}, HOLDS),
+    (20, {"divided": math.sqrt}, FAILS),
+    (20, {"multiplied": root}, HOLDS),
+    (21, {"dot": "sqrt"}, FAILS),
+    (21, {"alike": -1.0}, FAILS),
+    (22, {"half": 0.05}, CONDITIONAL),
+    (23, {"collapsed": 1e-6}, FAILS),
+    (23, {"collapsed": 1e-4}, HOLDS),
+]
+
+
+@pytest.mark.parametrize(("number", "inputs", "verdict"), PERTURBED, ids=lambda x: str(x)[:40])
+def test_another_input_leads_to_another_verdict(number: int, inputs: dict[str, Any], verdict: str) -> None:
+    assert verdict != EXPECTED[number]
+    assert LEDGER[number].check(QUICK, **inputs).verdict == verdict
+
+
+def test_no_claim_goes_without_another_input() -> None:
+    assert {number for number, *_ in PERTURBED} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("number", EXPECTED)
+def test_other_evidence_leads_to_another_verdict(records: dict[int, CheckedClaim], number: int) -> None:
+    """Every number that decides or limits, moved to the other side of its target, and nothing else touched."""
+    record, counted = records[number], 0
+    for place, one in enumerate(record.evidence):
+        if one.role == "shown":
+            continue
+        moved = replace(one, measured=_other_side(one))
+        assert moved.agrees != one.agrees
+        evidence = (*record.evidence[:place], moved, *record.evidence[place + 1 :])
+        # Only where it stands alone can a disagreeing number be made to agree and turn the verdict.
+        alone = not any(other.role == one.role and not other.agrees for other in record.evidence if other is not one)
+        if one.agrees and one.role == "decides":
+            assert replace(record, evidence=evidence).verdict == FAILS
+            counted += record.verdict != FAILS
+        elif alone:
+            assert replace(record, evidence=evidence).verdict != record.verdict
+            counted += 1
+    assert counted
+
+
+def _other_side(one: Any) -> float:
+    reach = one.slack + 10 * (one.standard_error or 0.0) + abs(one.predicted) + 1.0
+    if one.relation == "=":
+        return one.predicted + 2 * reach if one.agrees else one.predicted
+    up = (one.relation == ">") != one.agrees
+    return one.predicted + (reach if up else -reach)
+
+
+def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
+    found = [sum(one.verdict == verdict for one in records.values()) for verdict in (HOLDS, CONDITIONAL, FAILS)]
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
+    assert f"a list of {len(records)} claims." in text
+    assert f"{found[0]} hold, {found[1]} hold under a condition, and {found[2]} do not, one of them a misprint" in text
+    assert sum(found) == len(records)
+
+
+# Anchors: numbers that do not come from the checks.
+
+
+def test_the_misprint_is_found(records: dict[int, CheckedClaim]) -> None:
+    wrong = [one for one in records[7].evidence if not one.agrees]
+    assert [one.quantity.partition(":")[0] for one in wrong] == ["e^50"]
+    factor = next(one.measured for one in records[7].evidence if one.quantity == "e^50: true / printed")
+    assert factor == pytest.approx(math.exp(50) / 5184705528587072045, rel=1e-12)
+    assert "5,184,705,528,587,072,464,087" in records[7].condition
+
+
+def test_derivative_is_that_of_torch() -> None:
+    import torch
+
+    logits = np.random.default_rng(0).standard_normal(9)
+    by_torch = torch.autograd.functional.jacobian(lambda s: s.softmax(0), torch.tensor(logits)).numpy()
+    assert np.abs(derivative(softmax(logits)) - by_torch).max() < 1e-15
+    assert np.abs(pulled_back(logits) - by_torch).max() < 1e-14
+
+
+def test_measured_rows_agree_with_theory() -> None:
+    """What claims 2, 11 and 12 rest on: the readings are of standard normal q and k."""
+    sampling = Sampling()
+    for d_k, scale in ((64, 1.0), (64, 1 / 8), (256, 1.0)):
+        moments, found = attention_moments(512, d_k, scale), reading(sampling, d_k, 512, scale)
+        for measured, exact in ((found.jacobian_trace, moments.jacobian_trace), (found.entropy, moments.entropy)):
+            mean, error = over_groups(measured)
+            assert abs(mean - exact) < 5 * error
+    median = np.median(reading(sampling, 64, 512, 1.0).jacobian_trace)
+    assert 0.3 < median < 0.45
+
+
+def test_live_entries_are_those_of_the_jacobian() -> None:
+    """Against the whole table, for keys that are few enough to hold it."""
+    sampling, d_k, keys = Sampling(rows=1024), 32, 24
+    rng = generator(sampling.seed, d_k, keys, 15)
+    query, key = normal(rng, (16, 4, d_k)).astype(np.float64), normal(rng, (16, keys, d_k)).astype(np.float64)
+    table = softmax_jacobian(softmax(query @ np.swapaxes(key, -1, -2)))
+    share, error = live_entries(sampling, d_k, keys, 1.0)
+    assert share == pytest.approx((np.abs(table) >= 1e-3).mean(), abs=1e-12)
+    assert 0 < share < 1
+    assert error > 0
+
+
+@pytest.mark.parametrize("keys", [16, 512])
+def test_best_exponent_is_where_a_minimiser_puts_it(records: dict[int, CheckedClaim], keys: int) -> None:
+    d_ks = np.array([16.0, 128.0, 1024.0])
+    found = minimize_scalar(
+        lambda a: float((np.log(relative_gradient(keys, d_ks, d_ks**-a)) ** 2).sum()),
+        bounds=(0.3, 0.7),
+        method="bounded",
+        options={"xatol": 1e-4},
+    )
+    landed = next(one.measured for one in records[19].evidence if one.quantity == f"{keys} keys: best a")
+    assert landed == pytest.approx(found.x, abs=1e-3)
+
+
+def test_small_gradients_of_float16_are_what_decides_claim_13(records: dict[int, CheckedClaim]) -> None:
+    """And it is the format and not the operator: the same gradient in float32 keeps its digits."""
+    ratios = {one.quantity: one.measured for one in records[13].evidence if one.role == "limits"}
+    large = {name for name, ratio in ratios.items() if ratio > 2}
+    assert large == {"float16, d_k = 512: d_query, d_out 0.001"}
+    assert len(ratios) == 9
+    assert max(ratio for name, ratio in ratios.items() if name not in large) < 1.2
+    assert "float16" in records[13].condition
+
+
+def test_a_missing_format_is_told_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    record = LEDGER[13].check(QUICK)
+    assert not any("bfloat16" in one.quantity for one in record.evidence if one.role == "limits")
+    counted = next(one for one in record.evidence if "ml_dtypes" in one.quantity)
+    assert (counted.measured, counted.predicted) == (2, 3)
+
+
+def test_claims_load_nothing_above_them() -> None:
+    code = """
+        import sys, rootdk.lab.checks
+        rootdk.lab.checks.LEDGER[8].check()
+        rootdk.lab.checks.LEDGER[16].check()
+        above = ("rootdk.cli", "rootdk.lab.report", "rootdk.explorer", "rootdk.bench")
+        above += ("torch", "plotly", "click", "rich", "ml_dtypes")
+        print(*(name for name in above if name in sys.modules))
+    """
+    command = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+# Targets that follow from the claim or from rounding: no change, none at all, a bound on errors.
+DERIVED = {(1, "error / rounding bound, float64"), (1, "error / rounding bound, float32"),
+           (14, "largest gap to finite differences"), (14, "largest gap to attention_vjp")}  # fmt: skip
+
+
+def test_a_target_that_is_a_choice_is_named_as_one(records: dict[int, CheckedClaim]) -> None:
+    """Whoever says "extremely small" gives no number. Where one is put in, the record says that it is ours, and why."""
+    for number, record in records.items():
+        for one in record.evidence:
+            if one.relation in ("<", ">") and one.role != "shown" and one.predicted != 0.0:  # a sign is no choice
+                assert bool(one.choice) != ((number, one.quantity) in DERIVED), (number, one.quantity)
+    assert "our choice" in "\n".join(lines([records[13]]))
+    assert CheckedClaim.from_dict(json.loads(records[13].to_json())).evidence[0].choice
+
+
+def test_every_claim_has_a_title_that_two_of_fit_a_line() -> None:
+    for one in LEDGER:
+        assert 0 < len(one.title) <= 32

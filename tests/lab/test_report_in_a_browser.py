@@ -1,0 +1,109 @@
+"""The report in headless Chromium: no request leaves the file, no error in the console, every figure is drawn.
+
+Slow, and it needs a Chromium (visit.py says which); so `make test-all` runs it and `make test` does not.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from visit import Visit, keep
+
+from rootdk.files import write_atomically
+from rootdk.lab.checks import LEDGER, Sampling, plan, run_all
+from rootdk.lab.report import render
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "rootdk-report.html"
+    claims = [one.to_dict() for one in LEDGER.check(sampling=Sampling(rows=1024))]
+    write_atomically(path, render(run_all(plan("quick")), claims, {"seed": "0"}, [("0.125", "the scale for d_k = 64")]))
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_opens_offline_and_fits(browser: Any, report: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    visit = Visit(browser, width, scheme)
+    page = visit.open(report)
+    keep(page, tmp_path, f"report-{width}-{scheme}")
+    assert visit.outside == []
+    assert visit.complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    drawn = page.evaluate(
+        "[...document.querySelectorAll('.plot')].map(plot => plot.querySelector('svg.main-svg') !== null)"
+    )
+    assert len(drawn) > 15
+    assert all(drawn)
+    # Every figure lies inside the screen, and is as high as it is meant to be.
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('.plot .main-svg')].map(e => e.getBoundingClientRect().toJSON())"
+    )
+    assert all(box["left"] >= 0 and box["right"] <= width and box["height"] == 340 for box in boxes)
+
+
+def test_text_is_readable_in_both_schemes(browser: Any, report: Path) -> None:
+    """Ink and paper, on the page and in the figures, differ by a contrast of at least 7 to 1."""
+    for scheme in ("light", "dark"):
+        page = Visit(browser, 800, scheme).open(report)
+        ink = page.evaluate("getComputedStyle(document.querySelector('.plot .xtick text')).fill")
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert contrast(ink, paper) > 7
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_figures_change_with_the_scheme(browser: Any, report: Path) -> None:
+    visit = Visit(browser, 800)
+    page = visit.open(report)
+    colour = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
+    before = page.evaluate(colour)
+    page.emulate_media(color_scheme="dark")
+    # Asked again and again from here: the page's policy forbids the waiting that playwright does inside it.
+    for _ in range(100):
+        if page.evaluate(colour) != before:
+            break
+        page.wait_for_timeout(50)
+    assert page.evaluate(colour) != before
+    assert visit.complaints == []
+
+
+def test_details_open(browser: Any, report: Path) -> None:
+    page = Visit(browser, 390).open(report)
+    table = page.locator("section details table").first
+    assert not table.is_visible()
+    page.locator("section details summary").first.click()
+    assert table.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_request_would_be_seen(browser: Any, tmp_path: Path) -> None:
+    """The tests above can fail: a page that asks for something is caught, and so is an error in its script."""
+    (tmp_path / "bad.html").write_text(
+        "<html><script>new Image().src = 'http://example.invalid/x.png'; setTimeout(() => {"
+        "document.documentElement.dataset.drawn = 'yes'; nothing.at.all }, 50)</script></html>"
+    )
+    visit = Visit(browser, 800)
+    visit.open(tmp_path / "bad.html")
+    assert visit.outside == ["http://example.invalid/x.png"]
+    assert any("nothing is not defined" in one for one in visit.complaints)
+
+
+def test_the_policy_stops_what_the_page_asks_for(browser: Any, report: Path, tmp_path: Path) -> None:
+    asking = report.read_text("utf-8").replace("<body>", "<body><img src='http://example.invalid/x.png'>", 1)
+    (tmp_path / "asking.html").write_text(asking, "utf-8")
+    visit = Visit(browser, 800)
+    visit.open(tmp_path / "asking.html")
+    assert visit.outside == []
+    assert any("Content Security Policy" in one for one in visit.complaints)
