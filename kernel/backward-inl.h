@@ -81,6 +81,7 @@ struct vector_scores {
     query_factors(problem, batch, p, factor);
     pack_transposed<stored>(query, p.live, factor, problem.d_k, q_packed);
   }
+  void after_foreign_code() {}
   void take_keys(const attention_problem&, int64_t /*batch*/, int64_t /*kv_head*/, int64_t /*first*/, int64_t /*last*/) {}
   void make(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t /*i*/, const panel<real>& p,
             const real* q_packed, row_block<real> k, int64_t start, const block_view& view, real* scores, real* slope) {
@@ -200,6 +201,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   }
   first = at_least(first, chunk_first), last = at_most(last, chunk_last);
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
+    if (between_steps(problem)) scores.after_foreign_code();
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
     const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first,
                                                    s.key_copy, s.value_copy);
@@ -252,6 +254,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
   std::memset(s.d_value, 0, size_t(keys * v_width) * sizeof(real));
   bool finite = true;
   for (int64_t start = 0; start < rows; start += item_rows<real>) {
+    if (between_steps(problem)) scores.after_foreign_code();
     const int64_t stop = at_most(start + item_rows<real>, rows), panels = ceil_div(stop - start, lanes);
     for (int64_t i = 0; i < panels; ++i) {
       place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), s.rows[i].place);

@@ -6,6 +6,8 @@
 
 namespace rootdk {
 
+class interruption;
+
 int num_threads();
 void set_num_threads(int threads);  // >= 1
 
@@ -17,7 +19,10 @@ void set_num_threads(int threads);  // >= 1
 // some milliseconds after each of the framework's loops, and a second set of threads would have to share the cores with
 // them. So this loop then runs on that team, though on no more than max_threads of it; where the process has no OpenMP
 // runtime (and in the child of a fork, where the team does not exist), on the threads that are kept here.
-void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body, int team = 0);
+//
+// stop: whoever waits here for the other threads goes on asking it. That the items end early is up to their body.
+void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body, int team = 0,
+                  interruption* stop = nullptr);
 
 bool has_openmp();  // whether the process has loaded a runtime for such teams
 
