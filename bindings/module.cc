@@ -281,6 +281,7 @@ NB_MODULE(_kernel, m) {
   m.def("targets", &target_names);
   m.def("set_target", &set_target, "name"_a);
   m.def("has_openmp", &rootdk::has_openmp);
+  m.attr("most_threads") = rootdk::most_threads;
   m.def("num_threads", &rootdk::num_threads);
   m.def("set_num_threads", &rootdk::set_num_threads, "threads"_a);
   m.def("tile", &tile);

@@ -282,7 +282,7 @@ class tile_scores_again {
   static int64_t extra_bytes(const attention_problem& problem) { return tile_scratch<stored>(problem, nullptr).bytes; }
   tile_scores_again(const attention_problem& problem, void* extra) : s_(problem, extra) {}
 
-  void take_rows(const attention_problem& problem, int64_t batch, int64_t i, const panel<float>& p, stored* const*, float*) {
+  void take_rows(const attention_problem& problem, int64_t batch, int64_t i, panel<float>& p, stored* const*, float*) {
     take_queries(problem, batch, i, p, s_);
   }
   void after_foreign_code() { whole_tiles::configure(); }

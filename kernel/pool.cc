@@ -3,10 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -26,16 +27,12 @@ namespace rootdk {
 namespace {
 
 int default_threads() {
-  if (const char* wanted = std::getenv("ROOTDK_NUM_THREADS")) {
-    const int n = std::atoi(wanted);
-    if (n >= 1) return n;
-  }
+  int cpus = int(std::thread::hardware_concurrency());
 #if defined(__linux__)
   cpu_set_t allowed;  // a container or taskset may allow fewer CPUs than the machine has
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed) > 0 ? CPU_COUNT(&allowed) : 1;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) cpus = CPU_COUNT(&allowed);
 #endif
-  const unsigned n = std::thread::hardware_concurrency();
-  return n ? int(n) : 1;
+  return cpus < 1 ? 1 : cpus < most_threads ? cpus : most_threads;
 }
 
 std::atomic<int>& thread_setting() {
@@ -205,7 +202,11 @@ const bool prepared = [] {
 
 int num_threads() { return thread_setting().load(std::memory_order_relaxed); }
 
-void set_num_threads(int threads) { thread_setting().store(threads < 1 ? 1 : threads, std::memory_order_relaxed); }
+void set_num_threads(int threads) {
+  if (threads < 1 || threads > most_threads)
+    throw std::invalid_argument("threads: must be from 1 to " + std::to_string(most_threads) + ", got " + std::to_string(threads));
+  thread_setting().store(threads, std::memory_order_relaxed);
+}
 
 bool has_openmp() { return find_openmp() != nullptr; }
 

@@ -8,8 +8,9 @@ namespace rootdk {
 
 class interruption;
 
-int num_threads();
-void set_num_threads(int threads);  // >= 1
+constexpr int most_threads = 1024;  // more than any machine has cores: a larger number is a mistake, not a wish
+int num_threads();                  // at first as many as this process has CPUs
+void set_num_threads(int threads);  // throws std::invalid_argument for what is not from 1 to most_threads
 
 // Runs body(item) for every item in [0, items), each exactly once, in any order and on any thread. Items are taken one
 // at a time. If another caller is using the threads, this caller does all its items alone: never a wait, never a

@@ -194,7 +194,7 @@ def test_the_measuring_process_shows_no_traceback() -> None:
         [*command, options, os.devnull], env=environment, capture_output=True, text=True, check=False
     )
     assert finished.returncode == 1
-    assert finished.stderr == "rootdk bench: ROOTDK_NUM_THREADS: must be an int from 1 to 2147483647, got 'many'\n"
+    assert finished.stderr == "rootdk bench: ROOTDK_NUM_THREADS: must be an int from 1 to 1024, got 'many'\n"
 
 
 def test_info() -> None:

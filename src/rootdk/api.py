@@ -203,7 +203,7 @@ def num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Let every later call use up to n threads; the results do not change by a bit.
+    """Let every later call use up to n threads, from 1 to 1024; the results do not change by a bit.
 
     >>> import rootdk
     >>> before = rootdk.num_threads()
@@ -215,9 +215,10 @@ def set_num_threads(n: int) -> None:
         threads = -1 if isinstance(n, bool) else operator.index(n)
     except TypeError:
         threads = -1
-    if not 1 <= threads < 2**31:
+    most = kernel().most_threads
+    if not 1 <= threads <= most:
         known = isinstance(n, int) and not isinstance(n, bool)
         raise (ArgumentError if known else ArgumentTypeError)(
-            f"n: must be an int from 1 to {2**31 - 1}, got {n if known else type_name(n)}"
+            f"n: must be an int from 1 to {most}, got {n if known else type_name(n)}"
         )
     kernel().set_num_threads(threads)
