@@ -80,7 +80,7 @@ def test_small_weights_beside_a_sink(rng: np.random.Generator, n_key: int, n_que
     below the smallest normal number counts as 0.
     """
     smallest = float(np.finfo(dtype).tiny)
-    sinks = np.linspace(0.2, 1.1, 181) * -np.log(smallest)
+    sinks = np.linspace(0.2, 1.2, 181) * -np.log(smallest)
     query, key, value = random_arrays(rng, (), len(sinks), 1, n_query, n_key, 4, 1, dtype)
     value[:] = 1
     out, reading = rootdk.measure(query, key, value, sinks=sinks)
@@ -104,15 +104,24 @@ def test_small_weights_beside_a_sink(rng: np.random.Generator, n_key: int, n_que
 @pytest.mark.parametrize("n_query", [1, 40])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("scale", "query_size", "key_size"), [(1e38, 1, 0), (-1e38, 8, 0), (4, 1e38, 0), (4, 1e38, 1e-37)]
+    ("scale", "query_size", "key_size", "d_out_size"),
+    [(1e38, 4, 0, 1e-6), (-1e38, 8, 0, 1e-6), (4, 1e38, 0, 1e-6), (40, 1e37, 1e-37, 1)],
 )
 def test_a_query_that_its_scale_carries_out_of_range(
-    rng: np.random.Generator, scale: float, query_size: float, key_size: float, dtype: str, n_query: int
+    rng: np.random.Generator,
+    scale: float,
+    query_size: float,
+    key_size: float,
+    d_out_size: float,
+    dtype: str,
+    n_query: int,
 ) -> None:
     """The definition multiplies the product, which is 0 or small: nothing is infinite, and nothing is NaN."""
     query, key, value = random_arrays(rng, (), 1, 1, n_query, 50, 16, 5, np.float64)
-    arrays = tuple(a.astype(DTYPES[dtype]) for a in (np.clip(query, -2, 2) * query_size, key * key_size, value))
-    Judge(arrays, (1e-6 * rng.standard_normal((1, n_query, 5))).astype(DTYPES[dtype]), {"scale": scale}).check()
+    sizes = (np.clip(query, -2, 2) * query_size, key * key_size, value)
+    d_out = d_out_size * rng.standard_normal((1, n_query, 5))
+    query, key, value, d_out = (a.astype(DTYPES[dtype]) for a in (*sizes, d_out))
+    Judge((query, key, value), d_out, {"scale": scale}).check()
 
 
 @pytest.mark.parametrize("softcap", [1e-38, 1e-40, 1e-44, 1e-300])
