@@ -21,19 +21,20 @@ class interruption {
   // Made by the thread that makes the call. `wants_to_stop` runs on that thread alone, and may run any code of the caller's,
   // other calls of the kernel among it.
   explicit interruption(bool (*wants_to_stop)())
-      : wants_to_stop_(wants_to_stop), caller_(std::this_thread::get_id()), callers_mode_(current_float_mode()),
-        next_(std::chrono::steady_clock::now() + pace) {}
+      : wants_to_stop_(wants_to_stop), caller_(std::this_thread::get_id()), callers_mode_(current_float_mode()) {}
   interruption(const interruption&) = delete;
   interruption& operator=(const interruption&) = delete;
 
   bool on_the_calling_thread() const { return std::this_thread::get_id() == caller_; }
   bool given_up() const { return given_up_.load(std::memory_order_relaxed); }
 
-  // On the calling thread only. Whether it is time to ask; called at every step of the work, which looks at the clock at
-  // every eighth.
+  // On the calling thread only, at every step of the work: whether it is time to ask. Every eighth step looks at the clock, so a
+  // small call never does.
   bool due() {
     if (++steps_ % 8 != 0) return false;
-    return std::chrono::steady_clock::now() >= next_;
+    const auto now = std::chrono::steady_clock::now();
+    if (next_ == clock_time()) next_ = now + pace;
+    return now >= next_;
   }
 
   // On the calling thread only.
@@ -50,7 +51,8 @@ class interruption {
   bool (*wants_to_stop_)();
   std::thread::id caller_;
   float_mode callers_mode_;
-  std::chrono::steady_clock::time_point next_;
+  typedef std::chrono::steady_clock::time_point clock_time;
+  clock_time next_;  // not set before the first look
   unsigned steps_ = 0;
   std::atomic<bool> given_up_{false};
 };
