@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <new>
 #include <utility>
@@ -130,11 +131,7 @@ void run(const attention_problem& problem, const kernel_pass& pass) {
   const int threads = threads_for(problem);
   thread_scratch shared;
   void* shared_buffer = shared.get(pass.shared_bytes(problem));
-  const auto in_parallel = [&](int64_t count, const auto& step) {
-    const auto body = [&](int64_t i) {
-      between_steps(problem);
-      step(i);
-    };
+  const auto in_parallel = [&](int64_t count, const std::function<void(int64_t)>& body) {
     parallel_for(count, threads, body, problem.team, problem.stop);
     // Asked while this thread waited, when the others were at their last steps.
     if (problem.stop && problem.stop->given_up()) throw call_given_up();
@@ -143,7 +140,10 @@ void run(const attention_problem& problem, const kernel_pass& pass) {
     pass.item(problem, item, scratch.get(bytes), shared_buffer);
     scratch.shrink();
   });
-  in_parallel(pass.merges(problem), [&](int64_t merge) { pass.merge(problem, merge, shared_buffer); });
+  in_parallel(pass.merges(problem), [&](int64_t merge) {
+    between_steps(problem);
+    pass.merge(problem, merge, shared_buffer);
+  });
 }
 
 // One wave after the other, each a backward pass over its own pairs.

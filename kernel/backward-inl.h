@@ -138,7 +138,7 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
   };
   scale_queries();
   for (int lane = 0; lane < p.live; ++lane) widen_row(d_out[lane], problem.d_v, b.d_out_rows + lane * v_width);
-  b.stretched = may_overflow(b.query_factor, p.live) && !finite_numbers(b.q_rows, k_width * lanes);
+  b.stretched = may_overflow(problem, b.query_factor) && !finite_numbers(b.q_rows, k_width * lanes);
   if (b.stretched) {
     hold_back(lanes, b.query_factor, b.stretch);
     scale_queries();

@@ -73,7 +73,7 @@ inline void pack_few_queries(const attention_problem& problem, int64_t batch, pa
     }
   };
   pack();
-  if (!may_overflow(factor, p.live) || finite_numbers(to, problem.d_k * p.live)) return;
+  if (often(!may_overflow(problem, factor)) || finite_numbers(to, problem.d_k * p.live)) return;
   hold_back(p.lanes, factor, p.stretch);
   p.stretched = true;
   pack();
@@ -282,6 +282,7 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
 template <typename stored>
 inline void few_item(const attention_problem& problem, int64_t item, void* buffer, void* shared) {
   typedef compute<stored> real;
+  between_steps(problem);
   const int64_t chunks = few_chunks(problem), pair = item / chunks, chunk = item % chunks;
   const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
   panel<real> p;

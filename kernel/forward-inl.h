@@ -98,7 +98,7 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
   constexpr int lanes = panel_lanes<real>;
   real* const factor = rows.normalise;
   if (rows.fresh) rows.clear();
-  alignas(64) real scores_maximum[lanes], sink[lanes] = {}, sink_weight[lanes] = {};
+  alignas(64) real scores_maximum[lanes], sink[lanes], sink_weight[lanes] = {};
   std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
   if (problem.sinks)

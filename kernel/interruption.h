@@ -28,10 +28,10 @@ class interruption {
   bool on_the_calling_thread() const { return std::this_thread::get_id() == caller_; }
   bool given_up() const { return given_up_.load(std::memory_order_relaxed); }
 
-  // On the calling thread only, at every step of the work: whether it is time to ask. Every eighth step looks at the clock, so a
-  // small call never does.
+  // On the calling thread only, at every step of the work: whether it is time to ask. Every sixteenth looks at the clock, so a small
+  // call never does.
   bool due() {
-    if (++steps_ % 8 != 0) return false;
+    if (++steps_ % 16 != 0) return false;
     const auto now = std::chrono::steady_clock::now();
     if (next_ == clock_time()) next_ = now + pace;
     return now >= next_;

@@ -20,9 +20,10 @@ ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch
 // A factor above 1 can carry a number out of the range, and infinity times a key of 0 is NaN, where the definition, which
 // multiplies the product, says 0. Then the factor is at most 1, and a power of two, which rounds nothing, is left for later.
 template <typename real>
-ROOTDK_INLINE bool may_overflow(const real* factor, int lanes) {
+ROOTDK_INLINE bool may_overflow(const attention_problem& problem, const real* factor) {
+  if (often(!problem.row_scale)) return !(factor[0] <= 1 && factor[0] >= -1);  // one for all
   bool some = false;
-  for (int lane = 0; lane < lanes; ++lane) some |= !(factor[lane] <= 1 && factor[lane] >= -1);
+  for (int lane = 0; lane < panel_lanes<real>; ++lane) some |= !(factor[lane] <= 1 && factor[lane] >= -1);
   return some;
 }
 template <typename real>
@@ -30,7 +31,7 @@ inline void hold_back(int lanes, real* factor, real* stretch) {
   for (int lane = 0; lane < lanes; ++lane) {
     int exponent = 0;
     std::frexp(factor[lane], &exponent);
-    exponent = exponent < 0 ? 0 : exponent < std::numeric_limits<real>::max_exponent ? exponent : std::numeric_limits<real>::max_exponent - 1;
+    exponent = int(at_most(at_least(exponent, 0), std::numeric_limits<real>::max_exponent - 1));
     stretch[lane] = std::ldexp(real(1), exponent);
     factor[lane] /= stretch[lane];
   }
@@ -52,7 +53,7 @@ inline void pack_scaled(const attention_problem& problem, int64_t batch, const s
   alignas(64) real factor[panel_lanes<real>];
   query_factors(problem, batch, p, factor);
   pack_transposed<stored>(from, p.live, factor, problem.d_k, to);
-  if (!may_overflow(factor, p.live) || finite_numbers(to, problem.d_k * p.lanes)) return;
+  if (often(!may_overflow(problem, factor)) || finite_numbers(to, problem.d_k * p.lanes)) return;
   hold_back(p.lanes, factor, p.stretch);
   p.stretched = true;
   pack_transposed<stored>(from, p.live, factor, problem.d_k, to);
