@@ -41,8 +41,8 @@ class Reading:
     keys          how many keys the row sees
     has_sinks     whether a sink took part
 
-    Numbers below the smallest normal one (1.2e-38; in float64 2.2e-308) read 0: p_squared and p_cubed where a sink leaves
-    very little, and sink_mass. Above it they are right to rounding.
+    Numbers below the smallest normal one (1.2e-38; in float64 2.2e-308) read 0: p_squared and p_cubed where a sink
+    leaves very little, and sink_mass. Above it they are right to rounding.
 
     A row that sees nothing has keys 0, max -inf, min +inf and 0 elsewhere. A row with a NaN or +inf logit has NaN in
     every field but `keys`. All of it describes the weights before dropout.
