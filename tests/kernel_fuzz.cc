@@ -226,7 +226,7 @@ int main(int argc, char** argv) {
     std::printf("DIED (%s %d)  again: kernel_fuzz 1 %" PRIu64 " %s\n", WIFSIGNALED(status) ? "signal" : "exit code",
                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), told[i].seed.load(), wanted.c_str());
   }
-  if (done < count) std::printf("stopped: enough failed to look at\n");
+  if (done < count && !died) std::printf("stopped: enough failed to look at\n");
   for (size_t t = 0; t < targets.size(); ++t) {
     int64_t numbers = 0, loose = 0;
     double worst = 0;
