@@ -40,7 +40,7 @@ else echo "rootdk: no Chromium, and the tests of the pages need one: install it 
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev check test test-all bench bench-all lint format sanitize clean
+.PHONY: help run dev check test test-all bench bench-all lint format sanitize fuzz clean
 .DELETE_ON_ERROR:
 .SECONDARY: # keep the object files of a sanitizer build
 
@@ -95,13 +95,19 @@ SANITIZE_CXX := -std=c++17 $(if $(filter amx,$(KERNEL_TARGETS)),-DROOTDK_AMX) -O
   -Wall -Wextra -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized -Wno-maybe-uninitialized
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
+SANITIZE_guarded := -O3
 
-sanitize: ## fuzz the kernel under ASan + UBSan (ARGS="count seed target"), race the pool under TSan
+sanitize: ## fuzz the kernel under ASan + UBSan (ARGS="count seed target processes"), race the pool under TSan
 	$(check_compiler)
 	$(MAKE) --no-print-directory -j$(JOBS) build/asan/kernel_fuzz build/asan/pool_fork build/tsan/pool_race
-	build/asan/kernel_fuzz $(ARGS)
+	build/asan/kernel_fuzz $(or $(ARGS),100000 1 all $(JOBS))
 	build/asan/pool_fork
 	TSAN_OPTIONS=halt_on_error=1 build/tsan/pool_race
+
+fuzz: ## a million problems, optimised as it ships, between guard pages (ARGS="count seed target processes")
+	$(check_compiler)
+	$(MAKE) --no-print-directory -j$(JOBS) build/guarded/kernel_fuzz
+	build/guarded/kernel_fuzz $(or $(ARGS),1000000 1 all $(JOBS))
 
 define sanitizer_rules
 build/$(1)/target_%.o: kernel/target_%.cc $$(wildcard kernel/*.h)
@@ -115,6 +121,7 @@ build/$(1)/%: tests/kernel/%.cc $$(KERNEL_CC:kernel/%.cc=build/$(1)/%.o) $$(KERN
 endef
 $(eval $(call sanitizer_rules,asan))
 $(eval $(call sanitizer_rules,tsan))
+$(eval $(call sanitizer_rules,guarded))
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <pthread.h>
+
+#include <atomic>
 #include <deque>
 #include <optional>
 #include <string>
@@ -12,6 +15,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "interruption.h"
 #include "memory.h"
 #include "pool.h"
 
@@ -223,6 +227,27 @@ void describe(call& c, nb::tuple problem, int team) {
   p.team = team;
 }
 
+// Python runs its signal handlers on the main thread alone, between two steps of Python: Ctrl-C would wait for the end of a
+// call. So a call on the main thread looks for signals itself now and then.
+std::atomic<unsigned long> main_thread{0};
+
+bool signal_raised() {
+  nb::gil_scoped_acquire locked;
+  return PyErr_CheckSignals() != 0;
+}
+
+template <typename pass_t>
+void run_without_gil(attention_problem& p, const pass_t& pass) {
+  std::optional<rootdk::interruption> stop;
+  if (PyThread_get_thread_ident() == main_thread.load(std::memory_order_relaxed)) p.stop = &stop.emplace(signal_raised);
+  try {
+    nb::gil_scoped_release unlocked;
+    pass(p);
+  } catch (const rootdk::call_given_up&) {
+    throw nb::python_error();  // what the handler raised
+  }
+}
+
 // reading: None, or an array for it with one for the keys, or the class Reading: then one is made here and returned.
 nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
   call c;
@@ -242,10 +267,7 @@ nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::
                           "kernel: reading must be (reading_fields, batch, heads, n_query)");
     p.keys = flat<int64_t>(c.out(keys), p.rows(), "kernel: keys must be int64 (batch, heads, n_query)");
   }
-  {
-    nb::gil_scoped_release unlocked;
-    rootdk::attention_forward(p);
-  }
+  run_without_gil(p, rootdk::attention_forward);
   return made;
 }
 
@@ -261,8 +283,7 @@ void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle ro
   p.d_key = c.rows(c.out(d_key), p.kv_heads, p.n_key, p.d_k);
   p.d_value = c.rows(c.out(d_value), p.kv_heads, p.n_key, p.d_v);
   if (!d_bias.is_none()) p.d_bias = c.pairs(c.out(d_bias), p.type == element::float64 ? 'd' : 'f');
-  nb::gil_scoped_release unlocked;
-  rootdk::attention_backward(p);
+  run_without_gil(p, rootdk::attention_backward);
 }
 
 std::vector<std::string> target_names() {
@@ -288,6 +309,8 @@ nb::dict tile() {
 }  // namespace
 
 NB_MODULE(_kernel, m) {
+  main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });  // the child's only thread
   m.def("forward", &forward, "problem"_a, "out"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
   m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a, "d_key"_a, "d_value"_a,
         "d_bias"_a.none() = nb::none(), "team"_a = 0);
@@ -295,6 +318,7 @@ NB_MODULE(_kernel, m) {
   m.def("targets", &target_names);
   m.def("set_target", &set_target, "name"_a);
   m.def("has_openmp", &rootdk::has_openmp);
+  m.attr("most_threads") = rootdk::most_threads;
   m.def("num_threads", &rootdk::num_threads);
   m.def("set_num_threads", &rootdk::set_num_threads, "threads"_a);
   m.def("tile", &tile);

@@ -198,6 +198,7 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
   std::memset(s.sums_out, 0, size_t(panels * s.d_v * tile_lanes) * sizeof(float));
 
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
+    if (between_steps(problem)) whole_tiles::configure();
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
     const tile_keys keys_of_block = fetch_tile_keys<stored>(problem, batch, kv_head, block_first, block_last, s);
     const int64_t pairs = round_up(block_last - block_first, 2 * tile_pairs) / 2 + (problem.left < 0 ? 0 : tile_pairs);
@@ -281,9 +282,10 @@ class tile_scores_again {
   static int64_t extra_bytes(const attention_problem& problem) { return tile_scratch<stored>(problem, nullptr).bytes; }
   tile_scores_again(const attention_problem& problem, void* extra) : s_(problem, extra) {}
 
-  void take_rows(const attention_problem& problem, int64_t batch, int64_t i, const panel<float>& p, stored* const*, float*) {
+  void take_rows(const attention_problem& problem, int64_t batch, int64_t i, panel<float>& p, stored* const*, float*) {
     take_queries(problem, batch, i, p, s_);
   }
+  void after_foreign_code() { whole_tiles::configure(); }
   void take_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t first, int64_t last) {
     first_ = first;
     keys_ = fetch_tile_keys<stored>(problem, batch, kv_head, first, last, s_);

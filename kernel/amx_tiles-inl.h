@@ -21,7 +21,8 @@ inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit 
 // While it lives, this thread's eight tiles are 16 rows of 64 bytes. Released, they cost a context switch nothing.
 class whole_tiles {
  public:
-  whole_tiles() {
+  whole_tiles() { configure(); }
+  static void configure() {
     alignas(64) uint8_t palette[64] = {1};
     for (int tile = 0; tile < 8; ++tile) palette[16 + 2 * tile] = 64, palette[48 + tile] = 16;
     asm volatile("" : : "r"(palette) : "memory");  // GCC before 14 takes it that only 8 bytes of it are read

@@ -3,10 +3,13 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "amx_permission.h"
+#include "interruption.h"
 #include "pool.h"
 #include "waves.h"
 
@@ -86,6 +89,10 @@ namespace {
 // memory back.
 class thread_scratch {
  public:
+  void swap(thread_scratch& other) {
+    std::swap(buffer_, other.buffer_);
+    std::swap(size_, other.size_);
+  }
   void* get(int64_t bytes) {
     if (bytes > size_) {
       buffer_.reset();
@@ -124,12 +131,19 @@ void run(const attention_problem& problem, const kernel_pass& pass) {
   const int threads = threads_for(problem);
   thread_scratch shared;
   void* shared_buffer = shared.get(pass.shared_bytes(problem));
-  parallel_for(pass.items(problem), threads, [&](int64_t item) {
+  const auto in_parallel = [&](int64_t count, const std::function<void(int64_t)>& body) {
+    parallel_for(count, threads, body, problem.team, problem.stop);
+    // Asked while this thread waited, when the others were at their last steps.
+    if (problem.stop && problem.stop->given_up()) throw call_given_up();
+  };
+  in_parallel(pass.items(problem), [&](int64_t item) {
     pass.item(problem, item, scratch.get(bytes), shared_buffer);
     scratch.shrink();
-  }, problem.team);
-  parallel_for(pass.merges(problem), threads, [&](int64_t merge) { pass.merge(problem, merge, shared_buffer); },
-               problem.team);
+  });
+  in_parallel(pass.merges(problem), [&](int64_t merge) {
+    between_steps(problem);
+    pass.merge(problem, merge, shared_buffer);
+  });
 }
 
 // One wave after the other, each a backward pass over its own pairs.
@@ -141,6 +155,20 @@ void run_waves(attention_problem problem, const kernel_pass& pass) {
 }
 
 }  // namespace
+
+bool between_steps(const attention_problem& problem) {
+  interruption* const stop = problem.stop;
+  if (!stop) return false;
+  const bool asks = stop->on_the_calling_thread() && stop->due();
+  if (asks) {
+    thread_scratch in_use;  // the caller may make a call of its own, on this thread, and must not get this item's memory
+    in_use.swap(scratch);
+    stop->ask();
+    in_use.swap(scratch);
+  }
+  if (stop->given_up()) throw call_given_up();
+  return asks;
+}
 
 void attention_forward(const attention_problem& problem) {
   if (problem.rows() > 0) run(problem, current_target().forward);

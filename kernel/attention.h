@@ -44,6 +44,8 @@ enum reading_field {
   reading_fields
 };
 
+class interruption;
+
 struct attention_problem {
   element type = element::float32;
   int64_t batch = 0, heads = 0, kv_heads = 0, n_query = 0, n_key = 0, d_k = 0, d_v = 0;
@@ -62,6 +64,7 @@ struct attention_problem {
   double dropout = 0.0;
   uint64_t seed = 0;
   int team = 0;  // threads of the framework's OpenMP team beside which this runs, or 0: see pool.h
+  interruption* stop = nullptr;  // how the call may be given up, or null: see interruption.h
 
   // In the type that is computed with (float, double for float64), each C-contiguous; null where not wanted.
   void* row_state = nullptr;  // (2, batch, heads, n_query): the row's maximum in log2 units, and its sum
@@ -83,6 +86,7 @@ struct attention_problem {
   int64_t rows() const { return batch * heads * n_query; }
 };
 
+// They throw call_given_up (interruption.h) where the problem has a `stop` and its caller wants one.
 void attention_forward(const attention_problem& problem);
 void attention_backward(const attention_problem& problem);
 
@@ -97,6 +101,10 @@ struct kernel_pass {
   int64_t (*merges)(const attention_problem&);
   void (*merge)(const attention_problem&, int64_t merge, void* shared);
 };
+
+// Called by the items between two steps that take some milliseconds at most: throws call_given_up if the call is to end. True:
+// code of the caller's ran on this thread meanwhile, which keeps what a function keeps and no more (no tile registers).
+bool between_steps(const attention_problem& problem);
 
 // One instruction set, compiled from the same source as the others.
 struct kernel_target {

@@ -23,6 +23,8 @@ struct backward_panel {
   panel<real> place;
   alignas(64) real maximum[lanes], inverse_sum[lanes], delta[lanes], query_factor[lanes];
   alignas(64) real bias_sum[lanes];  // of dS over the chunk's keys; only where the bias has no axis of keys
+  bool stretched;                    // as in a panel, for the gradient of the keys: what query_factor had to leave,
+  alignas(64) real stretch[lanes];   // the gradient of the scores takes
   real *q_packed, *d_out_packed;  // [d][lane]; where few-inl.h made the scores q_packed is [row][d], as there
   real *q_rows, *d_out_rows;      // [lane][padded d]; the query's already times the scale
   real* d_query;                  // [d][lane]
@@ -74,13 +76,14 @@ struct vector_scores {
   static constexpr int64_t extra_bytes(const attention_problem&) { return 0; }
   vector_scores(const attention_problem&, void* /*extra*/) {}
 
-  void take_rows(const attention_problem& problem, int64_t batch, int64_t /*i*/, const panel<real>& p,
-                 stored* const* query, real* q_packed) {
-    if (has_few_rows<real>(problem)) return pack_few_queries<stored>(problem, batch, p, q_packed);
-    alignas(64) real factor[panel_lanes<real>];
-    query_factors(problem, batch, p, factor);
-    pack_transposed<stored>(query, p.live, factor, problem.d_k, q_packed);
+  void take_rows(const attention_problem& problem, int64_t batch, int64_t /*i*/, panel<real>& p, stored* const* query,
+                 real* q_packed) {
+    if (has_few_rows<real>(problem))
+      pack_few_queries<stored>(problem, batch, p, q_packed);
+    else
+      pack_scaled<stored>(problem, batch, query, p, q_packed);
   }
+  void after_foreign_code() {}
   void take_keys(const attention_problem&, int64_t /*batch*/, int64_t /*kv_head*/, int64_t /*first*/, int64_t /*last*/) {}
   void make(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t /*i*/, const panel<real>& p,
             const real* q_packed, row_block<real> k, int64_t start, const block_view& view, real* scores, real* slope) {
@@ -96,7 +99,7 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
                          compute<stored>* out_packed, maker& scores) {
   typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const panel<real>& p = b.place;
+  panel<real>& p = b.place;
   alignas(64) real one[lanes];
   const real* state = static_cast<const real*>(problem.row_state);
   for (int lane = 0; lane < lanes; ++lane) {
@@ -126,11 +129,19 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
   std::memset(b.q_rows, 0, size_t(k_width * lanes) * sizeof(real));
   std::memset(b.d_out_rows, 0, size_t(v_width * lanes) * sizeof(real));
-  for (int lane = 0; lane < p.live; ++lane) {
-    real* row = b.q_rows + lane * k_width;
-    widen_row(query[lane], problem.d_k, row);
-    for (int64_t d = 0; d < problem.d_k; ++d) row[d] *= b.query_factor[lane];
-    widen_row(d_out[lane], problem.d_v, b.d_out_rows + lane * v_width);
+  const auto scale_queries = [&] {
+    for (int lane = 0; lane < p.live; ++lane) {
+      real* row = b.q_rows + lane * k_width;
+      widen_row(query[lane], problem.d_k, row);
+      for (int64_t d = 0; d < problem.d_k; ++d) row[d] *= b.query_factor[lane];
+    }
+  };
+  scale_queries();
+  for (int lane = 0; lane < p.live; ++lane) widen_row(d_out[lane], problem.d_v, b.d_out_rows + lane * v_width);
+  b.stretched = may_overflow(problem, b.query_factor) && !finite_numbers(b.q_rows, k_width * lanes);
+  if (b.stretched) {
+    hold_back(lanes, b.query_factor, b.stretch);
+    scale_queries();
   }
   std::memset(b.d_query, 0, size_t(problem.d_k * lanes) * sizeof(real));
 }
@@ -200,6 +211,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   }
   first = at_least(first, chunk_first), last = at_most(last, chunk_last);
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
+    if (between_steps(problem)) scores.after_foreign_code();
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
     const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first,
                                                    s.key_copy, s.value_copy);
@@ -222,6 +234,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       score_gradient<real>(b, keys, s.scores, s.gradient, slope, problem.dropout > 0 ? s.factors : nullptr,
                            adds_bias && slope ? s.d_bias : nullptr);
       if (adds_bias) add_bias_gradient(problem, batch, b.place, start, keys, slope ? s.d_bias : s.gradient, b.bias_sum);
+      if (b.stretched) multiply_lanes(b.stretch, keys, s.gradient);
       real* d_key = s.d_key + (start - chunk_first) * k_width;
       real* d_value = s.d_value + (start - chunk_first) * v_width;
       if (careful)
@@ -252,6 +265,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
   std::memset(s.d_value, 0, size_t(keys * v_width) * sizeof(real));
   bool finite = true;
   for (int64_t start = 0; start < rows; start += item_rows<real>) {
+    if (between_steps(problem)) scores.after_foreign_code();
     const int64_t stop = at_most(start + item_rows<real>, rows), panels = ceil_div(stop - start, lanes);
     for (int64_t i = 0; i < panels; ++i) {
       place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), s.rows[i].place);

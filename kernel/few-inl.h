@@ -60,16 +60,23 @@ struct few_scratch {
 
 // The queries with their factors, [row][d].
 template <typename stored>
-inline void pack_few_queries(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
+inline void pack_few_queries(const attention_problem& problem, int64_t batch, panel<compute<stored>>& p,
                              compute<stored>* to) {
   typedef compute<stored> real;
   alignas(64) real factor[panel_lanes<real>];
   query_factors(problem, batch, p, factor);
-  for (int row = 0; row < p.live; ++row) {
-    real* query = to + row * problem.d_k;
-    widen_row(row_pointer<stored>(problem.query, batch, p.head[row], p.query[row]), problem.d_k, query);
-    for (int64_t d = 0; d < problem.d_k; ++d) query[d] *= factor[row];
-  }
+  const auto pack = [&] {
+    for (int row = 0; row < p.live; ++row) {
+      real* query = to + row * problem.d_k;
+      widen_row(row_pointer<stored>(problem.query, batch, p.head[row], p.query[row]), problem.d_k, query);
+      for (int64_t d = 0; d < problem.d_k; ++d) query[d] *= factor[row];
+    }
+  };
+  pack();
+  if (often(!may_overflow(problem, factor)) || finite_numbers(to, problem.d_k * p.live)) return;
+  hold_back(p.lanes, factor, p.stretch);
+  p.stretched = true;
+  pack();
 }
 
 // Calls f with 4, 2, 1 as compile-time constants, as far as there are so many rows on this target.
@@ -275,6 +282,7 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
 template <typename stored>
 inline void few_item(const attention_problem& problem, int64_t item, void* buffer, void* shared) {
   typedef compute<stored> real;
+  between_steps(problem);
   const int64_t chunks = few_chunks(problem), pair = item / chunks, chunk = item % chunks;
   const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
   panel<real> p;

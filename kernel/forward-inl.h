@@ -98,12 +98,16 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
   constexpr int lanes = panel_lanes<real>;
   real* const factor = rows.normalise;
   if (rows.fresh) rows.clear();
-  alignas(64) real scores_maximum[lanes], sink_weight[lanes] = {};
+  alignas(64) real scores_maximum[lanes], sink[lanes], sink_weight[lanes] = {};
   std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
   if (problem.sinks)
-    for (int lane = 0; lane < p.live; ++lane)
-      factor[lane] = add_sink(bias_log2<real>(problem.sinks[p.head[lane]]), lane, rows, &sink_weight[lane]);
+    for (int lane = 0; lane < p.live; ++lane) {
+      constexpr double largest = double(std::numeric_limits<real>::max());
+      const double given = problem.sinks[p.head[lane]];
+      sink[lane] = real(given > largest ? largest : given < -largest ? -largest : given);
+      factor[lane] = add_sink(bias_log2<real>(given), lane, rows, &sink_weight[lane]);
+    }
   // Not sum > 0: a NaN sum must stay NaN; only a row that saw nothing has exactly 0.
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = rows.sum[lane] == 0 ? real(0) : factor[lane] / rows.sum[lane];
   if (problem.row_state) {
@@ -111,7 +115,7 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
     std::memcpy(state, rows.maximum, size_t(p.live) * sizeof(real));
     std::memcpy(state + problem.rows(), rows.sum, size_t(p.live) * sizeof(real));
   }
-  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink_weight);
+  if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink, sink_weight);
 }
 
 // All panels of an item over all keys, with `marks` (room for one block) stepping over hidden pairs. Returns whether some
@@ -129,6 +133,7 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
   std::memset(s.sums_out, 0, size_t(panels * problem.d_v * lanes) * sizeof(real));
 
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
+    between_steps(problem);
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
     const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first,
                                                    s.key_copy, s.value_copy);
@@ -197,11 +202,9 @@ inline void row_block_item(const attention_problem& problem, int64_t item, void*
   for (int64_t i = 0; i < panels; ++i) {
     panel<real>& p = s.places[i];
     place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), p);
-    alignas(64) real factor[lanes];
-    query_factors(problem, batch, p, factor);
     stored* from[lanes];
     row_pointers(problem.query, batch, p, from);
-    pack_transposed<stored>(from, p.live, factor, problem.d_k, s.q_packed + i * problem.d_k * lanes);
+    pack_scaled<stored>(problem, batch, from, p, s.q_packed + i * problem.d_k * lanes);
   }
   if (walk_keys(problem, batch, kv_head, panels, s, static_cast<real*>(nullptr))) {
     std::vector<real> marks(size_t(key_block * lanes));

@@ -21,6 +21,8 @@ struct panel {
   // Per vector, because under a causal limit the first vector is done earlier than the second.
   int64_t first_all[panel_vectors], last_all[panel_vectors];  // every lane of the vector sees these
   int64_t vector_last[panel_vectors];                         // no lane of the vector sees a key from here on
+  bool stretched;                    // scores-inl.h: some query times its factor left the range,
+  alignas(64) real stretch[lanes];   // and this part of each factor waits for the product; else not set
 };
 
 ROOTDK_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -36,6 +38,7 @@ inline __attribute__((noinline)) void place_panel(const attention_problem& probl
   p.flat = (batch * problem.heads + kv_head * problem.group()) * problem.n_query + start;
   int64_t head = kv_head * problem.group() + start / problem.n_query, query = start % problem.n_query;
   p.first_any = problem.n_key, p.last_any = 0;
+  p.stretched = false;
   for (int v = 0; v < panel_vectors; ++v) p.first_all[v] = 0, p.last_all[v] = problem.n_key, p.vector_last[v] = 0;
   for (int lane = 0; lane < p.lanes; ++lane) {
     if (lane >= p.live) {

@@ -3,10 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -18,52 +19,26 @@
 #include <xmmintrin.h>
 #endif
 
+#include "interruption.h"
 #include "openmp.h"
+#include "subnormals.h"
 
 namespace rootdk {
 namespace {
 
 int default_threads() {
-  if (const char* wanted = std::getenv("ROOTDK_NUM_THREADS")) {
-    const int n = std::atoi(wanted);
-    if (n >= 1) return n;
-  }
+  int cpus = int(std::thread::hardware_concurrency());
 #if defined(__linux__)
   cpu_set_t allowed;  // a container or taskset may allow fewer CPUs than the machine has
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed) > 0 ? CPU_COUNT(&allowed) : 1;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) cpus = CPU_COUNT(&allowed);
 #endif
-  const unsigned n = std::thread::hardware_concurrency();
-  return n ? int(n) : 1;
+  return cpus < 1 ? 1 : cpus < most_threads ? cpus : most_threads;
 }
 
 std::atomic<int>& thread_setting() {
   static std::atomic<int> setting{default_threads()};
   return setting;
 }
-
-// Subnormal results are flushed to zero while the kernel works: squares of small weights would otherwise take a slow
-// path of the processor many thousand times. The caller's own setting comes back afterwards.
-class flush_subnormals {
- public:
-#if defined(__x86_64__) || defined(__i386__)
-  flush_subnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8000u); }
-  ~flush_subnormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#elif defined(__aarch64__)
-  flush_subnormals() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"(saved_ | (uint64_t(1) << 24)));
-  }
-  ~flush_subnormals() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
-
- private:
-  uint64_t saved_;
-#else
-  flush_subnormals() {}
-#endif
-};
 
 // One call's work: the items still to be taken, and what went wrong.
 struct job {
@@ -76,7 +51,7 @@ struct job {
   job(const std::function<void(int64_t)>& body_, int64_t items_) : body(body_), items(items_) {}
 
   void work() {
-    flush_subnormals guard;
+    const float_mode_scope flushed(flushing(current_float_mode()));
     try {
       for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) body(item);
     } catch (...) {
@@ -112,10 +87,36 @@ bool soon(const condition_t& condition) {
 }
 
 // How workers tell the caller that the last of them is done.
-struct bell {
-  std::atomic<int> busy{0};
-  std::mutex lock;
-  std::condition_variable ring;
+class bell {
+ public:
+  void expect(int workers) { busy_.store(workers); }
+  void one_begins() { busy_.fetch_add(1); }
+
+  // A worker's last touch of anything that belongs to the call: after it the caller may leave. The lock makes sure that a
+  // caller who is just falling asleep hears the bell.
+  void one_is_done() {
+    if (busy_.fetch_sub(1) != 1) return;
+    std::lock_guard<std::mutex> heard(lock_);
+    ring_.notify_one();
+  }
+
+  // The caller has no work left, but those who have may need long: it goes on asking whether to give up.
+  void wait(interruption* stop) {
+    const auto all_done = [this] { return busy_.load() == 0; };
+    if (soon(all_done)) return;
+    std::unique_lock<std::mutex> hold(lock_);
+    if (!stop) return ring_.wait(hold, all_done);
+    while (!ring_.wait_for(hold, interruption::pace, all_done)) {
+      hold.unlock();
+      stop->ask();
+      hold.lock();
+    }
+  }
+
+ private:
+  std::atomic<int> busy_{0};
+  std::mutex lock_;
+  std::condition_variable ring_;
 };
 
 // One thread and its letter box. Only those who get a job are woken; the others sleep on.
@@ -141,12 +142,7 @@ class worker {
       work_.store(nullptr);
       hold.unlock();
       work->work();
-      // The last touch of the job: after it the caller may leave. The lock makes sure that a caller who is just falling
-      // asleep hears the bell.
-      if (done_.busy.fetch_sub(1) == 1) {
-        std::lock_guard<std::mutex> heard(done_.lock);
-        done_.ring.notify_one();
-      }
+      done_.one_is_done();
     }
   }
 
@@ -160,15 +156,12 @@ class worker {
 class pool {
  public:
   // Runs the job on up to `helpers` threads besides the caller.
-  void run(job& work, int helpers) {
+  void run(job& work, int helpers, interruption* stop) {
     helpers = start_threads(helpers);
-    done_.busy.store(helpers);
+    done_.expect(helpers);
     for (int i = 0; i < helpers; ++i) workers_[size_t(i)]->give(&work);
     work.work();
-    if (!soon([this] { return done_.busy.load() == 0; })) {
-      std::unique_lock<std::mutex> hold(done_.lock);
-      done_.ring.wait(hold, [this] { return done_.busy.load() == 0; });
-    }
+    done_.wait(stop);
   }
 
  private:
@@ -209,29 +202,43 @@ const bool prepared = [] {
 
 int num_threads() { return thread_setting().load(std::memory_order_relaxed); }
 
-void set_num_threads(int threads) { thread_setting().store(threads < 1 ? 1 : threads, std::memory_order_relaxed); }
+void set_num_threads(int threads) {
+  if (threads < 1 || threads > most_threads)
+    throw std::invalid_argument("threads: must be from 1 to " + std::to_string(most_threads) + ", got " + std::to_string(threads));
+  thread_setting().store(threads, std::memory_order_relaxed);
+}
 
 bool has_openmp() { return find_openmp() != nullptr; }
 
 namespace {
 
 // A team of another size than the framework's would make the runtime end threads and start others, so all of it comes;
-// those beyond the wanted number go back at once.
-void run_on_team(openmp_parallel parallel, job& work, int threads, int team) {
+// those beyond the wanted number go back at once. Never the caller: nobody else may ask whether to give up. So it waits for
+// the others here, and not in the runtime, where it could not ask.
+void run_on_team(openmp_parallel parallel, job& work, int threads, int team, interruption* stop) {
   struct admission {
     job& work;
     std::atomic<int> places;
-  } door{work, {threads}};
+    interruption* stop;
+    bell helpers_left;
+  } door{work, {stop ? threads - 1 : threads}, stop, {}};
   const auto enter = [](void* data) {
     admission& door = *static_cast<admission*>(data);
-    if (door.places.fetch_sub(1, std::memory_order_relaxed) > 0) door.work.work();
+    if (door.stop && door.stop->on_the_calling_thread()) {
+      door.work.work();
+      door.helpers_left.wait(door.stop);
+    } else if (door.places.fetch_sub(1, std::memory_order_relaxed) > 0) {
+      door.helpers_left.one_begins();
+      door.work.work();
+      door.helpers_left.one_is_done();
+    }
   };
   parallel(enter, &door, unsigned(team), 0);
 }
 
 }  // namespace
 
-void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body, int team) {
+void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body, int team, interruption* stop) {
   if (items <= 0) return;
   job work(body, items);
   int threads = items < max_threads ? int(items) : max_threads;
@@ -241,9 +248,9 @@ void parallel_for(int64_t items, int max_threads, const std::function<void(int64
   } else {
     const openmp_parallel parallel = team > 0 ? find_openmp() : nullptr;
     if (parallel)
-      run_on_team(parallel, work, threads, team);
+      run_on_team(parallel, work, threads, team, stop);
     else
-      the_pool->run(work, threads - 1);
+      the_pool->run(work, threads - 1, stop);
     in_use.store(false);
   }
   if (work.error) std::rethrow_exception(work.error);

@@ -6,8 +6,11 @@
 
 namespace rootdk {
 
-int num_threads();
-void set_num_threads(int threads);  // >= 1
+class interruption;
+
+constexpr int most_threads = 1024;  // more than any machine has cores: a larger number is a mistake, not a wish
+int num_threads();                  // at first as many as this process has CPUs
+void set_num_threads(int threads);  // throws std::invalid_argument for what is not from 1 to most_threads
 
 // Runs body(item) for every item in [0, items), each exactly once, in any order and on any thread. Items are taken one
 // at a time. If another caller is using the threads, this caller does all its items alone: never a wait, never a
@@ -17,7 +20,10 @@ void set_num_threads(int threads);  // >= 1
 // some milliseconds after each of the framework's loops, and a second set of threads would have to share the cores with
 // them. So this loop then runs on that team, though on no more than max_threads of it; where the process has no OpenMP
 // runtime (and in the child of a fork, where the team does not exist), on the threads that are kept here.
-void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body, int team = 0);
+//
+// stop: whoever waits here for the other threads goes on asking it. That the items end early is up to their body.
+void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body, int team = 0,
+                  interruption* stop = nullptr);
 
 bool has_openmp();  // whether the process has loaded a runtime for such teams
 

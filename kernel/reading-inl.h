@@ -20,16 +20,17 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
   const real sink_step = sink_log2 - now > floor ? sink_log2 - now : floor;
   rows.moment[lane] = (rows.moment[lane] + rows.sum[lane] * step) * shrink + *sink_weight * sink_step;
   rows.sum[lane] = rows.sum[lane] * shrink + *sink_weight;
-  rows.square[lane] *= shrink * shrink;
-  rows.cube[lane] *= shrink * shrink * shrink;
+  // Step by step: the factors alone would be 0 long before what they multiply, a sum over many keys, is too small to hold.
+  rows.square[lane] = rows.square[lane] * shrink * shrink;
+  rows.cube[lane] = rows.cube[lane] * shrink * shrink * shrink;
   return shrink;
 }
 
-// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart; without a sink
-// rows.normalise is 1 / sum. Few divisions: with 128 keys the end of a row is felt.
+// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart, and `sink` is the
+// sink as it was given; without one rows.normalise is 1 / sum. Few divisions: with 128 keys the end of a row is felt.
 template <typename real>
 ROOTDK_INLINE void write_readings(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows,
-                                  const real* scores_maximum, const real* sink_weight) {
+                                  const real* scores_maximum, const real* sink, const real* sink_weight) {
   constexpr int width = simd<real>::width;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
@@ -57,8 +58,11 @@ ROOTDK_INLINE void write_readings(const attention_problem& problem, const panel<
     const vec<real> entropy = log_sum - load(rows.moment + at) * inverse * ln2;
     const vec<real> variance = load(rows.deviation + at) * inverse_count * (ln2 * ln2);
     vec<real> field[reading_fields];
-    field[reading_log_sum_exp] = natural(load(rows.maximum + at)) + log_sum;
-    field[reading_max] = natural(load(scores_maximum + at));
+    const vec<real> peak = load(rows.maximum + at), key_peak = load(scores_maximum + at);
+    // In units of log2 the largest sinks are out of range, and stand for themselves.
+    const vec<real> level = sinks ? select<real>(peak > key_peak, load(sink + at), natural(peak)) : natural(peak);
+    field[reading_log_sum_exp] = level + log_sum;
+    field[reading_max] = natural(key_peak);
     field[reading_min] = natural(load(rows.minimum + at));
     field[reading_mean] = load(rows.mean + at) * ln2;
     field[reading_variance] = select<real>(count > zero, variance, zero);

@@ -17,6 +17,48 @@ ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch
   }
 }
 
+// A factor above 1 can carry a number out of the range, and infinity times a key of 0 is NaN, where the definition, which
+// multiplies the product, says 0. Then the factor is at most 1, and a power of two, which rounds nothing, is left for later.
+template <typename real>
+ROOTDK_INLINE bool may_overflow(const attention_problem& problem, const real* factor) {
+  if (often(!problem.row_scale)) return !(factor[0] <= 1 && factor[0] >= -1);  // one for all
+  bool some = false;
+  for (int lane = 0; lane < panel_lanes<real>; ++lane) some |= !(factor[lane] <= 1 && factor[lane] >= -1);
+  return some;
+}
+template <typename real>
+inline void hold_back(int lanes, real* factor, real* stretch) {
+  for (int lane = 0; lane < lanes; ++lane) {
+    int exponent = 0;
+    std::frexp(factor[lane], &exponent);
+    exponent = int(at_most(at_least(exponent, 0), std::numeric_limits<real>::max_exponent - 1));
+    stretch[lane] = std::ldexp(real(1), exponent);
+    factor[lane] /= stretch[lane];
+  }
+}
+
+// tile[key][lane] *= factor[lane].
+template <typename real>
+inline __attribute__((noinline, cold)) void multiply_lanes(const real* factor, int64_t keys, real* tile) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  for (int64_t key = 0; key < keys; ++key)
+    for (int v = 0; v < lanes; v += width) store(tile + key * lanes + v, load(tile + key * lanes + v) * load(factor + v));
+}
+
+// The queries of a panel with their factors, to[d][lane].
+template <typename stored>
+inline void pack_scaled(const attention_problem& problem, int64_t batch, const stored* const* from,
+                        panel<compute<stored>>& p, compute<stored>* to) {
+  typedef compute<stored> real;
+  alignas(64) real factor[panel_lanes<real>];
+  query_factors(problem, batch, p, factor);
+  pack_transposed<stored>(from, p.live, factor, problem.d_k, to);
+  if (often(!may_overflow(problem, factor)) || finite_numbers(to, problem.d_k * p.lanes)) return;
+  hold_back(p.lanes, factor, p.stretch);
+  p.stretched = true;
+  pack_transposed<stored>(from, p.live, factor, problem.d_k, to);
+}
+
 // slope, where wanted, gets the derivative of the cap, 1 - tanh^2.
 template <typename real>
 inline void cap_scores(double softcap, int64_t keys, real* scores, real* slope) {
@@ -150,6 +192,7 @@ template <typename real>
 inline void shape_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
                          const block_view& view, real* scores, real* slope) {
   const int64_t keys = view.keys();
+  if (rarely(p.stretched)) multiply_lanes(p.stretch, keys, scores);
   if (problem.softcap > 0) cap_scores<real>(problem.softcap, keys, scores, slope);
   if (problem.bias.data) {
     switch (problem.bias_type) {

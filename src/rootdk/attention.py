@@ -176,7 +176,7 @@ def num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Let every later call use up to n threads; the results do not change by a bit.
+    """Let every later call use up to n threads, from 1 to 1024; the results do not change by a bit.
 
     >>> import rootdk
     >>> before = rootdk.num_threads()
@@ -184,4 +184,5 @@ def set_num_threads(n: int) -> None:
     1
     >>> rootdk.set_num_threads(before)
     """
-    kernel().set_num_threads(count("n", n))
+    library = kernel()
+    library.set_num_threads(count("n", n, library.most_threads))

@@ -65,16 +65,16 @@ def share(argument: str, given: Any) -> float:
     return number
 
 
-def count(argument: str, given: Any) -> int:
+def count(argument: str, given: Any, most: int = 2**31 - 1) -> int:
     """How many heads, threads, numbers: an int from 1 on."""
     try:
         number = None if isinstance(given, (bool, np.bool_, np.ma.MaskedArray)) else operator.index(given)
     except TypeError:
         number = None
-    expected = f"{argument}: must be an int from 1 to {2**31 - 1}, got"
+    expected = f"{argument}: must be an int from 1 to {most}, got"
     if number is None:
         raise ArgumentTypeError(f"{expected} {shown(given)}")
-    if not 1 <= number < 2**31:
+    if not 1 <= number <= most:
         raise ArgumentError(f"{expected} {shown(number)}")
     return number
 

@@ -107,6 +107,9 @@ def _measured(doc: str, *, empty: float = 0.0, merge: Callable[[_Union, str], An
 class Reading:
     """One number per query row, each field of shape (..., heads, n_query). s are the logits that enter the softmax.
 
+    Numbers below the smallest normal one (1.2e-38; in float64 2.2e-308) read 0: p_squared and p_cubed where a sink
+    leaves very little, and sink_mass. Above it they are right to rounding.
+
     A row that sees nothing has keys 0, max -inf, min +inf and 0 elsewhere. A row with a NaN or +inf logit has NaN in
     every field but `keys`. All of it describes the weights before dropout.
 

@@ -1,11 +1,19 @@
 // Random problems through the kernel, on every instruction set that this CPU can run, against the definition.
 //
-//   kernel_fuzz [count] [seed] [target]
+//   kernel_fuzz [count] [seed] [target, or all] [processes]
 //
 // Problem number i is drawn from seed + i alone: `kernel_fuzz 1 <seed of the problem>` repeats one that failed.
-// The arrays live in heap blocks of exactly their size; AddressSanitizer does the rest (make sanitize).
+// The arrays live in blocks of exactly their size beside pages that nobody may touch; AddressSanitizer does the rest
+// (make sanitize).
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
 #include <cinttypes>
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include "fuzz/definition.h"
@@ -128,12 +136,14 @@ expectation expected_of(const std::string& target, const random_problem& p, cons
   return here;
 }
 
-bool passes(uint64_t seed, const std::vector<std::string>& targets, tally& counts) {
+typedef std::map<std::string, tally> tallies;  // by target
+
+bool passes(uint64_t seed, const std::vector<std::string>& targets, tallies& counts) {
   const std::unique_ptr<random_problem> p = draw_problem(seed);
   const expectation want = define(*p);
   for (const std::string& target : targets) {
     rootdk::set_current_target(target);
-    const std::string failure = check_target(*p, expected_of(target, *p, want), counts);
+    const std::string failure = check_target(*p, expected_of(target, *p, want), counts[target]);
     if (failure.empty()) continue;
     std::printf("FAILED on %s: %s\n%s  again: kernel_fuzz 1 %" PRIu64 " %s\n\n", target.c_str(), failure.c_str(),
                 describe(*p).c_str(), seed, target.c_str());
@@ -142,34 +152,92 @@ bool passes(uint64_t seed, const std::vector<std::string>& targets, tally& count
   return true;
 }
 
-}  // namespace
-}  // namespace fuzz
+// What one process has done so far, in memory that the first one sees.
+struct progress {
+  static constexpr int most_targets = 8;
+  std::atomic<int64_t> done, failed;
+  std::atomic<uint64_t> seed;  // of the problem at hand
+  int64_t numbers[most_targets], loose[most_targets];
+  double worst[most_targets];
+};
 
 // One cause tends to fail many problems.
 constexpr int64_t most_failures = 10;
 
+// Every `processes`-th problem, beginning with the `first`.
+void work(int64_t first, int64_t processes, int64_t count, uint64_t seed, const std::vector<std::string>& targets,
+          progress& told) {
+  tallies counts;
+  for (int64_t i = first; i < count && told.failed < most_failures; i += processes) {
+    told.seed = seed + uint64_t(i);
+    if (!passes(told.seed, targets, counts)) ++told.failed;
+    ++told.done;
+  }
+  for (size_t t = 0; t < targets.size(); ++t) {
+    const tally& here = counts[targets[t]];
+    told.numbers[t] = here.numbers, told.loose[t] = here.loose, told.worst[t] = double(here.worst);
+  }
+}
+
+}  // namespace
+}  // namespace fuzz
+
 int main(int argc, char** argv) {
-  const int64_t count = argc > 1 ? std::strtoll(argv[1], nullptr, 10) : 20000;
+  const int64_t count = argc > 1 ? std::strtoll(argv[1], nullptr, 10) : 100000;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  const std::string wanted = argc > 3 ? argv[3] : "all";
+  const int64_t processes = argc > 4 ? std::strtoll(argv[4], nullptr, 10) : 1;
   std::vector<std::string> targets;
   for (const rootdk::kernel_target* target : rootdk::available_targets())
-    if (argc <= 3 || target->name == std::string(argv[3])) targets.push_back(target->name);
-  if (count < 1 || targets.empty()) {
-    std::fprintf(stderr, "usage: kernel_fuzz [count] [seed] [target]; the target must be one that this CPU can run\n");
+    if (wanted == "all" || target->name == wanted) targets.push_back(target->name);
+  if (count < 1 || processes < 1 || targets.empty()) {
+    std::fprintf(stderr, "usage: kernel_fuzz [count] [seed] [target] [processes]; the target must be one that this CPU can run\n");
     return 2;
   }
   std::printf("seed %" PRIu64 ", %" PRId64 " problems on", seed, count);
   for (const std::string& target : targets) std::printf(" %s", target.c_str());
-  std::printf("\n");
-  fuzz::tally counts;
-  int64_t done = 0, failed = 0;
-  while (done < count && failed < most_failures) {
-    failed += !fuzz::passes(seed + uint64_t(done), targets, counts);
-    if (++done % 1000 == 0) std::printf("%" PRId64 " problems\n", done), std::fflush(stdout);
+  std::printf(", in %" PRId64 " processes\n", processes);
+  std::fflush(stdout);
+
+  const auto begin = std::chrono::steady_clock::now();
+  void* const shared = mmap(nullptr, size_t(processes) * sizeof(fuzz::progress), PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) std::abort();
+  fuzz::progress* const told = static_cast<fuzz::progress*>(shared);  // the system hands it out as zeros
+  std::vector<pid_t> children;
+  for (int64_t i = 0; i < processes; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      fuzz::work(i, processes, count, seed, targets, told[i]);
+      std::fflush(stdout);
+      _exit(0);
+    }
+    if (child < 0) std::abort();
+    children.push_back(child);
   }
-  if (done < count) std::printf("stopped: enough failed to look at\n");
-  std::printf("%" PRId64 " numbers compared; largest error %.2Lf of its bound; %.1f %% with a bound above the number itself\n",
-              counts.numbers, counts.worst, 100.0 * double(counts.loose) / double(counts.numbers ? counts.numbers : 1));
-  std::printf("%" PRId64 " passed, %" PRId64 " failed\n", done - failed, failed);
-  return failed ? 1 : 0;
+
+  int64_t done = 0, failed = 0, died = 0;
+  for (int64_t i = 0; i < processes; ++i) {
+    int status = 0;
+    waitpid(children[size_t(i)], &status, 0);
+    done += told[i].done, failed += told[i].failed;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+    ++died;
+    std::printf("DIED (%s %d)  again: kernel_fuzz 1 %" PRIu64 " %s\n", WIFSIGNALED(status) ? "signal" : "exit code",
+                WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), told[i].seed.load(), wanted.c_str());
+  }
+  if (done < count && !died) std::printf("stopped: enough failed to look at\n");
+  for (size_t t = 0; t < targets.size(); ++t) {
+    int64_t numbers = 0, loose = 0;
+    double worst = 0;
+    for (int64_t i = 0; i < processes; ++i) {
+      numbers += told[i].numbers[t], loose += told[i].loose[t];
+      worst = std::max(worst, told[i].worst[t]);
+    }
+    std::printf("%-7s %" PRId64 " numbers compared; largest error %.2f of its bound; %.1f %% with a bound above the number itself\n",
+                targets[t].c_str(), numbers, worst, 100.0 * double(loose) / double(numbers ? numbers : 1));
+  }
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  std::printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " died, in %.0f s\n", done - failed, failed, died, taken.count());
+  return failed || died ? 1 : 0;
 }

@@ -3,9 +3,12 @@
 //
 //   - every item runs exactly once, with any number of threads, nested or not
 //   - an exception reaches the caller that it belongs to, and no other, and the next call works
+//   - a caller who waits for the others asks whether to give up, and the next call works
 //   - attention gives bitwise the same numbers as alone
 //
 //   pool_race [rounds] [seed]
+#include <unistd.h>
+
 #include <atomic>
 #include <cinttypes>
 #include <cstdio>
@@ -16,6 +19,7 @@
 #include <thread>
 
 #include "fuzz/dense_problem.h"
+#include "interruption.h"
 #include "pool.h"
 
 namespace {
@@ -81,6 +85,24 @@ void nested_throwing(int64_t items, int threads, const std::string& name) {
   require(caught == name, "an exception of an inner call did not reach the outer caller");
 }
 
+// The caller has nothing left to do and waits; a helper is busy until the call is given up. Whoever waits must ask.
+void giving_up() {
+  rootdk::interruption stop([] { return true; });
+  std::atomic<int> begun{0};
+  int64_t finished = 0;
+  rootdk::parallel_for(2, 2, [&](int64_t) {
+    ++begun;
+    if (!stop.on_the_calling_thread()) {
+      while (!stop.given_up()) std::this_thread::yield();
+      ++finished;
+      return;
+    }
+    while (begun < 2 && !stop.given_up()) std::this_thread::yield();
+  }, 0, &stop);
+  require(stop.given_up() && finished == 1, "a caller who waits does not ask whether to give up");
+  each_item_once(17, 3);
+}
+
 // One caller's life: a random mixture of everything.
 void caller(uint64_t seed, int rounds, const std::vector<float>& expected) {
   fuzz::random_source random(seed);
@@ -113,6 +135,8 @@ int main(int argc, char** argv) {
   rootdk::set_num_threads(1);
   const std::vector<float> expected = fuzz::dense_problem(1).run();
   rootdk::set_num_threads(4);
+  alarm(600);  // a hang is a failure
+  giving_up();
   require(fuzz::dense_problem(1).run() == expected, "four threads do not give bitwise what one gives");
   std::vector<std::thread> threads;
   for (int i = 0; i < callers; ++i) threads.emplace_back(caller, seed * 1000 + uint64_t(i), rounds, std::cref(expected));

@@ -33,13 +33,14 @@ from rootdk.lab.training.ray_engine import ClusterError, RayEngine
 from rootdk.lab.training.store import Store
 from rootdk.lab.training.sweep import sweep
 
+SUPPORT = Path(__file__).parents[1] / "support"
 SPEC = RunSpec(steps=20, d_k=8)
 SEEDS = tuple(replace(SPEC, seed=seed) for seed in range(4))
 REAL = tuple(RunSpec(task="digits", rule=rule, d_k=8, steps=6, width=16) for rule in ("none", "sqrt"))
 
 PROGRAM = f"""
 import pickle, sys
-sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
+sys.path.insert(0, {str(SUPPORT)!r})
 import training_stand_in as stand_in
 from rootdk.errors import RootdkError
 from rootdk.lab.training import ray_engine
@@ -90,7 +91,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     """Two CPUs, as `ray start --head` gives them."""
     token = secrets.token_hex(32)
     environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[1] / "support"),
+        "PYTHONPATH": str(SUPPORT),
         "TRAINING_STAND_IN": str(folder / "notes"),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
@@ -256,7 +257,7 @@ def test_a_folder_that_another_study_uses_is_refused(place: Path) -> None:
 
 OWN = f"""
 import json, os, sys
-sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
+sys.path.insert(0, {str(SUPPORT)!r})
 import training_stand_in as stand_in
 from pathlib import Path
 from processes import below, listening
@@ -285,7 +286,7 @@ def own_cluster(place: Path, how: str, *specs: RunSpec) -> "subprocess.Popen[str
     """The command on a cluster of its own, in a group of processes of its own, as a terminal would start it."""
     (place / "spec.json").write_text(json.dumps([spec.to_dict() for spec in specs]))
     return subprocess.Popen(
-        [sys.executable, "-c", OWN, how], cwd=place, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+        [sys.executable, "-c", OWN, how], cwd=place, env=os.environ | {"PYTHONPATH": str(SUPPORT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 

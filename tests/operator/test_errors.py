@@ -213,7 +213,7 @@ def test_d_out(recorder: RecordingKernel, d_out: Any, message: str) -> None:
 
 
 def test_threads(recorder: RecordingKernel) -> None:
-    expected = "n: must be an int from 1 to 2147483647, got"
+    expected = "n: must be an int from 1 to 1024, got"
     for given, message in ((0, f"{expected} 0"), (1.5, f"{expected} 1.5"), (10**400, f"{expected} an int near 1e400")):
         with pytest.raises(RootdkError) as caught:
             rootdk.set_num_threads(given)  # type: ignore[arg-type]

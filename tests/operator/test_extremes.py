@@ -1,14 +1,15 @@
 """Numbers at the end of the range of float32, which the kernel multiplies by log2(e): finite must stay finite."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_within, measure_budget, random_arrays
+from helpers import assert_within, logit_error, measure_budget, random_arrays
 from judge import DTYPES, TARGETS, Judge, target
 
 import rootdk
-from rootdk.backends import problem_of
+from rootdk.backends import problem_of, reference
 
 LOWEST = np.finfo(np.float32).min
 
@@ -66,6 +67,61 @@ def test_a_sink_that_takes_everything(rng: np.random.Generator, n_query: int, si
     np.testing.assert_array_equal(out, 0)
     np.testing.assert_array_equal(reading.sink_mass, 1)
     np.testing.assert_array_equal(reading.entropy, 0)
+    np.testing.assert_allclose(reading.log_sum_exp, sink, rtol=2.0**-23)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n_query", [1, 40])
+@pytest.mark.parametrize("n_key", [1, 300, 2000])
+def test_small_weights_beside_a_sink(rng: np.random.Generator, n_key: int, n_query: int, dtype: Any) -> None:
+    """Sums of p, p^2 and p^3 are right to rounding down to the smallest normal number; below it they read 0.
+
+    An error delta of the logits moves a weight by 2 delta of its size, its square by 4 and its cube by 6. A weight
+    below the smallest normal number counts as 0.
+    """
+    smallest = float(np.finfo(dtype).tiny)
+    sinks = np.linspace(0.2, 1.2, 61) * -np.log(smallest)
+    query, key, value = random_arrays(rng, (), len(sinks), 1, n_query, n_key, 4, 1, dtype)
+    value[:] = 1
+    out, reading = rootdk.measure(query, key, value, sinks=sinks)
+    problem = problem_of(query, key, value, sinks=sinks)
+    expected = reference.weights(problem, np.longdouble)
+    delta = logit_error(problem)
+    for name, found, power in (
+        ("output", out[..., 0], 1),
+        ("p_squared", reading.p_squared, 2),
+        ("p_cubed", reading.p_cubed, 3),
+    ):
+        want = (expected**power).sum(axis=-1)
+        lost = n_key * smallest if power == 1 else smallest
+        assert (np.abs(found - want) <= 2 * (2 * power * delta * want) + lost).all(), name
+        assert (found[want < smallest * (1 - 4 * power * delta)] == 0).all(), name
+        assert (want < smallest).any(), name
+        assert (found > 0).any(), name
+    assert np.isnan(reading.effective_keys[reading.p_squared == 0]).all()
+
+
+@pytest.mark.parametrize("n_query", [1, 40])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("scale", "query_size", "key_size", "d_out_size"),
+    [(1e38, 4, 0, 1e-6), (-1e38, 8, 0, 1e-6), (4, 1e38, 0, 1e-6), (40, 1e37, 1e-37, 1)],
+)
+def test_a_query_that_its_scale_carries_out_of_range(
+    rng: np.random.Generator,
+    scale: float,
+    query_size: float,
+    key_size: float,
+    d_out_size: float,
+    dtype: str,
+    n_query: int,
+) -> None:
+    """The definition multiplies the product, which is 0 or small: nothing is infinite, and nothing is NaN."""
+    query, key, value = random_arrays(rng, (), 1, 1, n_query, 50, 16, 5, np.float64)
+    sizes = (np.clip(query, -2, 2) * query_size, key * key_size, value)
+    d_out = d_out_size * rng.standard_normal((1, n_query, 5))
+    query, key, value, d_out = (a.astype(DTYPES[dtype]) for a in (*sizes, d_out))
+    Judge((query, key, value), d_out, {"scale": scale}).check()
 
 
 @pytest.mark.parametrize("softcap", [1e-38, 1e-40, 1e-44, 1e-300])

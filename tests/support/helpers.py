@@ -98,6 +98,8 @@ class RecordingKernel(types.ModuleType):
     def problem(self) -> Any:
         return self.forward_arguments[0]
 
+    most_threads = 1024
+
     def num_threads(self) -> int:
         return self.threads
 
@@ -130,7 +132,7 @@ def forward_budget(problem: Problem) -> tuple[Any, float]:
     dtype = problem.query.dtype
     expected = reference.forward(problem, judge_type(dtype))
     plain = reference.plain(problem, dtype)
-    rounding = 2 * _logit_error(problem) * _largest(problem.value) / (1 - problem.dropout)
+    rounding = 2 * logit_error(problem) * _largest(problem.value) / (1 - problem.dropout)
     rounding += unit_roundoff(dtype) * _largest(expected)
     rounding += _tile_roundoff(dtype) * _largest(problem.value) / (1 - problem.dropout)
     return expected, 2 * (_difference(plain, expected) + rounding)
@@ -141,7 +143,7 @@ def measure_budget(problem: Problem) -> dict[str, tuple[Any, float]]:
     dtype = problem.query.dtype
     expected = reference.measure(problem, judge_type(dtype))[1]
     plain = reference.measure(problem, compute_type(dtype))[1]
-    delta = _logit_error(problem)
+    delta = logit_error(problem)
     shown = expected["keys"] > 0
     spread = _largest(np.where(shown, expected["max"], 0) - np.where(shown, expected["min"], 0))
     # n additions of one size round to either side: errors grow like sqrt(n). The kernel adds distances from the largest
@@ -173,7 +175,7 @@ def gradient_budget(problem: Problem, d_out: Any) -> list[tuple[Any, float]]:
     expected = reference.backward(problem, d_out, judge_type(dtype))[:3]
     plain = reference.backward(problem, d_out, compute_type(dtype))[:3]
     # Half types keep the output rounded, and the pull-back reads it again.
-    relative = 2 * _logit_error(problem) + unit_roundoff(dtype)
+    relative = 2 * logit_error(problem) + unit_roundoff(dtype)
     budget = []
     for result, rough, size in zip(expected, plain, _gradient_sizes(problem, d_out), strict=True):
         rounding = relative * size + unit_roundoff(dtype) * _largest(result)
@@ -191,7 +193,7 @@ def bias_gradient_budget(problem: Problem, d_out: Any, shape: tuple[int, ...], d
     plain = sum_to(reference.backward(problem, d_out, compute_type(kind))[3], shape).astype(dtype)
     sizes = _d_logit_sizes(problem, d_out)
     adding = unit_roundoff(compute_type(kind)) * (sizes.size / max(expected.size, 1)) ** 0.5
-    relative = 2 * _logit_error(problem) + unit_roundoff(kind) + adding
+    relative = 2 * logit_error(problem) + unit_roundoff(kind) + adding
     rounding = relative * _largest(sum_to(sizes, shape)) + unit_roundoff(dtype) * _largest(expected)
     return expected, 2 * (_difference(plain, expected) + rounding)
 
@@ -214,7 +216,8 @@ def assert_within(actual: Any, expected: Any, bound: float, what: str = "result"
     assert error <= bound, f"{what}: error {error:.3g} above the budget {bound:.3g}"
 
 
-def _logit_error(problem: Problem) -> float:
+def logit_error(problem: Problem) -> float:
+    """delta: how far rounding may move a logit."""
     query, key = (np.abs(_finite(a)) for a in (problem.query, problem.key))
     factor = abs(problem.scale) * (1.0 if problem.row_scale is None else _largest(problem.row_scale))
     group = problem.query.shape[-3] // max(problem.key.shape[-3], 1)

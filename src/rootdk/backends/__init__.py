@@ -90,13 +90,19 @@ def problem_of(query: Any, key: Any, value: Any, **options: Any) -> Problem:
 @cache
 def kernel() -> ModuleType:
     """The compiled module, loaded at its first use, so that theory and rules work where it was not built."""
-    wanted = environ.get("ROOTDK_NUM_THREADS") or "1"  # empty counts as unset; what is used then is the kernel's choice
-    if not (wanted.isdecimal() and 1 <= int(wanted) < 2**31):
-        raise ArgumentError(f"ROOTDK_NUM_THREADS: must be an int from 1 to {2**31 - 1}, got {wanted!r}")
     try:
-        return import_module("rootdk._kernel")
+        compiled = import_module("rootdk._kernel")
     except ImportError as error:
         raise KernelMissingError(
             f"rootdk._kernel: the compiled kernel must be importable, got {type(error).__name__}: {error}; "
             "build it with `pip install .` in the source folder"
         ) from error
+    wanted = environ.get("ROOTDK_NUM_THREADS")
+    if wanted is not None:
+        threads = int(wanted) if wanted.isdecimal() and len(wanted) < 9 else 0
+        if not 1 <= threads <= compiled.most_threads:
+            raise ArgumentError(
+                f"ROOTDK_NUM_THREADS: must be an int from 1 to {compiled.most_threads}, got {wanted!r:.60}"
+            )
+        compiled.set_num_threads(threads)
+    return compiled

@@ -1,10 +1,16 @@
-// Strided arrays in heap blocks of exactly their extent, so that AddressSanitizer sees a touch one element beyond.
+// Strided arrays in blocks of exactly their extent, so that a touch one element beyond is seen: by AddressSanitizer, and by a
+// page without any access right behind or right before the block, which also stops what AddressSanitizer does not look at
+// (loads of tile registers, stores past the caches).
 //
 // What lies between the rows (padding) is all ones in every byte, which is NaN in every stored type: read by mistake it
 // spoils a result, written by mistake it is seen afterwards.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -22,34 +28,70 @@
 
 namespace fuzz {
 
-// `front` bytes precede the array, to move its start away from the allocator's alignment. ASan guards what lies behind
-// a block to the byte, and of the front as many whole groups of eight bytes as there are.
+// Whole pages between two that nobody may touch. Kept for the next block of that size: asking for them takes long.
+class guarded_pages {
+ public:
+  static char* take(int64_t pages) {
+    std::vector<char*>& kept = spare()[pages];
+    if (!kept.empty()) {
+      char* const start = kept.back();
+      kept.pop_back();
+      return start;
+    }
+    const size_t bytes = size_t((pages + 2) * page);
+    char* const whole = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (whole == MAP_FAILED) std::abort();
+    if (pages > 0 && mprotect(whole + page, size_t(pages * page), PROT_READ | PROT_WRITE) != 0) std::abort();
+    return whole + page;
+  }
+  static void give_back(char* start, int64_t pages) { spare()[pages].push_back(start); }
+  static inline const int64_t page = sysconf(_SC_PAGESIZE);
+
+ private:
+  static std::map<int64_t, std::vector<char*>>& spare() {
+    static std::map<int64_t, std::vector<char*>> all;
+    return all;
+  }
+};
+
+// Either the first byte follows a guard page or the last one precedes one; the other side AddressSanitizer guards, to the byte
+// behind a block and to eight bytes before it.
 class exact_block {
  public:
   exact_block() = default;
-  exact_block(int64_t bytes, int64_t front) : size_(bytes), front_(front) {
-    block_ = static_cast<char*>(std::malloc(size_t(front + bytes)));
-    if (!block_) std::abort();
-    fill();
+  exact_block(int64_t bytes, bool at_end) : size_(bytes), pages_((bytes + guarded_pages::page - 1) / guarded_pages::page) {
+    start_ = guarded_pages::take(pages_);
+    front_ = at_end ? pages_ * guarded_pages::page - bytes : 0;
 #if defined(ASAN_POISON_MEMORY_REGION)
-    ASAN_POISON_MEMORY_REGION(block_, size_t(front / 8 * 8));
+    ASAN_POISON_MEMORY_REGION(start_, size_t(front_));
+    ASAN_POISON_MEMORY_REGION(data() + size_, size_t(pages_ * guarded_pages::page - front_ - size_));
 #endif
+    fill();
   }
   exact_block(exact_block&& other) { *this = std::move(other); }
   exact_block& operator=(exact_block&& other) {
-    std::swap(block_, other.block_), std::swap(size_, other.size_), std::swap(front_, other.front_);
+    std::swap(start_, other.start_), std::swap(size_, other.size_);
+    std::swap(front_, other.front_), std::swap(pages_, other.pages_);
     return *this;
   }
-  ~exact_block() { std::free(block_); }
+  ~exact_block() {
+    if (!start_) return;
+#if defined(ASAN_POISON_MEMORY_REGION)
+    ASAN_UNPOISON_MEMORY_REGION(start_, size_t(pages_ * guarded_pages::page));
+#endif
+    guarded_pages::give_back(start_, pages_);
+  }
 
-  char* data() const { return block_ + front_; }
+  char* data() const { return start_ + front_; }
   int64_t size() const { return size_; }
-  void fill() { std::memset(data(), 0xff, size_t(size_)); }
+  void fill() {
+    if (size_ > 0) std::memset(data(), 0xff, size_t(size_));
+  }
   std::vector<char> bytes() const { return std::vector<char>(data(), data() + size_); }
 
  private:
-  char* block_ = nullptr;
-  int64_t size_ = 0, front_ = 0;
+  char* start_ = nullptr;
+  int64_t size_ = 0, front_ = 0, pages_ = 0;
 };
 
 struct layout_choice {
@@ -90,8 +132,7 @@ class strided_array {
       const int64_t reach = s * (shape[axis] - 1);
       (reach < 0 ? low : high) += empty ? 0 : reach;
     }
-    const int64_t front = random.chance(0.5) ? 0 : random.between(1, 5);
-    block = exact_block(empty ? 0 : (high - low + 1) * item_bytes, front * item_bytes);
+    block = exact_block(empty ? 0 : (high - low + 1) * item_bytes, random.chance(0.5));
     origin_ = empty ? 0 : -low;
     for (int64_t b = 0; b < shape[0]; ++b) batch_offset.push_back(b * stride[0]);
     if (random.chance(0.3)) random.shuffle(batch_offset);  // several leading axes need not follow one stride

@@ -208,12 +208,12 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
   const int64_t real_bytes = rootdk::element_bytes(p->real());
   p->with_backward = random.chance(0.85);
   if (p->with_backward || random.chance(0.5)) {
-    p->row_state = exact_block(2 * f.rows() * real_bytes, 0);
+    p->row_state = exact_block(2 * f.rows() * real_bytes, random.chance(0.5));
     f.row_state = p->row_state.data();
   }
   if (random.chance(0.5)) {
-    p->reading = exact_block(rootdk::reading_fields * f.rows() * real_bytes, 0);
-    p->keys = exact_block(f.rows() * 8, 0);
+    p->reading = exact_block(rootdk::reading_fields * f.rows() * real_bytes, random.chance(0.5));
+    p->keys = exact_block(f.rows() * 8, random.chance(0.5));
     f.reading = p->reading.data();
     f.keys = reinterpret_cast<int64_t*>(p->keys.data());
   }
