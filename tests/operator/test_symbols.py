@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WEAK = frozenset("WVuwv")  # nm's letters: weak functions, weak data, unique
 NAMES = ("plain", "avx2", "avx512", "amx", "neon")
 
