@@ -349,7 +349,7 @@ def test_codes_do_not_reach_the_page(tmp_path: Path) -> None:
 
 
 def test_plotly_takes_no_name_for_html(tmp_path: Path) -> None:
-    from rootdk.report.maps import audit_pictures, spread_pictures
+    from rootdk.lab.report.audit_page import audit_pictures, spread_pictures
 
     coded(tmp_path, "<a href='https://example.org'>x</a>")
     audit = read_checkpoint(tmp_path).to_dict()

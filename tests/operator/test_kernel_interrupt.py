@@ -141,7 +141,7 @@ TORCH_CALLS = {
     + CALLS["a thread that waits for another"].replace("*made)", "*made, None, 2)"),
     "backward of autograd": TORCH
     + """
-from rootdk._backends import torch_kernel
+from rootdk.backends.torch import kernel as torch_kernel
 
 q = torch.from_numpy(rows(N)[0]).requires_grad_()
 made = [nan(1, 1, N, 64)]

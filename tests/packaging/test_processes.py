@@ -63,7 +63,7 @@ def test_ranks_run_nothing_from_the_current_folder(script: Path, trap: Path) -> 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_runs_run_nothing_from_the_current_folder(script: Path, trap: Path, engine: str) -> None:
-    from rootdk.trained import RunSpec
+    from rootdk.lab.training import RunSpec
 
     specs = [RunSpec(task="recall", rule="sqrt", d_k=8, steps=2, seed=seed, learning_rate=1e-3) for seed in (0, 1)]
     (trap / "spec.json").write_text(json.dumps([one.to_dict() for one in specs]))
