@@ -1,6 +1,7 @@
-"""What the README shows is what happens: its examples run, and its table is what the first look measures."""
+"""What README and guide show is what happens: examples run, the table is measured, links lead somewhere."""
 
 import doctest
+import io
 import re
 from pathlib import Path
 
@@ -8,19 +9,51 @@ import pytest
 
 from rootdk.lab.first_look import RULES, look
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README, GUIDE = ROOT / "README.md", ROOT / "docs" / "guide.md"
 
 
-def test_examples_run() -> None:
-    result = doctest.testfile(str(README), module_relative=False, encoding="utf-8")
-    assert result.attempted > 10
+@pytest.mark.parametrize(("page", "examples"), [(README, 9), (GUIDE, 30)], ids=["README", "guide"])
+def test_examples_run(page: Path, examples: int) -> None:
+    result = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert result.attempted >= examples
     assert result.failed == 0
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len(README.read_text("utf-8").splitlines()) < 150
+
+
+@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_report_of_the_readme_is_what_is_printed() -> None:
+    import torch
+    from rich.console import Console
+
+    import rootdk
+
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, num_layers=2)
+    with torch.no_grad():
+        model.layers[1].self_attn.in_proj_weight[:64] *= 40
+    with rootdk.watch(model) as watch:
+        model(torch.randn(2, 48, 64))
+    console = Console(width=80, file=io.StringIO())
+    console.print(watch.report(phase="init"))
+    printed = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    shown = README.read_text("utf-8").partition("```\nattention: critical")[2].partition("```")[0].rstrip()
+    assert printed[: len(shown.splitlines())] == f"attention: critical{shown}".splitlines()
 
 
 def test_table_is_measured() -> None:
     """To the digits shown, give or take one in the last: kernel targets round differently."""
     shown = re.findall(
-        r"^ +(\d+) +(none|sqrt|dk) +(\S+) +(\S+) +(\S+) +(\S+)% +(\S+)$", README.read_text("utf-8"), re.MULTILINE
+        r"^ +(\d+) +(none|sqrt|dk) +(\S+) +(\S+) +(\S+) +(\S+)% +(\S+)$", GUIDE.read_text("utf-8"), re.MULTILINE
     )
     looks = look([64, 512], RULES, keys=1024, rows=1024, seed=0)
     assert [(int(d_k), rule) for d_k, rule, *_ in shown] == [(one.d_k, one.rule) for one in looks]
