@@ -22,7 +22,7 @@ namespace rootdk {
 #if defined(__x86_64__)
 #if defined(ROOTDK_AMX)  // the compiler knows it
 namespace amx {
-const kernel_target& target();
+extern const kernel_target target;
 }
 #endif
 namespace avx512 {
@@ -55,7 +55,7 @@ std::vector<const kernel_target*> available_targets() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && has_f16c()) {
 #if defined(ROOTDK_AMX)
-    if (amx_permitted()) found.push_back(&amx::target());
+    if (amx_permitted()) found.push_back(&amx::target);
 #endif
     found.push_back(&avx512::target);
   }
@@ -127,30 +127,29 @@ int threads_for(const attention_problem& problem) {
 }
 
 void run(const attention_problem& problem, const kernel_pass& pass) {
-  const int64_t bytes = pass.scratch_bytes(problem);
   const int threads = threads_for(problem);
   thread_scratch shared;
-  void* shared_buffer = shared.get(pass.shared_bytes(problem));
+  void* shared_buffer = shared.get(pass.shared_bytes);
   const auto in_parallel = [&](int64_t count, const std::function<void(int64_t)>& body) {
     parallel_for(count, threads, body, problem.team, problem.stop);
     // Asked while this thread waited, when the others were at their last steps.
     if (problem.stop && problem.stop->given_up()) throw call_given_up();
   };
-  in_parallel(pass.items(problem), [&](int64_t item) {
-    pass.item(problem, item, scratch.get(bytes), shared_buffer);
+  in_parallel(pass.items, [&](int64_t item) {
+    pass.item(problem, item, scratch.get(pass.scratch_bytes), shared_buffer);
     scratch.shrink();
   });
-  in_parallel(pass.merges(problem), [&](int64_t merge) {
+  in_parallel(pass.merges, [&](int64_t merge) {
     between_steps(problem);
     pass.merge(problem, merge, shared_buffer);
   });
 }
 
 // One wave after the other, each a backward pass over its own pairs.
-void run_waves(attention_problem problem, const kernel_pass& pass) {
+void run_waves(attention_problem problem, const kernel_target& target) {
   for (const std::vector<int64_t>& wave : bias_waves(problem)) {
     problem.pair_list = wave.data(), problem.pair_list_size = int64_t(wave.size());
-    run(problem, pass);
+    run(problem, target.backward(problem));
   }
 }
 
@@ -171,17 +170,17 @@ bool between_steps(const attention_problem& problem) {
 }
 
 void attention_forward(const attention_problem& problem) {
-  if (problem.rows() > 0) run(problem, current_target().forward);
+  if (problem.rows() > 0) run(problem, current_target().forward(problem));
 }
 
 void attention_backward(const attention_problem& problem) {
-  const kernel_pass& pass = current_target().backward;
-  if (!problem.d_bias.data) return run(problem, pass);
+  const kernel_target& target = current_target();
+  if (!problem.d_bias.data) return run(problem, target.backward(problem));
   bias_copies copies(problem);
-  if (!copies.useful()) return run_waves(problem, pass);
+  if (!copies.useful()) return run_waves(problem, target);
   attention_problem apart = problem;
   apart.d_bias = copies.view();
-  run_waves(apart, pass);
+  run_waves(apart, target);
   copies.merge();
 }
 

@@ -94,12 +94,12 @@ void attention_backward(const attention_problem& problem);
 // result, merges of what they left in the shared buffer. How many there are is a fact of the problem, never of the number
 // of threads, so that the result is bitwise the same on any of them.
 struct kernel_pass {
-  int64_t (*items)(const attention_problem&);
-  int64_t (*shared_bytes)(const attention_problem&);
-  int64_t (*scratch_bytes)(const attention_problem&);  // per thread
-  void (*item)(const attention_problem&, int64_t item, void* scratch, void* shared);
-  int64_t (*merges)(const attention_problem&);
-  void (*merge)(const attention_problem&, int64_t merge, void* shared);
+  int64_t items = 0;
+  int64_t scratch_bytes = 0;  // per thread
+  void (*item)(const attention_problem&, int64_t item, void* scratch, void* shared) = nullptr;
+  int64_t merges = 0;
+  int64_t shared_bytes = 0;
+  void (*merge)(const attention_problem&, int64_t merge, void* shared) = nullptr;
 };
 
 // Called by the items between two steps that take some milliseconds at most: throws call_given_up if the call is to end. True:
@@ -111,7 +111,9 @@ struct kernel_target {
   const char* name;
   int panel_lanes_f32;  // query rows side by side in one panel
   int key_block;        // keys handled between two looks at the running maximum
-  kernel_pass forward, backward;
+  // Which way a problem is computed (rows, few rows, tiles) is chosen here, once per call.
+  kernel_pass (*forward)(const attention_problem&);
+  kernel_pass (*backward)(const attention_problem&);
 };
 
 std::vector<const kernel_target*> available_targets();  // those this CPU can run, best first

@@ -73,7 +73,7 @@ inline void pack_few_queries(const attention_problem& problem, int64_t batch, pa
     }
   };
   pack();
-  if (often(!may_overflow(problem, factor)) || finite_numbers(to, problem.d_k * p.live)) return;
+  if (likely(!may_overflow(problem, factor)) || finite_numbers(to, problem.d_k * p.live)) return;
   hold_back(p.lanes, factor, p.stretch);
   p.stretched = true;
   pack();

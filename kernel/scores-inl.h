@@ -21,7 +21,7 @@ ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch
 // multiplies the product, says 0. Then the factor is at most 1, and a power of two, which rounds nothing, is left for later.
 template <typename real>
 ROOTDK_INLINE bool may_overflow(const attention_problem& problem, const real* factor) {
-  if (often(!problem.row_scale)) return !(factor[0] <= 1 && factor[0] >= -1);  // one for all
+  if (likely(!problem.row_scale)) return !(factor[0] <= 1 && factor[0] >= -1);  // one for all
   bool some = false;
   for (int lane = 0; lane < panel_lanes<real>; ++lane) some |= !(factor[lane] <= 1 && factor[lane] >= -1);
   return some;
@@ -53,7 +53,7 @@ inline void pack_scaled(const attention_problem& problem, int64_t batch, const s
   alignas(64) real factor[panel_lanes<real>];
   query_factors(problem, batch, p, factor);
   pack_transposed<stored>(from, p.live, factor, problem.d_k, to);
-  if (often(!may_overflow(problem, factor)) || finite_numbers(to, problem.d_k * p.lanes)) return;
+  if (likely(!may_overflow(problem, factor)) || finite_numbers(to, problem.d_k * p.lanes)) return;
   hold_back(p.lanes, factor, p.stretch);
   p.stretched = true;
   pack_transposed<stored>(from, p.live, factor, problem.d_k, to);
@@ -192,7 +192,7 @@ template <typename real>
 inline void shape_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
                          const block_view& view, real* scores, real* slope) {
   const int64_t keys = view.keys();
-  if (rarely(p.stretched)) multiply_lanes(p.stretch, keys, scores);
+  if (unlikely(p.stretched)) multiply_lanes(p.stretch, keys, scores);
   if (problem.softcap > 0) cap_scores<real>(problem.softcap, keys, scores, slope);
   if (problem.bias.data) {
     switch (problem.bias_type) {

@@ -18,8 +18,8 @@
 namespace rootdk::ROOTDK_TARGET {
 
 // What the way through the code is laid out for.
-ROOTDK_INLINE bool often(bool condition) { return __builtin_expect(condition, true); }
-ROOTDK_INLINE bool rarely(bool condition) { return __builtin_expect(condition, false); }
+ROOTDK_INLINE bool likely(bool condition) { return __builtin_expect(condition, true); }
+ROOTDK_INLINE bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
 #if defined(__AVX512F__)
 constexpr int vector_bytes = 64;

@@ -80,7 +80,7 @@ ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64
     int64_t key = from;
     for (; key + chains <= to; key += chains)
       for (int c = 0; c < chains; ++c) take(c, key + c, mixed);
-    if (rarely(key < to))
+    if (unlikely(key < to))
       for (; key < to; ++key) take(0, key, mixed);
   };
   if constexpr (measuring) {
@@ -120,31 +120,172 @@ enum key_kind { clean_keys, mixed_keys, far_keys };
 // How many keys one turn of the loop takes. Found by racing: while a neighbour shares the core, a measured turn of this length is
 // faster than a shorter or a longer one, an unmeasured one slower. Alone on the core it makes no difference.
 template <bool measuring>
-constexpr int in_turn = measuring ? 2 * in_step : in_step;
+constexpr int unroll = measuring ? 2 * in_step : in_step;
 
-// One column of vectors in one block of keys: scores become weights relative to the block's own maximum, and the sums move
-// on. Taking distances from the block's maximum serves weights, moment and variance with one subtraction: the maximum is
-// one of at most 128 scores, so its distance from the mean is at most sqrt(128) deviations, and the shifted sum of squares
-// loses at most that much; from the row's running maximum, which may be far away, it could lose everything.
+// Below this a distance is so large that sums of its squares would overflow.
+template <typename real>
+constexpr real far_away = real(-1e15);
+
+// What one column of vectors adds up over one block of keys. Distances are taken from the block's own maximum, which serves
+// weights, moment and variance with one subtraction: the maximum is one of at most 128 scores, so its distance from the
+// mean is at most sqrt(128) deviations, and the shifted sum of squares loses at most that much; from the row's running
+// maximum, which may be far away, it could lose everything.
+template <typename real>
+struct block_sums {
+  vec<real> sum = {}, moment = {}, square = {}, cube = {}, distance = {}, distance_squared = {};
+};
+
+// The weights of two keys. a^3 + b^3 = (a + b)(a^2 + b^2 - ab), where a + b serves the sum and a^2 + b^2 the sum of squares,
+// takes seven operations for the three sums in place of eight.
+template <typename real, bool measuring>
+ROOTDK_INLINE void add_weights(block_sums<real>& sums, vec<real> a, vec<real> b) {
+  const vec<real> both = a + b;
+  sums.sum += both;
+  if constexpr (measuring) {
+    const vec<real> squares = a * a + b * b;
+    sums.square += squares;
+    sums.cube += both * (squares - a * b);
+  }
+}
+
+// One key's distance, to the sums of a Reading. `unit` is for far keys; see softmax_column.
+template <typename real, key_kind keys_are>
+ROOTDK_INLINE void add_distance(block_sums<real>& sums, vec<real> score, vec<real> relative, vec<real> weight, vec<real> unit) {
+  const vec<real> apart = keys_are == far_keys ? relative * unit : relative;
+  if constexpr (keys_are == clean_keys) {
+    sums.distance += apart;
+    sums.distance_squared += apart * apart;
+    sums.moment += weight * relative;
+  } else {  // hidden, the distance is infinite and must add nothing
+    const auto visible = seen_lanes(score);
+    sums.distance = add_if(visible, sums.distance, apart);
+    sums.distance_squared = add_product_if(visible, sums.distance_squared, apart, apart);
+    sums.moment = add_product_if(visible, sums.moment, weight, relative);
+  }
+}
+
+// `count` keys from `key` on: scores become weights relative to `base`, and the sums move on.
+template <typename real, bool measuring, key_kind keys_are, int count, typename contents>
+ROOTDK_INLINE void weigh_keys(real* column, int64_t key, int v, vec<real> base, vec<real> unit, const contents& holds,
+                              block_sums<real>& sums) {
+  constexpr int lanes = panel_lanes<real>;
+  vec<real> score[count], relative[count], weight[count];
+  for (int i = 0; i < count; ++i) {
+    score[i] = load(column + (key + i) * lanes);
+    relative[i] = holds.distance(score[i], base, v);
+  }
+  constexpr int step = count < in_step ? count : in_step;
+  for (int i = 0; i < count; i += step) exp2<step>(relative + i, weight + i);
+  if constexpr (count == 1)
+    holds.keep(column, key, weight[0]);
+  else
+    for (int i = 0; i < count; i += 2) holds.keep(column, key + i, weight[i], weight[i + 1]);
+  // Pair by pair, every sum in its turn, and not sum by sum: found by racing, as `unroll` was.
+  for (int pair = 0; pair < count; pair += 2) {
+    if constexpr (measuring)
+      for (int i = pair; i < pair + 2 && i < count; ++i)
+        add_distance<real, keys_are>(sums, score[i], relative[i], weight[i], unit);
+    if constexpr (count == 1)
+      add_weights<real, measuring>(sums, weight[0], vec<real>{});
+    else
+      add_weights<real, measuring>(sums, weight[pair], weight[pair + 1]);
+  }
+}
+
+template <typename real, bool measuring, key_kind keys_are, typename contents>
+ROOTDK_INLINE void weigh_range(real* column, int64_t from, int64_t to, int v, vec<real> base, vec<real> unit,
+                               const contents& holds, block_sums<real>& sums) {
+  int64_t key = from;
+  constexpr int turn = unroll<measuring>;
+  if constexpr (keys_are == clean_keys)  // the others are few, or slowed by a mask anyway
+    for (; key + turn <= to; key += turn)
+      weigh_keys<real, measuring, keys_are, turn>(column, key, v, base, unit, holds, sums);
+  if (unlikely(key < to)) {
+    for (; key + 2 <= to; key += 2) weigh_keys<real, measuring, keys_are, 2>(column, key, v, base, unit, holds, sums);
+    if (key < to) weigh_keys<real, measuring, keys_are, 1>(column, key, v, base, unit, holds, sums);
+  }
+}
+
+// The first block of a row: what the merge below would give, without its work. `even`: no lane saw more of this block than another.
+template <typename real, bool measuring>
+ROOTDK_INLINE void first_block(row_sums<real>& rows, int v, const block_extremes<real>& seen, const block_sums<real>& sums,
+                              vec<real> mean, vec<real> deviation, bool even, int64_t keys) {
+  const int at = v * simd<real>::width;
+  store(rows.sum + at, sums.sum);
+  if constexpr (measuring) {
+    store(rows.moment + at, sums.moment);
+    store(rows.square + at, sums.square);
+    store(rows.cube + at, sums.cube);
+    store(rows.minimum + at, seen.minimum);
+    store(rows.mean + at, mean);
+    store(rows.deviation + at, deviation);
+    rows.alike[v] = even ? keys : -1;
+    if (!even) {
+      store(rows.count + at, seen.count);
+      add_keys<real, false>(seen.count, rows.keys + at);
+    }
+  }
+}
+
+// One more block of a row. `before` and `now_base`: the row's maximum before this block, and after it.
+template <typename real, bool measuring>
+ROOTDK_INLINE void merge_block(row_sums<real>& rows, int v, const block_extremes<real>& seen, const block_sums<real>& sums,
+                              vec<real> mean, vec<real> deviation, bool even, int64_t keys, vec<real> before,
+                              vec<real> now_base, const rescale_add<real>& rescale) {
+  const int at = v * simd<real>::width;
+  const vec<real> zero = vec<real>{};
+  const vec<real> f = rescale.before[v], g = rescale.block[v], sum_before = load(rows.sum + at);
+  store(rows.sum + at, sum_before * f + sums.sum * g);
+  if constexpr (measuring) {
+    // Each side's moment was taken from its own maximum: move the origins, then shrink. So far below that the side
+    // shrinks to 0, a larger step would only overflow.
+    const vec<real> step = at_least<real>(before - now_base, simd<real>::exp2_floor);
+    const vec<real> block_step = at_least<real>(seen.maximum - now_base, simd<real>::exp2_floor);
+    store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * f + (sums.moment + sums.sum * block_step) * g);
+    store(rows.square + at, load(rows.square + at) * (f * f) + sums.square * (g * g));
+    store(rows.cube + at, load(rows.cube + at) * (f * f * f) + sums.cube * (g * g * g));
+    store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
+    // Chan's merge of two means and two sums of squared deviations.
+    vec<real> count_before, share;
+    if (likely(even && rows.alike[v] >= 0)) {
+      const int64_t before_block = rows.alike[v], count = before_block + keys;
+      count_before = broadcast(real(before_block));
+      share = broadcast(count > 0 ? real(keys) / real(count) : real(0));
+      rows.alike[v] = count;
+    } else {
+      rows.count_apart(v);
+      count_before = load(rows.count + at);
+      const vec<real> count = count_before + seen.count;
+      share = select<real>(count > zero, seen.count / count, zero);
+      store(rows.count + at, count);
+      add_keys<real, true>(seen.count, rows.keys + at);
+    }
+    const vec<real> apart = mean - load(rows.mean + at);
+    store(rows.mean + at, load(rows.mean + at) + apart * share);
+    // In this order a side without keys adds 0 even where the square of a mean overflows.
+    store(rows.deviation + at, load(rows.deviation + at) + deviation + apart * (count_before * share) * apart);
+  }
+}
+
+// One column of vectors in one block of keys: scores become weights relative to the block's own maximum, and the sums of the
+// rows move on.
 //
-// A measured column with a visible score of -inf, or one so far down that sums of distances would overflow, needs care: without
-// it nothing is done and the answer is false. So the usual way is short.
-template <typename real, bool measuring, bool careful, typename contents>
+// A measured column with a visible score of -inf, or one so far down that sums of distances would overflow, takes the slow path:
+// without it nothing is done and the answer is false. So the usual way is short.
+template <typename real, bool measuring, bool slow_path, typename contents>
 ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
                                   rescale_add<real>& rescale, const contents& holds) {
-  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const int at = v * width;
+  const int at = v * simd<real>::width;
   const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
-  constexpr real far_away = real(1e15);
   block_extremes<real> seen = look<real, measuring>(column, clean, keys);
-  if constexpr (measuring && careful)
+  if constexpr (measuring && slow_path)
     if (any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: as good as hidden
       clean = 0;
       seen = look<real, measuring>(column, clean, keys);
     }
   seen.maximum = holds.logit(seen.maximum, v), seen.minimum = holds.logit(seen.minimum, v);
-  if constexpr (measuring && !careful)
-    if (rarely(any_below(seen.minimum, -far_away))) return false;
+  if constexpr (measuring && !slow_path)
+    if (unlikely(any_below(seen.minimum, far_away<real>))) return false;
   // Where nothing was seen the maximum is -inf; subtracting it would make NaN, so distances are taken from zero.
   const vec<real> base = select<real>(seen.maximum == nowhere, zero, seen.maximum);
 
@@ -161,74 +302,17 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
   // Under a bias like the most negative float the distances would overflow their sums: such a row adds them up in smaller
   // units. Its mean is finite then, and its variance what it is, infinite if need be. The rows beside it keep their units, in
   // which the squares of small distances are not lost.
-  const ivec<real> far_lanes = seen.minimum < broadcast(-far_away);
-  const bool far = measuring && careful && any_lane<real>(far_lanes);
+  const ivec<real> far_lanes = seen.minimum < broadcast(far_away<real>);
+  const bool far = measuring && slow_path && any_lane<real>(far_lanes);
   const vec<real> unit = select<real>(far_lanes, broadcast(real(0x1p-80)), broadcast(real(1)));
-  vec<real> sum = zero, moment = zero, square = zero, cube = zero, distance = zero, distance_squared = zero;
-  // Two keys at a time: a^3 + b^3 = (a + b)(a^2 + b^2 - ab), where a + b serves the sum and a^2 + b^2 the sum of squares,
-  // takes seven operations for the three sums in place of eight.
-  const auto take = [&](vec<real> a, vec<real> b) __attribute__((always_inline)) {
-    const vec<real> both = a + b;
-    sum += both;
-    if constexpr (measuring) {
-      const vec<real> squares = a * a + b * b;
-      square += squares;
-      cube += both * (squares - a * b);
-    }
-  };
-  const auto weigh = [&](int64_t key, auto how_many, auto keys_are) __attribute__((always_inline)) {
-    constexpr int count = how_many;
-    vec<real> score[count], relative[count], e[count];
-    for (int i = 0; i < count; ++i) {
-      score[i] = load(column + (key + i) * lanes);
-      relative[i] = holds.distance(score[i], base, v);
-    }
-    constexpr int step = count < in_step ? count : in_step;
-    for (int i = 0; i < count; i += step) exp2<step>(relative + i, e + i);
-    if constexpr (count == 1)
-      holds.keep(column, key, e[0]);
-    else
-      for (int i = 0; i < count; i += 2) holds.keep(column, key + i, e[i], e[i + 1]);
-    // Pair by pair, every sum in its turn, and not sum by sum: found by racing, as in_turn was.
-    for (int pair = 0; pair < count; pair += 2) {
-      if constexpr (measuring) {
-        for (int i = pair; i < pair + 2 && i < count; ++i) {
-          const vec<real> apart = keys_are == far_keys ? relative[i] * unit : relative[i];
-          if constexpr (keys_are == clean_keys) {
-            distance += apart;
-            distance_squared += apart * apart;
-            moment += e[i] * relative[i];
-          } else {  // hidden, the distance is infinite and must add nothing
-            const auto visible = seen_lanes(score[i]);
-            distance = add_if(visible, distance, apart);
-            distance_squared = add_product_if(visible, distance_squared, apart, apart);
-            moment = add_product_if(visible, moment, e[i], relative[i]);
-          }
-        }
-      }
-      if constexpr (count == 1)
-        take(e[0], zero);
-      else
-        take(e[pair], e[pair + 1]);
-    }
-  };
-  const auto take_keys = [&](int64_t from, int64_t to, auto keys_are) __attribute__((always_inline)) {
-    int64_t key = from;
-    constexpr int turn = in_turn<measuring>;
-    if constexpr (keys_are == clean_keys)  // the others are few, or slowed by a mask anyway
-      for (; key + turn <= to; key += turn) weigh(key, std::integral_constant<int, turn>{}, keys_are);
-    if (rarely(key < to)) {
-      for (; key + 2 <= to; key += 2) weigh(key, std::integral_constant<int, 2>{}, keys_are);
-      if (key < to) weigh(key, std::integral_constant<int, 1>{}, keys_are);
-    }
-  };
+  block_sums<real> sums;
   // Pairs begin at even keys (blocks do too), so that the same keys meet wherever the visible ones begin and end.
   const int64_t plain = !measuring || clean == keys ? keys : clean / 2 * 2;
   if (far) {
-    take_keys(0, keys, std::integral_constant<key_kind, far_keys>{});
+    weigh_range<real, measuring, far_keys>(column, 0, keys, v, base, unit, holds, sums);
   } else {
-    take_keys(0, plain, std::integral_constant<key_kind, clean_keys>{});
-    if constexpr (measuring) take_keys(plain, keys, std::integral_constant<key_kind, mixed_keys>{});
+    weigh_range<real, measuring, clean_keys>(column, 0, plain, v, base, unit, holds, sums);
+    if constexpr (measuring) weigh_range<real, measuring, mixed_keys>(column, plain, keys, v, base, unit, holds, sums);
   }
 
   const bool even = clean == keys;  // no lane saw more of this block than another
@@ -237,68 +321,24 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
     // Where all lanes count alike, one division does for all.
     const vec<real> inverse = even && keys > 0 ? broadcast(real(1) / real(keys))
                                                : select<real>(seen.count > zero, real(1) / seen.count, zero);
-    const vec<real> mean_distance = distance * inverse;
-    deviation = maximum(distance_squared - distance * mean_distance, zero);
+    const vec<real> mean_distance = sums.distance * inverse;
+    deviation = maximum(sums.distance_squared - sums.distance * mean_distance, zero);
     block_mean = base + mean_distance;
     if (far) {
       deviation = deviation / unit / unit;
       block_mean = base + mean_distance / unit;
     }
   }
-  if (first) {  // what the merge below would give, without its work
-    store(rows.sum + at, sum);
-    if constexpr (measuring) {
-      store(rows.moment + at, moment);
-      store(rows.square + at, square);
-      store(rows.cube + at, cube);
-      store(rows.minimum + at, seen.minimum);
-      store(rows.mean + at, block_mean);
-      store(rows.deviation + at, deviation);
-      rows.alike[v] = even ? keys : -1;
-      if (!even) {
-        store(rows.count + at, seen.count);
-        add_keys<real, false>(seen.count, rows.keys + at);
-      }
-    }
-    return true;
-  }
-  const vec<real> f = rescale.before[v], g = rescale.block[v], sum_before = load(rows.sum + at);
-  store(rows.sum + at, sum_before * f + sum * g);
-  if constexpr (measuring) {
-    // Each side's moment was taken from its own maximum: move the origins, then shrink. So far below that the side
-    // shrinks to 0, a larger step would only overflow.
-    const vec<real> step = at_least<real>(before - now_base, simd<real>::exp2_floor);
-    const vec<real> block_step = at_least<real>(seen.maximum - now_base, simd<real>::exp2_floor);
-    store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * f + (moment + sum * block_step) * g);
-    store(rows.square + at, load(rows.square + at) * (f * f) + square * (g * g));
-    store(rows.cube + at, load(rows.cube + at) * (f * f * f) + cube * (g * g * g));
-    store(rows.minimum + at, minimum(seen.minimum, load(rows.minimum + at)));
-    // Chan's merge of two means and two sums of squared deviations.
-    vec<real> count_before, share;
-    if (often(even && rows.alike[v] >= 0)) {
-      const int64_t before_block = rows.alike[v], count = before_block + keys;
-      count_before = broadcast(real(before_block));
-      share = broadcast(count > 0 ? real(keys) / real(count) : real(0));
-      rows.alike[v] = count;
-    } else {
-      rows.count_apart(v);
-      count_before = load(rows.count + at);
-      const vec<real> count = count_before + seen.count;
-      share = select<real>(count > zero, seen.count / count, zero);
-      store(rows.count + at, count);
-      add_keys<real, true>(seen.count, rows.keys + at);
-    }
-    const vec<real> apart = block_mean - load(rows.mean + at);
-    store(rows.mean + at, load(rows.mean + at) + apart * share);
-    // In this order a side without keys adds 0 even where the square of a mean overflows.
-    store(rows.deviation + at, load(rows.deviation + at) + deviation + apart * (count_before * share) * apart);
-  }
+  if (first)
+    first_block<real, measuring>(rows, v, seen, sums, block_mean, deviation, even, keys);
+  else
+    merge_block<real, measuring>(rows, v, seen, sums, block_mean, deviation, even, keys, before, now_base, rescale);
   return true;
 }
 
 template <typename real, typename contents>
-inline __attribute__((noinline, cold)) void careful_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows,
-                                                           int v, rescale_add<real>& rescale, const contents& holds) {
+inline __attribute__((noinline, cold)) void slow_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
+                                                        rescale_add<real>& rescale, const contents& holds) {
   softmax_column<real, true, true>(column, clean, keys, rows, v, rescale, holds);
 }
 
@@ -311,7 +351,7 @@ inline __attribute__((noinline)) void softmax_block(real* scores, const block_vi
   for (int v = 0; v < vectors; ++v) {
     real* const column = scores + v * width;
     if (!softmax_column<real, measuring, false>(column, view.clean[v], view.stop[v], rows, v, rescale, holds))
-      careful_column(column, view.clean[v], view.stop[v], rows, v, rescale, holds);
+      slow_column(column, view.clean[v], view.stop[v], rows, v, rescale, holds);
   }
   rows.fresh = false;
 }

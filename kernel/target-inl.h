@@ -1,26 +1,6 @@
 // Everything that is compiled once per instruction set, and the table through which it is called.
 // Included by target_<name>.cc after it has defined ROOTDK_TARGET.
-#include <cmath>
-#include <cstring>
-#include <type_traits>
-#include <vector>
-
-#include "attention.h"
-// Order matters: each file uses the ones before it.
-#include "simd-inl.h"
-#include "powers-inl.h"
-#include "convert-inl.h"
-#include "tile-inl.h"
-#include "panel-inl.h"
-#include "scores-inl.h"
-#include "softmax-inl.h"
-#include "reading-inl.h"
-#include "dropout-inl.h"
-#include "forward-inl.h"
-#include "few-inl.h"
-#include "bias_gradient-inl.h"
-#include "backward_parts-inl.h"
-#include "backward-inl.h"
+#include "all-inl.h"
 
 #define ROOTDK_TEXT_OF(name) #name
 #define ROOTDK_TEXT(name) ROOTDK_TEXT_OF(name)
@@ -28,69 +8,59 @@
 namespace rootdk::ROOTDK_TARGET {
 
 // Calls `function<stored>` for the problem's stored type.
-#define ROOTDK_BY_TYPE(function, ...)                                          \
-  switch (problem.type) {                                                      \
-    case element::float32: return function<float>(__VA_ARGS__);                \
-    case element::float64: return function<double>(__VA_ARGS__);               \
-    case element::float16: return function<half_bits>(__VA_ARGS__);            \
-    default: return function<bfloat_bits>(__VA_ARGS__);                        \
+#define ROOTDK_BY_TYPE(function, ...)                               \
+  switch (problem.type) {                                           \
+    case element::float32: return function<float>(__VA_ARGS__);     \
+    case element::float64: return function<double>(__VA_ARGS__);    \
+    case element::float16: return function<half_bits>(__VA_ARGS__); \
+    default: return function<bfloat_bits>(__VA_ARGS__);             \
   }
 
-// Few rows take the path of few-inl.h, whose chunks leave parts in a shared buffer; else an item finishes its rows itself.
+// Many rows: an item finishes its rows itself.
 template <typename stored>
-int64_t forward_items_of(const attention_problem& problem) {
+kernel_pass rows_pass(const attention_problem& problem) {
   typedef compute<stored> real;
-  if (has_few_rows<real>(problem)) return problem.batch * problem.kv_heads * few_chunks(problem);
-  return problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, item_rows<real>);
-}
-template <typename stored>
-int64_t forward_bytes_of(const attention_problem& problem) {
-  return has_few_rows<compute<stored>>(problem) ? few_scratch<stored>(problem, nullptr).bytes
-                                                : forward_scratch<stored>(problem, nullptr).bytes;
-}
-template <typename stored>
-int64_t forward_shared_of(const attention_problem& problem) {
-  typedef compute<stored> real;
-  return has_few_rows<real>(problem) ? forward_items_of<stored>(problem) * few_part_bytes<real>(problem) : 0;
-}
-template <typename stored>
-int64_t forward_merge_items_of(const attention_problem& problem) {
-  return has_few_rows<compute<stored>>(problem) ? problem.batch * problem.kv_heads : 0;
-}
-template <typename stored>
-void forward_item_of(const attention_problem& problem, int64_t item, void* scratch, void* shared) {
-  if (has_few_rows<compute<stored>>(problem))
-    few_item<stored>(problem, item, scratch, shared);
-  else
-    row_block_item<stored>(problem, item, scratch);
+  kernel_pass pass;
+  pass.items = problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, item_rows<real>);
+  pass.scratch_bytes = forward_scratch<stored>(problem, nullptr).bytes;
+  pass.item = [](const attention_problem& p, int64_t item, void* scratch, void*) { row_block_item<stored>(p, item, scratch); };
+  return pass;
 }
 
-static int64_t forward_items(const attention_problem& problem) { ROOTDK_BY_TYPE(forward_items_of, problem) }
-static int64_t forward_shared(const attention_problem& problem) { ROOTDK_BY_TYPE(forward_shared_of, problem) }
-static int64_t forward_bytes(const attention_problem& problem) { ROOTDK_BY_TYPE(forward_bytes_of, problem) }
-static void forward_item(const attention_problem& problem, int64_t item, void* scratch, void* shared) {
-  ROOTDK_BY_TYPE(forward_item_of, problem, item, scratch, shared)
-}
-static int64_t forward_merge_items(const attention_problem& problem) { ROOTDK_BY_TYPE(forward_merge_items_of, problem) }
-static void forward_merge_item(const attention_problem& problem, int64_t item, void* shared) {
-  ROOTDK_BY_TYPE(few_merge_item, problem, item, shared)
-}
-static int64_t backward_items(const attention_problem& problem) { return backward_items_of(problem); }
-static int64_t backward_shared(const attention_problem& problem) { return backward_shared_bytes_of(problem); }
-static int64_t backward_bytes(const attention_problem& problem) { ROOTDK_BY_TYPE(backward_bytes_of, problem) }
-static void backward_item(const attention_problem& problem, int64_t item, void* scratch, void* shared) {
-  ROOTDK_BY_TYPE(backward_item_of, problem, item, scratch, shared)
-}
-static int64_t backward_merge_items(const attention_problem& problem) { return backward_merge_items_of(problem); }
-static void backward_merge_item(const attention_problem& problem, int64_t item, void* shared) {
-  ROOTDK_BY_TYPE(backward_merge_item_of, problem, item, shared)
+// Few rows: chunks of keys leave parts in a shared buffer, and the parts of a key head are merged.
+template <typename stored>
+kernel_pass few_rows_pass(const attention_problem& problem) {
+  typedef compute<stored> real;
+  kernel_pass pass;
+  pass.items = problem.batch * problem.kv_heads * few_chunks(problem);
+  pass.scratch_bytes = few_scratch<stored>(problem, nullptr).bytes;
+  pass.item = few_item<stored>;
+  pass.merges = problem.batch * problem.kv_heads;
+  pass.shared_bytes = pass.items * few_part_bytes<real>(problem);
+  pass.merge = few_merge_item<stored>;
+  return pass;
 }
 
-extern const kernel_target target = {
-    ROOTDK_TEXT(ROOTDK_TARGET),
-    panel_lanes<float>,
-    int(key_block),
-    {forward_items, forward_shared, forward_bytes, forward_item, forward_merge_items, forward_merge_item},
-    {backward_items, backward_shared, backward_bytes, backward_item, backward_merge_items, backward_merge_item}};
+template <typename stored>
+kernel_pass forward_pass(const attention_problem& problem) {
+  return has_few_rows<compute<stored>>(problem) ? few_rows_pass<stored>(problem) : rows_pass<stored>(problem);
+}
+
+template <typename stored>
+kernel_pass backward_pass(const attention_problem& problem) {
+  kernel_pass pass;
+  pass.items = backward_items_of(problem);
+  pass.scratch_bytes = backward_bytes_of<stored>(problem);
+  pass.item = backward_item_of<stored>;
+  pass.merges = backward_merge_items_of(problem);
+  pass.shared_bytes = backward_shared_bytes_of(problem);
+  pass.merge = backward_merge_item_of<stored>;
+  return pass;
+}
+
+static kernel_pass forward(const attention_problem& problem) { ROOTDK_BY_TYPE(forward_pass, problem) }
+static kernel_pass backward(const attention_problem& problem) { ROOTDK_BY_TYPE(backward_pass, problem) }
+
+extern const kernel_target target = {ROOTDK_TEXT(ROOTDK_TARGET), panel_lanes<float>, int(key_block), forward, backward};
 
 }  // namespace rootdk::ROOTDK_TARGET

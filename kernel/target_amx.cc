@@ -1,29 +1,11 @@
 // AVX-512, and AMX for the half types: forward by tiles, and backward with the same scores. What tiles bring nothing for is
 // handed to the other target.
 #define ROOTDK_TARGET amx
-#include <cmath>
-#include <cstring>
-#include <type_traits>
-#include <vector>
-
-#include "attention.h"
-// Order matters: each file uses the ones before it.
-#include "simd-inl.h"
-#include "powers-inl.h"
-#include "convert-inl.h"
-#include "tile-inl.h"
-#include "panel-inl.h"
-#include "scores-inl.h"
-#include "softmax-inl.h"
-#include "reading-inl.h"
-#include "dropout-inl.h"
-#include "forward-inl.h"
-#include "few-inl.h"
-#include "bias_gradient-inl.h"
-#include "backward_parts-inl.h"
-#include "backward-inl.h"
+// clang-format off
+#include "all-inl.h"
 #include "amx_tiles-inl.h"
 #include "amx_forward-inl.h"
+// clang-format on
 
 namespace rootdk::avx512 {
 extern const kernel_target target;
@@ -36,51 +18,35 @@ static bool wants_tiles(const attention_problem& problem) {
   return half_type && problem.d_k > 0 && !has_few_rows<float>(problem);
 }
 
-static int64_t forward_items(const attention_problem& problem) {
-  if (!wants_tiles(problem)) return avx512::target.forward.items(problem);
-  return problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, tile_item_rows);
-}
-static int64_t forward_shared(const attention_problem& problem) {
-  return wants_tiles(problem) ? 0 : avx512::target.forward.shared_bytes(problem);
-}
-static int64_t forward_bytes(const attention_problem& problem) {
-  if (!wants_tiles(problem)) return avx512::target.forward.scratch_bytes(problem);
-  return problem.type == element::bfloat16 ? tile_scratch<bfloat_bits>(problem, nullptr).bytes
-                                           : tile_scratch<half_bits>(problem, nullptr).bytes;
-}
-static void forward_item(const attention_problem& problem, int64_t item, void* scratch, void* shared) {
-  if (!wants_tiles(problem)) return avx512::target.forward.item(problem, item, scratch, shared);
-  problem.type == element::bfloat16 ? tile_item<bfloat_bits>(problem, item, scratch)
-                                    : tile_item<half_bits>(problem, item, scratch);
-}
-static int64_t forward_merge_items(const attention_problem& problem) {
-  return wants_tiles(problem) ? 0 : avx512::target.forward.merges(problem);
+template <typename stored>
+static kernel_pass tiles_pass(const attention_problem& problem) {
+  kernel_pass pass;
+  pass.items = problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, tile_item_rows);
+  pass.scratch_bytes = tile_scratch<stored>(problem, nullptr).bytes;
+  pass.item = [](const attention_problem& p, int64_t item, void* scratch, void*) { tile_item<stored>(p, item, scratch); };
+  return pass;
 }
 
-static int64_t backward_bytes(const attention_problem& problem) {
-  if (!wants_tiles(problem)) return avx512::target.backward.scratch_bytes(problem);
-  return problem.type == element::bfloat16 ? backward_bytes_of<bfloat_bits, tile_scores_again<bfloat_bits>>(problem)
-                                           : backward_bytes_of<half_bits, tile_scores_again<half_bits>>(problem);
-}
-static void backward_item(const attention_problem& problem, int64_t item, void* scratch, void* shared) {
-  if (!wants_tiles(problem))
-    avx512::target.backward.item(problem, item, scratch, shared);
-  else if (problem.type == element::bfloat16)
-    backward_item_of<bfloat_bits, tile_scores_again<bfloat_bits>>(problem, item, scratch, shared);
-  else
-    backward_item_of<half_bits, tile_scores_again<half_bits>>(problem, item, scratch, shared);
+// The other target's pass with the scores by tiles again.
+template <typename stored>
+static kernel_pass tiles_backward_pass(const attention_problem& problem) {
+  kernel_pass pass = avx512::target.backward(problem);
+  pass.scratch_bytes = backward_bytes_of<stored, tile_scores_again<stored>>(problem);
+  pass.item = backward_item_of<stored, tile_scores_again<stored>>;
+  return pass;
 }
 
-// A function, because the other target's table is filled when the program starts, in no order that could be relied on.
-const kernel_target& target() {
-  static const kernel_target both = {
-      "amx",
-      panel_lanes<float>,
-      int(key_block),
-      {forward_items, forward_shared, forward_bytes, forward_item, forward_merge_items, avx512::target.forward.merge},
-      {avx512::target.backward.items, avx512::target.backward.shared_bytes, backward_bytes, backward_item,
-       avx512::target.backward.merges, avx512::target.backward.merge}};
-  return both;
+static kernel_pass forward(const attention_problem& problem) {
+  if (!wants_tiles(problem)) return avx512::target.forward(problem);
+  return problem.type == element::bfloat16 ? tiles_pass<bfloat_bits>(problem) : tiles_pass<half_bits>(problem);
 }
+
+static kernel_pass backward(const attention_problem& problem) {
+  if (!wants_tiles(problem)) return avx512::target.backward(problem);
+  return problem.type == element::bfloat16 ? tiles_backward_pass<bfloat_bits>(problem)
+                                           : tiles_backward_pass<half_bits>(problem);
+}
+
+extern const kernel_target target = {"amx", panel_lanes<float>, int(key_block), forward, backward};
 
 }  // namespace rootdk::amx
