@@ -21,6 +21,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 # C++ and what says how it is built. Of src/ only the folders: their time changes when a file comes or goes.
 SOURCES := $(shell find kernel bindings -type f; find src -type d -not -name __pycache__) CMakeLists.txt pyproject.toml
+CXX_FILES := $(wildcard kernel/*.h kernel/*.cc bindings/*.h bindings/*.cc tests/kernel/*.cc tests/kernel/fuzz/*.h)
 PYTEST := $(PY) -m pytest
 
 # Asked only when something is to be compiled.
@@ -73,14 +74,16 @@ bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes bench
 bench-all: $(VENV)/.benched-all ## the same with jax and openvino too
 	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
 
-lint: $(VENV)/.linted ## ruff (rules and format) and mypy --strict on src/ and benchmarks/
+lint: $(VENV)/.linted ## ruff and clang-format, and mypy --strict on src/ and benchmarks/
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
 	$(PY) -m mypy
 
-format: $(VENV)/.linted ## let ruff rewrite the files
+format: $(VENV)/.linted ## let ruff and clang-format rewrite the files
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 # The kernel knows no Python, so the sanitizers need none either: they build it alone, with the programs that attack it.
 KERNEL_CC := $(filter-out kernel/target_%.cc,$(wildcard kernel/*.cc))
@@ -171,5 +174,5 @@ $(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
 
 # Checking needs no compiler: only the tools and what src/ and benchmarks/ import.
 $(VENV)/.linted: pyproject.toml constraints.txt | $(VENV)/.made
-	$(INSTALL) ruff mypy numpy click rich
+	$(INSTALL) ruff mypy clang-format numpy click rich
 	@touch $@

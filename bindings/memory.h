@@ -117,9 +117,9 @@ class memory {
   void read_attributes(nanobind::handle given) {
     const nanobind::tuple shape(given.attr("shape")), strides(given.attr("stride")());
     const nanobind::str type(nanobind::handle(nanobind::object(given.attr("dtype"))));
-    for (const auto& [name, format] : {std::pair("torch.float32", 'f'), std::pair("torch.float64", 'd'),
-                                       std::pair("torch.float16", 'e'), std::pair("torch.bfloat16", 'H'),
-                                       std::pair("torch.bool", '?'), std::pair("torch.int64", 'q')})
+    for (const auto& [name, format] :
+         {std::pair("torch.float32", 'f'), std::pair("torch.float64", 'd'), std::pair("torch.float16", 'e'),
+          std::pair("torch.bfloat16", 'H'), std::pair("torch.bool", '?'), std::pair("torch.int64", 'q')})
       if (std::strcmp(type.c_str(), name) == 0) format_ = format;
     data_ = static_cast<char*>(PyLong_AsVoidPtr(nanobind::object(given.attr("data_ptr")()).ptr()));
     set_axes(int(shape.size()));

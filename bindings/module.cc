@@ -40,8 +40,8 @@ void require(bool condition, const char* message) {
 // Where the fields of a Problem stand in its tuple, found by their names: src/rootdk/options.py tells what each of them is. Looked
 // up once per type, and there is one.
 struct problem_places {
-#define ROOTDK_PROBLEM_FIELDS(each)                                                                                         \
-  each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset)     \
+#define ROOTDK_PROBLEM_FIELDS(each)                                                                                     \
+  each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset) \
       each(key_lengths) each(mask) each(bias) each(sinks) each(dropout) each(seed)
 #define ROOTDK_PLACE(name) Py_ssize_t name;
   ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
@@ -125,15 +125,17 @@ struct call {
 
   pairs_view pairs(const memory& a, char format) {
     require(a.axes() >= 3 && a.format() == format, "kernel: mask, bias or d_bias has a wrong rank or type");
-    require(a.shape_from_end(2) == problem.heads && a.shape_from_end(1) == problem.n_query &&
-                a.shape_from_end(0) == problem.n_key,
-            "kernel: mask, bias and d_bias must be broadcast to (heads, n_query, n_key)");
+    require(
+        a.shape_from_end(2) == problem.heads && a.shape_from_end(1) == problem.n_query && a.shape_from_end(0) == problem.n_key,
+        "kernel: mask, bias and d_bias must be broadcast to (heads, n_query, n_key)");
     return {a.data(), batch_offsets(a), a.stride_from_end(2), a.stride_from_end(1), a.stride_from_end(0)};
   }
 };
 
 template <typename type>
-constexpr char format_of_type = std::is_same_v<type, double> ? 'd' : std::is_same_v<type, float> ? 'f' : 'q';
+constexpr char format_of_type = std::is_same_v<type, double>  ? 'd'
+                                : std::is_same_v<type, float> ? 'f'
+                                                              : 'q';
 
 template <typename type>
 type* flat(const memory& a, int64_t count, const char* message) {

@@ -23,8 +23,11 @@ struct tile_scratch {
   int64_t bytes;
 
   tile_scratch(const attention_problem& problem, void* buffer)
-      : d_k(round_up(problem.d_k, 2 * tile_pairs)), d_v(round_up(problem.d_v, 2 * tile_side)),
-        query_part(d_k / 2 * tile_lanes), key_part((key_block + tile_side) * d_k / 2), value_part(d_v * value_pairs) {
+      : d_k(round_up(problem.d_k, 2 * tile_pairs)),
+        d_v(round_up(problem.d_v, 2 * tile_side)),
+        query_part(d_k / 2 * tile_lanes),
+        key_part((key_block + tile_side) * d_k / 2),
+        value_part(d_v * value_pairs) {
     carver carve{static_cast<char*>(buffer)};
     queries = carve.take<bf16_pair>(panels * parts * query_part);
     keys = carve.take<bf16_pair>(parts * key_part);
@@ -58,8 +61,8 @@ struct tile_keys {
   bool by_hand;  // some are not finite, and split
 };
 template <typename stored>
-inline tile_keys fetch_tile_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t first,
-                                 int64_t last, const tile_scratch<stored>& s) {
+inline tile_keys fetch_tile_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t first, int64_t last,
+                                 const tile_scratch<stored>& s) {
   const stored* from = row_pointer<stored>(problem.key, batch, kv_head, first);
   // Without a left limit every panel begins at `first`, and the last tile ends with the block.
   const bool inside = last + tile_side <= problem.n_key || (problem.left < 0 && (last - first) % tile_side == 0);
@@ -171,7 +174,8 @@ inline void careful_values(const attention_problem& problem, int64_t batch, int6
     for (int lane = 0; lane < p.live; ++lane) {
       if (key >= view.stop[lane / tile_side] || marks[key * tile_lanes + lane] < 0) continue;
       const uint32_t pair = to_bits(split[(key - key % 2) * tile_lanes + lane]);
-      const float weight = from_bits(key % 2 ? pair & 0xffff0000u : pair << 16) * finish.block[lane / tile_side][lane % tile_side];
+      const float weight =
+          from_bits(key % 2 ? pair & 0xffff0000u : pair << 16) * finish.block[lane / tile_side][lane % tile_side];
       for (int64_t d = 0; d < problem.d_v; ++d)
         if (!finite_row(v + d, 1)) out[d * tile_lanes + lane] += weight * widen(v[d]);
     }

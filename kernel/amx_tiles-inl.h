@@ -86,8 +86,8 @@ constexpr int stored_parts = std::is_same<stored, bfloat_bits>::value ? 1 : 2;
 ROOTDK_INLINE __m512i leading_bits(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000u))); }
 ROOTDK_INLINE __m512i left_over(__m512i x) {
   const __m512i leading = leading_bits(x);
-  const __mmask16 finite = _mm512_cmpneq_epi32_mask(
-      _mm512_and_si512(x, _mm512_set1_epi32(0x7f800000)), _mm512_set1_epi32(0x7f800000));
+  const __mmask16 finite =
+      _mm512_cmpneq_epi32_mask(_mm512_and_si512(x, _mm512_set1_epi32(0x7f800000)), _mm512_set1_epi32(0x7f800000));
   return _mm512_castps_si512(_mm512_maskz_sub_ps(finite, _mm512_castsi512_ps(x), _mm512_castsi512_ps(leading)));
 }
 // Numbers of two vectors of floats, cut to 16 bits, side by side: `low` in the low half.
@@ -179,15 +179,16 @@ ROOTDK_INLINE void store_split(float* column, int64_t key, __m512i low, __m512i 
   const __m512i high_rest = _mm512_castps_si512(_mm512_castsi512_ps(high) - _mm512_castsi512_ps(leading_bits(high)));
   _mm512_storeu_si512(column + key * tile_lanes, side_by_side(low, high));
   const __m512i half_unit = _mm512_set1_epi32(0x8000);  // rounds what is cut off
-  _mm512_storeu_si512(column + (key + 1) * tile_lanes, side_by_side(_mm512_add_epi32(low_rest, half_unit),
-                                                                    _mm512_add_epi32(high_rest, half_unit)));
+  _mm512_storeu_si512(column + (key + 1) * tile_lanes,
+                      side_by_side(_mm512_add_epi32(low_rest, half_unit), _mm512_add_epi32(high_rest, half_unit)));
 }
 
 // The same for a whole column of weights.
 inline void split_weights(float* column, int64_t stop) {
   int64_t key = 0;
   for (; key + 1 < stop; key += 2)
-    store_split(column, key, _mm512_loadu_si512(column + key * tile_lanes), _mm512_loadu_si512(column + (key + 1) * tile_lanes));
+    store_split(column, key, _mm512_loadu_si512(column + key * tile_lanes),
+                _mm512_loadu_si512(column + (key + 1) * tile_lanes));
   if (key < stop) store_split(column, key, _mm512_loadu_si512(column + key * tile_lanes), _mm512_setzero_si512());
 }
 

@@ -10,9 +10,7 @@ namespace rootdk {
 
 enum class element : int { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3 };
 
-inline int64_t element_bytes(element type) {
-  return type == element::float64 ? 8 : type == element::float32 ? 4 : 2;
-}
+inline int64_t element_bytes(element type) { return type == element::float64 ? 8 : type == element::float32 ? 4 : 2; }
 
 // (batch, head, row, d) with a contiguous last axis. Strides are in elements. The batch axis is a list of offsets
 // because several leading axes of any strides must be walked without a copy.
@@ -41,7 +39,7 @@ enum reading_field {
 #define ROOTDK_FIELD(name) reading_##name,
   ROOTDK_READING_FIELDS(ROOTDK_FIELD)
 #undef ROOTDK_FIELD
-  reading_fields
+      reading_fields
 };
 
 class interruption;

@@ -122,8 +122,7 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
   pack_transposed<stored>(out, p.live, one, problem.d_v, out_packed);
   for (int v = 0; v < lanes; v += width) {
     vec<real> delta = vec<real>{};
-    for (int64_t d = 0; d < problem.d_v; ++d)
-      delta += load(b.d_out_packed + d * lanes + v) * load(out_packed + d * lanes + v);
+    for (int64_t d = 0; d < problem.d_v; ++d) delta += load(b.d_out_packed + d * lanes + v) * load(out_packed + d * lanes + v);
     store(b.delta + v, delta);
   }
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
@@ -194,8 +193,7 @@ inline void add_gradients(const attention_problem& problem, const backward_panel
   constexpr int lanes = panel_lanes<real>;
   add_row_products(weights, b.d_out_rows, padded<real>(problem.d_v), b.place.live, keys, d_value, skip);
   add_row_products(gradient, b.q_rows, padded<real>(problem.d_k), b.place.live, keys, d_key, skip);
-  product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, problem.d_k, add{},
-                                          skip);
+  product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, problem.d_k, add{}, skip);
 }
 
 // One block of query rows against the chunk's keys. Returns whether its gradients are finite.
@@ -213,8 +211,8 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     if (between_steps(problem)) scores.after_foreign_code();
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
-    const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first,
-                                                   s.key_copy, s.value_copy);
+    const key_rows<real> rows =
+        fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first, s.key_copy, s.value_copy);
     scores.take_keys(problem, batch, kv_head, block_first, block_last);
     for (int64_t i = 0; i < panels; ++i) {
       backward_panel<real>& b = s.rows[i];
@@ -292,8 +290,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
   if (!finite && !careful) return false;
   for (int64_t key = 0; key < keys; ++key) {
     narrow_row(s.d_key + key * k_width, problem.d_k, row_pointer<stored>(problem.d_key, batch, kv_head, chunk_first + key));
-    narrow_row(s.d_value + key * v_width, problem.d_v,
-               row_pointer<stored>(problem.d_value, batch, kv_head, chunk_first + key));
+    narrow_row(s.d_value + key * v_width, problem.d_v, row_pointer<stored>(problem.d_value, batch, kv_head, chunk_first + key));
   }
   return true;
 }
@@ -302,8 +299,7 @@ template <typename stored, typename maker = vector_scores<stored>>
 void backward_item_of(const attention_problem& problem, int64_t item, void* buffer, void* shared) {
   backward_scratch<stored> s(problem, buffer);
   maker scores(problem, static_cast<char*>(buffer) + s.bytes);
-  if (!try_backward_item(problem, item, s, shared, scores, false))
-    try_backward_item(problem, item, s, shared, scores, true);
+  if (!try_backward_item(problem, item, s, shared, scores, false)) try_backward_item(problem, item, s, shared, scores, true);
 }
 
 template <typename stored, typename maker = vector_scores<stored>>

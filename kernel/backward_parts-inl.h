@@ -59,7 +59,8 @@ inline void merge_query_rows(const attention_problem& problem, int64_t item, voi
   std::vector<real> sum(static_cast<size_t>(problem.d_k));
   const int64_t rows = problem.group() * problem.n_query, stop = at_most((item + 1) * merge_rows, shared_rows(problem));
   for (int64_t row = item * merge_rows; row < stop; ++row) {
-    const int64_t pair = problem.pair(row / rows), head = pair % problem.kv_heads * problem.group() + row % rows / problem.n_query;
+    const int64_t pair = problem.pair(row / rows),
+                  head = pair % problem.kv_heads * problem.group() + row % rows / problem.n_query;
     for (real& x : sum) x = 0;
     for (int64_t chunk = 0; chunk < backward_chunks(problem); ++chunk) {
       const real* part = partial_row<real>(problem, shared, chunk, row);

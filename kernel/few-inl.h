@@ -60,8 +60,7 @@ struct few_scratch {
 
 // The queries with their factors, [row][d].
 template <typename stored>
-inline void pack_few_queries(const attention_problem& problem, int64_t batch, panel<compute<stored>>& p,
-                             compute<stored>* to) {
+inline void pack_few_queries(const attention_problem& problem, int64_t batch, panel<compute<stored>>& p, compute<stored>* to) {
   typedef compute<stored> real;
   alignas(64) real factor[panel_lanes<real>];
   query_factors(problem, batch, p, factor);
@@ -119,7 +118,8 @@ inline void few_dots(const stored* keys, int64_t stride, int64_t count, const co
     for (int i = 0; i < here; ++i)
       for (int row = 0; row < rows; ++row) {
         real score = total[i * rows + row];
-        for (int64_t rest = d; rest < d_k; ++rest) score += widen(keys[(first + i) * stride + rest]) * queries[row * d_k + rest];
+        for (int64_t rest = d; rest < d_k; ++rest)
+          score += widen(keys[(first + i) * stride + rest]) * queries[row * d_k + rest];
         scores[(first + i) * lanes + row] = score;
       }
   }
@@ -128,9 +128,8 @@ inline void few_dots(const stored* keys, int64_t stride, int64_t count, const co
 // compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike.
 template <typename stored>
 inline __attribute__((noinline)) void few_scores(const attention_problem& problem, int64_t batch, int64_t kv_head,
-                                                 const panel<compute<stored>>& p, const compute<stored>* queries,
-                                                 int64_t start, const block_view& view, compute<stored>* scores,
-                                                 compute<stored>* slope) {
+                                                 const panel<compute<stored>>& p, const compute<stored>* queries, int64_t start,
+                                                 const block_view& view, compute<stored>* scores, compute<stored>* slope) {
   const stored* keys = row_pointer<stored>(problem.key, batch, kv_head, start);
   const int64_t stride = problem.key.row_stride, count = view.keys(), d_k = problem.d_k;
   int row = 0;
@@ -174,8 +173,8 @@ ROOTDK_INLINE void in_order_of_memory([[maybe_unused]] vec<compute<stored>>* two
 // tile-inl.h: pairs that are stepped over.
 template <typename stored, int rows, int vectors, bool careful>
 ROOTDK_INLINE void few_values_at(const stored* values, int64_t stride, int64_t count, const compute<stored>* weights,
-                                 const compute<stored>* marks, const compute<stored>* before,
-                                 const compute<stored>* block, int64_t out_stride, compute<stored>* out) {
+                                 const compute<stored>* marks, const compute<stored>* before, const compute<stored>* block,
+                                 int64_t out_stride, compute<stored>* out) {
   typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   constexpr int chains = rows * vectors <= 4 ? 2 : 1;  // keys side by side where one leaves too few sums to keep busy
@@ -213,8 +212,8 @@ ROOTDK_INLINE void few_values_at(const stored* values, int64_t stride, int64_t c
 
 template <typename stored, int rows, bool careful>
 inline void few_values(const stored* values, int64_t stride, int64_t count, const compute<stored>* weights,
-                       const compute<stored>* marks, const compute<stored>* before, const compute<stored>* block,
-                       int64_t d_v, compute<stored>* out) {
+                       const compute<stored>* marks, const compute<stored>* before, const compute<stored>* block, int64_t d_v,
+                       compute<stored>* out) {
   typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   int64_t d = 0;
@@ -311,8 +310,7 @@ inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int la
   constexpr real floor = simd<real>::exp2_floor;  // below it a side has shrunk to 0, and a larger step would overflow
   const real step = before - base > floor ? before - base : floor;
   const real their_step = theirs - base > floor ? theirs - base : floor;
-  rows.moment[lane] = (rows.moment[lane] + sum * step) * f +
-                      (other.moment[lane] + other.sum[lane] * their_step) * g;
+  rows.moment[lane] = (rows.moment[lane] + sum * step) * f + (other.moment[lane] + other.sum[lane] * their_step) * g;
   rows.square[lane] = rows.square[lane] * (f * f) + other.square[lane] * (g * g);
   rows.cube[lane] = rows.cube[lane] * (f * f * f) + other.cube[lane] * (g * g * g);
   rows.minimum[lane] = other.minimum[lane] < rows.minimum[lane] ? other.minimum[lane] : rows.minimum[lane];

@@ -135,8 +135,8 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     between_steps(problem);
     const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
-    const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first,
-                                                   s.key_copy, s.value_copy);
+    const key_rows<real> rows =
+        fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first, s.key_copy, s.value_copy);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<real>& p = s.places[i];
       const int64_t start = at_least(block_first, p.first_any), stop = at_most(block_last, p.last_any);

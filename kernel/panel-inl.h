@@ -30,8 +30,8 @@ ROOTDK_INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Not inlined: among the packing of an item its loop was compiled worse.
 template <typename real>
-inline __attribute__((noinline)) void place_panel(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t start, int64_t stop,
-                        panel<real>& p) {
+inline __attribute__((noinline)) void place_panel(const attention_problem& problem, int64_t batch, int64_t kv_head,
+                                                  int64_t start, int64_t stop, panel<real>& p) {
   const int64_t length = problem.key_length ? problem.key_length[batch] : problem.n_key;
   const int64_t offset = problem.query_offset ? problem.query_offset[batch] : 0;
   p.live = int(stop - start);
@@ -150,10 +150,10 @@ template <typename stored>
 ROOTDK_INLINE key_rows<compute<stored>> fetch_keys(const attention_problem& problem, int64_t batch, int64_t kv_head,
                                                    int64_t start, int64_t count, compute<stored>* key_copy,
                                                    compute<stored>* value_copy) {
-  return {widen_rows(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, count, problem.d_k,
-                     key_copy),
-          widen_rows(row_pointer<stored>(problem.value, batch, kv_head, start), problem.value.row_stride, count,
-                     problem.d_v, value_copy)};
+  return {
+      widen_rows(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, count, problem.d_k, key_copy),
+      widen_rows(row_pointer<stored>(problem.value, batch, kv_head, start), problem.value.row_stride, count, problem.d_v,
+                 value_copy)};
 }
 
 template <typename stored, typename real>

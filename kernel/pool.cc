@@ -204,7 +204,8 @@ int num_threads() { return thread_setting().load(std::memory_order_relaxed); }
 
 void set_num_threads(int threads) {
   if (threads < 1 || threads > most_threads)
-    throw std::invalid_argument("threads: must be from 1 to " + std::to_string(most_threads) + ", got " + std::to_string(threads));
+    throw std::invalid_argument("threads: must be from 1 to " + std::to_string(most_threads) + ", got " +
+                                std::to_string(threads));
   thread_setting().store(threads, std::memory_order_relaxed);
 }
 

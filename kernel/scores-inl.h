@@ -47,8 +47,8 @@ inline __attribute__((noinline, cold)) void multiply_lanes(const real* factor, i
 
 // The queries of a panel with their factors, to[d][lane].
 template <typename stored>
-inline void pack_scaled(const attention_problem& problem, int64_t batch, const stored* const* from,
-                        panel<compute<stored>>& p, compute<stored>* to) {
+inline void pack_scaled(const attention_problem& problem, int64_t batch, const stored* const* from, panel<compute<stored>>& p,
+                        compute<stored>* to) {
   typedef compute<stored> real;
   alignas(64) real factor[panel_lanes<real>];
   query_factors(problem, batch, p, factor);
@@ -123,8 +123,8 @@ inline void add_bias(const attention_problem& problem, int64_t batch, const pane
 }
 
 template <typename real>
-inline void hide_masked(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
-                        int64_t keys, real* scores) {
+inline void hide_masked(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start, int64_t keys,
+                        real* scores) {
   const pairs_view& view = problem.mask;
   const char* base = view.data + view.batch_offset[batch] + start * view.key_stride;
   const auto read = [&](int lane, int64_t key, int count, real* part) __attribute__((always_inline)) {

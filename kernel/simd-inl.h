@@ -232,8 +232,10 @@ ROOTDK_INLINE vec<real> at_least(vec<real> x, real floor) {
 template <typename real>
 ROOTDK_INLINE real sum_lanes(vec<real> x) {
 #if defined(__AVX512F__)
-  if constexpr (sizeof(real) == 4) return _mm512_reduce_add_ps((__m512)x);
-  else return _mm512_reduce_add_pd((__m512d)x);
+  if constexpr (sizeof(real) == 4)
+    return _mm512_reduce_add_ps((__m512)x);
+  else
+    return _mm512_reduce_add_pd((__m512d)x);
 #else
   // Halves onto halves: the same tree on every target without a reduction of its own.
   alignas(64) real lane[simd<real>::width];

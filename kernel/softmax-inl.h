@@ -198,8 +198,7 @@ ROOTDK_INLINE void weigh_range(real* column, int64_t from, int64_t to, int v, ve
   int64_t key = from;
   constexpr int turn = unroll<measuring>;
   if constexpr (keys_are == clean_keys)  // the others are few, or slowed by a mask anyway
-    for (; key + turn <= to; key += turn)
-      weigh_keys<real, measuring, keys_are, turn>(column, key, v, base, unit, holds, sums);
+    for (; key + turn <= to; key += turn) weigh_keys<real, measuring, keys_are, turn>(column, key, v, base, unit, holds, sums);
   if (unlikely(key < to)) {
     for (; key + 2 <= to; key += 2) weigh_keys<real, measuring, keys_are, 2>(column, key, v, base, unit, holds, sums);
     if (key < to) weigh_keys<real, measuring, keys_are, 1>(column, key, v, base, unit, holds, sums);
@@ -209,7 +208,7 @@ ROOTDK_INLINE void weigh_range(real* column, int64_t from, int64_t to, int v, ve
 // The first block of a row: what the merge below would give, without its work. `even`: no lane saw more of this block than another.
 template <typename real, bool measuring>
 ROOTDK_INLINE void first_block(row_sums<real>& rows, int v, const block_extremes<real>& seen, const block_sums<real>& sums,
-                              vec<real> mean, vec<real> deviation, bool even, int64_t keys) {
+                               vec<real> mean, vec<real> deviation, bool even, int64_t keys) {
   const int at = v * simd<real>::width;
   store(rows.sum + at, sums.sum);
   if constexpr (measuring) {
@@ -230,8 +229,8 @@ ROOTDK_INLINE void first_block(row_sums<real>& rows, int v, const block_extremes
 // One more block of a row. `before` and `now_base`: the row's maximum before this block, and after it.
 template <typename real, bool measuring>
 ROOTDK_INLINE void merge_block(row_sums<real>& rows, int v, const block_extremes<real>& seen, const block_sums<real>& sums,
-                              vec<real> mean, vec<real> deviation, bool even, int64_t keys, vec<real> before,
-                              vec<real> now_base, const rescale_add<real>& rescale) {
+                               vec<real> mean, vec<real> deviation, bool even, int64_t keys, vec<real> before,
+                               vec<real> now_base, const rescale_add<real>& rescale) {
   const int at = v * simd<real>::width;
   const vec<real> zero = vec<real>{};
   const vec<real> f = rescale.before[v], g = rescale.block[v], sum_before = load(rows.sum + at);
@@ -319,8 +318,8 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
   vec<real> block_mean = zero, deviation = zero;
   if constexpr (measuring) {
     // Where all lanes count alike, one division does for all.
-    const vec<real> inverse = even && keys > 0 ? broadcast(real(1) / real(keys))
-                                               : select<real>(seen.count > zero, real(1) / seen.count, zero);
+    const vec<real> inverse =
+        even && keys > 0 ? broadcast(real(1) / real(keys)) : select<real>(seen.count > zero, real(1) / seen.count, zero);
     const vec<real> mean_distance = sums.distance * inverse;
     deviation = maximum(sums.distance_squared - sums.distance * mean_distance, zero);
     block_mean = base + mean_distance;

@@ -62,8 +62,8 @@ struct step_over {
 struct take_all {};
 
 template <typename real, a_layout layout, int rows, int vectors, typename skip_t, typename finish_t>
-ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* __restrict b, int64_t b_stride,
-                        int64_t steps, real* __restrict c, int64_t c_stride, const skip_t& skip, const finish_t& finish) {
+ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* __restrict b, int64_t b_stride, int64_t steps,
+                        real* __restrict c, int64_t c_stride, const skip_t& skip, const finish_t& finish) {
   constexpr int width = simd<real>::width;
   constexpr bool careful = !std::is_same<skip_t, take_all>::value;
   vec<real> sum[rows][vectors];
@@ -92,9 +92,9 @@ ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* 
 
 // All rows: whole tiles, then one of every smaller size that is needed.
 template <typename real, a_layout layout, int vectors, typename finish_t, typename skip_t = take_all>
-inline __attribute__((noinline)) void product(const real* a, int64_t a_stride, const real* b, int64_t b_stride,
-                                              int64_t steps, real* c, int64_t c_stride, int64_t rows,
-                                              const finish_t& finish, const skip_t& skip = {}) {
+inline __attribute__((noinline)) void product(const real* a, int64_t a_stride, const real* b, int64_t b_stride, int64_t steps,
+                                              real* c, int64_t c_stride, int64_t rows, const finish_t& finish,
+                                              const skip_t& skip = {}) {
   int64_t row = 0;
   const auto tile_of = [&](auto size) __attribute__((always_inline)) {
     skip_t here = skip;

@@ -72,7 +72,8 @@ void bias_copies::merge_as() {
     for (int64_t part = 0; part < parts_; ++part)
       for (int64_t head = 0; head < heads_; ++head)
         for (int64_t query = 0; query < queries_; ++query) {
-          real* row = reinterpret_cast<real*>(to.data) + part_offset_[size_t(part)] + head * to.head_stride + query * to.query_stride;
+          real* row =
+              reinterpret_cast<real*>(to.data) + part_offset_[size_t(part)] + head * to.head_stride + query * to.query_stride;
           for (int64_t key = 0; key < keys_; ++key) row[key * to.key_stride] += *from++;
         }
 }

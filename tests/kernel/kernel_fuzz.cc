@@ -94,7 +94,8 @@ void run_kernel(random_problem& p) {
 
 std::string results(const random_problem& p) {
   std::string all;
-  for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value}) all.append(a->block.data(), size_t(a->block.size()));
+  for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value})
+    all.append(a->block.data(), size_t(a->block.size()));
   for (const exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_bias.block})
     all.append(block->data(), size_t(block->size()));
   return all;
@@ -191,7 +192,8 @@ int main(int argc, char** argv) {
   for (const rootdk::kernel_target* target : rootdk::available_targets())
     if (wanted == "all" || target->name == wanted) targets.push_back(target->name);
   if (count < 1 || processes < 1 || targets.empty()) {
-    std::fprintf(stderr, "usage: kernel_fuzz [count] [seed] [target] [processes]; the target must be one that this CPU can run\n");
+    std::fprintf(stderr,
+                 "usage: kernel_fuzz [count] [seed] [target] [processes]; the target must be one that this CPU can run\n");
     return 2;
   }
   std::printf("seed %" PRIu64 ", %" PRId64 " problems on", seed, count);
@@ -200,8 +202,8 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
 
   const auto begin = std::chrono::steady_clock::now();
-  void* const shared = mmap(nullptr, size_t(processes) * sizeof(fuzz::progress), PROT_READ | PROT_WRITE,
-                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const shared =
+      mmap(nullptr, size_t(processes) * sizeof(fuzz::progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) std::abort();
   fuzz::progress* const told = static_cast<fuzz::progress*>(shared);  // the system hands it out as zeros
   std::vector<pid_t> children;
@@ -234,10 +236,12 @@ int main(int argc, char** argv) {
       numbers += told[i].numbers[t], loose += told[i].loose[t];
       worst = std::max(worst, told[i].worst[t]);
     }
-    std::printf("%-7s %" PRId64 " numbers compared; largest error %.2f of its bound; %.1f %% with a bound above the number itself\n",
+    std::printf("%-7s %" PRId64
+                " numbers compared; largest error %.2f of its bound; %.1f %% with a bound above the number itself\n",
                 targets[t].c_str(), numbers, worst, 100.0 * double(loose) / double(numbers ? numbers : 1));
   }
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-  std::printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " died, in %.0f s\n", done - failed, failed, died, taken.count());
+  std::printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " died, in %.0f s\n", done - failed, failed, died,
+              taken.count());
   return failed || died ? 1 : 0;
 }

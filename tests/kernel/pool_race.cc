@@ -90,15 +90,18 @@ void giving_up() {
   rootdk::interruption stop([] { return true; });
   std::atomic<int> begun{0};
   int64_t finished = 0;
-  rootdk::parallel_for(2, 2, [&](int64_t) {
-    ++begun;
-    if (!stop.on_the_calling_thread()) {
-      while (!stop.given_up()) std::this_thread::yield();
-      ++finished;
-      return;
-    }
-    while (begun < 2 && !stop.given_up()) std::this_thread::yield();
-  }, 0, &stop);
+  rootdk::parallel_for(
+      2, 2,
+      [&](int64_t) {
+        ++begun;
+        if (!stop.on_the_calling_thread()) {
+          while (!stop.given_up()) std::this_thread::yield();
+          ++finished;
+          return;
+        }
+        while (begun < 2 && !stop.given_up()) std::this_thread::yield();
+      },
+      0, &stop);
   require(stop.given_up() && finished == 1, "a caller who waits does not ask whether to give up");
   each_item_once(17, 3);
 }

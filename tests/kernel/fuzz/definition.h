@@ -176,8 +176,7 @@ inline void define_row_gradient(const random_problem& p, const query_row& row, i
     const exact off = kept * d_weight.error(exact(f.d_v + 4), real) + delta_error + 2 * u * std::fabs(difference);
     bounded_sum d_logit, d_score;
     d_logit.add(x.weight, x.weight_error, difference, off);
-    if (f.d_bias.data)
-      d_bias.add(p.d_bias.at({row.batch, row.head, row.query, x.key}), d_logit.value, d_logit.error(2, real));
+    if (f.d_bias.data) d_bias.add(p.d_bias.at({row.batch, row.head, row.query, x.key}), d_logit.value, d_logit.error(2, real));
     d_score.add(d_logit.value, d_logit.error(2, real), x.slope, x.slope_error);
     const exact gradient = d_score.value, gradient_error = d_score.error(3, real);
     for (int64_t d = 0; d < f.d_k; ++d) {

@@ -15,8 +15,17 @@ class dense_problem {
   static constexpr int64_t heads = 4, n = 130, d = 8;  // heads * n * n * 2 d: beyond what the kernel does on one thread
 
   explicit dense_problem(uint64_t seed)
-      : zero_(1, 0), query_(size()), key_(size()), value_(size()), d_out_(size()), out_(size()), d_query_(size()),
-        d_key_(size()), d_value_(size()), d_bias_(size_t(n * n)), row_state_(size_t(2 * heads * n)) {
+      : zero_(1, 0),
+        query_(size()),
+        key_(size()),
+        value_(size()),
+        d_out_(size()),
+        out_(size()),
+        d_query_(size()),
+        d_key_(size()),
+        d_value_(size()),
+        d_bias_(size_t(n * n)),
+        row_state_(size_t(2 * heads * n)) {
     random_source random(seed);
     for (std::vector<float>* numbers : {&query_, &key_, &value_, &d_out_})
       for (float& x : *numbers) x = float(random.normal());

@@ -140,10 +140,12 @@ inline void find_weights(const random_problem& p, query_row& row) {
   if (row.has_sink) term(row.sink, 3 * u * std::fabs(row.sink));
   const log_sum middle(value), lowest(low), highest(high);
   row.log_sum_exp = middle.all();
-  row.log_sum_exp_error = std::max(highest.all() - row.log_sum_exp, row.log_sum_exp - lowest.all()) +
-                          row.sum_units * u + 4 * u * (std::fabs(row.peak) + std::fabs(row.log_sum_exp));
+  row.log_sum_exp_error = std::max(highest.all() - row.log_sum_exp, row.log_sum_exp - lowest.all()) + row.sum_units * u +
+                          4 * u * (std::fabs(row.peak) + std::fabs(row.log_sum_exp));
 
-  const auto share = [](exact mine, exact others) { return others == -infinity ? exact(1) : 1 / (1 + std::exp(others - mine)); };
+  const auto share = [](exact mine, exact others) {
+    return others == -infinity ? exact(1) : 1 / (1 + std::exp(others - mine));
+  };
   const auto weigh = [&](size_t i, exact& weight, exact& error) {
     weight = share(value[i], middle.without(i));
     // Backward rounds anew, with the same logits: once more the rounding. A certain winner is subtracted from itself.
