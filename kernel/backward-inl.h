@@ -199,7 +199,7 @@ inline void add_gradients(const attention_problem& problem, const backward_panel
 // One block of query rows against the chunk's keys. Returns whether its gradients are finite.
 template <typename stored, typename maker>
 inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels, int64_t chunk_first,
-                       int64_t chunk_last, backward_scratch<stored>& s, maker& scores, bool careful) {
+                       int64_t chunk_last, backward_scratch<stored>& s, maker& scores, bool slow_path) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
@@ -223,19 +223,19 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       const block_view view = whole_block(view_block(problem, b.place, start, keys));
       real* slope = problem.softcap > 0 ? s.slope : nullptr;
       scores.make(problem, batch, kv_head, i, b.place, b.q_packed, k, start, view, s.scores, slope);
-      if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
+      if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
       product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
                                            overwrite{});
       if (problem.dropout > 0) dropout_factors(problem, b.place, start, keys, s.factors);
       // Once, not again with care: dS is the same both times, and d_bias is added to.
-      const bool adds_bias = problem.d_bias.data && !careful;
+      const bool adds_bias = problem.d_bias.data && !slow_path;
       score_gradient<real>(b, keys, s.scores, s.gradient, slope, problem.dropout > 0 ? s.factors : nullptr,
                            adds_bias && slope ? s.d_bias : nullptr);
       if (adds_bias) add_bias_gradient(problem, batch, b.place, start, keys, slope ? s.d_bias : s.gradient, b.bias_sum);
       if (b.stretched) multiply_lanes(b.stretch, keys, s.gradient);
       real* d_key = s.d_key + (start - chunk_first) * k_width;
       real* d_value = s.d_value + (start - chunk_first) * v_width;
-      if (careful)
+      if (slow_path)
         add_gradients(problem, b, s.scores, s.gradient, k, keys, d_key, d_value, step_over<real>{s.marks});
       else
         add_gradients(problem, b, s.scores, s.gradient, k, keys, d_key, d_value, take_all{});
@@ -248,7 +248,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
 
 template <typename stored, typename maker>
 inline bool try_backward_item(const attention_problem& problem, int64_t item, backward_scratch<stored>& s, void* shared,
-                              maker& scores, bool careful) {
+                              maker& scores, bool slow_path) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t chunks = backward_chunks(problem), chunk = item % chunks, pair = problem.pair(item / chunks);
@@ -269,11 +269,11 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
       place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), s.rows[i].place);
       prepare_rows<stored>(problem, batch, i, s.rows[i], s.out_packed, scores);
     }
-    finite &= walk_chunk(problem, batch, kv_head, panels, chunk_first, chunk_last, s, scores, careful);
+    finite &= walk_chunk(problem, batch, kv_head, panels, chunk_first, chunk_last, s, scores, slow_path);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<real>& p = s.rows[i].place;
       const int64_t row = item / chunks * rows + start + i * lanes;
-      if (bias_lacks_keys(problem) && !careful)
+      if (bias_lacks_keys(problem) && !slow_path)
         std::memcpy(partial_bias<real>(problem, shared, chunk, row), s.rows[i].bias_sum, size_t(p.live) * sizeof(real));
       if (chunks == 1) {
         stored* to[lanes];
@@ -287,7 +287,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
     }
   }
   finite = finite && finite_numbers(s.d_key, keys * k_width) && finite_numbers(s.d_value, keys * v_width);
-  if (!finite && !careful) return false;
+  if (!finite && !slow_path) return false;
   for (int64_t key = 0; key < keys; ++key) {
     narrow_row(s.d_key + key * k_width, problem.d_k, row_pointer<stored>(problem.d_key, batch, kv_head, chunk_first + key));
     narrow_row(s.d_value + key * v_width, problem.d_v, row_pointer<stored>(problem.d_value, batch, kv_head, chunk_first + key));

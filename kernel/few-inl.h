@@ -171,7 +171,7 @@ ROOTDK_INLINE void in_order_of_memory([[maybe_unused]] vec<compute<stored>>* two
 
 // out[row][d] = out * before[row] + block[row] * sum over keys of weight[key][row] * value[key][d]. `marks` as in
 // tile-inl.h: pairs that are stepped over.
-template <typename stored, int rows, int vectors, bool careful>
+template <typename stored, int rows, int vectors, bool slow_path>
 ROOTDK_INLINE void few_values_at(const stored* values, int64_t stride, int64_t count, const compute<stored>* weights,
                                  const compute<stored>* marks, const compute<stored>* before, const compute<stored>* block,
                                  int64_t out_stride, compute<stored>* out) {
@@ -190,7 +190,7 @@ ROOTDK_INLINE void few_values_at(const stored* values, int64_t stride, int64_t c
       for (int v = 0; v < vectors; ++v) numbers[v] = load_wide(values + key * stride + v * width);
     for (int v = 0; v < vectors; ++v)
       for (int row = 0; row < rows; ++row) {
-        if (careful && marks[key * lanes + row] < 0) continue;
+        if (slow_path && marks[key * lanes + row] < 0) continue;
         sum[chain][row][v] += broadcast(weights[key * lanes + row]) * numbers[v];
       }
   };
@@ -210,7 +210,7 @@ ROOTDK_INLINE void few_values_at(const stored* values, int64_t stride, int64_t c
   }
 }
 
-template <typename stored, int rows, bool careful>
+template <typename stored, int rows, bool slow_path>
 inline void few_values(const stored* values, int64_t stride, int64_t count, const compute<stored>* weights,
                        const compute<stored>* marks, const compute<stored>* before, const compute<stored>* block, int64_t d_v,
                        compute<stored>* out) {
@@ -218,19 +218,19 @@ inline void few_values(const stored* values, int64_t stride, int64_t count, cons
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   int64_t d = 0;
   for (; d + 4 * width <= d_v; d += 4 * width)
-    few_values_at<stored, rows, 4, careful>(values + d, stride, count, weights, marks, before, block, d_v, out + d);
+    few_values_at<stored, rows, 4, slow_path>(values + d, stride, count, weights, marks, before, block, d_v, out + d);
   for (; d + width <= d_v; d += width)
-    few_values_at<stored, rows, 1, careful>(values + d, stride, count, weights, marks, before, block, d_v, out + d);
+    few_values_at<stored, rows, 1, slow_path>(values + d, stride, count, weights, marks, before, block, d_v, out + d);
   for (; d < d_v; ++d)
     for (int row = 0; row < rows; ++row) {
       real sum = 0;
       for (int64_t key = 0; key < count; ++key)
-        if (!(careful && marks[key * lanes + row] < 0)) sum += weights[key * lanes + row] * widen(values[key * stride + d]);
+        if (!(slow_path && marks[key * lanes + row] < 0)) sum += weights[key * lanes + row] * widen(values[key * stride + d]);
       out[row * d_v + d] = out[row * d_v + d] * before[row] + sum * block[row];
     }
 }
 
-template <typename stored, bool careful>
+template <typename stored, bool slow_path>
 inline void few_values(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<compute<stored>>& p,
                        int64_t start, int64_t count, const compute<stored>* weights, const compute<stored>* marks,
                        const rescale_add<compute<stored>>& finish, compute<stored>* out) {
@@ -243,8 +243,8 @@ inline void few_values(const attention_problem& problem, int64_t batch, int64_t 
   int row = 0;
   few_row_groups<real>([&](auto rows) __attribute__((always_inline)) {
     for (; row + rows <= p.live; row += rows)
-      few_values<stored, rows, careful>(values, stride, count, weights + row, marks + row, before + row, block + row, d_v,
-                                        out + row * d_v);
+      few_values<stored, rows, slow_path>(values, stride, count, weights + row, marks + row, before + row, block + row, d_v,
+                                          out + row * d_v);
   });
 }
 
@@ -252,7 +252,7 @@ inline void few_values(const attention_problem& problem, int64_t batch, int64_t 
 template <typename stored>
 inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t chunk,
                      const panel<compute<stored>>& p, few_scratch<stored>& s, const few_part<compute<stored>>& part,
-                     bool careful) {
+                     bool slow_path) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t first = at_least(chunk * few_chunk_keys, p.first_any);
@@ -263,14 +263,14 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
     const int64_t start = at_least(block, first), keys = at_most(block + key_block, last) - start;
     const block_view view = view_block(problem, p, start, keys);
     few_scores<stored>(problem, batch, kv_head, p, s.queries, start, view, s.scores, static_cast<real*>(nullptr));
-    if (careful) mark_hidden(s.scores, keys * lanes, s.marks);
+    if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
     rescale_add<real> finish;
     softmax(problem, s.scores, view, *part.rows, finish, 1);
     if (problem.dropout > 0) {
       dropout_factors(problem, p, start, keys, s.factors);
       for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
     }
-    const auto add = careful ? few_values<stored, true> : few_values<stored, false>;
+    const auto add = slow_path ? few_values<stored, true> : few_values<stored, false>;
     add(problem, batch, kv_head, p, start, keys, s.scores, s.marks, finish, part.out);
   }
   if (part.rows->fresh) part.rows->clear();

@@ -65,7 +65,7 @@ template <typename real, a_layout layout, int rows, int vectors, typename skip_t
 ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* __restrict b, int64_t b_stride, int64_t steps,
                         real* __restrict c, int64_t c_stride, const skip_t& skip, const finish_t& finish) {
   constexpr int width = simd<real>::width;
-  constexpr bool careful = !std::is_same<skip_t, take_all>::value;
+  constexpr bool slow_path = !std::is_same<skip_t, take_all>::value;
   vec<real> sum[rows][vectors];
   for (int row = 0; row < rows; ++row)
     for (int v = 0; v < vectors; ++v) sum[row][v] = vec<real>{};
@@ -73,11 +73,11 @@ ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* 
     vec<real> b_vec[vectors];
     for (int v = 0; v < vectors; ++v) b_vec[v] = load(b + step * b_stride + v * width);
     for (int row = 0; row < rows; ++row) {
-      if constexpr (careful && layout == a_rows)
+      if constexpr (slow_path && layout == a_rows)
         if (skip.marks[row * a_stride + step] < 0) continue;
       const vec<real> x = broadcast(layout == a_rows ? a[row * a_stride + step] : a[step * a_stride + row]);
       for (int v = 0; v < vectors; ++v) {
-        if constexpr (careful && layout == a_columns) {
+        if constexpr (slow_path && layout == a_columns) {
           const ivec<real> hidden = load(skip.marks + step * b_stride + v * width) < vec<real>{};
           sum[row][v] = select<real>(hidden, sum[row][v], sum[row][v] + x * b_vec[v]);
         } else {
