@@ -12,11 +12,11 @@ from ring_ranks import together
 
 from rootdk import distributed
 from rootdk.cli import main
+from rootdk.cli.terminal import planned
 from rootdk.distributed import checking
 from rootdk.distributed.cost import Ring, cost, pairs
 from rootdk.distributed.layout import even_lengths, positions_of
 from rootdk.errors import ArgumentError, ArgumentTypeError
-from rootdk.terminal import planned
 
 SIZES: dict[str, Any] = {"tokens": 48, "heads": 4, "kv_heads": 2, "d": 8, "flops": 1e9, "bandwidth": 1e6}
 

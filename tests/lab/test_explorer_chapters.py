@@ -17,14 +17,14 @@ import rootdk
 from rootdk import theory
 from rootdk.audit.demonstration import demonstrate
 from rootdk.errors import ArgumentError
-from rootdk.explorer.audit_input import MOST_CELLS, checked_audit
-from rootdk.explorer.chapter import KINDS, Chapter, Control, View, plain
-from rootdk.explorer.chapters import CHAPTERS
-from rootdk.explorer.curves import WIDTHS, flow_over_widths, median_over_widths, norm_over_widths
-from rootdk.explorer.draws import vectors, vectors_in_python
-from rootdk.explorer.model_view import model_view
-from rootdk.explorer.values import RefusedValueError, read_value, read_values
-from rootdk.explorer.warm_up import warm_up
+from rootdk.lab.explorer.audit_input import MOST_CELLS, checked_audit
+from rootdk.lab.explorer.chapter import KINDS, Chapter, Control, View, plain
+from rootdk.lab.explorer.chapters import CHAPTERS
+from rootdk.lab.explorer.curves import WIDTHS, flow_over_widths, median_over_widths, norm_over_widths
+from rootdk.lab.explorer.draws import vectors, vectors_in_python
+from rootdk.lab.explorer.model_view import model_view
+from rootdk.lab.explorer.values import RefusedValueError, read_value, read_values
+from rootdk.lab.explorer.warm_up import warm_up
 from rootdk.lab.training import interval
 from rootdk.theory.formats import FORMATS, spacing
 
@@ -680,7 +680,7 @@ def test_warming_up_leaves_the_curves_computed(monkeypatch) -> None:
     warm_up()
     for module in ("rootdk.theory.gradient", "rootdk.theory.attention"):
         monkeypatch.setattr(f"{module}.attention_averages", None)  # who still computes an average over d_k fails
-    monkeypatch.setattr("rootdk.explorer.curves.row_law", None)
+    monkeypatch.setattr("rootdk.lab.explorer.curves.row_law", None)
     for chapter in CHAPTERS:
         chapter.compute(read_values(chapter, {}))
     for exponent in ("0.05", "0.35", "0.95"):
@@ -696,7 +696,7 @@ def test_warming_up_stops_when_asked(monkeypatch) -> None:
         seen.append(chapter.id)
         return read_values(chapter, raw)
 
-    monkeypatch.setattr("rootdk.explorer.warm_up.read_values", read)
+    monkeypatch.setattr("rootdk.lab.explorer.warm_up.read_values", read)
     warm_up(lambda: next(asked) >= 2)
     assert seen == [CHAPTERS[0].id] * 2
 

@@ -12,12 +12,12 @@ from click.testing import CliRunner, Result
 
 from rootdk import theory
 from rootdk.cli import main
+from rootdk.cli.terminal import job, overview
 from rootdk.errors import ArgumentError
 from rootdk.files import write_atomically
 from rootdk.lab.checks import LEDGER
 from rootdk.lab.proof import prove
 from rootdk.lab.recommendation import recommend
-from rootdk.terminal import job, overview
 
 SMALL = ("--quick", "--d-k", "16", "--keys", "64")
 
@@ -137,7 +137,7 @@ def test_without_plotly_the_summary_and_how_to_get_the_report(rootdk: Any, tmp_p
 
 @pytest.mark.usefixtures("no_plotly")
 def test_without_plotly_a_report_by_name_is_an_error_at_once(rootdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rootdk.terminal.command.work", None)
+    monkeypatch.setattr("rootdk.cli.terminal.command.work", None)
     result = rootdk("--out", "a.html")
     assert result.exit_code == 1
     assert result.output.count("\n") == 1
@@ -179,7 +179,7 @@ def test_without_plotly_and_without_a_report_nothing_is_missing(rootdk: Any) -> 
     ],
 )
 def test_bad_input(rootdk: Any, monkeypatch: pytest.MonkeyPatch, arguments: Any, code: int, message: str) -> None:
-    monkeypatch.setattr("rootdk.terminal.command.work", None)
+    monkeypatch.setattr("rootdk.cli.terminal.command.work", None)
     result = rootdk(*arguments)
     assert result.exit_code == code, result.output
     assert message in result.output.replace("\n", " ")
@@ -226,7 +226,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
     assert (tmp_path / "a.html").read_text() == "the one before"
 
 
-@pytest.mark.parametrize("where", ["rootdk.terminal.command.render", "rootdk.terminal.job._claims"])
+@pytest.mark.parametrize("where", ["rootdk.cli.terminal.command.render", "rootdk.cli.terminal.job._claims"])
 def test_a_run_that_fails_leaves_nothing(
     rootdk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -257,7 +257,7 @@ def test_no_cache_reads_and_writes_none(rootdk: Any, kept: Path) -> None:
 
 
 def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
-    code = "import rootdk.terminal.job as j, rootdk.cli as c\n"
+    code = "import rootdk.cli.terminal.job as j, rootdk.cli as c\n"
     code += "def stop(*a): raise KeyboardInterrupt\nj._claims = stop\nc.main(['--quick', '--no-cache'])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False

@@ -20,15 +20,15 @@ from rich.console import Console
 from training_stand_in import noted
 
 from rootdk.cli import main
+from rootdk.cli.terminal import train_study
+from rootdk.cli.terminal.train_study import Order
+from rootdk.cli.terminal.trained import lines
+from rootdk.cli.terminal.training import Progress
 from rootdk.lab.training import Results, RunSpec
 from rootdk.lab.training.engine import Advanced, Failed, Finished
 from rootdk.lab.training.local_engine import LocalEngine
 from rootdk.lab.training.run_lists import plan
 from rootdk.lab.training.sweep import cost
-from rootdk.terminal import train_study
-from rootdk.terminal.train_study import Order
-from rootdk.terminal.trained import lines
-from rootdk.terminal.training import Progress
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -310,8 +310,8 @@ import training_stand_in as stand_in
 from rootdk.cli import main
 from rootdk.lab.training.local_engine import LocalEngine
 from rootdk.lab.training.run_lists import plan
-from rootdk.terminal import train_study
-from rootdk.terminal.train_study import Order
+from rootdk.cli.terminal import train_study
+from rootdk.cli.terminal.train_study import Order
 def stuck(tasks):
     # As in a call of C++ that takes long: a lock that is taken twice.
     for event in LocalEngine(1, stand_in.train)(tasks):

@@ -262,9 +262,9 @@ import training_stand_in as stand_in
 from pathlib import Path
 from processes import below, listening
 from rootdk.cli import main
-from rootdk.study.training.ray_engine import RayEngine
-from rootdk.terminal import train_study
-from rootdk.terminal.train_study import Order
+from rootdk.lab.training.ray_engine import RayEngine
+from rootdk.cli.terminal import train_study
+from rootdk.cli.terminal.train_study import Order
 if sys.argv[1] == "loaded before":
     import ray
 stand_in.hears_ctrl_c()

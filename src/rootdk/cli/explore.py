@@ -6,7 +6,7 @@ import click
 
 from . import options
 
-# That of rootdk.explorer.ports, whose import this file spares every other command; a test holds them together.
+# That of rootdk.lab.explorer.ports, whose import this file spares every other command; a test holds them together.
 PORT = 8765
 
 
@@ -35,13 +35,13 @@ def explore(port: int, no_browser: bool, model: Path | None, at: str | None, exp
 
     Exit code 0: exported; 1: something failed; 2: an option is wrong; 130: stopped by Ctrl-C.
     """
-    from rootdk.terminal.exploring import check_address, check_lab, export_to, read_model, serve
+    from rootdk.cli.terminal.exploring import check_address, check_lab, export_to, read_model, serve
 
     check_lab()
     if at is not None:
         check_address(at)
     if export is not None:
-        from rootdk.terminal.command import check_writable
+        from rootdk.cli.terminal.command import check_writable
 
         check_writable(export, "--export")
     audit = None if model is None else read_model(model)

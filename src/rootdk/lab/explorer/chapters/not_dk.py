@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.attention import measure
-from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.curves import EXPONENTS, WIDTH_AXIS, WIDTHS, flow, flow_over_widths
-from rootdk.explorer.draws import vectors, vectors_in_python
-from rootdk.explorer.knobs import SEED, d_k_knob, keys_knob, rule_words
-from rootdk.explorer.weights import keys_in_order, weights_at
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.curves import EXPONENTS, WIDTH_AXIS, WIDTHS, flow, flow_over_widths
+from rootdk.lab.explorer.draws import vectors, vectors_in_python
+from rootdk.lab.explorer.knobs import SEED, d_k_knob, keys_knob, rule_words
+from rootdk.lab.explorer.weights import keys_in_order, weights_at
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import format_effect
 

@@ -10,10 +10,10 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number
 from rootdk.lab.checks import LEDGER, VERDICTS, CheckedClaim, Comparison, Sampling
 from rootdk.lab.checks.comparison import number as short
 from rootdk.lab.drawing import GREY, HUES, plot
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number
 from rootdk.lab.formulas import ATTENTION
 
 _ALL = "all"

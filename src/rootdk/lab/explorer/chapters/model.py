@@ -6,8 +6,8 @@ from typing import Any
 
 from rootdk.audit.demonstration import demonstrate
 from rootdk.audit.metrics import METRICS
-from rootdk.explorer.chapter import Chapter, Control, View
-from rootdk.explorer.model_view import FIRST, model_view
+from rootdk.lab.explorer.chapter import Chapter, Control, View
+from rootdk.lab.explorer.model_view import FIRST, model_view
 from rootdk.lab.formulas import FREEZING
 
 _READ = """\

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.attention import attention_vjp, measure
-from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.curves import (
+from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
+from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, heat, line, plot, points
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.curves import (
     EXPONENTS,
     WIDTH_AXIS,
     WIDTHS,
@@ -18,10 +20,8 @@ from rootdk.explorer.curves import (
     norm_over_widths,
     rows_of,
 )
-from rootdk.explorer.draws import QUERIES, vectors, vectors_in_python
-from rootdk.explorer.knobs import RULES, SEED, d_k_knob, rule_words
-from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
-from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, heat, line, plot, points
+from rootdk.lab.explorer.draws import QUERIES, vectors, vectors_in_python
+from rootdk.lab.explorer.knobs import RULES, SEED, d_k_knob, rule_words
 from rootdk.lab.formulas import JACOBIAN
 from rootdk.scaling import rule
 from rootdk.theory.row_law import RowLaw

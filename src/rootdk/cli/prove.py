@@ -13,8 +13,8 @@ from . import options
 @options.as_json("Print JSON in place of text.")
 def prove(d: int, seed: int, as_json: bool) -> None:
     """Why the variance of q.k is d, step by step with the actual terms."""
+    from rootdk.cli.terminal.proved import lines
     from rootdk.lab.proof import prove as proof_of
-    from rootdk.terminal.proved import lines
 
     proof = proof_of(d, seed)
     click.echo(json.dumps(proof.to_dict(), indent=2) if as_json else "\n".join(lines(proof)))

@@ -34,6 +34,6 @@ def look(d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed
             json.dumps({"seed": seed, "looks": [one.to_dict() for one in looks], "meaning": meaning(looks)}, indent=2)
         )
     else:
-        from rootdk.terminal.looked import show
+        from rootdk.cli.terminal.looked import show
 
         show(looks, meaning(looks))

@@ -38,7 +38,7 @@ def check_lab() -> None:
 
 def read_model(path: Path) -> dict[str, Any]:
     """An audit: read from JSON, or made of a checkpoint's weights. One that the page cannot show is an error here."""
-    from rootdk.explorer.audit_input import checked_audit
+    from rootdk.lab.explorer.audit_input import checked_audit
 
     if (
         path.is_file()
@@ -46,8 +46,8 @@ def read_model(path: Path) -> dict[str, Any]:
         and not path.name.endswith(".index.json")
         and path.name != "config.json"
     ):
-        from rootdk.explorer.audit_input import checked_audit
-        from rootdk.explorer.bodies import LARGEST_BODY, parsed
+        from rootdk.lab.explorer.audit_input import checked_audit
+        from rootdk.lab.explorer.bodies import LARGEST_BODY, parsed
 
         try:
             return dict(checked_audit(parsed(read_regular(path, LARGEST_BODY))))
@@ -63,8 +63,8 @@ def read_model(path: Path) -> dict[str, Any]:
 
 def check_address(at: str) -> None:
     """An error before the work, if there is no such view."""
-    from rootdk.explorer.address import started_at
-    from rootdk.explorer.chapters import CHAPTERS
+    from rootdk.lab.explorer.address import started_at
+    from rootdk.lab.explorer.chapters import CHAPTERS
 
     try:
         started_at(CHAPTERS, at)
@@ -74,9 +74,9 @@ def check_address(at: str) -> None:
 
 def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None) -> None:
     """Until Ctrl-C, a KeyboardInterrupt. The address goes to standard output before the first request can come."""
-    from rootdk.explorer.ports import listening
-    from rootdk.explorer.server import application, run
-    from rootdk.explorer.warm_up import warm_up
+    from rootdk.lab.explorer.ports import listening
+    from rootdk.lab.explorer.server import application, run
+    from rootdk.lab.explorer.warm_up import warm_up
 
     with listening(port) as socket:
         host, found = socket.getsockname()
@@ -105,8 +105,8 @@ def _open(address: str) -> None:
 
 def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None) -> None:
     """One HTML file, with a bar on standard error where that takes a while."""
-    from rootdk.explorer.export import exported_page
     from rootdk.files import write_atomically
+    from rootdk.lab.explorer.export import exported_page
 
     with late_bar() as progress:
         page = exported_page(audit=audit, progress=progress, at=at)

@@ -59,7 +59,7 @@ def audit(
     from rich.console import Console
 
     from rootdk.audit.shown import shown
-    from rootdk.terminal.auditing import Order, audit_of, bar
+    from rootdk.cli.terminal.auditing import Order, audit_of, bar
 
     if text is not None and tokens is not None:
         raise click.UsageError("--text and --tokens exclude each other", ctx)
@@ -104,8 +104,8 @@ def _read(text: Any) -> str | None:
 
 def _check_report(out: Path) -> None:
     """Before the work, so that nobody waits for a report that cannot be."""
+    from rootdk.cli.terminal.command import check_writable
     from rootdk.lab.report import check_plotly
-    from rootdk.terminal.command import check_writable
 
     check_plotly()
     check_writable(out)

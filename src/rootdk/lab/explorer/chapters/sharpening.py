@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.attention import measure
-from rootdk.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.explorer.curves import rows_of
-from rootdk.explorer.draws import vectors, vectors_in_python
-from rootdk.explorer.knobs import RULES, SEED, d_k_knob, keys_knob, rule_words
-from rootdk.explorer.weights import keys_in_order, weights_at
 from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.curves import rows_of
+from rootdk.lab.explorer.draws import vectors, vectors_in_python
+from rootdk.lab.explorer.knobs import RULES, SEED, d_k_knob, keys_knob, rule_words
+from rootdk.lab.explorer.weights import keys_in_order, weights_at
 from rootdk.lab.formulas import ATTENTION
 from rootdk.reading import Reading
 from rootdk.scaling import rule

@@ -1,6 +1,6 @@
 """All chapters, in the order of the argument."""
 
-from rootdk.explorer.chapter import Chapter
+from rootdk.lab.explorer.chapter import Chapter
 from rootdk.lab.training import shipped
 
 from . import (

@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
-from rootdk.commands import NAMES, options
 from rootdk.errors import RootdkError
 from rootdk.untrusted import shown_text
 from rootdk.version import __version__
 
+from . import options
+
+NAMES = ("audit", "claims", "explore", "info", "look", "plan", "predict", "prove", "train-study")
 _LONGEST = 1200
 
 
@@ -25,7 +27,7 @@ class _Commands(click.Group):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A process of its own, as `rootdk` and `python -m rootdk` are: every command ends as `ending` has it."""
-        from rootdk.terminal.ending import supervised
+        from rootdk.cli.terminal.ending import supervised
 
         return supervised(lambda: super(_Commands, self).__call__(*args, **kwargs))
 
@@ -36,7 +38,7 @@ class _Commands(click.Group):
         if cmd_name not in NAMES:
             return None
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"rootdk.commands.{name}"), name)
+        command: click.Command = getattr(import_module(f"rootdk.cli.{name}"), name)
         return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -56,7 +58,7 @@ def _as_click_has_it() -> Iterator[None]:
     except RootdkError as error:
         raise click.ClickException(shown_text(" ".join(str(error).splitlines()), _LONGEST)) from error
     except KeyboardInterrupt as stopped:
-        from rootdk.terminal.ending import Interrupted
+        from rootdk.cli.terminal.ending import Interrupted
 
         raise Interrupted from stopped
 
@@ -96,8 +98,8 @@ def main(
         _refuse_stray_options(ctx)
         return
     from rootdk.backends import kernel
-    from rootdk.terminal.command import answer
-    from rootdk.terminal.job import Job
+    from rootdk.cli.terminal.command import answer
+    from rootdk.cli.terminal.job import Job
 
     kernel()  # so that a missing one is an error before anything is drawn
     if no_report and out is not None:

@@ -50,8 +50,8 @@ def _spread(_ctx: click.Context, _option: click.Parameter, given: float) -> floa
 @options.as_json("Print JSON in place of text.")
 def predict(d_k: int, keys: int, rule: str | float, sigma: float, as_json: bool) -> None:
     """Theory for one setting, with a recommendation. Nothing is drawn."""
+    from rootdk.cli.terminal.predicted import lines
     from rootdk.lab.recommendation import recommend
-    from rootdk.terminal.predicted import lines
 
     report = recommend(d_k, keys, rule, sigma)
     click.echo(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(lines(report)))

@@ -43,8 +43,8 @@ def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool) -> None:
     """
     import shutil
 
+    from rootdk.cli.terminal.checked import counts, lines
     from rootdk.lab.checks import Sampling
-    from rootdk.terminal.checked import counts, lines
 
     checked = _checked(ids, Sampling(rows=rows, seed=seed))
     if as_json:

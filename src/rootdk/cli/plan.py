@@ -71,8 +71,8 @@ def _bar() -> Iterator[Callable[[str, float], None]]:
 @options.as_json("Print JSON in place of text.")
 def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **sizes: Any) -> None:
     """Work, messages, memory and time of each rank of a ring, from sizes and rates."""
+    from rootdk.cli.terminal.planned import checked, lines
     from rootdk.distributed.cost import Ring, cost
-    from rootdk.terminal.planned import checked, lines
 
     try:
         ring = Ring(causal=not full, **sizes)

@@ -53,7 +53,7 @@ def train_study(
     runs are kept: interrupted, the same command goes on where it was. Exit code 0: done; 1: a run or a file failed, or
     another study uses the folder of runs; 2: an option is wrong; 130: interrupted.
     """
-    from rootdk.terminal.train_study import Order, answer
+    from rootdk.cli.terminal.train_study import Order, answer
 
     if spec is not None and (size or tasks):
         raise click.UsageError(f"--spec and {f'--{size}' if size else '--task'} exclude each other", ctx)

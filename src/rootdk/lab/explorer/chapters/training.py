@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from rootdk.errors import ArgumentError
-from rootdk.explorer.chapter import Chapter, Control, Figure, Number, View, written
 from rootdk.lab.drawing import Picture
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Number, View, written
 from rootdk.lab.formulas import ATTENTION
 from rootdk.lab.report.training_pictures import learning_curves, over_d_k, over_rates
 from rootdk.lab.training import Group, Results, grouped, panels
@@ -101,7 +101,7 @@ def _figure(picture: Picture) -> Figure:
 
 def _python(panel: str, d_k: int, read: str) -> str:
     return f"""\
-from rootdk.explorer.chapters.training import slug
+from rootdk.lab.explorer.chapters.training import slug
 from rootdk.lab.training import grouped, panels
 {read}
 for group in panels(grouped(results.runs))["{panel}"]:
