@@ -15,7 +15,7 @@ from rootdk.study.training.spec_file import read_specs
 from rootdk.study.training.store import Store
 from rootdk.trained import RunSpec
 
-from rootdk.cli.terminal.exploring import read_model
+from rootdk.cli.explore import read_model
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import DEEPEST, MOST_VALUES, JsonError, kind_of, parse_json, read_json, read_regular, shown_text
 

@@ -29,10 +29,10 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it worked before it knew where to write")
 
     for place in (
-        "rootdk.cli.terminal.command.work",
-        "rootdk.cli.terminal.auditing.audit_of",
-        "rootdk.cli.terminal.exploring.export_to",
-        "rootdk.cli.terminal.train_study.sweep",
+        "rootdk.cli.main_job.work",
+        "rootdk.cli.audit.audit_of",
+        "rootdk.cli.explore.export_to",
+        "rootdk.lab.training.sweep.sweep",
     ):
         monkeypatch.setattr(place, worked)
 

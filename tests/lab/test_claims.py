@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from rootdk.cli.terminal.checked import lines
+from rootdk.cli.claims import lines
 from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, CheckedClaim, Sampling
 from rootdk.lab.checks.definition import by_the_formula, derivative, pulled_back, softmax
 from rootdk.lab.checks.gradient_flow import live_entries

@@ -209,7 +209,7 @@ def test_every_file_of_commands_is_a_command_of_its_name() -> None:
 
     from rootdk import cli
 
-    shared = {"options", "terminal"}
+    shared = {"ending", "main_job", "options", "progress"}
     files = {one.name for one in pkgutil.iter_modules(cli.__path__)} - shared
     assert files == {name.replace("-", "_") for name in cli.NAMES}
     for name in cli.NAMES:
@@ -223,12 +223,7 @@ def test_a_command_loads_no_other_command() -> None:
     code = "import sys\nfrom rootdk.cli import main\nmain(['info', '--json'], standalone_mode=False)\n"
     code += "print(*sorted(name for name in sys.modules if name.startswith('rootdk.cli.')), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.split() == [
-        "rootdk.cli.info",
-        "rootdk.cli.options",
-        "rootdk.cli.terminal",
-        "rootdk.cli.terminal.ending",
-    ]
+    assert done.stderr.split() == ["rootdk.cli.ending", "rootdk.cli.info", "rootdk.cli.options"]
 
 
 @pytest.mark.slow

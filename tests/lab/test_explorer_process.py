@@ -161,7 +161,7 @@ def test_ctrl_c_during_a_computation_ends_it() -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rootdk.cli.terminal.exploring as exploring
+    import rootdk.cli.explore as exploring
 
     monkeypatch.setattr(exploring, "find_spec", lambda name: None if name == "uvicorn" else object())
     found = CliRunner().invoke(main, ["explore"])

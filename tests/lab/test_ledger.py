@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rootdk import ArgumentError
-from rootdk.cli.terminal.checked import lines, summary
+from rootdk.cli.claims import lines, summary
 from rootdk.lab.checks import (
     CONDITIONAL,
     FAILS,

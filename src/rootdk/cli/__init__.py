@@ -1,4 +1,10 @@
-"""The command line: `rootdk` itself, which runs the main job, and the way to its commands."""
+"""The command line: `rootdk` itself, and the way to its commands.
+
+A command is a file here, with a click command of the file's name (a dash is an underscore) and with what it runs and
+prints, in at most 80 columns. It imports what it needs inside its functions, so that `rootdk info` and `rootdk --help`
+pay for nothing else. `main_job` is what `rootdk` does without a command. Several need `options`, `progress` and
+`ending`, which is how a command ends before it is done.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +33,7 @@ class _Commands(click.Group):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A process of its own, as `rootdk` and `python -m rootdk` are: every command ends as `ending` has it."""
-        from rootdk.cli.terminal.ending import supervised
+        from .ending import supervised
 
         return supervised(lambda: super(_Commands, self).__call__(*args, **kwargs))
 
@@ -38,7 +44,7 @@ class _Commands(click.Group):
         if cmd_name not in NAMES:
             return None
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"rootdk.cli.{name}"), name)
+        command: click.Command = getattr(import_module(f".{name}", __name__), name)
         return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -58,7 +64,7 @@ def _as_click_has_it() -> Iterator[None]:
     except RootdkError as error:
         raise click.ClickException(shown_text(" ".join(str(error).splitlines()), _LONGEST)) from error
     except KeyboardInterrupt as stopped:
-        from rootdk.cli.terminal.ending import Interrupted
+        from .ending import Interrupted
 
         raise Interrupted from stopped
 
@@ -98,8 +104,8 @@ def main(
         _refuse_stray_options(ctx)
         return
     from rootdk.backends import kernel
-    from rootdk.cli.terminal.command import answer
-    from rootdk.cli.terminal.job import Job
+
+    from .main_job import Job, answer
 
     kernel()  # so that a missing one is an error before anything is drawn
     if no_report and out is not None:

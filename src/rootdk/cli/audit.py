@@ -1,6 +1,8 @@
 """`rootdk audit`: the health of a model's attention."""
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,8 @@ from . import options
 
 if TYPE_CHECKING:
     from rootdk.audit.thresholds import Phase
+
+Progress = Callable[[str, float], None]
 
 # As documented; 1 is an error and 2 a wrong option.
 _FAILED = 3
@@ -59,7 +63,8 @@ def audit(
     from rich.console import Console
 
     from rootdk.audit.shown import shown
-    from rootdk.cli.terminal.auditing import Order, audit_of, bar
+
+    from .progress import Bars
 
     if text is not None and tokens is not None:
         raise click.UsageError("--text and --tokens exclude each other", ctx)
@@ -73,8 +78,8 @@ def audit(
             f"{shown_text(path)} is no transformers folder and cannot be run: its weights alone are read.", err=True
         )
         words = tokens = None
-    with bar() as progress:
-        found = audit_of(Order(path, words, tokens, keys, phase, seed), progress)
+    with Bars() as bars:
+        found = audit_of(Order(path, words, tokens, keys, phase, seed), bars)
     if as_json:
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
@@ -104,20 +109,91 @@ def _read(text: Any) -> str | None:
 
 def _check_report(out: Path) -> None:
     """Before the work, so that nobody waits for a report that cannot be."""
-    from rootdk.cli.terminal.command import check_writable
     from rootdk.lab.report import check_plotly
 
     check_plotly()
-    check_writable(out)
+    options.check_writable(out, "--out")
 
 
 def _write_report(found: dict[str, Any], out: Path, path: Path | None) -> None:
-    from rootdk.files import write_atomically
     from rootdk.lab.report import render_audit
     from rootdk.version import __version__
 
     about = {"version": __version__} | ({} if path is None else {"path": shown_text(path)})
-    try:
-        write_atomically(out, render_audit(found, about))
-    except OSError as error:
-        raise click.ClickException(f"--out: cannot write {out}: {error.strerror or error}") from error
+    options.write(out, render_audit(found, about), "--out")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was asked for; without a path, the demonstration."""
+
+    path: Path | None
+    text: str | None
+    tokens: int | None
+    keys: int
+    phase: "Phase"
+    seed: int
+
+
+def audit_of(order: Order, progress: Progress) -> dict[str, Any]:
+    """The audit as the dictionary that is its JSON."""
+    if order.path is None:
+        return _demonstration(order, progress)
+    from rootdk.audit import read_checkpoint
+
+    watched = order.text is not None or order.tokens is not None
+    share = 0.3 if watched else 1.0
+    found = read_checkpoint(
+        order.path, keys=order.keys, phase=order.phase, progress=lambda name, done: progress(name, share * done)
+    ).to_dict()
+    if not watched:
+        return found
+    from rootdk.audit.running import run_checkpoint
+
+    report = run_checkpoint(
+        order.path, text=order.text, tokens=order.tokens, seed=order.seed, phase=order.phase,
+        progress=lambda name, done: progress(name, share + (1 - share) * done),
+    )  # fmt: skip
+    return joined(found, report.to_dict())
+
+
+def _demonstration(order: Order, progress: Progress) -> dict[str, Any]:
+    from rootdk.audit.demonstration import RULES, demonstrate
+
+    found: dict[str, Any] = demonstrate(seed=order.seed, progress=progress).to_dict()
+    name = f"demonstration, one small untrained model under the scales {', '.join(RULES)}"
+    return found | {"model": {"model_type": name}, "unknown": []}
+
+
+def joined(weights: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """One audit of two: a layer that both know by the same path has the numbers of both, no finding comes twice.
+
+    The worst findings come first.
+
+    >>> one = {"verdict": "healthy", "layers": [{"name": "a", "heads": [{"x": 1.0}]}], "findings": []}
+    >>> other = {"verdict": "warning", "layers": [{"name": "a", "heads": [{"y": 2.0}]}], "findings": []}
+    >>> both = joined(one, other)
+    >>> both["verdict"], both["layers"]
+    ('warning', [{'name': 'a', 'heads': [{'x': 1.0, 'y': 2.0}]}])
+    """
+    from rootdk.audit.finding import RANK
+
+    order = ("healthy", "warning", "critical")
+    measured = {layer["name"]: layer for layer in run["layers"]}
+    layers = []
+    for layer in weights["layers"]:
+        other = measured.pop(layer["name"], None)
+        if other is None or len(other["heads"]) != len(layer["heads"]):
+            layers += [layer] if other is None else [layer, other]
+            continue
+        heads = [{**one, **two} for one, two in zip(layer["heads"], other["heads"], strict=True)]
+        layers.append({**layer, **other, "heads": heads})
+    told = {(one["layer"], one["head"], one["metric"]) for one in run["findings"]}
+    rest = [one for one in weights["findings"] if (one["layer"], one["head"], one["metric"]) not in told]
+    return {
+        **weights,
+        "verdict": max(weights["verdict"], run["verdict"], key=order.index),
+        "layers": [*layers, *measured.values()],
+        "findings": sorted([*run["findings"], *rest], key=lambda one: -RANK[one["severity"]]),
+        **{name: run[name] for name in ("phase", "unread") if name in run},
+    }

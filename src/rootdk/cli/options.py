@@ -1,4 +1,4 @@
-"""Options that several commands have, so that each means the same everywhere."""
+"""Options that several commands have, so that each means the same everywhere, and the files that they name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from rootdk.errors import RootdkError
+from rootdk.files import check_destination, write_atomically
 
 # Past this a look or a study would take too long; the operator itself has no such limit.
 LARGEST_D_K, LARGEST_KEYS, LARGEST_ROWS = 8192, 262_144, 65_536
@@ -63,6 +64,27 @@ def as_json(words: str) -> Option[Any]:
 def file(name: str, words: str) -> Option[Any]:
     """An option that names a file to write."""
     return click.option(name, type=click.Path(dir_okay=False, path_type=Path), default=None, help=words)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Before the work, so that nobody waits for a file that has no place."""
+    hint = f"'{option}'"
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"folder {path.parent} does not exist", param_hint=hint)
+    try:
+        if path.exists() and not path.is_file():
+            raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
+        check_destination(path)
+    except OSError as error:
+        raise click.BadParameter(f"{path} is not writable: {error.strerror or error}", param_hint=hint) from error
+
+
+def write(path: Path, text: str, option: str) -> None:
+    """The file that the option names, whole or not at all."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise click.ClickException(f"{option}: cannot write {path}: {error.strerror or error}") from error
 
 
 def bad_parameter(error: RootdkError, more: str = "") -> click.BadParameter:
