@@ -13,9 +13,8 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from rootdk.cli import main
-from rootdk.lab.explorer.audit_input import MOST_CELLS, MOST_FINDINGS, checked_audit
-from rootdk.lab.explorer.bodies import LARGEST_BODY
-from rootdk.lab.explorer.model_view import MOST_ROWS, model_view
+from rootdk.lab.explorer.audit_input import LARGEST_BODY, MOST_CELLS, MOST_FINDINGS, checked_audit
+from rootdk.lab.explorer.chapters.model import MOST_ROWS, model_view
 from rootdk.lab.explorer.server import application
 
 PORT = 8765

@@ -203,6 +203,6 @@ def test_a_model_that_is_no_audit_is_an_error(tmp_path: Path) -> None:
 
 def test_the_default_port_is_the_servers() -> None:
     from rootdk.cli.explore import PORT
-    from rootdk.lab.explorer import ports
+    from rootdk.lab.explorer import server
 
-    assert ports.PORT == PORT
+    assert server.PORT == PORT

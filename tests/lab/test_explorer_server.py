@@ -9,9 +9,8 @@ import explorer_stand_in as stand_in
 import pytest
 from starlette.testclient import TestClient
 
-from rootdk.lab.explorer.bodies import LARGEST_BODY
-from rootdk.lab.explorer.ports import listening
-from rootdk.lab.explorer.server import application
+from rootdk.lab.explorer.audit_input import LARGEST_BODY
+from rootdk.lab.explorer.server import application, listening
 
 PORT = 8765
 HERE = f"http://127.0.0.1:{PORT}"
@@ -50,7 +49,7 @@ def test_the_page_and_its_parts_are_there(server: TestClient) -> None:
 
 
 def test_every_module_that_the_page_imports_is_served(server: TestClient) -> None:
-    from rootdk.lab.explorer.bundle import imports_of
+    from rootdk.lab.explorer.export import imports_of
 
     seen, waiting = set(), ["main.js"]
     while waiting:

@@ -107,8 +107,7 @@ BEGUN = Chapter(
 
 
 def serve(port: str, patience: str = "10") -> None:
-    from rootdk.lab.explorer.ports import listening
-    from rootdk.lab.explorer.server import application, run
+    from rootdk.lab.explorer.server import application, listening, run
 
     with listening(int(port)) as socket:
         found = socket.getsockname()[1]

@@ -18,7 +18,7 @@ from . import options
 
 _NEEDED = ("plotly", "starlette", "uvicorn")
 
-# That of rootdk.lab.explorer.ports, whose import this file spares every other command; a test holds them together.
+# That of rootdk.lab.explorer.server, whose import this file spares every other command; a test holds them together.
 PORT = 8765
 
 
@@ -85,7 +85,7 @@ def read_model(path: Path) -> dict[str, Any]:
         and not path.name.endswith(".index.json")
         and path.name != "config.json"
     ):
-        from rootdk.lab.explorer.bodies import LARGEST_BODY, parsed
+        from rootdk.lab.explorer.audit_input import LARGEST_BODY, parsed
 
         try:
             return dict(checked_audit(parsed(read_regular(path, LARGEST_BODY))))
@@ -101,8 +101,8 @@ def read_model(path: Path) -> dict[str, Any]:
 
 def check_address(at: str) -> None:
     """An error before the work, if there is no such view."""
-    from rootdk.lab.explorer.address import started_at
     from rootdk.lab.explorer.chapters import CHAPTERS
+    from rootdk.lab.explorer.values import started_at
 
     try:
         started_at(CHAPTERS, at)
@@ -112,9 +112,7 @@ def check_address(at: str) -> None:
 
 def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None) -> None:
     """Until Ctrl-C, a KeyboardInterrupt. The address goes to standard output before the first request can come."""
-    from rootdk.lab.explorer.ports import listening
-    from rootdk.lab.explorer.server import application, run
-    from rootdk.lab.explorer.warm_up import warm_up
+    from rootdk.lab.explorer.server import application, listening, run, warm_up
 
     with listening(port) as socket:
         host, found = socket.getsockname()

@@ -1,11 +1,15 @@
-"""An audit that somebody drops on the page: JSON of unknown making, checked before anything is drawn from it."""
+"""An audit that somebody drops on the page: JSON of unknown making, read with a bound and checked before use."""
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rootdk._views import printable
-from rootdk.errors import ArgumentError
+from rootdk.errors import ArgumentError, RootdkError
+from rootdk.untrusted import JsonError, parse_json
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 _VERDICTS = ("healthy", "warning", "critical")
 _SEVERITIES = ("critical", "warning", "note")
@@ -13,6 +17,8 @@ _TEXTS = ("layer", "metric", "source", "remedy")
 # More than any model has: what is larger is a mistake, and would take long to draw. A map has a row for each layer, and
 # all rows are as long as the longest: 256 layers of 128 heads take about two seconds.
 MOST_CELLS, MOST_FINDINGS, _LONGEST = 32_768, 100_000, 1000
+# An audit of 100 layers of 128 heads is near 8 MB.
+LARGEST_BODY = 16 * 2**20
 
 
 def checked_audit(audit: Any) -> Mapping[str, Any]:
@@ -113,3 +119,47 @@ def _kind(value: Any) -> str:
         return repr(value)[:40]
     names = {type(None): "nothing", str: "a text", list: "a list", dict: "an object"}
     return names.get(type(value), type(value).__name__)
+
+
+class BodyError(RootdkError):
+    """A body that is too large, of another type, or no JSON object; `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"audit: {message}")
+        self.status = status
+
+
+async def read_body(request: "Request") -> bytes:
+    """The text of a JSON object, at most LARGEST_BODY bytes. What is too large is not read to its end."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise BodyError(415, f"must come as application/json, got {kind[:60] or 'no content type'}")
+    if int(request.headers.get("content-length", "0")) > LARGEST_BODY:
+        raise _too_large()
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST_BODY:
+            raise _too_large()
+    return bytes(body)
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The object in the text of at most LARGEST_BODY bytes; numbers must be finite, as JSON has it.
+
+    >>> parsed(b'{"verdict": "healthy"}')
+    {'verdict': 'healthy'}
+    """
+    if len(body) > LARGEST_BODY:
+        raise _too_large()
+    try:
+        found = parse_json(body, constants=False)
+    except JsonError as error:
+        raise BodyError(422, f"must be JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BodyError(422, f"must be a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _too_large() -> BodyError:
+    return BodyError(413, f"must be at most {LARGEST_BODY} bytes long")

@@ -1,33 +1,100 @@
-"""/api: the chapters, a view of one, and a view of an audit that is sent along.
+"""What is served: the files of the page, the chapters, a view of one, and a view of an audit that is sent along.
 
-Every computation runs in a thread, so that the event loop goes on answering, and its parameters have been through
-`read_values`, whose bounds keep it short.
+The files are read once, from the package and from plotly, and no path is ever looked up. Every computation runs in a
+thread, so that the event loop goes on answering, and its parameters have been through `read_values`, whose bounds keep
+it short.
 """
 
 import asyncio
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from rootdk.errors import RootdkError
+from rootdk.lab.report.document import check_plotly
 from rootdk.version import __version__
 
-from .answers import answer, refusal
-from .bodies import BodyError, parsed, read_body
+from .audit_input import BodyError, parsed, read_body
 from .chapter import Chapter, View
 from .values import read_values
 
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 MODEL = "model"
 _LONGEST_QUERY = 8192
 # More at once would only make each of them slower on few cores.
 _AT_ONCE = 2
 
 ModelView = Callable[[Mapping[str, Any], Mapping[str, Any]], View]
+
+
+def answer(found: Any, status: int = 200) -> Response:
+    """JSON that any browser reads: never NaN or Infinity. Nothing is kept: what is shown is what was computed now."""
+    text = json.dumps(found, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
+
+
+def refusal(status: int, error: str, name: str = "") -> Response:
+    """{"error": what is wrong and what was expected, "name": the parameter}."""
+    return answer({"error": error, "name": name}, status)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file in memory, with the tag by which a browser knows that it has it already."""
+
+    content: bytes
+    media_type: str
+    tag: str
+
+    def response(self, request: Request) -> Response:
+        """The file, or 304 for who has it."""
+        # Asked for again each time, so that a newer rootdk on the same port is seen.
+        headers = {"ETag": self.tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == self.tag:
+            return Response(None, 304, headers)
+        return Response(self.content, 200, headers, self.media_type)
+
+
+def asset(content: bytes, suffix: str) -> Asset:
+    """With the media type of the suffix."""
+    return Asset(content, f"{_TYPES[suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+@cache
+def plotly_js() -> str:
+    """plotly.js as the installed plotly brings it."""
+    check_plotly()
+    from plotly.offline import get_plotlyjs
+
+    found: str = get_plotlyjs()
+    return found
+
+
+@cache
+def static_text() -> Mapping[str, str]:
+    """Every file of the page by its name; the colours are the report's."""
+    here = files(__package__).joinpath("static")
+    found = {one.name: one.read_text("utf-8") for one in here.iterdir() if one.name.endswith(tuple(_TYPES))}
+    return {**found, "palette.css": files("rootdk.lab").joinpath("palette.css").read_text("utf-8")}
+
+
+def static_assets() -> dict[str, Asset]:
+    """By the path under which each is served."""
+    found = {
+        f"/static/{name}": asset(text.encode(), f".{name.rpartition('.')[2]}") for name, text in static_text().items()
+    }
+    found["/"] = found.pop("/static/index.html")
+    found["/plotly.js"] = asset(plotly_js().encode(), ".js")
+    return found
 
 
 @dataclass

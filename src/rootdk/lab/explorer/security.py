@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from .answers import refusal
+from .endpoints import refusal
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

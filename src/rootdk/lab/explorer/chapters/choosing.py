@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, level, line, plot, points
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.curves import WIDTH_AXIS, WIDTHS, entropy_over_widths, flow_over_widths
+from rootdk.lab.explorer.shared import WIDTH_AXIS, WIDTHS, entropy_over_widths, flow_over_widths
 from rootdk.lab.formulas import SCALED
 from rootdk.scaling import ScaleRule
 from rootdk.theory import rule_variance

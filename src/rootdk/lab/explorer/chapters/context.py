@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rootdk import scaling
 from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, POWERS, line, plot, points, upright
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.knobs import d_k_knob
+from rootdk.lab.explorer.shared import d_k_knob
 from rootdk.lab.formulas import FREEZING
 from rootdk.theory import critical_sigma, rule_variance, softmax_moments
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rootdk.lab.checks.rounding import FORMATS, rounded
 from rootdk.lab.drawing import HUES, POWERS, level, line, plot, upright
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.lab.explorer.knobs import RULES, SEED, d_k_knob
+from rootdk.lab.explorer.shared import RULES, SEED, d_k_knob
 from rootdk.lab.formulas import SCALED
 from rootdk.scaling import rule
 from rootdk.theory import format_effect

@@ -9,7 +9,7 @@ from rootdk.attention import attention, measure
 from rootdk.errors import ArgumentError
 from rootdk.lab.drawing import COLOURS, GREY, bars, plot
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.lab.explorer.knobs import RULES
+from rootdk.lab.explorer.shared import RULES
 from rootdk.lab.formulas import ATTENTION
 from rootdk.scaling import rule
 

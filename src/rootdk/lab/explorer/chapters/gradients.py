@@ -10,18 +10,23 @@ from rootdk.attention import attention_vjp, measure
 from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, heat, line, plot, points
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.curves import (
+from rootdk.lab.explorer.shared import (
     EXPONENTS,
+    QUERIES,
+    RULES,
+    SEED,
     WIDTH_AXIS,
     WIDTHS,
+    d_k_knob,
     flow,
     flow_over_widths,
     median_over_widths,
     norm_over_widths,
     rows_of,
+    rule_words,
+    vectors,
+    vectors_in_python,
 )
-from rootdk.lab.explorer.draws import QUERIES, vectors, vectors_in_python
-from rootdk.lab.explorer.knobs import RULES, SEED, d_k_knob, rule_words
 from rootdk.lab.formulas import JACOBIAN
 from rootdk.scaling import rule
 from rootdk.theory.row_law import RowLaw

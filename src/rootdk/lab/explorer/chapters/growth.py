@@ -13,7 +13,7 @@ from rootdk.lab.checks import sampler
 from rootdk.lab.checks.sampler import compare
 from rootdk.lab.drawing import COLOURS, GREY, bars, line, plot
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.knobs import RULES, SEED, d_k_knob
+from rootdk.lab.explorer.shared import RULES, SEED, d_k_knob
 from rootdk.lab.formulas import SCALED
 from rootdk.scaling import rule
 from rootdk.theory import row_variance, score_density, score_variance

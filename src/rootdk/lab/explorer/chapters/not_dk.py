@@ -10,10 +10,21 @@ from numpy.typing import NDArray
 from rootdk.attention import measure
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.curves import EXPONENTS, WIDTH_AXIS, WIDTHS, flow, flow_over_widths
-from rootdk.lab.explorer.draws import vectors, vectors_in_python
-from rootdk.lab.explorer.knobs import SEED, d_k_knob, keys_knob, rule_words
-from rootdk.lab.explorer.weights import keys_in_order, weights_at
+from rootdk.lab.explorer.shared import (
+    EXPONENTS,
+    SEED,
+    WIDTH_AXIS,
+    WIDTHS,
+    d_k_knob,
+    flow,
+    flow_over_widths,
+    keys_in_order,
+    keys_knob,
+    rule_words,
+    vectors,
+    vectors_in_python,
+    weights_at,
+)
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import format_effect
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from rootdk.lab.drawing import HUES, POWERS, heat, level, line, plot, points
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.knobs import SEED
+from rootdk.lab.explorer.shared import SEED
 from rootdk.lab.formulas import SQUARE
 from rootdk.theory import square_term_counts, square_terms
 

@@ -12,10 +12,18 @@ from numpy.typing import NDArray
 from rootdk.attention import measure
 from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.curves import rows_of
-from rootdk.lab.explorer.draws import vectors, vectors_in_python
-from rootdk.lab.explorer.knobs import RULES, SEED, d_k_knob, keys_knob, rule_words
-from rootdk.lab.explorer.weights import keys_in_order, weights_at
+from rootdk.lab.explorer.shared import (
+    RULES,
+    SEED,
+    d_k_knob,
+    keys_in_order,
+    keys_knob,
+    rows_of,
+    rule_words,
+    vectors,
+    vectors_in_python,
+    weights_at,
+)
 from rootdk.lab.formulas import ATTENTION
 from rootdk.reading import Reading
 from rootdk.scaling import rule
