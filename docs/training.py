@@ -299,7 +299,8 @@ rootdk train-study --full                   # a night: 6 seeds, d_k from 8 to 51
 rootdk train-study --spec runs.json         # your own: a list of specs, fields as in rootdk.lab.training.RunSpec
 ```
 
-Runs are kept by content and go on where they were interrupted.
+Runs are kept by content and go on where they were interrupted. Ctrl-C ends a study and all that it has started within about a second, with exit code 130. A folder
+of runs is for one study at a time: a second one is refused, and told which process has it. The lock ends with that process, however that ends.
 """
 
 

@@ -37,7 +37,7 @@ def steps(setting: Setting) -> Iterator[Step]:
 
 def measure(values: int) -> list[Row]:
     """A row per chapter, with so many values of each slider."""
-    from rootdk.explorer.chapters import CHAPTERS
+    from rootdk.lab.explorer.chapters import CHAPTERS
 
     with _server() as connection:
         return [_chapter(connection, chapter, values) for chapter in CHAPTERS]
@@ -87,7 +87,7 @@ def _largest(chapter: Any) -> dict[str, str]:
 
 def _moves(chapter: Any, base: dict[str, str], values: int, *, seeds: bool) -> Iterator[dict[str, str]]:
     """Every knob over its range, or the seed alone; the first move, which nobody made, is not among them."""
-    from rootdk.explorer.stops import texts_of
+    from rootdk.lab.explorer.export import texts_of
 
     for control in chapter.controls:
         if (control.name == _SEED) != seeds:
@@ -111,9 +111,7 @@ def _server() -> Iterator[HTTPConnection]:
 
 def serve() -> None:
     """What the server's process does: warm up, print the port, answer until it is ended."""
-    from rootdk.explorer.ports import listening
-    from rootdk.explorer.server import application, run
-    from rootdk.explorer.warm_up import warm_up
+    from rootdk.lab.explorer.server import application, listening, run, warm_up
 
     warm_up()
     with listening() as listener:

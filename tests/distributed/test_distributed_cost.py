@@ -11,12 +11,11 @@ from click.testing import CliRunner
 from ring_ranks import together
 
 from rootdk import distributed
-from rootdk.cli import main
+from rootdk.cli import main, plan
 from rootdk.distributed import checking
 from rootdk.distributed.cost import Ring, cost, pairs
 from rootdk.distributed.layout import even_lengths, positions_of
 from rootdk.errors import ArgumentError, ArgumentTypeError
-from rootdk.terminal import planned
 
 SIZES: dict[str, Any] = {"tokens": 48, "heads": 4, "kv_heads": 2, "d": 8, "flops": 1e9, "bandwidth": 1e6}
 
@@ -148,6 +147,6 @@ def test_the_model_is_held_against_runs_here(monkeypatch: pytest.MonkeyPatch) ->
     for row in report["rows"]:
         assert row["error"] == row["predicted"] / row["measured"] - 1.0
         assert row["work_error"] == row["predicted_work"] / row["worked"] - 1.0
-    page = list(planned.checked(report | {"cores": 1, "load_before": 3.0}))
+    page = list(plan._validation(report | {"cores": 1, "load_before": 3.0}))
     assert max(map(len, page)) <= 82
     assert "2 ranks share 1 cores here: each is expected to get its share of them." in page

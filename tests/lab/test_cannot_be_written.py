@@ -29,9 +29,11 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it worked before it knew where to write")
 
     for place in (
-        "rootdk.terminal.command.work", "rootdk.terminal.auditing.audit_of", "rootdk.terminal.exploring.export_to",
-        "rootdk.terminal.train_study.sweep",
-    ):  # fmt: skip
+        "rootdk.cli.main_job.work",
+        "rootdk.cli.audit.audit_of",
+        "rootdk.cli.explore.export_to",
+        "rootdk.lab.training.sweep.sweep",
+    ):
         monkeypatch.setattr(place, worked)
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
+from rootdk.cli.claims import lines
 from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, CheckedClaim, Sampling
 from rootdk.lab.checks.definition import by_the_formula, derivative, pulled_back, softmax
 from rootdk.lab.checks.gradient_flow import live_entries
 from rootdk.lab.checks.printed import EIGHTH, POWERS, TENTH
 from rootdk.lab.checks.sampler import generator, normal, over_groups, reading
 from rootdk.lab.checks.sharpness import root
-from rootdk.terminal.checked import lines
 from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
 
 QUICK = Sampling(rows=1024)
@@ -267,7 +267,7 @@ def test_claims_load_nothing_above_them() -> None:
         import sys, rootdk.lab.checks
         rootdk.lab.checks.LEDGER[8].check()
         rootdk.lab.checks.LEDGER[16].check()
-        above = ("rootdk.cli", "rootdk.lab.report", "rootdk.explorer", "rootdk.bench")
+        above = ("rootdk.cli", "rootdk.lab.report", "rootdk.lab.explorer", "rootdk.bench")
         above += ("torch", "plotly", "click", "rich", "ml_dtypes")
         print(*(name for name in above if name in sys.modules))
     """

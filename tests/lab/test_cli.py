@@ -207,11 +207,12 @@ def test_every_file_of_commands_is_a_command_of_its_name() -> None:
 
     import click
 
-    from rootdk import commands
+    from rootdk import cli
 
-    files = {one.name for one in pkgutil.iter_modules(commands.__path__)} - {"options"}
-    assert files == {name.replace("-", "_") for name in commands.NAMES}
-    for name in commands.NAMES:
+    shared = {"ending", "main_job", "options", "progress"}
+    files = {one.name for one in pkgutil.iter_modules(cli.__path__)} - shared
+    assert files == {name.replace("-", "_") for name in cli.NAMES}
+    for name in cli.NAMES:
         command = main.get_command(click.Context(main), name)
         assert command is not None
         assert command.name == name
@@ -220,9 +221,9 @@ def test_every_file_of_commands_is_a_command_of_its_name() -> None:
 
 def test_a_command_loads_no_other_command() -> None:
     code = "import sys\nfrom rootdk.cli import main\nmain(['info', '--json'], standalone_mode=False)\n"
-    code += "print(*sorted(name for name in sys.modules if name.startswith('rootdk.commands.')), file=sys.stderr)"
+    code += "print(*sorted(name for name in sys.modules if name.startswith('rootdk.cli.')), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.split() == ["rootdk.commands.info", "rootdk.commands.options"]
+    assert done.stderr.split() == ["rootdk.cli.ending", "rootdk.cli.info", "rootdk.cli.options"]
 
 
 @pytest.mark.slow

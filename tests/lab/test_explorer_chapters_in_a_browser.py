@@ -9,9 +9,9 @@ from explorer_process import Served, explore, free_port
 from explorer_visit import assert_shows, drawn, open_at, until, violations
 from visit import Visit, keep
 
-from rootdk.explorer.chapter import Chapter
-from rootdk.explorer.chapters import CHAPTERS
-from rootdk.explorer.export import exported_page
+from rootdk.lab.explorer.chapter import Chapter
+from rootdk.lab.explorer.chapters import CHAPTERS
+from rootdk.lab.explorer.export import exported_page
 
 
 @pytest.fixture(scope="module")

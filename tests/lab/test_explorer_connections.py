@@ -13,7 +13,7 @@ import httpx
 import pytest
 from explorer_process import STAND_IN, Served
 
-from rootdk.explorer.connections import MOST_CONNECTIONS
+from rootdk.lab.explorer.server import MOST_CONNECTIONS
 
 PATIENCE = "1.5"
 

@@ -17,7 +17,7 @@ from explorer_process import STAND_IN, Served, free_port
 from explorer_visit import assert_shows, drawn, expected, open_at, until, violations
 from visit import Visit, keep
 
-from rootdk.explorer.export import exported_page
+from rootdk.lab.explorer.export import exported_page
 
 
 @pytest.fixture(scope="module")

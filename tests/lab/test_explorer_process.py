@@ -161,7 +161,7 @@ def test_ctrl_c_during_a_computation_ends_it() -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rootdk.terminal.exploring as exploring
+    import rootdk.cli.explore as exploring
 
     monkeypatch.setattr(exploring, "find_spec", lambda name: None if name == "uvicorn" else object())
     found = CliRunner().invoke(main, ["explore"])
@@ -202,7 +202,7 @@ def test_a_model_that_is_no_audit_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_default_port_is_the_servers() -> None:
-    from rootdk.commands.explore import PORT
-    from rootdk.explorer import ports
+    from rootdk.cli.explore import PORT
+    from rootdk.lab.explorer import server
 
-    assert ports.PORT == PORT
+    assert server.PORT == PORT

@@ -9,9 +9,8 @@ import explorer_stand_in as stand_in
 import pytest
 from starlette.testclient import TestClient
 
-from rootdk.explorer.bodies import LARGEST_BODY
-from rootdk.explorer.ports import listening
-from rootdk.explorer.server import application
+from rootdk.lab.explorer.audit_input import LARGEST_BODY
+from rootdk.lab.explorer.server import application, listening
 
 PORT = 8765
 HERE = f"http://127.0.0.1:{PORT}"
@@ -50,7 +49,7 @@ def test_the_page_and_its_parts_are_there(server: TestClient) -> None:
 
 
 def test_every_module_that_the_page_imports_is_served(server: TestClient) -> None:
-    from rootdk.explorer.bundle import imports_of
+    from rootdk.lab.explorer.export import imports_of
 
     seen, waiting = set(), ["main.js"]
     while waiting:
@@ -196,7 +195,7 @@ def test_a_fault_of_ours_shows_no_traceback(server: TestClient, capfd: pytest.Ca
 
 
 def test_a_fault_outside_the_chapters_shows_none_either(capfd: pytest.CaptureFixture[str]) -> None:
-    from rootdk.explorer.security import Guard
+    from rootdk.lab.explorer.security import Guard
 
     async def faulty(scope: Any, receive: Any, send: Any) -> None:
         raise KeyError("a secret place")

@@ -9,9 +9,9 @@ import pytest
 import training_stand_in as stand_in
 
 from rootdk.errors import ArgumentError
-from rootdk.explorer.chapter import Chapter
-from rootdk.explorer.chapters.training import slug, training_chapter
-from rootdk.explorer.values import read_values
+from rootdk.lab.explorer.chapter import Chapter
+from rootdk.lab.explorer.chapters.training import slug, training_chapter
+from rootdk.lab.explorer.values import read_values
 from rootdk.lab.training import Results, RunSpec, interval
 
 RATES, SEEDS = (1e-3, 1e-2), (0, 1, 2)

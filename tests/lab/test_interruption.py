@@ -137,7 +137,7 @@ def test_native_code_that_blocks_is_not_waited_for(folder: Path) -> None:
     """libc's sleep knows nothing of Python: for an hour no line of Python runs in the main thread."""
     more = """
         import ctypes
-        from rootdk.commands import info
+        from rootdk.cli import info
         def block(**options):
             pathlib.Path("blocked").touch()
             while True: ctypes.CDLL(None).sleep(3600)
@@ -154,7 +154,7 @@ def test_native_code_that_blocks_is_not_waited_for(folder: Path) -> None:
 def test_an_interrupt_that_is_swallowed_still_ends_it(folder: Path) -> None:
     more = """
         import time
-        from rootdk.commands import info
+        from rootdk.cli import info
         def deaf(**options):
             pathlib.Path("deaf").touch()
             while True:
@@ -174,7 +174,7 @@ def test_an_interrupt_in_a_finaliser_is_not_lost(folder: Path) -> None:
     """Python prints such an exception and goes on."""
     more = """
         import signal, time
-        from rootdk.commands import info
+        from rootdk.cli import info
         class Thing:
             def __del__(self): signal.raise_signal(signal.SIGINT)
         def drop(**options):
@@ -191,7 +191,7 @@ def test_an_interrupt_that_a_library_calls_an_error_is_none(folder: Path) -> Non
     """As extension modules do while they are loaded."""
     more = """
         import signal
-        from rootdk.commands import info
+        from rootdk.cli import info
         def load(**options):
             try: signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt: raise ImportError("a string that is too long for a line of the terminal")
@@ -207,7 +207,7 @@ def test_a_file_that_another_thread_writes_is_not_left_half(folder: Path) -> Non
     more = """
         import threading, time
         from rootdk import files
-        from rootdk.commands import info
+        from rootdk.cli import info
         def write(path, content):
             pathlib.Path("written").touch()
             time.sleep(3600)
@@ -231,7 +231,7 @@ def test_ranks_that_ignore_it_are_ended(folder: Path) -> None:
     more = """
         import ctypes
         from rootdk import processes
-        from rootdk.commands import info
+        from rootdk.cli import info
         def block(**options):
             with processes.started("signal:pause", [[], []]):
                 pathlib.Path("blocked").touch()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rootdk import ArgumentError
+from rootdk.cli.claims import lines, summary
 from rootdk.lab.checks import (
     CONDITIONAL,
     FAILS,
@@ -20,7 +21,6 @@ from rootdk.lab.checks import (
     Sampling,
 )
 from rootdk.lab.checks.comparison import CLEAR
-from rootdk.terminal.checked import lines, summary
 
 TRUE = Comparison("seen", 1.0, "=", 1.0)
 FALSE = Comparison("seen", 2.0, "=", 1.0)

@@ -11,13 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rootdk import theory
-from rootdk.cli import main
+from rootdk.cli import main, main_job
 from rootdk.errors import ArgumentError
 from rootdk.files import write_atomically
 from rootdk.lab.checks import LEDGER
 from rootdk.lab.proof import prove
 from rootdk.lab.recommendation import recommend
-from rootdk.terminal import job, overview
 
 SMALL = ("--quick", "--d-k", "16", "--keys", "64")
 
@@ -36,7 +35,7 @@ def rootdk(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         progress("claims", 1.0)
         return [one.to_dict() for one in LEDGER.check([7, 8])]
 
-    monkeypatch.setattr(job, "_claims", few)
+    monkeypatch.setattr(main_job, "_checked_claims", few)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Result:
@@ -88,9 +87,9 @@ def test_the_whole_ledger_fits_one_screen(monkeypatch: pytest.MonkeyPatch, kept:
     """The default options, with every claim: 24 lines of 80 columns, the last of them for the place of the report."""
     monkeypatch.setenv("ROOTDK_CACHE", str(kept))
     seen: dict[str, float] = {}
-    asked = job.Job("quick", (64, 512), 1024, ("none", "sqrt", "dk"), 0)
-    findings = job.work(asked, None, lambda name, share: seen.update({name: share}))
-    lines = list(overview.lines(findings))
+    asked = main_job.Job("quick", (64, 512), 1024, ("none", "sqrt", "dk"), 0)
+    findings = main_job.work(asked, None, lambda name, share: seen.update({name: share}))
+    lines = list(main_job.summary(findings))
     assert len(lines) <= 23
     assert max(map(len, lines)) <= 80
     assert [one["id"] for one in findings.claims] == LEDGER.ids
@@ -110,8 +109,8 @@ def test_a_contradiction_is_said() -> None:
     from rootdk.lab.checks import Result as Found
 
     off = Found("rules", {}, (Comparison("H / ln n", 2.0, "=", 1.0, 0.1),))
-    findings = job.Findings(job.Job("quick", (), 2, ("sqrt",), 0), (off,), (), 0.0)
-    text = " ".join(overview._agreement(findings))
+    findings = main_job.Findings(main_job.Job("quick", (), 2, ("sqrt",), 0), (off,), (), 0.0)
+    text = " ".join(main_job._agreement(findings))
     assert "10.0 standard errors" in text
     assert "contradiction" in text
 
@@ -137,7 +136,7 @@ def test_without_plotly_the_summary_and_how_to_get_the_report(rootdk: Any, tmp_p
 
 @pytest.mark.usefixtures("no_plotly")
 def test_without_plotly_a_report_by_name_is_an_error_at_once(rootdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rootdk.terminal.command.work", None)
+    monkeypatch.setattr("rootdk.cli.main_job.work", None)
     result = rootdk("--out", "a.html")
     assert result.exit_code == 1
     assert result.output.count("\n") == 1
@@ -179,7 +178,7 @@ def test_without_plotly_and_without_a_report_nothing_is_missing(rootdk: Any) -> 
     ],
 )
 def test_bad_input(rootdk: Any, monkeypatch: pytest.MonkeyPatch, arguments: Any, code: int, message: str) -> None:
-    monkeypatch.setattr("rootdk.terminal.command.work", None)
+    monkeypatch.setattr("rootdk.cli.main_job.work", None)
     result = rootdk(*arguments)
     assert result.exit_code == code, result.output
     assert message in result.output.replace("\n", " ")
@@ -190,7 +189,7 @@ def test_a_folder_in_the_way_of_the_default_report(rootdk: Any, tmp_path: Path) 
     (tmp_path / "rootdk-report.html").mkdir()
     result = rootdk(*SMALL)
     assert result.exit_code == 2
-    assert "is a folder" in result.output
+    assert "rootdk-report.html is not a regular file" in result.output
 
 
 def test_a_device_is_not_replaced_by_a_file(rootdk: Any, tmp_path: Path) -> None:
@@ -226,7 +225,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
     assert (tmp_path / "a.html").read_text() == "the one before"
 
 
-@pytest.mark.parametrize("where", ["rootdk.terminal.command.render", "rootdk.terminal.job._claims"])
+@pytest.mark.parametrize("where", ["rootdk.cli.main_job.render", "rootdk.cli.main_job._checked_claims"])
 def test_a_run_that_fails_leaves_nothing(
     rootdk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -257,8 +256,8 @@ def test_no_cache_reads_and_writes_none(rootdk: Any, kept: Path) -> None:
 
 
 def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
-    code = "import rootdk.terminal.job as j, rootdk.cli as c\n"
-    code += "def stop(*a): raise KeyboardInterrupt\nj._claims = stop\nc.main(['--quick', '--no-cache'])"
+    code = "import rootdk.cli.main_job as j, rootdk.cli as c\n"
+    code += "def stop(*a): raise KeyboardInterrupt\nj._checked_claims = stop\nc.main(['--quick', '--no-cache'])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
     )

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,15 +21,14 @@ from rich.console import Console
 from training_stand_in import noted
 
 from rootdk.cli import main
+from rootdk.cli.progress import Bars
+from rootdk.cli.train_study import Order, _draw, lines
 from rootdk.lab.training import Results, RunSpec
 from rootdk.lab.training.engine import Advanced, Failed, Finished
 from rootdk.lab.training.local_engine import LocalEngine
 from rootdk.lab.training.run_lists import plan
 from rootdk.lab.training.sweep import cost
-from rootdk.terminal import train_study
-from rootdk.terminal.train_study import Order
-from rootdk.terminal.trained import lines
-from rootdk.terminal.training import Progress
+from rootdk.lab.training.tally import Tally
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -88,7 +88,9 @@ def test_without_a_spec_the_plan_is_run(
     place: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, size: str, tasks: Any
 ) -> None:
     made: list[RunSpec] = []
-    monkeypatch.setattr(train_study, "sweep", lambda specs, *_: made.extend(specs) or stand_in.runs(specs[:3]))
+    monkeypatch.setattr(
+        "rootdk.lab.training.sweep.sweep", lambda specs, *_: made.extend(specs) or stand_in.runs(specs[:3])
+    )
     result = study(*arguments, "--json")
     assert result.exit_code == 0, result.output
     found = Results.from_dict(json.loads(result.stdout))
@@ -166,34 +168,44 @@ def test_what_sets_rows_apart_is_named_and_the_longest_row_fits() -> None:
 def test_remaining_time_follows_the_pace() -> None:
     hands = 0.0
     first, second, kept = RunSpec(seed=0, steps=100), RunSpec(seed=1, steps=100), RunSpec(seed=2, steps=100)
-    progress = Progress([first, second, kept], lambda: hands)
-    progress.hear(Finished(stand_in.invented(kept)))
-    assert (progress.kept, progress.remaining) == (1, None)
-    progress.hear(Advanced(first, 1))
+    tally = Tally([first, second, kept], lambda: hands)
+    tally.count(Finished(stand_in.invented(kept)))
+    assert (tally.kept, tally.remaining) == (1, None)
+    tally.count(Advanced(first, 1))
     hands = 10.0
-    progress.hear(Advanced(first, 50))
+    tally.count(Advanced(first, 50))
     # Half of one of two runs took 10 seconds, so there are 30 left: what was kept says nothing about the pace.
-    assert progress.remaining == pytest.approx(30.0)
-    assert progress.line == "1 of 3 runs, 1 of them kept before, 0:10 gone, about 0:30 left"
-    progress.hear(Failed(first, "why"))
+    assert tally.remaining == pytest.approx(30.0)
+    assert tally.line == "1 of 3 runs, 1 of them kept before, 0:10 gone, about 0:30 left"
+    tally.count(Failed(first, "why"))
     hands = 20.0
-    progress.hear(Advanced(second, 51))  # goes on from a state
-    progress.hear(Finished(stand_in.invented(second)))
-    assert progress.remaining == 0.0
-    assert "1 failed" in progress.line
+    tally.count(Advanced(second, 51))  # goes on from a state
+    tally.count(Finished(stand_in.invented(second)))
+    assert tally.remaining == 0.0
+    assert "1 failed" in tally.line
 
 
-def test_the_table_shows_tasks_and_what_is_under_way() -> None:
-    progress = Progress(SPECS)
-    progress.hear(Finished(stand_in.invented(SPECS[0])))
-    progress.hear(Advanced(SPECS[1], 5))
-    console = Console(file=io.StringIO(), width=80, force_terminal=False)
-    console.print(progress.table())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "1/24" in text
-    assert "0/24" in text
-    assert "recall none d_k=8" in text
+def test_bars_show_tasks_and_what_is_under_way() -> None:
+    tally = Tally(SPECS)
+    tally.count(Finished(stand_in.invented(SPECS[0])))
+    tally.count(Advanced(SPECS[1], 5))
+    text = drawn(tally)
+    assert "1 of 48 runs" in text
+    assert "recall 1/24" in text
+    assert "digits 0/24" in text
+    assert "recall none d_k=8 rate=0.001 seed=1" in text
     assert max(map(len, text.splitlines())) <= 80
+    tally.count(Finished(stand_in.invented(SPECS[1])))
+    assert "seed=1" not in drawn(tally)
+
+
+def drawn(tally: Tally) -> str:
+    """The bars as they stand at the end, without what moves the cursor."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    with Bars(console) as bars:
+        _draw(tally, bars)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
 
 
 def test_cost_orders_as_time_does() -> None:
@@ -294,7 +306,7 @@ def test_results_that_cannot_be_written_leave_the_runs(place: Path, monkeypatch:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(train_study, "write_atomically", full)
+    monkeypatch.setattr("rootdk.cli.options.write_atomically", full)
     write(SPECS[:2])
     result = study("--spec", "spec.json", "--runs", "here", "--out", "results.json")
     assert result.exit_code == 1
@@ -310,8 +322,7 @@ import training_stand_in as stand_in
 from rootdk.cli import main
 from rootdk.lab.training.local_engine import LocalEngine
 from rootdk.lab.training.run_lists import plan
-from rootdk.terminal import train_study
-from rootdk.terminal.train_study import Order
+from rootdk.cli.train_study import Order, _draw, lines
 def stuck(tasks):
     # As in a call of C++ that takes long: a lock that is taken twice.
     for event in LocalEngine(1, stand_in.train)(tasks):

@@ -263,13 +263,13 @@ from pathlib import Path
 from processes import below, listening
 from rootdk.cli import main
 from rootdk.lab.training.ray_engine import RayEngine
-from rootdk.terminal import train_study
-from rootdk.terminal.train_study import Order
+from rootdk.lab.training import sweep as sweeping
+from rootdk.cli.train_study import Order
 if sys.argv[1] == "loaded before":
     import ray
 stand_in.hears_ctrl_c()
 Order.start_engine = lambda self: RayEngine(None, 1, stand_in.train)
-true = train_study.sweep
+true = sweeping.sweep
 def sweep(specs, store, engine, tell, *rest):
     def noted(event):
         tell(event)
@@ -277,7 +277,7 @@ def sweep(specs, store, engine, tell, *rest):
             processes = [os.getpid(), *below(os.getpid())]
             Path("sockets").write_text(json.dumps({{process: sorted(listening(process)) for process in processes}}))
     return true(specs, store, engine, noted, *rest)
-train_study.sweep = sweep
+sweeping.sweep = sweep
 main(["train-study", "--spec", "spec.json", "--runs", "runs"])
 """
 

@@ -68,7 +68,7 @@ def package(place: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch)
 
 
 FILES = dict.fromkeys(
-    ("options.py", "attention.py", "reading.py", "scaling.py", "torch/module.py", "backends/reference.py",
+    ("options.py", "checks.py", "attention.py", "reading.py", "scaling.py", "torch/module.py", "backends/reference.py",
      "lab/training/train.py", "lab/training/local_engine.py", "lab/report/page.py", "_kernel.abi3.so"), "one"
 )  # fmt: skip
 

@@ -164,7 +164,7 @@ def run(program: str) -> list[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1] / "support",
         env=unlimited,
     ) as process:
         assert process.stdout is not None

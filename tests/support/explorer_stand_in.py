@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rootdk.errors import ArgumentError
-from rootdk.explorer.chapter import Chapter, Control, Figure, Table, View, number
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number
 
 FORMULA = '<math display="block"><mi>y</mi><mo>=</mo><msup><mi>x</mi><mi>a</mi></msup></math>'
 
@@ -107,8 +107,7 @@ BEGUN = Chapter(
 
 
 def serve(port: str, patience: str = "10") -> None:
-    from rootdk.explorer.ports import listening
-    from rootdk.explorer.server import application, run
+    from rootdk.lab.explorer.server import application, listening, run
 
     with listening(int(port)) as socket:
         found = socket.getsockname()[1]
@@ -117,6 +116,6 @@ def serve(port: str, patience: str = "10") -> None:
 
 
 if __name__ == "__main__":  # a server of these chapters on the port that is named, ended as a command is
-    from rootdk.terminal.ending import supervised
+    from rootdk.cli.ending import supervised
 
     supervised(lambda: serve(*sys.argv[1:]))

@@ -8,8 +8,8 @@ from typing import Any
 
 from visit import Visit
 
-from rootdk.explorer.chapter import Chapter
-from rootdk.explorer.values import read_values
+from rootdk.lab.explorer.chapter import Chapter
+from rootdk.lab.explorer.values import read_values
 
 
 def until(true: Callable[[], Any], seconds: float = 120.0) -> Any:

@@ -1,0 +1,123 @@
+"""The command line: `rootdk` itself, and the way to its commands.
+
+A command is a file here, with a click command of the file's name (a dash is an underscore) and with what it runs and
+prints, in at most 80 columns. It imports what it needs inside its functions, so that `rootdk info` and `rootdk --help`
+pay for nothing else. `main_job` is what `rootdk` does without a command. Several need `options`, `progress` and
+`ending`, which is how a command ends before it is done.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rootdk.errors import RootdkError
+from rootdk.untrusted import shown_text
+from rootdk.version import __version__
+
+from . import options
+
+NAMES = ("audit", "claims", "explore", "info", "look", "plan", "predict", "prove", "train-study")
+_LONGEST = 1200
+
+
+class _Commands(click.Group):
+    """Commands by name, each loaded when it is called or listed.
+
+    An error of the package is shown as one line; a traceback would be for an error in the package. Ctrl-C ends in
+    exit code 130.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A process of its own, as `rootdk` and `python -m rootdk` are: every command ends as `ending` has it."""
+        from .ending import supervised
+
+        return supervised(lambda: super(_Commands, self).__call__(*args, **kwargs))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- the signature is click's
+        return sorted(NAMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in NAMES:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f".{name}", __name__), name)
+        return command
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _as_click_has_it():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _as_click_has_it():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _as_click_has_it() -> Iterator[None]:
+    """Errors and Ctrl-C as exceptions of click's, which ends the process accordingly."""
+    try:
+        yield
+    except RootdkError as error:
+        raise click.ClickException(shown_text(" ".join(str(error).splitlines()), _LONGEST)) from error
+    except KeyboardInterrupt as stopped:
+        from .ending import Interrupted
+
+        raise Interrupted from stopped
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", "size", flag_value="quick", help="Some seconds: to see that it works.")
+@click.option("--full", "size", flag_value="full", help="Some minutes: 20,000 rows for every number.")
+@options.d_k("Your d_k, the length of q and k; repeat it.")
+@options.keys()
+@options.rule()
+@options.seed("Seed of all that is drawn.")
+@options.file("--out", "Where to write the report.  [default: rootdk-report.html]")
+@click.option("--no-report", is_flag=True, help="Print the summary and write nothing.")
+@click.option("--no-cache", is_flag=True, help="Run everything again, and keep nothing.")
+@options.as_json("Print JSON in place of the summary; a report only with --out.")
+@click.version_option(__version__, message="rootdk %(version)s")
+@click.pass_context
+def main(
+    ctx: click.Context,
+    size: str | None,
+    d_k: tuple[int, ...],
+    keys: int,
+    rule: tuple[str, ...],
+    seed: int,
+    out: Path | None,
+    no_report: bool,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Attention that can be measured.
+
+    Without a command: why 1/sqrt(d_k), and is it true? Runs the study and the claims, prints a summary, and writes a
+    report to look at. Exit code 0: done; 1: something failed, or the report needs plotly and it is not installed (the
+    summary is printed all the same); 2: an option is wrong.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_stray_options(ctx)
+        return
+    from rootdk.backends import kernel
+
+    from .main_job import Job, answer
+
+    kernel()  # so that a missing one is an error before anything is drawn
+    if no_report and out is not None:
+        raise click.UsageError("--out and --no-report exclude each other", ctx)
+    job = Job(size or "default", tuple(dict.fromkeys(d_k)), keys, tuple(dict.fromkeys(rule)), seed)
+    wanted = out or (None if no_report or as_json else Path("rootdk-report.html"))
+    answer(job, wanted, asked_for=out is not None, cached=not no_cache, as_json=as_json)
+
+
+def _refuse_stray_options(ctx: click.Context) -> None:
+    """`rootdk --keys 9 info` would drop the option without a word; say so instead."""
+    for name in ctx.params:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = next(p.opts[0] for p in ctx.command.params if p.name == name)
+            raise click.UsageError(f"{option} belongs to rootdk itself and not to '{ctx.invoked_subcommand}'", ctx)

@@ -1,0 +1,140 @@
+"""`rootdk claims`: the ledger, checked: what is said, where, what was measured, and what follows."""
+
+import json
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rootdk.errors import RootdkError
+
+from . import options
+
+if TYPE_CHECKING:
+    from rootdk.lab.checks import CheckedClaim, Comparison, Sampling
+
+_INDENT, _LABEL, _FIGURES = 4, 11, 33
+
+
+def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int, ...]) -> tuple[int, ...]:
+    from rootdk.lab.checks import LEDGER
+
+    try:
+        for one in ids:
+            LEDGER[one]
+    except RootdkError as error:
+        raise options.bad_parameter(error) from error
+    return ids
+
+
+@click.command()
+@click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; repeat it.")
+@click.option(
+    "--rows",
+    type=click.IntRange(1024, 1_000_000),
+    default=2048,
+    show_default=True,
+    help="Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one.",
+)
+@options.seed("Seed of what is drawn.")
+@options.as_json("Print JSON in place of text.")
+def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool) -> None:
+    """What is said about the scale, checked.
+
+    Each claim with its source, the evidence with its standard error, and the verdict that follows from it.
+    """
+    from rootdk.lab.checks import Sampling
+
+    checked = _checked(ids, Sampling(rows=rows, seed=seed))
+    if as_json:
+        plain = [claim.to_dict() for claim in checked]
+        click.echo(json.dumps({"rows": rows, "seed": seed, "verdicts": counts(checked), "claims": plain}, indent=2))
+    else:
+        click.echo("\n".join(lines(checked, min(shutil.get_terminal_size().columns, 120))))
+
+
+def _checked(ids: Sequence[int], sampling: "Sampling") -> list["CheckedClaim"]:
+    from rootdk.lab.checks import LEDGER
+
+    from .progress import Bars
+
+    chosen = tuple(dict.fromkeys(ids)) or LEDGER.ids
+    checked: list[CheckedClaim] = []
+    with Bars() as bars:
+        for claim in LEDGER.check(chosen, sampling):
+            checked.append(claim)
+            bars("checking claims", len(checked) / len(chosen))
+    return checked
+
+
+def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
+    r"""The ledger as text, none of its lines longer than the width (at least 60).
+
+    >>> from rootdk.lab.checks import CheckedClaim, Comparison
+    >>> evidence = (Comparison("score variance", 0.98, "=", 1.0, 0.01), Comparison("d_k", 64.0, role="shown"))
+    >>> print(*lines([CheckedClaim(3, "It is 1.", "a paper", "measured", evidence)]), sep="\n")
+      3 holds
+        claim      It is 1.
+        said in    a paper
+        checked    measured
+        evidence
+          score variance                                0.98 ± 0.01   = 1
+          d_k                                             64 exact
+    <BLANKLINE>
+    1 claim: holds 1
+    """
+    from rootdk.lab.checks.comparison import number
+    from rootdk.lab.checks.ledger import CONDITIONAL, OPEN
+
+    width = max(width, 60)
+    for claim in claims:
+        yield f"{claim.id:>3} {claim.verdict}"
+        yield from _entry("claim", claim.statement, width)
+        yield from _entry("said in", claim.source, width)
+        yield from _entry("checked" if claim.verdict != OPEN else "to check", claim.method, width)
+        if claim.condition:
+            yield from _entry("condition" if claim.verdict == CONDITIONAL else "because", claim.condition, width)
+        if claim.evidence:
+            yield " " * _INDENT + "evidence"
+        for one in claim.evidence:
+            yield from _number(one, width)
+        for text in dict.fromkeys(f"{number(one.predicted)}: {one.choice}" for one in claim.evidence if one.choice):
+            yield from _entry("our choice", text, width)
+        yield ""
+    yield from textwrap.wrap(summary(claims), width)
+
+
+def counts(claims: Sequence["CheckedClaim"]) -> dict[str, int]:
+    """How many claims came to which verdict."""
+    from rootdk.lab.checks import VERDICTS
+
+    return {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
+
+
+def summary(claims: Sequence["CheckedClaim"]) -> str:
+    """The same as a sentence, without the verdicts that none came to."""
+    counted = ", ".join(f"{verdict} {count}" for verdict, count in counts(claims).items() if count)
+    return f"{len(claims)} claim{'' if len(claims) == 1 else 's'}: {counted}"
+
+
+def _entry(label: str, text: str, width: int) -> Iterator[str]:
+    start = " " * _INDENT + f"{label:<{_LABEL}}"
+    yield from textwrap.wrap(
+        text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
+    )
+
+
+def _number(one: "Comparison", width: int) -> Iterator[str]:
+    """Name, value, standard error or 'exact', what the claim says of it, and "no" where it is not so."""
+    from rootdk.lab.checks.comparison import SHOWN, number
+
+    columns = width - _INDENT - 2 - _FIGURES
+    error = "exact" if one.standard_error is None else f"± {one.standard_error:.1g}"
+    asked = f"{one.relation} {number(one.predicted)}" if one.relation else ""
+    wrong = "" if one.agrees or one.role == SHOWN else "  no"
+    measured = "–" if one.measured is None else number(one.measured)
+    first, *rest = textwrap.wrap(one.quantity, columns, break_on_hyphens=False)
+    yield f"{'':{_INDENT + 2}}{first:<{columns}}{measured:>10} {error:<8} {asked}{wrong}".rstrip()
+    yield from (" " * (_INDENT + 4) + line for line in rest)

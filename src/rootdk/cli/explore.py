@@ -1,0 +1,150 @@
+"""`rootdk explore`: a local page where a person moves a knob and sees why."""
+
+import os
+import sys
+import threading
+import webbrowser
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rootdk.errors import ArgumentError, RootdkError
+from rootdk.untrusted import read_regular, shown_text
+
+from . import options
+
+_NEEDED = ("plotly", "starlette", "uvicorn")
+
+# That of rootdk.lab.explorer.server, whose import this file spares every other command; a test holds them together.
+PORT = 8765
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=PORT,
+    show_default=True,
+    help="Where to listen, on 127.0.0.1 alone; the next free one if it is taken.",
+)
+@click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
+@click.option(
+    "--model",
+    type=click.Path(exists=True, path_type=Path),
+    help="Show this model: a folder or file of safetensors, or what `rootdk audit --json` printed.",
+)
+@click.option("--at", metavar="ADDRESS", help="Open with this view: a copied link, or its end, as growth?d_k=512.")
+@options.file(
+    "--export", "Write the page with precomputed views to one HTML file that opens offline, and serve nothing."
+)
+def explore(port: int, no_browser: bool, model: Path | None, at: str | None, export: Path | None) -> None:
+    """Why 1/sqrt(d_k): a page to play with.
+
+    Serves it on this machine until Ctrl-C. Its numbers come from the operator and the theory, each time a knob moves.
+
+    Exit code 0: exported; 1: something failed; 2: an option is wrong; 130: stopped by Ctrl-C.
+    """
+    check_lab()
+    if at is not None:
+        check_address(at)
+    if export is not None:
+        options.check_writable(export, "--export")
+    audit = None if model is None else read_model(model)
+    if export is not None:
+        export_to(export, audit, at)
+        click.echo(f"Page: {export}")
+    else:
+        serve(port, audit, browser=not no_browser, at=at)
+
+
+class LabMissingError(RootdkError, ImportError):
+    """The page needs the extra `lab`."""
+
+
+def check_lab() -> None:
+    """An error that says how to get what is missing."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        words = " and ".join(missing)
+        verb = "is" if len(missing) == 1 else "are"
+        raise LabMissingError(
+            f"explore: needs {words}, which {verb} not installed; get it with: pip install 'rootdk[lab]'"
+        )
+
+
+def read_model(path: Path) -> dict[str, Any]:
+    """An audit: read from JSON, or made of a checkpoint's weights. One that the page cannot show is an error here."""
+    from rootdk.lab.explorer.audit_input import checked_audit
+
+    if (
+        path.is_file()
+        and path.suffix == ".json"
+        and not path.name.endswith(".index.json")
+        and path.name != "config.json"
+    ):
+        from rootdk.lab.explorer.audit_input import LARGEST_BODY, parsed
+
+        try:
+            return dict(checked_audit(parsed(read_regular(path, LARGEST_BODY))))
+        except OSError as error:
+            raise ArgumentError(f"model: {shown_text(path)} cannot be read: {error.strerror or error}") from error
+    from rootdk.audit import read_checkpoint
+
+    from .progress import Bars
+
+    with Bars() as bars:
+        return dict(checked_audit(read_checkpoint(path, progress=bars).to_dict()))
+
+
+def check_address(at: str) -> None:
+    """An error before the work, if there is no such view."""
+    from rootdk.lab.explorer.chapters import CHAPTERS
+    from rootdk.lab.explorer.values import started_at
+
+    try:
+        started_at(CHAPTERS, at)
+    except RootdkError as error:
+        raise click.BadParameter(str(error).removeprefix("at: "), param_hint="'--at'") from error
+
+
+def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None) -> None:
+    """Until Ctrl-C, a KeyboardInterrupt. The address goes to standard output before the first request can come."""
+    from rootdk.lab.explorer.server import application, listening, run, warm_up
+
+    with listening(port) as socket:
+        host, found = socket.getsockname()
+        if found != port:
+            click.echo(f"Port {port} is taken: using {found}.", err=True)
+        app = application(found, audit=audit)
+        fragment = at.rpartition("#")[2] if at is not None else "model" if audit is not None else ""
+        address = f"http://{host}:{found}/" + (f"#{fragment}" if fragment else "")
+        click.echo(f"The explorer is at {address} until Ctrl-C.")
+        if browser:
+            _open(address)
+        over = threading.Event()
+        threading.Thread(target=warm_up, args=(over.is_set,), daemon=True).start()
+        try:
+            run(app, socket)
+        finally:
+            over.set()
+
+
+def _open(address: str) -> None:
+    """In the background: some browsers keep the caller waiting. Without a screen none: it would fill the terminal."""
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
+def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None) -> None:
+    """One HTML file, with a bar meanwhile."""
+    from rootdk.lab.explorer.export import exported_page
+
+    from .progress import Bars
+
+    with Bars() as bars:
+        page = exported_page(audit=audit, progress=bars, at=at)
+    options.write(path, page, "--export")

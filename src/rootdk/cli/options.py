@@ -1,0 +1,103 @@
+"""Options that several commands have, so that each means the same everywhere, and the files that they name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rootdk.errors import RootdkError
+from rootdk.files import check_destination, write_atomically
+
+# Past this a look or a study would take too long; the operator itself has no such limit.
+LARGEST_D_K, LARGEST_KEYS, LARGEST_ROWS = 8192, 262_144, 65_536
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Option = Callable[[Command], Command]
+
+
+def d_k(words: str) -> Option[Any]:
+    """--d-k, as often as wanted."""
+    return click.option(
+        "--d-k",
+        type=click.IntRange(1, LARGEST_D_K),
+        multiple=True,
+        default=(64, 512),
+        show_default=True,
+        help=words,
+    )
+
+
+def keys() -> Option[Any]:
+    """--keys, one number."""
+    return click.option(
+        "--keys",
+        type=click.IntRange(2, LARGEST_KEYS),
+        default=1024,
+        show_default=True,
+        help="Keys that each query sees.",
+    )
+
+
+def rule() -> Option[Any]:
+    """--rule by name, as often as wanted."""
+    return click.option(
+        "--rule",
+        multiple=True,
+        callback=_known_rules,
+        default=("none", "sqrt", "dk"),
+        show_default=True,
+        help="Name of a scale rule; repeat it.",
+    )
+
+
+def seed(words: str) -> Option[Any]:
+    """--seed."""
+    return click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=words)
+
+
+def as_json(words: str) -> Option[Any]:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help=words)
+
+
+def file(name: str, words: str) -> Option[Any]:
+    """An option that names a file to write."""
+    return click.option(name, type=click.Path(dir_okay=False, path_type=Path), default=None, help=words)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Before the work, so that nobody waits for a file that has no place."""
+    hint = f"'{option}'"
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"folder {path.parent} does not exist", param_hint=hint)
+    try:
+        if path.exists() and not path.is_file():
+            raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
+        check_destination(path)
+    except OSError as error:
+        raise click.BadParameter(f"{path} is not writable: {error.strerror or error}", param_hint=hint) from error
+
+
+def write(path: Path, text: str, option: str) -> None:
+    """The file that the option names, whole or not at all."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise click.ClickException(f"{option}: cannot write {path}: {error.strerror or error}") from error
+
+
+def bad_parameter(error: RootdkError, more: str = "") -> click.BadParameter:
+    """The error without the name that the argument has in Python: click puts the option in its place."""
+    return click.BadParameter(str(error).partition(": ")[2] + more)
+
+
+def _known_rules(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    from rootdk import scaling
+
+    try:
+        for name in names:
+            scaling.rule(name)
+    except RootdkError as error:
+        raise bad_parameter(error) from error
+    return names

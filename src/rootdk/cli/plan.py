@@ -1,0 +1,159 @@
+"""`rootdk plan`: what attention on a ring of ranks costs."""
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rootdk.errors import RootdkError
+
+from . import options
+
+if TYPE_CHECKING:
+    from rootdk.distributed.cost import Pass, Ring
+
+WIDTH = 80
+_SIZE = click.IntRange(1, 10**12)
+# Small enough for a laptop; with fewer tokens messages and merging count for more than the model knows of.
+_CHECKED = {"heads": 4, "d": 64}
+_CHECKED_TOKENS = 16384
+
+
+def _rate(_ctx: click.Context, _option: click.Parameter, given: float) -> float:
+    """A rate; click's own range would let NaN pass."""
+    if not (given > 0.0 and math.isfinite(given)):
+        raise click.BadParameter(f"must be a finite number above 0, got {given:g}")
+    return given
+
+
+@click.command()
+@click.option("--tokens", type=_SIZE, required=True, help="Length of the whole sequence.")
+@click.option("--heads", type=_SIZE, default=32, show_default=True, help="Query heads.")
+@click.option("--kv-heads", type=_SIZE, default=None, help="Key heads, if they are fewer.")
+@click.option("--d", type=_SIZE, default=128, show_default=True, help="Numbers per head.")
+@click.option("--batch", type=_SIZE, default=1, show_default=True, help="Sequences at once.")
+@click.option("--ranks", type=_SIZE, required=True, help="Processes that share the sequence.")
+@click.option(
+    "--flops", type=float, required=True, callback=_rate, help="Operations per second of a rank, such as 2e12."
+)
+@click.option("--bandwidth", type=float, required=True, callback=_rate, help="Bytes per second to the next rank, 12e9.")
+@click.option("--latency", type=float, default=50e-6, show_default=True, callback=_rate, help="Seconds per message.")
+@click.option(
+    "--dtype", type=click.Choice(["float32", "float64", "float16", "bfloat16"]), default="float32", show_default=True
+)
+@click.option("--full", is_flag=True, help="Every query sees every key; without it causal.")
+@click.option("--layout", type=click.Choice(["balanced", "contiguous"]), default="balanced", show_default=True)
+@click.option(
+    "--validate",
+    is_flag=True,
+    help="Also run 1, 2 and 4 ranks here (4 heads, d = 64, balanced), and show measured beside predicted.",
+)
+@click.option(
+    "--validate-tokens",
+    type=click.IntRange(8, 2**20),
+    default=_CHECKED_TOKENS,
+    show_default=True,
+    help="Length of the sequence that is run for it.",
+)
+@options.as_json("Print JSON in place of text.")
+def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **sizes: Any) -> None:
+    """Work, messages, memory and time of each rank of a ring, from sizes and rates."""
+    from rootdk.distributed.cost import Ring, cost
+
+    try:
+        ring = Ring(causal=not full, **sizes)
+        found = cost(ring)
+        report = None
+        if validate:
+            from rootdk.distributed.checking import check
+
+            from .progress import Bars
+
+            with Bars() as bars:
+                report = check(validate_tokens, **_CHECKED, causal=not full, tell=bars)
+    except RootdkError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        passes = {name: one.to_dict() for name, one in found.items()}
+        asked = {"ring": asdict(ring)}
+        click.echo(json.dumps(asked | passes | ({} if report is None else {"validation": report}), indent=2))
+        return
+    click.echo("\n".join(_costs(ring, found)))
+    if report is not None:
+        click.echo("\n".join(_validation(report)))
+
+
+def _costs(ring: "Ring", found: Mapping[str, "Pass"]) -> Iterator[str]:
+    """The cost of both passes, side by side."""
+    mask = f"causal, {ring.layout}" if ring.causal else "full"
+    kv_heads = ring.kv_heads or ring.heads
+    shared = "" if kv_heads == ring.heads else f" over {kv_heads}"
+    yield from textwrap.wrap(
+        f"Ring attention: {ring.batch} x {ring.tokens} tokens, {ring.heads}{shared} heads, d = {ring.d}, {ring.dtype}, "
+        f"{mask}, {ring.ranks} ranks of {_scaled(ring.flops)}flop/s, {_scaled(ring.bandwidth)}B/s between neighbours",
+        WIDTH,
+    )
+    yield ""
+    passes = [found["forward"], found["backward"]]
+    yield f"  {'each rank':<32}{'forward':>14}{'backward':>14}"
+    for words, field, unit in (
+        ("operations", "flops", "flop"),
+        ("sent", "sent_bytes", "B"),
+        ("memory at the peak", "memory_bytes", "B"),
+        ("computing", "compute", "s"),
+        ("messages", "messages", "s"),
+        ("waiting for messages", "waiting", "s"),
+        ("whole pass", "seconds", "s"),
+    ):
+        yield f"  {words:<32}" + "".join(f"{_scaled(getattr(one, field)) + unit:>14}" for one in passes)
+    yield f"  {'efficiency':<32}" + "".join(f"{one.efficiency:>14.1%}" for one in passes)
+    hidden = [1 - one.waiting / one.messages if one.messages else 1.0 for one in passes]
+    yield f"  {'messages behind the work':<32}" + "".join(f"{share:>14.0%}" for share in hidden)
+
+
+def _validation(report: Mapping[str, Any]) -> Iterator[str]:
+    """Measured beside predicted."""
+    yield ""
+    mask = "causal" if report["causal"] else "full"
+    yield from textwrap.wrap(
+        f"Checked here: {report['tokens']} tokens, {report['heads']} heads, d = {report['d']}, {mask}, ranks of one "
+        f"thread on {report['cores']} cores; one process reaches {_scaled(report['forward'])}flop/s forward and "
+        f"{_scaled(report['backward'])}flop/s backward on half the tokens, neighbours "
+        f"{_scaled(report['bandwidth'])}B/s with {_scaled(report['latency'])}s of latency",
+        WIDTH,
+    )
+    yield ""
+    yield f"  {'':<16}{'seconds':>9}{'predicted':>11}{'error':>7}   {'processor':>9}{'predicted':>11}{'error':>7}"
+    for row in report["rows"]:
+        numbers = ("measured", "predicted", "error", "worked", "predicted_work", "work_error")
+        seconds, expected, error, worked, work, work_error = (row[number] for number in numbers)
+        passed = f"{_scaled(seconds) + 's':>9}{_scaled(expected) + 's':>11}{error:>+7.0%}"
+        busy = f"{_scaled(worked) + 's':>9}{_scaled(work) + 's':>11}{work_error:>+7.0%}"
+        yield f"  {row['ranks']:<6}{row['pass']:<10}{passed}   {busy}"
+    yield ""
+    crowded = [ranks for ranks in sorted({row["ranks"] for row in report["rows"]}) if ranks > report["cores"]]
+    if crowded:
+        several = " and ".join(map(str, crowded))
+        yield f"{several} ranks share {report['cores']} cores here: each is expected to get its share of them."
+    if (report["load_before"] or 0) > 0.5:
+        yield f"Other processes were running (load {report['load_before']:.1f} at the start): look at the processor's."
+
+
+def _scaled(number: float) -> str:
+    """Three digits and a prefix.
+
+    >>> _scaled(2.5e12), _scaled(0.0), _scaled(3.21e-5)
+    ('2.5 T', '0 ', '32.1 u')
+    """
+    if number == 0:
+        return "0 "
+    for factor, prefix in (
+        (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"),
+    ):  # fmt: skip
+        if abs(number) >= factor:
+            return f"{number / factor:.3g} {prefix}"
+    return f"{number / 1e-9:.3g} n"

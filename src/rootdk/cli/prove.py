@@ -1,0 +1,88 @@
+"""`rootdk prove`: the argument for the variance of a score."""
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from . import options
+
+if TYPE_CHECKING:
+    from rootdk.lab.proof import Proof
+
+WIDTH = 80
+
+
+@click.command()
+@click.option("--d", type=click.IntRange(1, 10**6), default=3, show_default=True, help="Length of q and k.")
+@options.seed("Seed of the random pairs.")
+@options.as_json("Print JSON in place of text.")
+def prove(d: int, seed: int, as_json: bool) -> None:
+    """Why the variance of q.k is d, step by step with the actual terms."""
+    from rootdk.lab.proof import prove as proof_of
+
+    proof = proof_of(d, seed)
+    click.echo(json.dumps(proof.to_dict(), indent=2) if as_json else "\n".join(_lines(proof)))
+
+
+def _lines(proof: "Proof") -> Iterator[str]:
+    """The argument, step by step."""
+    d = proof.d
+    yield f"Why the variance of q.k is {d} for d = {d}"
+    yield ""
+    steps = [
+        f"The score is a sum of {_many(d, 'product')}, s = {_sum(proof)}.",
+        "Each component has mean 0 and variance 1 and knows nothing of the others. So E s = 0, and Var s = E s^2.",
+        f"The square of the sum has {d} x {d} = {_many(proof.terms, 'term')}, q_i k_i q_j k_j:",
+        f"Var s = {proof.ones:,} x 1 + {proof.zeros:,} x 0 = {proof.total:,}. Exact, for any law of the components.",
+        _counted(proof),
+        f"Dividing s by c divides the variance by c^2. For variance 1: c = sqrt({d}) = {proof.divisor:.6g}.",
+    ]
+    for number, text in enumerate(steps, 1):
+        yield from textwrap.wrap(text, WIDTH, initial_indent=f"  {number}. ", subsequent_indent="     ")
+        if number == 3:
+            yield from _terms(proof)
+    yield ""
+    yield f"Measured on {proof.pairs:,} random Gaussian pairs (seed {proof.seed}):"
+    expected = [1.0, *([0.0] if d > 1 else []), float(d), 1.0]
+    for (name, (mean, error)), predicted in zip(proof.measured.items(), expected, strict=True):
+        yield f"  {name:<24} theory {predicted:<10.6g} measured {mean:.5g} ± {error:.2g}"
+
+
+def _terms(proof: "Proof") -> Iterator[str]:
+    if proof.squares:
+        yield from _group(f"{_many(proof.ones, 'square')}, average 1", proof.squares)
+        if proof.crosses:
+            yield from _group(f"{_many(proof.zeros, 'cross term')}, average 0", proof.crosses)
+        return
+    yield f"     {proof.ones:>15,}  squares q_i^2 k_i^2, average E q_i^2 E k_i^2 = 1"
+    yield f"     {proof.zeros:>15,}  cross terms, average E q_i E q_j E k_i E k_j = 0"
+
+
+def _group(head: str, terms: Sequence[str]) -> Iterator[str]:
+    # The spaces inside a term are kept together while lines are filled.
+    text = ",  ".join(term.replace(" ", "\0") for term in terms)
+    start = f"     {head}: "
+    for line in textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * 7, break_long_words=False):
+        yield line.replace("\0", " ")
+
+
+def _counted(proof: "Proof") -> str:
+    if proof.exact is None:
+        from rootdk.lab.proof import MOST_ENUMERATED
+
+        return f"Too many outcomes to count out; up to d = {MOST_ENUMERATED} they are."
+    outcomes = _many(4**proof.d, "outcome") if proof.d <= 10 else f"4^{proof.d} outcomes"
+    return f"Counted out for random signs, all {outcomes}: Var s = {proof.exact}."
+
+
+def _sum(proof: "Proof") -> str:
+    if proof.squares:  # written out
+        return " + ".join(f"q{i} k{i}" for i in range(1, proof.d + 1))
+    return f"q1 k1 + q2 k2 + ... + q{proof.d} k{proof.d}"
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"

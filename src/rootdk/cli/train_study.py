@@ -1,0 +1,294 @@
+"""`rootdk train-study`: what the scale does when a model learns."""
+
+import math
+import os
+import platform
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rootdk.untrusted import shown_text
+
+from . import options
+
+if TYPE_CHECKING:
+    from rootdk.lab.training import Group, Interval, Results, RunSpec
+    from rootdk.lab.training.engine import Engine, Event
+    from rootdk.lab.training.tally import Tally
+
+    from .progress import Bars
+
+WIDTH = 80
+_NAME = 28
+_SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BETWEEN_DRAWINGS = 0.25
+
+
+@click.command()
+@click.option("--quick", "size", flag_value="quick", help="At most three minutes on two cores.")
+@click.option("--full", "size", flag_value="full", help="For a night.")
+@click.option(
+    "--task", "tasks", type=click.Choice(["recall", "text", "digits"]), multiple=True, help="Only this; repeat it."
+)
+@click.option(
+    "--spec",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A JSON file with the runs to do, in place of a plan.",
+)
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    help="Where finished runs are kept.  [default: training in the cache folder]",
+)
+@click.option("--workers", type=click.IntRange(1, 4096), help="Runs at a time. Default: one per core.")
+@click.option(
+    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where runs are done."
+)
+@click.option("--address", help="Of the Ray cluster, as host:port. Default: one on this machine, for this sweep.")
+@options.file("--out", "Write all that was recorded, as JSON.")
+@options.file("--report", "Write a page to look at: one HTML file that opens offline.")
+@click.option("--fresh", is_flag=True, help="Run again what is kept.")
+@options.as_json("Print JSON in place of the summary.")
+@click.pass_context
+def train_study(
+    ctx: click.Context,
+    size: str | None,
+    tasks: tuple[str, ...],
+    spec: Path | None,
+    runs: Path | None,
+    workers: int | None,
+    engine: str,
+    address: str | None,
+    out: Path | None,
+    report: Path | None,
+    fresh: bool,
+    as_json: bool,
+) -> None:
+    """What the scale does when a model learns.
+
+    Trains small models under several scale rules, d_k, learning rates and seeds, one run per core at a time. Finished
+    runs are kept: interrupted, the same command goes on where it was. Exit code 0: done; 1: a run or a file failed, or
+    another study uses the folder of runs; 2: an option is wrong; 130: interrupted.
+    """
+    if spec is not None and (size or tasks):
+        raise click.UsageError(f"--spec and {f'--{size}' if size else '--task'} exclude each other", ctx)
+    if address is not None and engine != "ray":
+        raise click.UsageError("--address needs --engine ray", ctx)
+    answer(
+        Order(size or "default", tasks, spec, runs, workers, engine, address, fresh),
+        out=out,
+        report=report,
+        as_json=as_json,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was asked for."""
+
+    size: str
+    tasks: tuple[str, ...]
+    spec: Path | None
+    runs: Path | None
+    workers: int | None
+    engine: str
+    address: str | None
+    fresh: bool
+
+    def specs(self) -> tuple["RunSpec", ...]:
+        """The runs to do, checked."""
+        from rootdk.lab.training.run_lists import plan, read_specs
+
+        if self.spec is not None:
+            return read_specs(self.spec)
+        return plan(self.size, self.tasks) if self.tasks else plan(self.size)
+
+    def start_engine(self) -> "Engine":
+        """Where the runs are done."""
+        if self.engine == "ray":
+            from rootdk.lab.training.engine import check_ray
+
+            check_ray()
+            from rootdk.lab.training.ray_engine import RayEngine
+
+            return RayEngine(self.address, self.workers)
+        from rootdk.lab.training.local_engine import LocalEngine
+
+        return LocalEngine(self.workers)
+
+
+def answer(order: Order, *, out: Path | None, report: Path | None, as_json: bool) -> None:
+    """Do the order. What is wrong with it is said before anything runs."""
+    from rootdk.lab.training.store import Store
+
+    from .ending import last_words
+
+    kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command goes on from there"
+    with last_words(f"interrupted; {kept}"):
+        _answer(order, out, report, as_json)
+
+
+def _answer(order: Order, out: Path | None, report: Path | None, as_json: bool) -> None:
+    from rootdk.lab.training.engine import check_installed
+
+    specs = order.specs()
+    check_installed(specs)
+    if out is not None:
+        options.check_writable(out, "--out")
+    if report is not None:
+        from rootdk.lab.report import check_plotly
+
+        check_plotly()
+        options.check_writable(report, "--report")
+    results = _results(order, specs)
+    if as_json:
+        click.echo(results.to_json(), nl=False)
+    else:
+        click.echo("\n".join(lines(results)))
+    if out is not None:
+        options.write(out, results.to_json(), "--out")
+        click.echo(f"Results: {out}", err=as_json)
+    if report is not None:
+        from rootdk.lab.report import render_training
+
+        options.write(report, render_training(results), "--report")
+        click.echo(f"Report: {report}", err=as_json)
+
+
+def _results(order: Order, specs: Sequence["RunSpec"]) -> "Results":
+    from rootdk.lab.training import Results
+    from rootdk.lab.training.store import Store
+    from rootdk.lab.training.sweep import sweep
+
+    start, notes = time.monotonic(), list[str]()
+    store = Store(order.runs, notes.append)
+    try:
+        engine = order.start_engine()
+        with _shown(specs) as show:
+            runs = sweep(specs, store, engine, show, order.fresh)
+    finally:
+        for note in dict.fromkeys(notes):
+            click.echo(note, err=True)
+    return Results.of(runs, **_about(order, time.monotonic() - start))
+
+
+def _about(order: Order, seconds: float) -> dict[str, str]:
+    """What made the runs. A run says itself how long it took; seconds is for all of them, kept ones for nothing."""
+    from importlib.metadata import version
+
+    from rootdk.backends import kernel
+    from rootdk.version import __version__
+
+    return {
+        "rootdk": __version__,
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+        "size": order.size if order.spec is None else order.spec.name,
+        "tasks": " ".join(order.tasks) or "all",
+        "cpus": str(os.cpu_count()),
+        "machine": platform.machine(),
+        "kernel": kernel().target(),
+        "seconds": f"{seconds:.1f}",
+    }
+
+
+@contextmanager
+def _shown(specs: Sequence["RunSpec"]) -> Iterator[Callable[["Event"], None]]:
+    """What takes the events inside the block: bars on a terminal, elsewhere a line now and then."""
+    from rootdk.lab.training.engine import Again, Failed, title
+    from rootdk.lab.training.tally import Tally
+
+    from .progress import Bars
+
+    tally = Tally(specs)
+    shown = tally.begun
+    with Bars() as bars:
+        console = bars.console
+        between = _SECONDS_BETWEEN_DRAWINGS if console.is_terminal else _SECONDS_BETWEEN_LINES
+
+        def say(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        def show(event: "Event") -> None:
+            nonlocal shown
+            tally.count(event)
+            if isinstance(event, Failed | Again):
+                word = "failed" if isinstance(event, Failed) else "goes on from its state"
+                say(f"{title(event.spec)}: {word}: {event.reason}")
+            now = tally.clock()
+            if now - shown >= between:
+                shown = now
+                if console.is_terminal:
+                    _draw(tally, bars)
+                else:
+                    say(tally.line)
+
+        yield show
+
+
+def _draw(tally: "Tally", bars: "Bars") -> None:
+    """A bar for all, one per task, and one for each run that is under way."""
+    from rootdk.lab.training.engine import title
+    from rootdk.lab.training.tally import clock_face
+
+    left = "" if tally.remaining is None else f", about {clock_face(tally.remaining)} left"
+    bars(f"{tally.finished} of {len(tally.specs)} runs{left}", tally.done(tally.specs))
+    for task in dict.fromkeys(spec.task for spec in tally.specs):
+        runs = [spec for spec in tally.specs if spec.task == task]
+        count = sum(tally.share[spec] == 1.0 for spec in runs)
+        bars(f"{task} {count}/{len(runs)}", tally.done(runs), task)
+    for spec in tally.specs:
+        if spec in tally.active:
+            bars(title(spec), tally.share[spec], spec)
+        else:
+            bars.drop(spec)
+
+
+def lines(results: "Results") -> Iterator[str]:
+    """The summary: a row per task, rule and d_k; loss and accuracy belong to batches that were not trained on."""
+    from rootdk.lab.training import grouped, panels
+
+    groups = grouped(results.runs)
+    seeds = sorted({len(one.best.runs) for one in groups})
+    counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
+    count = f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}"
+    yield f"{count}. Loss at the end, at the best learning rate; {sure}"
+    for heading, some in panels(groups).items():
+        yield ""
+        yield from textwrap.wrap(heading, WIDTH, subsequent_indent="  ")
+        yield f"{'rule':<{_NAME}} {'d_k':>4}  {'loss':>13}  {'accuracy':>8}  {'rate':>8}  {'diverged':>8}"
+        for one in sorted(some, key=lambda one: one.spec.d_k):
+            yield from _row(one)
+
+
+def _row(one: "Group") -> Iterator[str]:
+    best = one.best
+    right = f"{100 * best.accuracy.mean:.1f}%" if math.isfinite(best.loss.mean) else "-"
+    lost = f"{one.diverged} of {sum(len(outcome.runs) for outcome in one.outcomes)}" if one.diverged else "-"
+    name = one.line
+    if len(name) > _NAME:
+        yield name
+        name = ""
+    yield f"{name:<{_NAME}} {one.spec.d_k:>4}  {_spread(best.loss):>13}  {right:>8}  {best.rate:>8.3g}  {lost:>8}"
+
+
+def _spread(found: "Interval") -> str:
+    """mean ± half, or the mean alone where one seed says nothing about others.
+
+    >>> from rootdk.lab.training import Interval
+    >>> _spread(Interval(1.2345, 0.0678, 3)), _spread(Interval(float("inf"), float("inf"), 3))
+    ('1.234 ± 0.068', 'diverged')
+    """
+    if not math.isfinite(found.mean):
+        return "diverged"
+    if found.half is None:
+        return f"{found.mean:.3f}"
+    return f"{found.mean:.3f} ± {found.half:.3f}"

@@ -1,0 +1,86 @@
+"""The ledger: every claim about the scale with its verdict, and the evidence from which the verdict follows.
+
+The claims are checked in this process, once, and kept: that takes some seconds, and then every request is quick. A file
+of verdicts that ships with the package would be there at once, but it would show what some other machine found with
+some other version, and a verdict must follow from evidence. `explorer.warm_up` checks them ahead of the reader.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+from rootdk.lab.checks import LEDGER, VERDICTS, CheckedClaim, Comparison, Sampling
+from rootdk.lab.checks.comparison import number as short
+from rootdk.lab.drawing import GREY, HUES, plot
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number
+from rootdk.lab.formulas import ATTENTION
+
+_ALL = "all"
+_ROWS = 1024  # the quick look of `rootdk claims --rows 1024`
+_COLOURS = dict(zip(VERDICTS, (HUES[2], HUES[4], HUES[1], GREY), strict=True))
+_lock = Lock()
+
+
+def compute(values: Mapping[str, Any]) -> View:
+    """All records, or those of one verdict; the counts are of all."""
+    found = _records()
+    shown = [one for one in found if values["verdict"] in (_ALL, one.verdict)]
+    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
+    numbers = tuple(number(verdict.replace(" ", "_"), verdict, count) for verdict, count in counts.items())
+    told = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
+    # Lying, so that there is room for the words.
+    lying = {"orientation": "h", "marker": {"color": [_COLOURS[verdict] for verdict in counts]}}
+    trace = {"type": "bar", "x": list(counts.values()), "y": list(counts), "name": "claims"} | lying
+    drawn = plot([trace], "claims", "", xaxis={"dtick": 5}, yaxis={"autorange": "reversed"})
+    figure = Figure("verdicts", "Verdicts", drawn, f"Verdicts on {len(found)} claims: {told}.")
+    rows = tuple(
+        (one.id, one.statement, one.verdict, one.condition, one.source, _told(one.evidence) or one.method)
+        for one in shown
+    )
+    headings = ("number", "claim", "verdict", "condition, or what speaks against it", "said in", "evidence")
+    return View((figure,), numbers, _PYTHON, Table(headings, rows))
+
+
+def _records() -> Sequence[CheckedClaim]:
+    # lru_cache alone would let two requests that come together check everything twice.
+    with _lock:
+        return _checked()
+
+
+@lru_cache(maxsize=1)
+def _checked() -> tuple[CheckedClaim, ...]:
+    return tuple(LEDGER.check(sampling=Sampling(rows=_ROWS)))
+
+
+def _told(evidence: Sequence[Comparison]) -> str:
+    """Every number with its standard error, and what the claim makes of it."""
+    parts = []
+    for one in evidence:
+        error = f" ± {one.standard_error:.1g}" if one.standard_error else ""
+        asked = f" ({one.relation} {short(one.predicted)}{'' if one.agrees else ': no'})" if one.relation else ""
+        parts.append(f"{one.quantity}: {short(one.measured or 0.0)}{error}{asked}")
+    return "; ".join(parts)
+
+
+_PYTHON = f"""\
+from collections import Counter
+from rootdk.lab.checks import LEDGER, VERDICTS, Sampling
+
+records = list(LEDGER.check(sampling=Sampling(rows={_ROWS})))
+counts = Counter(record.verdict for record in records)
+for verdict in VERDICTS:
+    print(verdict.replace(" ", "_"), counts[verdict])
+"""
+
+CHAPTER = Chapter(
+    id="claims",
+    title="The claims",
+    formula=ATTENTION,
+    to_try="Choose a verdict to see the claims that have it.",
+    to_see="Each claim is checked by code that runs here, and the verdict is computed from the numbers beside it.",
+    said="The scale is one line of algebra, and everything said about it is settled.",
+    true="The algebra is exact; of what is said around it some holds under a condition only, and some does not hold.",
+    controls=(Control("verdict", "verdict", "choice", _ALL, choices=(_ALL, *VERDICTS)),),
+    compute=compute,
+)

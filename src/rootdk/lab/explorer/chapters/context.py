@@ -1,0 +1,150 @@
+"""Long contexts: what the number of keys does, up to a billion, and what rules with ln n make of it."""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootdk import scaling
+from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, POWERS, line, plot, points, upright
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.shared import d_k_knob
+from rootdk.lab.formulas import FREEZING
+from rootdk.theory import critical_sigma, rule_variance, softmax_moments
+
+_LENGTHS = tuple(round(10 ** (power / 2)) for power in range(2, 19))
+_NAMES = {
+    "sqrt": ("1/√d_k", COLOURS["sqrt"]),
+    "none": ("none", COLOURS["none"]),
+    "entropy_invariant": ("ln n / (ln 512 √d_k)", COLOURS["entropy_invariant"]),
+    "ssmax": ("s ln n / √d_k", HUES[2]),
+    "qwen_log_n": ("log-n past 2048", HUES[4]),
+    "llama4": ("Llama 4", COLOURS["llama4"]),
+}
+_AXIS = POWERS | {"dtick": 2, "range": [0.8, 9.2]}
+
+
+def _rule(name: str, s: float) -> scaling.ScaleRule:
+    if name == "ssmax":
+        return scaling.ssmax(s)
+    return scaling.qwen_log_n(2048) if name == "qwen_log_n" else scaling.rule(name)
+
+
+def _sigma(name: str, s: float, d_k: int, keys: Any) -> NDArray[Any]:
+    """The spread of the scores of the last query; only "none" depends on d_k."""
+    return np.asarray(np.sqrt(rule_variance(_rule(name, s), d_k, keys, np.asarray(keys) - 1)))
+
+
+@lru_cache(maxsize=256)
+def _curve(name: str, s: float, d_k: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """sigma, entropy / ln n and 1 / E sum p^2 at every length."""
+    sigma = _sigma(name, s, d_k, _LENGTHS)
+    told = softmax_moments(_LENGTHS, sigma)
+    return sigma, np.asarray(told.entropy / np.log(_LENGTHS)), np.asarray(1 / told.p_squared)
+
+
+def compute(values: Mapping[str, Any]) -> View:
+    """Rows whose scores are N(0, sigma^2): every query of length sqrt(d_k). Exact for any number of keys."""
+    keys, d_k, s = values["keys"], values["d_k"], values["s"]
+    # What a rule does not depend on is left out of the key of the cache.
+    of = {name: (name, s if name == "ssmax" else 1.0, d_k if name == "none" else 64) for name in _NAMES}
+    sigma = np.array([float(_sigma(*of[name], keys)) for name in _NAMES])
+    told = softmax_moments(keys, sigma)
+    entropy, effective = told.entropy / math.log(keys), 1 / told.p_squared
+    critical = float(critical_sigma(keys))
+    numbers = (
+        number("critical", "√(2 ln n), where softmax freezes", critical, "theory"),
+        *(
+            number(f"entropy_{name}", f"{words}: entropy / ln n", share, "theory")
+            for (name, (words, _)), share in zip(_NAMES.items(), entropy, strict=True)
+        ),
+    )
+    figures = (
+        _shares(values, of, entropy if values["shown"] == "entropy" else effective),
+        _spread(values, of, sigma, critical),
+    )
+    return View(figures, numbers, _python(values))
+
+
+def _shares(values: Mapping[str, Any], of: Mapping[str, tuple[str, float, int]], here: NDArray[Any]) -> Figure:
+    label, which = ("entropy / ln n", 1) if values["shown"] == "entropy" else ("effective keys", 2)
+    axis: dict[str, Any] = {"range": [0, 1.05]} if which == 1 else POWERS
+    marks = [
+        points([values["keys"]], [one], words, colour, showlegend=False)
+        for (words, colour), one in zip(_NAMES.values(), here, strict=True)
+    ]
+    shape = [upright(values["keys"])]
+    drawn = plot([*_lines(of, which), *marks], "keys n", label, xaxis=_AXIS, yaxis=axis, shapes=shape)
+    return Figure("shares", label, drawn, f"{label} at {values['keys']:,} keys: {_told(here)}.")
+
+
+def _spread(
+    values: Mapping[str, Any], of: Mapping[str, tuple[str, float, int]], here: NDArray[Any], critical: float
+) -> Figure:
+    frozen = line(_LENGTHS, critical_sigma(_LENGTHS), "√(2 ln n): frozen above", GREY, "dash")
+    shape = [upright(values["keys"])]
+    drawn = plot(
+        [*_lines(of, 0, showlegend=False), frozen], "keys n", "σ", xaxis=_AXIS, yaxis=ONES_AND_THREES, shapes=shape
+    )
+    text = (
+        f"Standard deviation of the scores at {values['keys']:,} keys: {_told(here)}; softmax freezes at "
+        f"{written(critical, 3)}."
+    )
+    return Figure("spread", "Spread of the scores, colours as before", drawn, text)
+
+
+def _lines(of: Mapping[str, tuple[str, float, int]], which: int, **more: Any) -> list[dict[str, Any]]:
+    return [
+        line(_LENGTHS, _curve(*of[name])[which], words.replace("d_k", "d<sub>k</sub>"), colour, **more)
+        for name, (words, colour) in _NAMES.items()
+    ]
+
+
+def _told(here: NDArray[Any]) -> str:
+    return ", ".join(f"{words} {written(float(one), 3)}" for (words, _), one in zip(_NAMES.values(), here, strict=True))
+
+
+def _python(values: Mapping[str, Any]) -> str:
+    keys = values["keys"]
+    return f"""\
+import numpy as np
+from rootdk import scaling
+from rootdk.theory import critical_sigma, rule_variance, softmax_moments
+
+print("critical", critical_sigma({keys}))
+rules = {{name: scaling.rule(name) for name in ("sqrt", "none", "entropy_invariant", "llama4")}}
+rules |= {{"ssmax": scaling.ssmax({values["s"]}), "qwen_log_n": scaling.qwen_log_n(2048)}}
+for name, rule in rules.items():
+    sigma = np.sqrt(rule_variance(rule, {values["d_k"]}, keys={keys}, position={keys - 1}))
+    print(f"entropy_{{name}}", softmax_moments({keys}, sigma).entropy / np.log({keys}))
+"""
+
+
+CHAPTER = Chapter(
+    id="context",
+    title="Long contexts",
+    formula=FREEZING,
+    to_try="Drag the number of keys to a billion; change d_k, which only the rule without a scale feels, and s.",
+    to_see="Under 1/√d_k the weights spread as keys are added; rules with ln n sharpen them instead, and past the "
+    "dashed line softmax is frozen.",
+    said="In long contexts attention fades, and a factor of ln n keeps the entropy where it was.",
+    true="With random q and k it fades under 1/√d_k, where the entropy's share of ln n rises, but ln n does more than "
+    "undo that: the share falls; the freezing point moves little, from 3.7 at a thousand keys to 6.4 at a billion.",
+    controls=(
+        Control("keys", "keys n", "int", 1_000_000, 10, 1_000_000_000, 1, log=True, help="Keys that the query sees."),
+        d_k_knob(64),
+        Control("s", "s of scalable softmax", "float", 0.43, 0.05, 1.0, 0.01, help="Learned per head in the paper."),
+        Control(
+            "shown",
+            "drawn over n",
+            "choice",
+            "entropy",
+            choices=("entropy", "effective"),
+            labels=("entropy / ln n", "effective keys, 1/E∑p²"),
+        ),
+    ),
+    compute=compute,
+)

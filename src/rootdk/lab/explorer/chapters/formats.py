@@ -1,0 +1,165 @@
+"""Number formats: how far apart stored scores are, what that does to a weight, and where float16 ends."""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootdk.lab.checks.rounding import FORMATS, rounded
+from rootdk.lab.drawing import HUES, POWERS, level, line, plot, upright
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
+from rootdk.lab.explorer.shared import RULES, SEED, d_k_knob
+from rootdk.lab.formulas import SCALED
+from rootdk.scaling import rule
+from rootdk.theory import format_effect
+from rootdk.theory.formats import FORMATS as KINDS
+from rootdk.theory.formats import spacing
+
+_DRAWN = 20_000
+_SIGMAS = np.geomspace(1e-3, 1e6, 46)
+
+
+def compute(values: Mapping[str, Any]) -> View:
+    """Scores of law N(0, sigma^2), stored: the error of theory, and that of 20,000 rounded numbers."""
+    d_k, name = values["d_k"], values["format"]
+    raw = values["spread"] ** 2 * math.sqrt(d_k)
+    sigma = raw * float(rule(values["rule"]).factor(d_k, None, None))
+    told, before = format_effect(sigma, name), format_effect(raw, name)
+    z = sigma * np.random.default_rng(values["seed"]).standard_normal(_DRAWN)
+    stored = rounded(z, name)
+    kept = np.isfinite(stored)
+    error = math.sqrt(float(((stored[kept] - z[kept]) ** 2).mean())) if kept.any() else math.nan
+    numbers = (
+        number("sigma", "standard deviation of the scores", sigma, "theory"),
+        number("spacing", "distance of stored numbers at that size", spacing(sigma, name), "theory", 3),
+        number("error", "error of a stored score, root mean square", error, "measured", 3),
+        number("error_theory", "error of a stored score, root mean square", float(told.score_error), "theory", 3),
+        number("weight_error", "relative error of its weight e^z", float(told.weight_error), "theory", 3),
+        number("overflow", "share of the scores that overflow", float(told.overflow), "theory", 3),
+        number(
+            "overflow_raw",
+            "share that overflows if q·k is stored before the scale",
+            float(before.overflow),
+            "theory",
+            3,
+        ),
+    )
+    return View((_errors(values, sigma), _spacings(sigma)), numbers, _python(values), _table(sigma, raw))
+
+
+@lru_cache(maxsize=8)
+def _weight_errors(name: str) -> NDArray[Any]:
+    return np.asarray(format_effect(_SIGMAS, name).weight_error)
+
+
+def _errors(values: Mapping[str, Any], sigma: float) -> Figure:
+    data = []
+    for name, colour in zip(FORMATS, HUES, strict=False):
+        y = _weight_errors(name)
+        shown = y < 1e3
+        data.append(line(_SIGMAS[shown], y[shown], name, colour, "solid" if name == values["format"] else "dot"))
+    drawn = plot(
+        data,
+        "standard deviation σ of the scores",
+        "relative error of a weight",
+        xaxis=POWERS,
+        yaxis=POWERS | {"dtick": 2},
+        shapes=[upright(sigma), level(1.0)],
+    )
+    told = ", ".join(f"{written(float(format_effect(sigma, one).weight_error), 2)} in {one}" for one in FORMATS)
+    text = (
+        f"Relative error that rounding a score gives its weight, at σ = {written(sigma, 3)}: {told}. Past 1, the "
+        "dotted line across, weights are noise."
+    )
+    return Figure("errors", "What rounding does to a weight", drawn, text)
+
+
+def _spacings(sigma: float) -> Figure:
+    sizes = 2.0 ** np.arange(-10, 19)  # where the distance changes
+    data = []
+    for name, colour in zip(FORMATS, HUES, strict=False):
+        y = np.array([spacing(size, name) for size in sizes])
+        data.append(line(sizes[np.isfinite(y)], y[np.isfinite(y)], name, colour, shape="hv"))
+    drawn = plot(
+        data,
+        "size of a score",
+        "distance to the next stored number",
+        xaxis=POWERS,
+        yaxis=POWERS | {"dtick": 2},
+        shapes=[upright(sigma)],
+    )
+    told = ", ".join(f"{written(spacing(sigma, one), 3)} in {one}" for one in FORMATS)
+    return Figure(
+        "spacing",
+        "How far apart scores are stored",
+        drawn,
+        f"Distance of stored numbers near {written(sigma, 3)}: {told}. The float16 line ends at 65504.",
+    )
+
+
+def _table(sigma: float, raw: float) -> Table:
+    rows = []
+    for name in FORMATS:
+        told, before = format_effect(sigma, name), format_effect(raw, name)
+        kind = KINDS[name]
+        cells = (kind.digits, kind.largest, spacing(sigma, name), told.weight_error, told.overflow, before.overflow)
+        rows.append((name, *(written(float(one), 3) for one in cells)))
+    headings = (
+        "format",
+        "binary digits",
+        "largest number",
+        "distance at σ",
+        "error of a weight",
+        "overflow",
+        "overflow of q·k unscaled",
+    )
+    return Table(headings, tuple(rows))
+
+
+def _python(values: Mapping[str, Any]) -> str:
+    name, d_k = values["format"], values["d_k"]
+    return f"""\
+import numpy as np
+import rootdk
+from rootdk.lab.checks.rounding import rounded
+from rootdk.theory import format_effect
+from rootdk.theory.formats import spacing
+
+raw = {values["spread"]}**2 * {d_k}**0.5
+sigma = raw * rootdk.scaling.rule("{values["rule"]}").factor({d_k}, None, None)
+z = sigma * np.random.default_rng({values["seed"]}).standard_normal({_DRAWN})
+stored = rounded(z, "{name}")
+kept = np.isfinite(stored)
+print("sigma", sigma)
+print("spacing", spacing(sigma, "{name}"))
+print("error", np.sqrt(((stored[kept] - z[kept]) ** 2).mean()))
+effect = format_effect(sigma, "{name}")
+print("error_theory", effect.score_error)
+print("weight_error", effect.weight_error)
+print("overflow", effect.overflow)
+print("overflow_raw", format_effect(raw, "{name}").overflow)
+"""
+
+
+CHAPTER = Chapter(
+    id="formats",
+    title="Number formats",
+    formula=SCALED,
+    to_try="Choose float16, let the components of q and k grow, and take the scale away; then divide by d_k.",
+    to_see="Stored numbers are a fixed share of their size apart; e^z turns that distance into a relative error, so "
+    "large scores cost digits and small ones do not.",
+    said="Half precision needs small scores, and scores divided by d_k get so small that they are unstable.",
+    true="The first half: from 128 on bfloat16 scores are 1 or more apart, and float16 ends at 65504, which q·k can "
+    "reach before the scale; small scores keep their digits, down to the smallest normal number of the format.",
+    controls=(
+        Control("format", "format", "choice", "float16", choices=FORMATS),
+        d_k_knob(64),
+        RULES,
+        Control("spread", "standard deviation of the components of q and k", "float", 1.0, 0.1, 100.0, 0.1, log=True),
+        SEED,
+    ),
+    compute=compute,
+)

@@ -1,0 +1,127 @@
+"""The formula, step by step on numbers that fit on a hand: scores, scaled scores, weights, output."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rootdk.attention import attention, measure
+from rootdk.errors import ArgumentError
+from rootdk.lab.drawing import COLOURS, GREY, bars, plot
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
+from rootdk.lab.explorer.shared import RULES
+from rootdk.lab.formulas import ATTENTION
+from rootdk.scaling import rule
+
+# The vectors of the usual examples, as far as they are not 0. Three unit values: the output then is the weights.
+_UNIT = "1 0 0; 0 1 0; 0 0 1"
+_EXAMPLES = {
+    "four": {"query": "1 0 1 0", "keys": "0 1 1 1; 1 0 1 0; 0 1 0 1", "values": _UNIT, "zeros": "0"},
+    "sixty-four": {"query": "2", "keys": "7; 5; 6", "values": _UNIT, "zeros": "63"},
+    "hundred": {"query": "10", "keys": "5; 1; 0.5", "values": _UNIT, "zeros": "99"},
+}
+_LABELS = ("your own numbers", "d_k = 4: first score 1", "d_k = 64: scores 14, 10, 12", "d_k = 100: scores 50, 10, 5")
+
+
+def compute(values: Mapping[str, Any]) -> View:
+    """One query through the operator. Values of unit vectors show the weights themselves."""
+    query, key, value = (np.array(values[name]) for name in ("query", "keys", "values"))
+    if key.shape[1] != query.shape[1]:
+        raise ArgumentError(f"keys: must have {query.shape[1]} numbers in a row like the query, got {key.shape[1]}")
+    if len(value) != len(key):
+        raise ArgumentError(f"values: must have {len(key)} rows, one for each key, got {len(value)}")
+    query, key = (np.pad(array, ((0, 0), (0, values["zeros"]))) for array in (query, key))
+    d_k, names = query.shape[1], [f"key {place}" for place in range(1, len(key) + 1)]
+    scores = (query @ key.T)[0]
+    factor = rule(values["rule"]).factor(d_k, None, None)
+    weights = attention(query, key, np.eye(len(key)), scale=values["rule"])[0]
+    output, reading = measure(query, key, value, scale=values["rule"])
+    top = int(weights.argmax())
+    numbers = (
+        number("d_k", "d_k", d_k),
+        number("factor", "every score is multiplied by", factor),
+        number("top", "largest weight", weights[top]),
+        number("entropy", "entropy of the weights", reading.entropy[0]),
+        number("effective", "effective keys", reading.effective_keys[0]),
+    )
+    told = ", ".join(f"{name} {written(one, 3)}" for name, one in zip(names, weights, strict=True))
+    steps = [
+        bars(names, scores, "q·k", GREY),
+        bars(names, scores * factor, "scaled", COLOURS[values["rule"]]),
+    ]
+    figures = (
+        Figure("scores", "Scores", plot(steps, "", "score", barmode="group"), _scores_text(scores, scores * factor)),
+        Figure(
+            "weights",
+            "Weights",
+            plot([bars(names, weights, "weight", COLOURS[values["rule"]])], "", "weight", yaxis={"range": [0, 1]}),
+            f"Weights after softmax: {told}.",
+        ),
+        Figure(
+            "output",
+            "Output",
+            plot(
+                [bars([f"component {i}" for i in range(1, output.shape[1] + 1)], output[0], "output", COLOURS["sqrt"])],
+                "",
+                "output",
+            ),
+            f"Output: {', '.join(written(one, 3) for one in output[0])}.",
+        ),
+    )
+    rows = zip(names, scores, scores * factor, np.exp(scores * factor - (scores * factor).max()), weights, strict=True)
+    table = Table(
+        ("", "q·k", "scaled score z", "e^(z - largest z)", "weight"),
+        tuple((name, *(written(float(one)) for one in cells)) for name, *cells in rows),
+    )
+    return View(figures, numbers, _python(values), table)
+
+
+def _scores_text(scores: Any, scaled: Any) -> str:
+    pairs = ", ".join(f"{written(a, 3)} becomes {written(b, 3)}" for a, b in zip(scores, scaled, strict=True))
+    return f"Scores before and after the scale: {pairs}."
+
+
+def _python(values: Mapping[str, Any]) -> str:
+    query, keys, value = (str([list(row) for row in values[name]]) for name in ("query", "keys", "values"))
+    zeros = f"((0, 0), (0, {values['zeros']}))"
+    return f"""\
+import numpy as np
+import rootdk
+
+query = np.pad({query}, {zeros})
+keys = np.pad({keys}, {zeros})
+values = np.array({value})
+output, reading = rootdk.measure(query, keys, values, scale="{values["rule"]}")
+weights = rootdk.attention(query, keys, np.eye(len(keys)), scale="{values["rule"]}")
+print("d_k", query.shape[1])
+print("factor", rootdk.scaling.rule("{values["rule"]}").factor(query.shape[1], None, None))
+print("top", weights.max())
+print("entropy", reading.entropy[0])
+print("effective", reading.effective_keys[0])
+"""
+
+
+CHAPTER = Chapter(
+    id="formula",
+    title="The formula",
+    formula=ATTENTION,
+    to_try="Choose the example with d_k = 64 and take the scale away, or write your own numbers.",
+    to_see="The scores keep their order; the scale changes how far apart they are, and so how even the weights are.",
+    said="Attention is softmax(QKᵀ/√d_k)V.",
+    true="It is, and the order of the keys does not depend on the scale; at d_k = 4 the scale halves the scores, at "
+    "d_k = 64 it divides them by 8.",
+    controls=(
+        Control(
+            "example", "example", "choice", "four", choices=("own", *_EXAMPLES), labels=_LABELS, sets=_EXAMPLES
+        ),
+        Control("query", "query", "numbers", "1 0 1 0", -1000, 1000, rows=1, columns=8),
+        Control("keys", "keys, one in a row", "numbers", "0 1 1 1; 1 0 1 0; 0 1 0 1", -1000, 1000, rows=8, columns=8),
+        Control("values", "values, one in a row", "numbers", _UNIT, -1000, 1000, rows=8, columns=8),
+        Control(
+            "zeros", "further components, all 0", "int", 0, 0, 1016, 1,
+            help="They leave every score as it is and count in d_k.",
+        ),
+        RULES,
+    ),
+    compute=compute,
+)  # fmt: skip

@@ -1,0 +1,194 @@
+"""Your model: an audit as maps of layers and heads beside theory, and findings with remedies.
+
+Without an audit, that of a small example that ships as code.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from html import escape
+from statistics import median
+from typing import Any
+
+from rootdk import _views
+from rootdk.audit.demonstration import demonstrate
+from rootdk.audit.grouped import grouped
+from rootdk.audit.metrics import METRICS, Metric, grid, present
+from rootdk.errors import ArgumentError
+from rootdk.lab.explorer.audit_input import checked_audit
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
+from rootdk.lab.formulas import FREEZING
+from rootdk.lab.report.audit_page import map_picture, spread_picture
+
+FIRST = "first"
+# What a browser still lays out quickly, and more than a person reads.
+MOST_ROWS = 500
+_HEADINGS = ("severity", "metric", "value", "limit", "where", "what to do", "source")
+# Computed from weights and gains, without a run.
+_OF_WEIGHTS = ("predicted_deviation", "spectral_bound", "gain_bound")
+_FROM_FILE = 'import json\n\naudit = json.load(open("audit.json"))    # what `rootdk audit --json` wrote'
+_READ = """\
+from rootdk.audit.demonstration import demonstrate
+
+audit = demonstrate().to_dict()    # an example: a small random model under three scales"""
+
+
+def compute(values: Mapping[str, Any]) -> View:
+    """The example. Who has a model calls `model_view` with its audit."""
+    return _view(values["metric"])
+
+
+@lru_cache(maxsize=16)
+def _view(metric: str) -> View:
+    return model_view(_example(), {"metric": metric}, _READ)
+
+
+@lru_cache(maxsize=1)
+def _example() -> dict[str, Any]:
+    return demonstrate().to_dict()
+
+
+def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = _FROM_FILE) -> View:
+    """What the chapter "your model" shows.
+
+    audit    what `rootdk audit --json` writes, or to_dict() of an audit; checked, and an error names what is wrong
+    values   "metric": a name of rootdk.audit.metrics, or "first" for the first that the audit has
+    read     Python lines that leave the same dictionary in `audit`
+    """
+    audit = _readable(checked_audit(audit))
+    layers = audit["layers"]
+    metric = _chosen(present(layers), values["metric"])
+    known = [value for row in grid(layers, metric.name) for value in row if math.isfinite(value)]
+    told = [value for layer in layers if (value := layer.get("baseline", {}).get(metric.name)) is not None]
+    counts = {
+        kind: sum(one["severity"] == kind for one in audit["findings"]) for kind in ("critical", "warning", "note")
+    }
+    kind = "" if metric.name in _OF_WEIGHTS else "measured"
+    numbers = [
+        number("verdict", "verdict", audit["verdict"]),
+        number("layers", "layers", len(layers)),
+        number("heads", "heads", sum(len(layer["heads"]) for layer in layers)),
+        *(number(severity, f"findings: {severity}", count) for severity, count in counts.items()),
+        number("smallest", f"{metric.short}, smallest", min(known), kind),
+        number("middle", f"{metric.short}, median of the heads", median(known), kind),
+        number("largest", f"{metric.short}, largest", max(known), kind),
+    ]
+    if told:
+        numbers.append(number("theory", f"{metric.short}, median of the layers", median(told), "theory"))
+    # plotly reads a little markup in its labels: there a name is spelled out.
+    labelled = [{**layer, "name": escape(layer["name"], quote=False)} for layer in layers]
+    drawn = map_picture(metric, labelled)
+    figures = [Figure(drawn.name, drawn.title, drawn.figure, _map_text(metric, layers))]
+    if len(layers) > 1:
+        drawn = spread_picture(metric, labelled)
+        figures.append(Figure(drawn.name, drawn.title, drawn.figure, _layers_text(metric, layers, told)))
+    return View(tuple(figures), tuple(numbers), _python(read, metric.name, bool(told)), _table(audit))
+
+
+def _readable(audit: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With control codes spelled out in everything that is shown; the page itself never reads a text as HTML."""
+    shown = ("layer", "metric", "source", "remedy")
+    return {
+        **audit,
+        "layers": [{**layer, "name": _views.printable(layer["name"])} for layer in audit["layers"]],
+        "findings": [{**one, **{name: _views.printable(one[name]) for name in shown}} for one in audit["findings"]],
+    }
+
+
+def _table(audit: Mapping[str, Any]) -> Table | None:
+    """Findings, the worst first."""
+    groups = grouped(audit)
+    rows = [
+        (one.severity, one.metric, one.value, _views.brief(one.threshold), one.places, one.remedy, one.source)
+        for one in groups[:MOST_ROWS]
+    ]
+    if len(groups) > MOST_ROWS:
+        rows.append(("", "", "", "", f"{len(groups) - MOST_ROWS} more: rootdk audit --json", "", ""))
+    return Table(_HEADINGS, tuple(rows)) if rows else None
+
+
+def _chosen(held: Sequence[Metric], name: str) -> Metric:
+    if not held:
+        raise ArgumentError(
+            f"audit.layers: must have heads with one of {', '.join(one.name for one in METRICS)}, got none"
+        )
+    if name == FIRST:
+        return held[0]
+    for one in held:
+        if one.name == name:
+            return one
+    raise ArgumentError(f"metric: must be one that this audit has, {', '.join(one.name for one in held)}, got {name!r}")
+
+
+def _map_text(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> str:
+    """Which heads stand out."""
+    cells = [
+        (value, str(layer["name"]), head)
+        for layer, row in zip(layers, grid(layers, metric.name), strict=True)
+        for head, value in enumerate(row)
+        if math.isfinite(value)
+    ]
+    low, high = min(cells), max(cells)
+    return (
+        f"Map of {metric.short} of {len(cells)} heads in {len(layers)} layers: from {written(low[0], 3)} "
+        f"({low[1]}, head {low[2]}) to {written(high[0], 3)} ({high[1]}, head {high[2]})."
+    )
+
+
+def _layers_text(metric: Metric, layers: Sequence[Mapping[str, Any]], told: Sequence[float]) -> str:
+    """Which layers stand out, and what theory says."""
+    rows = [[value for value in row if math.isfinite(value)] for row in grid(layers, metric.name)]
+    middles = [(median(row), str(layer["name"])) for layer, row in zip(layers, rows, strict=True) if row]
+    low, high = min(middles), max(middles)
+    theory = f"; theory from {written(min(told), 3)} to {written(max(told), 3)}" if told else ""
+    return (
+        f"Medians of the layers: {metric.short} from {written(low[0], 3)} ({low[1]}) to {written(high[0], 3)} "
+        f"({high[1]}){theory}."
+    )
+
+
+def _python(read: str, metric: str, told: bool) -> str:
+    lines = f"""\
+from statistics import median
+{read}
+heads = [head for layer in audit["layers"] for head in layer["heads"]]
+known = [head["{metric}"] for head in heads if head.get("{metric}") is not None]
+print("verdict", audit["verdict"])
+print("layers", len(audit["layers"]))
+print("heads", len(heads))
+for kind in ("critical", "warning", "note"):
+    print(kind, sum(finding["severity"] == kind for finding in audit["findings"]))
+print("smallest", min(known))
+print("middle", median(known))
+print("largest", max(known))
+"""
+    if told:
+        lines += f"""\
+theory = [layer.get("baseline", {{}}).get("{metric}") for layer in audit["layers"]]
+print("theory", median(one for one in theory if one is not None))
+"""
+    return lines
+
+
+CHAPTER = Chapter(
+    id="model",
+    title="Your model",
+    formula=FREEZING,
+    to_try="Drop the JSON of `rootdk audit --json` here, or start with `rootdk explore --model PATH`; without one you "
+    "see an example, a small random model under no scale, 1/√d_k and 1/d_k, three layers each.",
+    to_see="Each cell is one head; the dotted line is what theory says of random q and k under the same scale.",
+    said="Attention that is far from the theory is broken.",
+    true="The theory is a gate at the start only: trained heads leave it for good reasons, so each finding names its "
+    "threshold, where that comes from, and what to do.",
+    controls=(
+        Control(
+            "metric",
+            "metric",
+            "choice",
+            FIRST,
+            choices=(FIRST, *(one.name for one in METRICS)),
+            labels=("the first that the audit has", *(one.short for one in METRICS)),
+        ),
+    ),
+    compute=compute,
+)

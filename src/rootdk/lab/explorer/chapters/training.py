@@ -1,0 +1,110 @@
+"""Training curves: what the rules did to small models that were trained, from the runs of a study."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from rootdk.errors import ArgumentError
+from rootdk.lab.drawing import Picture
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Number, View, written
+from rootdk.lab.formulas import ATTENTION
+from rootdk.lab.report.training_pictures import learning_curves, over_d_k, over_rates
+from rootdk.lab.training import Group, Results, grouped, panels
+
+_READ = "from rootdk.lab.training import shipped\n\nresults = shipped()"
+
+
+def training_chapter(results: Results, read: str = _READ) -> Chapter:
+    """The chapter for these runs: what there is to choose depends on what was trained.
+
+    read   Python lines that leave the same runs in `results`
+    """
+    found = panels(grouped(results.runs))
+    names = {slug(name): name for name in found}
+    sizes = [str(d_k) for d_k in results.values("d_k")]
+    # The panel with the most runs, and of its d_k the one in the middle.
+    largest = max(found, key=lambda name: sum(len(group.runs) for group in found[name]))
+    there = sorted({group.spec.d_k for group in found[largest]})
+
+    # Plotly's own classes take some milliseconds a picture, and the runs do not change.
+    @lru_cache(maxsize=256)
+    def view(panel: str, d_k: int) -> View:
+        return _view(names[panel], found[names[panel]], d_k, read)
+
+    def compute(values: Mapping[str, Any]) -> View:
+        """Loss along training at one d_k, and at the end over all of them."""
+        return view(values["panel"], int(values["d_k"]))
+
+    return Chapter(
+        id="training",
+        title="Training curves",
+        formula=ATTENTION,
+        to_try="Choose what is learned and d_k, and compare the rules.",
+        to_see="Lines are means over seeds with their 95 % interval, each rule at the learning rate that suits it.",
+        said="Without the scale learning slows or fails, the more so the larger d_k is.",
+        true="Where the task is nothing but attention it fails at large d_k, elsewhere it falls behind, and 1/d_k is "
+        "late at the lowest learning rates and learns at higher ones than 1/√d_k does, in these small models, by which "
+        "claims 16 and 18 of the ledger are judged.",
+        controls=(
+            Control(
+                "panel", "task", "choice", slug(largest), choices=tuple(names), labels=tuple(names.values()),
+                help="What is learned, for how many steps and how.",
+            ),
+            Control("d_k", "d_k", "choice", str(there[len(there) // 2]), choices=tuple(sizes)),
+        ),
+        compute=compute,
+    )  # fmt: skip
+
+
+def slug(text: str) -> str:
+    """A name as the URL knows it.
+
+    >>> slug("recall, 300 steps")
+    'recall-300-steps'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _view(panel: str, groups: Sequence[Group], d_k: int, read: str) -> View:
+    here = [group for group in groups if group.spec.d_k == d_k]
+    if not here:
+        there = ", ".join(str(one) for one in sorted({group.spec.d_k for group in groups}))
+        raise ArgumentError(f"d_k: must be one that was trained with, {there} for {panel!r}, got {d_k}")
+    pictures = [learning_curves(panel, groups, d_k), over_d_k(panel, groups)]
+    if any(len(group.rates) > 1 for group in here):
+        pictures.append(over_rates(panel, groups, d_k))
+    figures = tuple(map(_figure, pictures))
+    return View(figures, tuple(map(_loss, here)), _python(panel, d_k, read))
+
+
+def _loss(group: Group) -> Number:
+    found = group.best.loss
+    half = "" if found.half is None else f" ± {found.half:.2g}"
+    text = f"{written(found.mean)}{half}" if math.isfinite(found.mean) else "diverged"
+    label = f"{group.line}: loss at the end, learning rate {group.best.rate:g}"
+    return Number(f"loss_{slug(group.line)}", label, found.mean, text, "measured")
+
+
+def _figure(picture: Picture) -> Figure:
+    """With the last number of every line in words."""
+    ends = []
+    for trace in picture.figure["data"]:
+        known = [(x, y) for x, y in zip(trace["x"], trace["y"], strict=True) if y is not None]
+        if trace.get("name") and known:
+            first, last = known[0], known[-1]
+            ends.append(f"{trace['name']} from {written(first[1], 3)} to {written(last[1], 3)}")
+    told = "; ".join(ends).replace("d<sub>k</sub>", "d_k")
+    return Figure(picture.name, picture.title, picture.figure, f"{picture.title}. {told}. {picture.caption}")
+
+
+def _python(panel: str, d_k: int, read: str) -> str:
+    return f"""\
+from rootdk.lab.explorer.chapters.training import slug
+from rootdk.lab.training import grouped, panels
+{read}
+for group in panels(grouped(results.runs))["{panel}"]:
+    if group.spec.d_k == {d_k}:
+        print(f"loss_{{slug(group.line)}}", group.best.loss.mean)
+"""

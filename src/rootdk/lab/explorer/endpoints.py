@@ -1,0 +1,183 @@
+"""What is served: the files of the page, the chapters, a view of one, and a view of an audit that is sent along.
+
+The files are read once, from the package and from plotly, and no path is ever looked up. Every computation runs in a
+thread, so that the event loop goes on answering, and its parameters have been through `read_values`, whose bounds keep
+it short.
+"""
+
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from rootdk.errors import RootdkError
+from rootdk.lab.report.document import check_plotly
+from rootdk.version import __version__
+
+from .audit_input import BodyError, parsed, read_body
+from .chapter import Chapter, View
+from .values import read_values
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MODEL = "model"
+_LONGEST_QUERY = 8192
+# More at once would only make each of them slower on few cores.
+_AT_ONCE = 2
+
+ModelView = Callable[[Mapping[str, Any], Mapping[str, Any]], View]
+
+
+def answer(found: Any, status: int = 200) -> Response:
+    """JSON that any browser reads: never NaN or Infinity. Nothing is kept: what is shown is what was computed now."""
+    text = json.dumps(found, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
+
+
+def refusal(status: int, error: str, name: str = "") -> Response:
+    """{"error": what is wrong and what was expected, "name": the parameter}."""
+    return answer({"error": error, "name": name}, status)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file in memory, with the tag by which a browser knows that it has it already."""
+
+    content: bytes
+    media_type: str
+    tag: str
+
+    def response(self, request: Request) -> Response:
+        """The file, or 304 for who has it."""
+        # Asked for again each time, so that a newer rootdk on the same port is seen.
+        headers = {"ETag": self.tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == self.tag:
+            return Response(None, 304, headers)
+        return Response(self.content, 200, headers, self.media_type)
+
+
+def asset(content: bytes, suffix: str) -> Asset:
+    """With the media type of the suffix."""
+    return Asset(content, f"{_TYPES[suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+@cache
+def plotly_js() -> str:
+    """plotly.js as the installed plotly brings it."""
+    check_plotly()
+    from plotly.offline import get_plotlyjs
+
+    found: str = get_plotlyjs()
+    return found
+
+
+@cache
+def static_text() -> Mapping[str, str]:
+    """Every file of the page by its name; the colours are the report's."""
+    here = files(__package__).joinpath("static")
+    found = {one.name: one.read_text("utf-8") for one in here.iterdir() if one.name.endswith(tuple(_TYPES))}
+    return {**found, "palette.css": files("rootdk.lab").joinpath("palette.css").read_text("utf-8")}
+
+
+def static_assets() -> dict[str, Asset]:
+    """By the path under which each is served."""
+    found = {
+        f"/static/{name}": asset(text.encode(), f".{name.rpartition('.')[2]}") for name, text in static_text().items()
+    }
+    found["/"] = found.pop("/static/index.html")
+    found["/plotly.js"] = asset(plotly_js().encode(), ".js")
+    return found
+
+
+@dataclass
+class Api:
+    """The chapters, what shows an audit, and the audit that was named on the command line."""
+
+    chapters: tuple[Chapter, ...]
+    model_view: ModelView
+    audit: Mapping[str, Any] | None = None
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    # Not asyncio's own threads, which it waits for when the server ends.
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE))
+
+    def described(self) -> dict[str, Any]:
+        """What the page needs to know at its start."""
+        chapters = [one.to_dict() for one in self.chapters]
+        return {"version": __version__, "model": self.audit is not None, "chapters": chapters}
+
+    def shown(self, chapter: Chapter, raw: Mapping[str, str], audit: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The view for the values of a query, as the page gets it."""
+        values = read_values(chapter, raw)
+        audit = self.audit if audit is None else audit
+        if chapter.id == MODEL and audit is not None:
+            return self.model_view(audit, values).to_dict()
+        return chapter.compute(values).to_dict()
+
+    async def list_chapters(self, request: Request) -> Response:  # noqa: ARG002 -- the signature is Starlette's
+        """GET /api/chapters."""
+        return answer(self.described())
+
+    async def view(self, request: Request) -> Response:
+        """GET /api/view/<chapter>?name=value."""
+        chapter = self._chapter(request.path_params["chapter"])
+        if chapter is None:
+            known = ", ".join(one.id for one in self.chapters)
+            return refusal(404, f"chapter: must be one of {known}", "chapter")
+        return await self._compute(request, chapter)
+
+    async def model(self, request: Request) -> Response:
+        """POST /api/model?name=value with an audit as its body. The server keeps nothing of it."""
+        chapter = self._chapter(MODEL)
+        if chapter is None:
+            return refusal(404, "chapter: this server has no chapter for a model", "chapter")
+        # As many bodies are held as views are computed; the others wait with the first bytes of theirs.
+        async with self.uploads:
+            try:
+                body = await read_body(request)
+            except BodyError as error:
+                return refusal(error.status, str(error), "audit")
+            except ClientDisconnect:
+                return _gone()
+            return await self._compute(request, chapter, body)
+
+    def _chapter(self, name: str) -> Chapter | None:
+        return next((one for one in self.chapters if one.id == name), None)
+
+    async def _compute(self, request: Request, chapter: Chapter, body: bytes | None = None) -> Response:
+        if len(request.url.query) > _LONGEST_QUERY:
+            return refusal(422, f"query: must be at most {_LONGEST_QUERY} characters long", "query")
+        pairs = request.query_params.multi_items()
+        raw = dict(pairs)
+        if len(raw) < len(pairs):
+            twice = next(name for name in raw if sum(name == other for other, _ in pairs) > 1)
+            return refusal(422, f"{twice[:40]}: must be given once", twice[:40])
+
+        def work() -> Response:
+            try:
+                return answer(self.shown(chapter, raw, None if body is None else parsed(body)))
+            except BodyError as error:
+                return refusal(error.status, str(error), "audit")
+            except RootdkError as error:
+                return refusal(422, str(error), str(error).partition(":")[0])
+            except Exception as error:  # noqa: BLE001 -- a fault of ours: the page gets a sentence, the terminal the kind
+                print(f"rootdk explore: {chapter.id}: {type(error).__name__}: {error}", file=sys.stderr)
+                return refusal(500, f"chapter: {chapter.id} could not be computed: {type(error).__name__}", "chapter")
+
+        async with self.turn:
+            # The page has moved on while this one waited: nobody would see the answer.
+            if body is None and await request.is_disconnected():
+                return _gone()
+            return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+
+def _gone() -> Response:
+    return refusal(499, "the page no longer waits for this", "")

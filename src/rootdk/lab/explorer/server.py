@@ -1,0 +1,239 @@
+"""The server of the page: which address answers with what, and a run of it until Ctrl-C.
+
+GET  /                    the page
+GET  /static/<file>       its parts, those that the package has and no other
+GET  /plotly.js           from the installed plotly
+GET  /api/chapters        texts and knobs
+GET  /api/view/<chapter>  figures and numbers for the knobs' values; 422 names a value that cannot be used
+POST /api/model           the same for an audit that is sent along
+
+What a connection may take is bounded: one of so many places, and so many seconds to send a request. uvicorn itself
+waits for ever for a request that has begun to come, and takes as many connections as there are files to open; what
+asyncio says about those that it cannot take is a traceback for each.
+"""
+
+import asyncio
+import errno
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol, h11
+
+from rootdk.errors import ArgumentError
+
+from .chapter import Chapter, View
+from .endpoints import Api, Asset, ModelView, plotly_js, refusal, static_assets
+from .security import App, Guard, policy
+from .values import read_values
+
+HOST = "127.0.0.1"
+PORT = 8765
+_TRIES = 100
+# A browser opens six to one address. Each is an open file, of which a process may have 256 on some systems, and as
+# many again may come before the first is sent away.
+MOST_CONNECTIONS = 64
+# An audit of 16 MiB comes from this machine in well under one.
+SECONDS_FOR_A_REQUEST = 10.0
+
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+# Places of a slider that are computed ahead, at most.
+_FEW = 25
+
+
+def shown_audit(audit: Mapping[str, Any], values: Mapping[str, Any]) -> View:
+    """The chapter of the reader's own model; loaded when there is one."""
+    from .chapters.model import model_view
+
+    return model_view(audit, values)
+
+
+def application(
+    port: int,
+    chapters: tuple[Chapter, ...] | None = None,
+    model_view: ModelView = shown_audit,
+    audit: Mapping[str, Any] | None = None,
+) -> App:
+    """The ASGI application for a server on that port; by default with all chapters."""
+    from .chapters import CHAPTERS
+
+    api = Api(CHAPTERS if chapters is None else chapters, model_view, audit)
+    routes = [Route(path, _served(found)) for path, found in static_assets().items()]
+    routes += [
+        Route("/api/chapters", api.list_chapters),
+        Route("/api/view/{chapter}", api.view),
+        Route("/api/model", api.model, methods=["POST"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _said})
+    app.router.redirect_slashes = False
+    return Guard(app, port, policy(plotly_js()))
+
+
+def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUEST) -> None:
+    """Serve until Ctrl-C, a KeyboardInterrupt. A request must come within `patience` seconds."""
+    config = uvicorn.Config(
+        app,
+        http=partial(BoundedProtocol, patience=patience),
+        # Faults are told by the guard, a line each; what is left are tracebacks of requests that Ctrl-C cut short.
+        log_level="critical",
+        access_log=False,
+        backlog=MOST_CONNECTIONS,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        # A page that is open holds its connection, and a computation has nobody to show it to: neither is waited for.
+        timeout_graceful_shutdown=0,
+    )
+
+    async def serve() -> None:
+        server, said = uvicorn.Server(config), set[str]()
+        # While it ends, what is cut off is no news.
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: None if server.should_exit else say_once(said, context)
+        )
+        await server.serve(sockets=[listener])
+
+    asyncio.run(serve())
+
+
+def _served(found: Asset) -> Callable[[Request], Any]:
+    async def serve(request: Request) -> Response:
+        return found.response(request)
+
+    return serve
+
+
+async def _said(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 -- what the handler is registered for
+    if error.status_code == 405:
+        found = refusal(405, f"method: {request.method} is not for {request.url.path[:80]}", "method")
+    else:
+        found = refusal(error.status_code, f"path: there is nothing at {request.url.path[:80]}", "path")
+    for name, value in (error.headers or {}).items():
+        found.headers[name] = value
+    return found
+
+
+class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen without its types
+    """HTTP as uvicorn speaks it, for requests that come within `patience` seconds, head and body."""
+
+    def __init__(self, *args: Any, patience: float = SECONDS_FOR_A_REQUEST, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.patience = patience
+        self.deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Take it, if there is a place left."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """The time for the next request begins with its first byte, and ends with the last of its body."""
+        super().data_received(data)
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self._wait()
+        else:
+            self._wait_no_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        if self.deadline is None:
+            self.deadline = self.loop.call_later(self.patience, self._give_up)
+
+    def _wait_no_more(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+    def _give_up(self) -> None:
+        self.deadline = None
+        if self.conn.our_state is h11.IDLE:  # nothing was answered yet
+            self.transport.write(_TOO_SLOW)
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+
+def say_once(said: set[str], context: dict[str, Any]) -> None:
+    """A line for what asyncio would write a traceback for each time, such as too many open files."""
+    line = f"rootdk explore: {context.get('message')}: {context.get('exception')}"
+    if line not in said:
+        said.add(line)
+        print(line, file=sys.stderr)
+
+
+def listening(first: int = PORT) -> socket.socket:
+    """A socket on `first`, or on the next port that is free.
+
+    >>> with listening(0) as one, listening(one.getsockname()[1]) as other:
+    ...     one.getsockname()[0], one.getsockname()[1] < other.getsockname()[1]
+    ('127.0.0.1', True)
+    """
+    for port in range(first, min(first + _TRIES, 65536)):
+        # TCP by name: asyncio sends small answers at once (TCP_NODELAY) on such a socket alone. Without it, head and
+        # body of an answer wait 40 ms for each other.
+        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        # The port of a server that has just stopped is free again at once; one that still listens stays taken.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((HOST, port))
+            found.listen(128)
+        except OSError as error:
+            found.close()
+            if error.errno == errno.EADDRINUSE:
+                continue
+            raise ArgumentError(f"port: {HOST}:{port} cannot be used: {error.strerror}") from error
+        return found
+    raise ArgumentError(f"port: must have a free one among {first} to {min(first + _TRIES, 65536) - 1}, all are taken")
+
+
+def warm_up(stop: Callable[[], bool] = lambda: False) -> None:
+    """Ahead of the reader, what chapters keep: each at its defaults, under every choice that it offers.
+
+    A curve over d_k takes a tenth of a second or more, the ledger of claims some seconds; after that a knob costs
+    milliseconds. To be run in a thread of its own while the page opens; asks `stop` between two views.
+    """
+    from .chapters import CHAPTERS
+
+    for chapter in CHAPTERS:
+        for raw in [*_choices(chapter), *_few_steps(chapter)]:
+            if stop():
+                return
+            try:
+                chapter.compute(read_values(chapter, raw))
+            except ArgumentError:
+                continue  # a metric that the example does not have: said when it is asked for
+
+
+def _choices(chapter: Chapter) -> Iterator[dict[str, str]]:
+    choices = [control for control in chapter.controls if control.kind == "choice"]
+    for chosen in product(*(control.choices for control in choices)):
+        yield {control.name: value for control, value in zip(choices, chosen, strict=True)}
+
+
+def _few_steps(chapter: Chapter) -> Iterator[dict[str, str]]:
+    """Where nothing is drawn at random, the places of a slider that has few of them: all of them can be kept."""
+    if any(control.name == "seed" for control in chapter.controls):
+        return
+    for control in chapter.controls:
+        if control.low is None or control.high is None or not control.step or control.log:
+            continue
+        count = round((control.high - control.low) / control.step)
+        if control.kind == "float" and count <= _FEW:
+            yield from ({control.name: f"{control.low + control.step * at:.6g}"} for at in range(count + 1))

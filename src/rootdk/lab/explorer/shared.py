@@ -1,0 +1,174 @@
+"""What several chapters share, so that it looks and means the same everywhere.
+
+Knobs; random queries and keys; the weights of a row, read off the operator; and theory over d_k.
+
+The random rows of a seed stay the same while a knob moves: they are drawn once, 1024 components wide, and a setting
+takes the first d_k components of the first n keys. So dragging d_k or n adds numbers and changes none, and costs no
+drawing. A point of theory takes milliseconds, and is kept once it is computed.
+"""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootdk.attention import attention
+from rootdk.lab.drawing import ticks_at
+from rootdk.theory import attention_moments, relative_gradient
+from rootdk.theory.row_law import RowLaw, row_law
+
+from .chapter import Control
+
+RULES = Control(
+    "rule",
+    "scale",
+    "choice",
+    "sqrt",
+    choices=("sqrt", "none", "dk"),
+    labels=("1/√d_k", "none", "1/d_k"),
+    help="What every score is multiplied by before softmax.",
+)
+SEED = Control("seed", "seed", "int", 0, 0, 999, 1, help="Which random numbers are drawn.")
+QUERIES, WIDEST = 64, 1024
+Floats32 = NDArray[np.float32]
+
+
+_BLOCK = 512
+_KEYS = 7  # beside the seed and the block: no other draw of a chapter has three numbers for its seed
+_drawers = ThreadPoolExecutor(2, "draws")  # NumPy draws without the interpreter's lock
+# From 16 on: below, an average over the length of the query takes several times as long.
+WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
+# Room for the first and the last number below the axis.
+WIDTH_AXIS = ticks_at(WIDTHS) | {"range": [math.log10(14), math.log10(1180)]}
+EXPONENTS = {"none": 0.0, "sqrt": 0.5, "dk": 1.0}
+
+
+def d_k_knob(default: int, low: int = 4, high: int = 1024) -> Control:
+    """Components of a query and a key."""
+    return Control("d_k", "d_k", "int", default, low, high, 1, log=True, help="Components of a query and a key.")
+
+
+def keys_knob(default: int, low: int = 2, high: int = 4096) -> Control:
+    """Keys that a query sees."""
+    return Control("keys", "keys n", "int", default, low, high, 1, log=True, help="Keys that the query sees.")
+
+
+def rule_words(name: str, figure: bool = False) -> str:
+    """A rule as a person reads it; for a figure, where the page does not set it, with plotly's own subscript.
+
+    >>> rule_words("sqrt"), rule_words("dk", figure=True)
+    ('1/√d_k', '1/d<sub>k</sub>')
+    """
+    words = RULES.labels[RULES.choices.index(name)]
+    return words.replace("d_k", "d<sub>k</sub>") if figure else words
+
+
+class _Drawn:
+    """The vectors of one seed; keys are drawn when they are first asked for, 512 at a time, each from its own seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._lock = seed, Lock()
+        self.query = np.random.default_rng(seed).standard_normal((QUERIES, WIDEST), np.float32)
+        self._key = np.empty((0, WIDEST), np.float32)
+
+    def keys(self, count: int) -> Floats32:
+        with self._lock:  # requests come from several threads
+            there, wanted = len(self._key) // _BLOCK, -(-count // _BLOCK)
+            if wanted > there:
+                grown = np.empty((wanted * _BLOCK, WIDEST), np.float32)
+                grown[: len(self._key)] = self._key
+                parts = [grown[at * _BLOCK : (at + 1) * _BLOCK] for at in range(there, wanted)]
+                list(_drawers.map(self._draw, range(there, wanted), parts))
+                self._key = grown
+            return self._key[:count]
+
+    def _draw(self, block: int, into: Floats32) -> None:
+        np.random.default_rng([self._seed, _KEYS, block]).standard_normal(dtype=np.float32, out=into)
+
+
+@lru_cache(maxsize=4)
+def _drawn(seed: int) -> _Drawn:
+    return _Drawn(seed)
+
+
+def vectors(seed: int, keys: int, d_k: int) -> tuple[Floats32, Floats32]:
+    """Standard normal queries (64, d_k) and keys (keys, d_k), as the lines of `vectors_in_python` draw them.
+
+    >>> query, key = vectors(0, 3, 8)
+    >>> more = vectors(0, 700, 16)[1]
+    >>> query.shape, key.shape, bool((more[:3, :8] == key).all())
+    ((64, 8), (3, 8), True)
+    """
+    found = _drawn(seed)
+    return found.query[:, :d_k], found.keys(keys)[:, :d_k]
+
+
+def vectors_in_python(seed: int, keys: int, d_k: int) -> str:
+    """The same as lines to run."""
+    return f"""\
+rng = np.random.default_rng({seed})
+query = rng.standard_normal(({QUERIES}, {WIDEST}), np.float32)[:, :{d_k}]
+blocks = [np.random.default_rng([{seed}, {_KEYS}, block]) for block in range({-(-keys // _BLOCK)})]
+key = np.concatenate([one.standard_normal(({_BLOCK}, {WIDEST}), np.float32) for one in blocks])[:{keys}, :{d_k}]
+"""
+
+
+def keys_in_order(query: NDArray[Any], key: NDArray[Any]) -> NDArray[Any]:
+    """Which key scores highest, second, ... for the first query; no positive scale changes that."""
+    # einsum and not @: so small a product BLAS shares among threads, and waiting for them takes longer.
+    return np.argsort(-np.einsum("d,nd->n", query[0], key))
+
+
+def weights_at(query: NDArray[Any], key: NDArray[Any], places: NDArray[Any], scale: Any) -> NDArray[Any]:
+    """The weights that the first query gives these keys: values that are 1 at one of them and 0 elsewhere.
+
+    >>> weights_at(np.ones((1, 4)), np.zeros((8, 4)), np.array([0, 7]), "sqrt").tolist()
+    [0.125, 0.125]
+    """
+    value = np.zeros((len(key), len(places)), key.dtype)
+    value[places, np.arange(len(places))] = 1
+    return np.asarray(attention(query[:1], key, value, scale=scale)[0])
+
+
+@lru_cache(maxsize=1024)
+def rows_of(keys: int, d_k: int, scale: float) -> RowLaw:
+    """How rows differ: where the medians of rootdk.predict come from, without the rest of it, which takes longer."""
+    return row_law(keys, d_k, scale)
+
+
+@lru_cache(maxsize=1024)
+def flow(keys: int, d_k: int, scale: float) -> float:
+    """|do/dq|/|o| of one setting."""
+    return float(relative_gradient(keys, d_k, scale))
+
+
+@lru_cache(maxsize=256)
+def flow_over_widths(keys: int, exponent: float) -> NDArray[Any]:
+    """|do/dq|/|o| under d_k^-exponent at every width."""
+    widths = np.array(WIDTHS)
+    return np.asarray(relative_gradient(keys, widths, widths**-exponent))
+
+
+@lru_cache(maxsize=256)
+def entropy_over_widths(keys: int, exponent: float) -> NDArray[Any]:
+    """E H/ln n under d_k^-exponent at every width."""
+    widths = np.array(WIDTHS)
+    return np.asarray(attention_moments(keys, widths, widths**-exponent).entropy / np.log(keys))
+
+
+@lru_cache(maxsize=256)
+def norm_over_widths(keys: int, exponent: float) -> NDArray[Any]:
+    """sqrt(E |J|_F^2) under d_k^-exponent at every width."""
+    widths = np.array(WIDTHS)
+    return np.asarray(np.sqrt(attention_moments(keys, widths, widths**-exponent).jacobian_norm_squared))
+
+
+@lru_cache(maxsize=256)
+def median_over_widths(keys: int, exponent: float, of_rows: Callable[[RowLaw], Any]) -> NDArray[Any]:
+    """A number of the rows, such as a median, under d_k^-exponent at every width."""
+    return np.array([float(of_rows(rows_of(keys, d_k, float(d_k**-exponent)))) for d_k in WIDTHS])
