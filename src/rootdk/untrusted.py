@@ -73,11 +73,12 @@ def read_regular(path: Path, most: int = LARGEST_JSON) -> bytes:
     return bytes(found)
 
 
-def parse_json(text: bytes, *, constants: bool = True, unique: bool = False) -> Any:
+def parse_json(text: bytes, *, constants: bool = True, unique: bool = False, halves: bool = False) -> Any:
     """The value that a JSON text stands for; a JsonError if it is none, too deep, or of too many values.
 
     constants   whether NaN and Infinity are taken, which Python writes and JSON does not have
     unique      whether a key that comes twice in one object is an error; else the last counts, as in most readers
+    halves      whether a text may hold half of a surrogate pair: for a caller who checks, and names the field
 
     >>> parse_json(b'{"heads": [4, 1e400]}')
     {'heads': [4, inf]}
@@ -99,7 +100,7 @@ def parse_json(text: bytes, *, constants: bool = True, unique: bool = False) -> 
         raise JsonError(f"no UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise JsonError(f"{shown_text(error.msg)} at line {error.lineno}, column {error.colno}") from None
-    _check_tree(found, surrogates=b"\\u" in text)
+    _check_tree(found, surrogates=b"\\u" in text and not halves)
     return found
 
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 from hostile_checkpoints import constructed
-from rootdk.explorer.audit_input import MOST_CELLS, MOST_FINDINGS
-from rootdk.explorer.bodies import LARGEST_BODY
-from rootdk.explorer.connections import MOST_CONNECTIONS, SECONDS_FOR_A_REQUEST
 
 import rootdk
 from rootdk import untrusted
 from rootdk._kernel import most_threads
 from rootdk.audit import limits
+from rootdk.lab.explorer.audit_input import LARGEST_BODY, MOST_CELLS, MOST_FINDINGS
+from rootdk.lab.explorer.server import MOST_CONNECTIONS, SECONDS_FOR_A_REQUEST
 from rootdk.options import scale_number
 
 ROOT = Path(__file__).parents[2]

@@ -73,7 +73,8 @@ def check_writable(path: Path, option: str) -> None:
         raise click.BadParameter(f"folder {path.parent} does not exist", param_hint=hint)
     try:
         if path.exists() and not path.is_file():
-            raise click.BadParameter(f"{path} is not a regular file", param_hint=hint)
+            kind = "a folder" if path.is_dir() else "not a regular file"
+            raise click.BadParameter(f"{path} is {kind}", param_hint=hint)
         check_destination(path)
     except OSError as error:
         raise click.BadParameter(f"{path} is not writable: {error.strerror or error}", param_hint=hint) from error

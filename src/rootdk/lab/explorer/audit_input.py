@@ -153,7 +153,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     if len(body) > LARGEST_BODY:
         raise _too_large()
     try:
-        found = parse_json(body, constants=False)
+        found = parse_json(body, constants=False, halves=True)
     except JsonError as error:
         raise BodyError(422, f"must be JSON: {error}") from error
     if not isinstance(found, dict):

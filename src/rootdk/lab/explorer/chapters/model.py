@@ -6,7 +6,6 @@ Without an audit, that of a small example that ships as code.
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from html import escape
 from statistics import median
 from typing import Any
 
@@ -75,12 +74,10 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
     ]
     if told:
         numbers.append(number("theory", f"{metric.short}, median of the layers", median(told), "theory"))
-    # plotly reads a little markup in its labels: there a name is spelled out.
-    labelled = [{**layer, "name": escape(layer["name"], quote=False)} for layer in layers]
-    drawn = map_picture(metric, labelled)
+    drawn = map_picture(metric, layers)
     figures = [Figure(drawn.name, drawn.title, drawn.figure, _map_text(metric, layers))]
     if len(layers) > 1:
-        drawn = spread_picture(metric, labelled)
+        drawn = spread_picture(metric, layers)
         figures.append(Figure(drawn.name, drawn.title, drawn.figure, _layers_text(metric, layers, told)))
     return View(tuple(figures), tuple(numbers), _python(read, metric.name, bool(told)), _table(audit))
 
