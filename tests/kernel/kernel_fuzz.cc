@@ -24,7 +24,7 @@ namespace {
 
 struct tally {
   int64_t numbers = 0, loose = 0;  // loose: the bound is as large as the number itself
-  exact worst = 0;                 // largest error, as a part of what was allowed
+  exact worst = 0, worst_half = 0;  // largest error, as a part of what was allowed; half types may round to the very edge
 };
 
 // An expected number that is not finite must come out not finite; a finite one within its bound.
@@ -34,7 +34,8 @@ bool agrees(exact got, const bounded_number& want, const precision& type, tally&
   ++counts.numbers;
   if (want.bound >= std::fabs(want.value) && want.value != 0) ++counts.loose;
   const exact error = std::fabs(got - want.value);
-  if (want.bound > 0 && error <= want.bound) counts.worst = std::max(counts.worst, error / want.bound);
+  exact& worst = type.unit > 1e-6L ? counts.worst_half : counts.worst;
+  if (want.bound > 0 && error <= want.bound) worst = std::max(worst, error / want.bound);
   return error <= want.bound;
 }
 
@@ -159,7 +160,7 @@ struct progress {
   std::atomic<int64_t> done, failed;
   std::atomic<uint64_t> seed;  // of the problem at hand
   int64_t numbers[most_targets], loose[most_targets];
-  double worst[most_targets];
+  double worst[most_targets], worst_half[most_targets];
 };
 
 // One cause tends to fail many problems.
@@ -176,7 +177,8 @@ void work(int64_t first, int64_t processes, int64_t count, uint64_t seed, const 
   }
   for (size_t t = 0; t < targets.size(); ++t) {
     const tally& here = counts[targets[t]];
-    told.numbers[t] = here.numbers, told.loose[t] = here.loose, told.worst[t] = double(here.worst);
+    told.numbers[t] = here.numbers, told.loose[t] = here.loose;
+    told.worst[t] = double(here.worst), told.worst_half[t] = double(here.worst_half);
   }
 }
 
@@ -231,14 +233,15 @@ int main(int argc, char** argv) {
   if (done < count && !died) std::printf("stopped: enough failed to look at\n");
   for (size_t t = 0; t < targets.size(); ++t) {
     int64_t numbers = 0, loose = 0;
-    double worst = 0;
+    double worst = 0, worst_half = 0;
     for (int64_t i = 0; i < processes; ++i) {
       numbers += told[i].numbers[t], loose += told[i].loose[t];
-      worst = std::max(worst, told[i].worst[t]);
+      worst = std::max(worst, told[i].worst[t]), worst_half = std::max(worst_half, told[i].worst_half[t]);
     }
     std::printf("%-7s %" PRId64
-                " numbers compared; largest error %.2f of its bound; %.1f %% with a bound above the number itself\n",
-                targets[t].c_str(), numbers, worst, 100.0 * double(loose) / double(numbers ? numbers : 1));
+                " numbers compared; largest error %.2f of its bound, %.2f where it is stored as a half type; "
+                "%.1f %% with a bound above the number itself\n",
+                targets[t].c_str(), numbers, worst, worst_half, 100.0 * double(loose) / double(numbers ? numbers : 1));
   }
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   std::printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " died, in %.0f s\n", done - failed, failed, died,
