@@ -38,7 +38,7 @@ from rootdk.audit import limits, read_checkpoint
 from rootdk.audit.finding import Finding
 from rootdk.audit.header import read_header
 from rootdk.audit.names import find_projections
-from rootdk.audit.report import LayerReport, Report
+from rootdk.audit.result import LayerReport, Report
 from rootdk.cli import main
 from rootdk.errors import ArgumentError
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rootdk.audit.grouped import grouped
 from rootdk.audit.heat import Steps, heat_map
 from rootdk.audit.metrics import METRICS, grid, short_names
-from rootdk.audit.shown import shown
+from rootdk.audit.view import shown
 from rootdk.lab.report import render_audit
 
 DEVIATION = next(one for one in METRICS if one.name == "predicted_deviation")

@@ -14,7 +14,7 @@ import rootdk
 from rootdk.audit import THRESHOLDS, Finding, LayerReading, Report, judge, verdict_of
 from rootdk.audit.baseline import baseline
 from rootdk.audit.health import findings_of, movement_findings
-from rootdk.audit.report import LayerReport
+from rootdk.audit.result import LayerReport
 from rootdk.audit.thresholds import critical_deviation
 from rootdk.audit.trend import MOST_POINTS, Trend
 

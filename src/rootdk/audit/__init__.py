@@ -4,7 +4,7 @@ from rootdk.audit.checkpoint import CheckpointAudit, LayerAudit, read_checkpoint
 from rootdk.audit.finding import Finding, verdict_of
 from rootdk.audit.layer import LayerReading
 from rootdk.audit.remedies import qk_clip_, recommend_scale, recommend_tau
-from rootdk.audit.report import LayerReport, Report
+from rootdk.audit.result import LayerReport, Report
 from rootdk.audit.thresholds import THRESHOLDS, Threshold, judge
 from rootdk.audit.watching import watch
 

@@ -17,7 +17,7 @@ import numpy as np
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .config import Config, Facts
+from .families import Config, Facts
 from .finding import Finding, Verdict, verdict_of, worst_first
 from .heads import Metrics, read_heads, work_of
 from .limits import MOST_BYTES, MOST_HEADS_IN_ALL, MOST_WORK
@@ -74,7 +74,7 @@ class CheckpointAudit:
         }
 
     def __rich__(self) -> "RenderableType":
-        from rootdk.audit.shown import shown
+        from rootdk.audit.view import shown
 
         return shown(self.to_dict())
 

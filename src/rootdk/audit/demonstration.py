@@ -17,7 +17,7 @@ from rootdk.audit.finding import worst_first
 from rootdk.audit.health import findings_of
 from rootdk.audit.law import Law, row_variance
 from rootdk.audit.layer import LayerReading
-from rootdk.audit.report import LayerReport, Report
+from rootdk.audit.result import LayerReport, Report
 
 RULES = ("none", "sqrt", "dk")
 LAYERS, HEADS, D_K, TOKENS = 3, 8, 64, 256

@@ -10,7 +10,7 @@ from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
 from .bounds import gain_bound, spectral_bound
-from .config import Facts
+from .families import Facts
 from .law import Floats, Law, Together, row_variance, row_variance_bound
 from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_WIDTH
 from .names import Projections

@@ -11,10 +11,10 @@ from typing import Any
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.untrusted import kind_of, shown_text
 
-from .config import Config
+from .families import Config
 from .fields import came
 from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL
-from .report import Report
+from .result import Report
 from .tensors import find_tensors
 from .thresholds import Phase
 

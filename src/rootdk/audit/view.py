@@ -1,104 +1,118 @@
-"""A Report in a terminal: one line per layer with the theory beneath, then what was found and what to do."""
+"""An audit in a terminal, from the dictionary that is also its JSON: verdict, maps, findings, what to do."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-import numpy as np
-from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from rootdk.untrusted import shown_text
+from rootdk import _views
+from rootdk.audit.grouped import FindingGroup, grouped
+from rootdk.audit.metrics import grid, present, short_names
+from rootdk.untrusted import shown_text, shown_values
 
-if TYPE_CHECKING:
-    from rootdk.audit.finding import Finding
-    from rootdk.audit.report import LayerReport, Report
+from .heat import heat_map
 
-_STYLE = {"healthy": "green", "note": "cyan", "warning": "yellow", "critical": "bold red"}
-# Heading, metric, and what the heads of a layer become.
-_COLUMNS: tuple[tuple[str, str, Any], ...] = (
-    ("std", "logit_deviation", np.nanmedian),
-    ("max", "max_logit", np.nanmax),
-    ("H/ln n", "entropy_ratio", np.nanmedian),
-    ("sat.", "saturated", np.nanmedian),
-    ("tr J", "jacobian_trace", np.nanmedian),
-    ("sink", "sink_mass", np.nanmax),
-)
-_SHOWN = 12
-_NAME = 16
+STYLES = {"healthy": "green", "note": "cyan", "warning": "yellow", "critical": "bold red"}
+# The page has all of them.
+_MAPS = 4
+_GAP = 2
+_LABEL = 20
+_UNKNOWN = 6
+_LONGEST = 120
 
 
-def view(report: "Report") -> Group:
-    """What a Report shows of itself."""
-    title = Text.assemble("attention: ", (report.verdict, _STYLE[report.verdict]))
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("layer, theory", overflow="fold", min_width=_NAME)
-    for heading in ("scale", *(column[0] for column in _COLUMNS), "verdict"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for layer in report.layers:
-        verdict = report.verdict_on(layer.name)
-        scale, said = _short(layer.facts.get("scale")), Text(verdict, _STYLE[verdict])
-        table.add_row(Text(_end(shown_text(layer.name))), scale, *_measured(layer), said)
-        if layer.baseline:
-            predicted = [_cell(layer.baseline.get(metric)) for _, metric, _ in _COLUMNS]
-            table.add_row("", "", *predicted, "", style="dim")
-    lines: list[Any] = [table]
-    grave = [one for one in report.findings if one.severity != "note"]
-    lines += [_line(one) for one in grave[:_SHOWN]]
-    if len(grave) > _SHOWN:
-        lines.append(Text(f"and {len(grave) - _SHOWN} more in .findings"))
-    lines += _notes([one for one in report.findings if one.severity == "note"])
-    lines += [
-        Text(f"not read: {shown_text(name)}: {shown_text(why, 400)}", style="yellow")
-        for name, why in report.unread.items()
-    ]
-    return Group(*lines)
+class Shown:
+    """What `rich` prints of an audit, as wide as the terminal is."""
+
+    def __init__(self, audit: Mapping[str, Any]) -> None:
+        # Names and model types come from files: none of them may reach the terminal as it stands.
+        self._audit = shown_values(audit)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        yield headline(self._audit)
+        yield Text()
+        yield from _maps(self._audit, width)
+        yield from _findings(self._audit)
+        unknown = self._audit.get("unknown") or []
+        if unknown:
+            more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""
+            listed = ", ".join(shown_text(name, _LONGEST) for name in unknown[:_UNKNOWN])
+            yield Text(f"Not understood, so not read: {listed}{more}", style="yellow")
+        for name, why in (self._audit.get("unread") or {}).items():
+            yield Text(f"Not read: {name}: {why}", style="yellow")
 
 
-def _line(one: "Finding") -> Text:
-    said = f" {_place(one)}: {one.metric} {_short(one.value)}, limit {_short(one.threshold)}. {one.remedy}. "
-    return Text.assemble((one.severity, _STYLE[one.severity]), said, (shown_text(one.source, 400), "dim"))
+def shown(audit: Mapping[str, Any]) -> Group:
+    """The whole of it."""
+    return Group(Shown(audit))
 
 
-def _place(one: "Finding") -> str:
-    return shown_text(one.layer) + ("" if one.head is None else f", head {one.head}")
+def headline(audit: Mapping[str, Any]) -> Text:
+    """One line: what was audited, and the verdict."""
+    model = shown_values(audit.get("model") or {}, _LONGEST)
+    layers = audit["layers"]
+    heads = max((len(layer["heads"]) for layer in layers), default=0)
+    facts = [f"{len(layers)} layers of {heads} heads"]
+    if model.get("d_k"):
+        facts.append(f"d_k {model['d_k']}")
+    if model.get("scale"):
+        facts.append(f"scale {_views.short(model['scale'])} ({model['scale_source']})")
+    if model.get("softcap"):
+        facts.append(f"softcap {_views.short(model['softcap'])}")
+    name = model.get("model_type") or "attention"
+    verdict = Text(str(audit["verdict"]), style=STYLES[audit["verdict"]])
+    return Text.assemble((name, "bold"), ": ", verdict, "  (", ", ".join(facts), ")")
 
 
-def _notes(notes: "list[Finding]") -> list[Text]:
-    """One line for all notes of one kind."""
-    kinds = {(one.metric, one.source): [other for other in notes if other.source == one.source] for one in notes}
-    lines = []
-    for (metric, source), found in kinds.items():
-        layers = dict.fromkeys(one.layer for one in found)
-        where = _place(found[0]) if len(found) == 1 else f"{len(found)} times in {len(layers)} layers"
-        said = f" {metric}, {where}: "
-        lines.append(Text.assemble(("note", _STYLE["note"]), said, (shown_text(source, 400), "dim")))
-    return lines
+def _maps(audit: Mapping[str, Any], width: int) -> Iterator[Any]:
+    """The first few metrics, two beside each other where they fit; the first of a line tells which layers are ill."""
+    layers = audit["layers"]
+    names = short_names([layer["name"] for layer in layers], _LABEL)
+    marks, none = _marks(audit), [""] * len(layers)
+    chosen = present(layers)[:_MAPS]
+    for start in range(0, len(chosen), 2):
+        pair = chosen[start : start + 2]
+        beside = [
+            heat_map(one, grid(layers, one.name), names, none if number else marks, width // 2)
+            for number, one in enumerate(pair)
+        ]
+        if sum(_widest(one) for one in beside) + _GAP <= width:
+            table = Table.grid(padding=(0, _GAP, 0, 0))
+            table.add_row(*beside)
+            yield from (table, Text())
+        else:
+            for one in pair:
+                yield from (heat_map(one, grid(layers, one.name), names, marks, width), Text())
 
 
-def _measured(layer: "LayerReport") -> list[str]:
-    cells = []
-    for _, metric, fold in _COLUMNS:
-        values = [head[metric] for head in layer.heads if metric in head and not np.isnan(head[metric])]
-        cells.append(_cell(float(fold(values))) if values else "-")
-    return cells
+def _widest(text: Text) -> int:
+    return max(map(len, text.plain.splitlines()))
 
 
-def _end(name: str) -> str:
-    return name if len(name) <= _NAME else "…" + name[1 - _NAME :]
+def _marks(audit: Mapping[str, Any]) -> list[str]:
+    """The worst that was found in each layer, if it is more than a note."""
+    worst: dict[str, str] = {}
+    for one in audit["findings"]:
+        if one["severity"] == "critical" or (one["severity"] == "warning" and worst.get(one["layer"]) != "critical"):
+            worst[one["layer"]] = one["severity"]
+    return [worst.get(layer["name"], "") for layer in audit["layers"]]
 
 
-def _cell(value: Any) -> str:
-    """A number in five places, six with a sign: nine columns stand in a terminal of 80."""
-    if value is None or np.isnan(value):
-        return "-"
-    size = abs(value)
-    if size >= 99_999.5:
-        return f"{value:.0e}"
-    return _short(value) if size < 5e-4 or 0.1 <= size < 999.5 else f"{value:.{3 if size < 1 else 0}f}"
+def _findings(audit: Mapping[str, Any]) -> list[Any]:
+    if not audit["findings"]:
+        return [Text("Nothing found.")]
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for one in grouped(audit):
+        table.add_row(Text(one.severity, style=STYLES[one.severity]), _found(one))
+    return [table]
 
 
-def _short(value: Any) -> str:
-    if value is None or np.isnan(value):
-        return "-"
-    return "0" if abs(value) < 5e-4 else f"{value:.3g}"
+def _found(one: FindingGroup) -> Text:
+    text = Text.assemble((one.metric, "bold"), f" {one.value}, limit {_views.brief(one.threshold)}: {one.places}.")
+    text.append(f"\nTo do: {one.remedy}.")
+    return text.append(f" [{one.source}]", style="dim")

@@ -58,7 +58,7 @@ def audit(
     """
     from rich.console import Console
 
-    from rootdk.audit.shown import shown
+    from rootdk.audit.view import shown
     from rootdk.terminal.auditing import Order, audit_of, bar
 
     if text is not None and tokens is not None:

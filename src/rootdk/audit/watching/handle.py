@@ -135,7 +135,7 @@ class Watch:
                       "any" where neither is known; rows of thresholds that need to know are left out.
         total_steps   how many forwards the run will have, for what the trend extrapolates to
         """
-        from rootdk.audit.report import report_of
+        from rootdk.audit.result import report_of
 
         return report_of(self, phase, total_steps)
 

@@ -89,7 +89,7 @@ class Report:
         }
 
     def __rich__(self) -> Group:
-        from rootdk.audit.view import view
+        from rootdk.audit.table import view
 
         return view(self)
 
