@@ -8,75 +8,25 @@ and by comparing its layers with each other; rootdk.watch measures what really h
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .families import Config, Facts
-from .finding import Finding, Verdict, verdict_of, worst_first
+from .families import Config, Facts, Projections, find_projections
 from .heads import Metrics, read_heads, work_of
 from .limits import MOST_BYTES, MOST_HEADS_IN_ALL, MOST_WORK
-from .names import Projections, find_projections
+from .result import Audit, Finding, LayerAudit, Phase, worst_first
 from .tensors import Tensors, find_tensors
-from .thresholds import Phase, judge
+from .thresholds import judge
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-SCHEMA_VERSION = 1
 # Judged for a whole layer, and for a head where its layer is not the worse of the two.
 _JUDGED = ("predicted_deviation", "spectral_bound", "gain_bound", "non_finite_weights")
 # The share of the bar that headers take.
 _HEADERS = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class LayerAudit:
-    """One attention module: its path in the model, and the numbers of each query head."""
-
-    name: str
-    heads: tuple[Metrics, ...]
-
-    def of(self, metric: str) -> list[float]:
-        """One number per head; NaN where a head has none."""
-        return [head.get(metric, math.nan) for head in self.heads]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointAudit:
-    """What the weights say, the worst first. `unknown`: names that seem to be of attention and were not understood."""
-
-    layers: tuple[LayerAudit, ...]
-    findings: tuple[Finding, ...]
-    unknown: tuple[str, ...]
-    model: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst finding; notes leave it healthy."""
-        return verdict_of(self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; a number that there is none of is None."""
-        layers = [{"name": one.name, "heads": [_plain(head) for head in one.heads]} for one in self.layers]
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "verdict": self.verdict,
-            "model": self.model,
-            "layers": layers,
-            "findings": [_plain(one.to_dict()) for one in self.findings],
-            "unknown": list(self.unknown),
-        }
-
-    def __rich__(self) -> "RenderableType":
-        from rootdk.audit.view import shown
-
-        return shown(self.to_dict())
 
 
 def read_checkpoint(
@@ -85,7 +35,7 @@ def read_checkpoint(
     keys: int = 1024,
     phase: Phase = "any",
     progress: Callable[[str, float], None] | None = None,
-) -> CheckpointAudit:
+) -> Audit:
     """Audit a checkpoint: a model folder, a .safetensors file or an index of shards, with its config.json beside it.
 
     keys      how many keys a row is judged by: the deviation at which softmax freezes is sqrt(2 ln keys)
@@ -133,7 +83,7 @@ def read_checkpoint(
         tensors.close()
     told(found[-1].module, 1.0)
     findings = [*_judged(layers, keys, phase), *_outliers(layers, keys), *_scales(layers, facts, config)]
-    return CheckpointAudit(tuple(layers), tuple(worst_first(findings)), tuple(unknown), _about(config, facts, keys))
+    return Audit(tuple(layers), worst_first(findings), phase, _about(config, facts, keys), tuple(unknown))
 
 
 def _works(tensors: Tensors, found: list[Projections], facts: list[Facts]) -> list[float]:
@@ -185,14 +135,9 @@ def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
                 found.append(whole)
             for head, value in enumerate(values):
                 one = judge(layer.name, head, metric, value, keys, phase)
-                if one is not None and (whole is None or _worse(one, whole)):
+                if one is not None and (whole is None or one.worse_than(whole)):
                     found.append(one)
     return found
-
-
-def _worse(one: Finding, other: Finding) -> bool:
-    order = ("note", "warning", "critical")
-    return order.index(one.severity) > order.index(other.severity)
 
 
 def _outliers(layers: list[LayerAudit], keys: int) -> list[Finding]:
@@ -249,12 +194,6 @@ def _about(config: Config, facts: list[Facts], keys: int) -> dict[str, Any]:
         "rotated": first.rotated,
         "softcap": first.softcap,
         "keys": keys,
-    }
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 

@@ -9,11 +9,9 @@ import numpy as np
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .bounds import gain_bound, spectral_bound
-from .families import Facts
-from .law import Floats, Law, Together, row_variance, row_variance_bound
+from .families import Facts, Projections
+from .law import Floats, Law, Together, gain_bound, row_variance, row_variance_bound, spectral_bound
 from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_WIDTH
-from .names import Projections
 from .tensors import Tensors
 
 Metrics = dict[str, float]

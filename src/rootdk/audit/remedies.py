@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.audit.gains import module_at
-from rootdk.audit.layer import LayerReading
 from rootdk.errors import ArgumentError, ArgumentTypeError
+
+from .layer import LayerReading
+from .projections import module_at
 
 # Of each layer the largest score of every head, and d_k.
 Largest = dict[str, tuple[NDArray[np.float64], int]]
@@ -51,7 +52,7 @@ def clip_to_(model: Any, largest: Largest, tau: float) -> dict[str, NDArray[np.f
     """qk_clip_ for largest scores that are known already: of several forwards, or of several processes."""
     import torch
 
-    from rootdk.audit.projections import projections_of
+    from .projections import projections_of
 
     limit = positive("tau", tau)
     if not isinstance(model, torch.nn.Module):

@@ -12,11 +12,9 @@ from rootdk.errors import ArgumentError, RootdkError
 from rootdk.untrusted import kind_of, shown_text
 
 from .families import Config
-from .fields import came
-from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL
-from .result import Report
+from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL, came
+from .result import Audit, Phase
 from .tensors import find_tensors
-from .thresholds import Phase
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # Fields of a config that say how many modules are built, and those that say how wide: by parts of their names, since
@@ -39,7 +37,7 @@ def run_checkpoint(
     seed: int = 0,
     phase: Phase = "any",
     progress: Callable[[str, float], None] | None = None,
-) -> Report:
+) -> Audit:
     """Load a model folder of transformers, run one text or so many random tokens through it, and judge what was read.
 
     text     goes through the tokenizer of the folder, and is cut to what the model takes
@@ -69,12 +67,12 @@ def run_checkpoint(
         given = _inputs(transformers, torch, folder, model.config, text, tokens, seed)
         if getattr(model.config, "is_encoder_decoder", False):
             given["decoder_input_ids"] = given["input_ids"]
-        from rootdk.audit.watching import watch
+        from .watching import watch
 
         with torch.no_grad(), watch(model) as seen, _one_line(f"transformers cannot run {shown_text(folder)}"):
             model(**given)
     told("judging", 0.9)
-    return seen.report(phase)  # type: ignore[no-any-return]
+    return seen.report(phase)
 
 
 def _libraries() -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from rootdk.untrusted import kind_of, shown_text
 from . import options
 
 if TYPE_CHECKING:
-    from rootdk.audit.thresholds import Phase
+    from rootdk.audit.result import Phase
 
 # As documented; 1 is an error and 2 a wrong option.
 _FAILED = 3
@@ -58,7 +58,7 @@ def audit(
     """
     from rich.console import Console
 
-    from rootdk.audit.view import shown
+    from rootdk.audit.view import view
     from rootdk.terminal.auditing import Order, audit_of, bar
 
     if text is not None and tokens is not None:
@@ -78,7 +78,7 @@ def audit(
     if as_json:
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
-        Console().print(shown(found))
+        Console().print(view(found, maps=True))
     if out is not None:
         _write_report(found, out, path)
         click.echo(f"Report: {out}", err=as_json)

@@ -7,8 +7,7 @@ from statistics import median
 from typing import Any
 
 from rootdk import _views
-from rootdk.audit.grouped import grouped
-from rootdk.audit.metrics import METRICS, Metric, grid, present
+from rootdk.audit.metrics import METRICS, Metric, grid, grouped, present
 from rootdk.errors import ArgumentError
 from rootdk.lab.report.audit_page import map_picture, spread_picture
 

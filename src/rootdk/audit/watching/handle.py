@@ -13,14 +13,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from rootdk.audit.health import Trend, audit_of_watch
 from rootdk.audit.layer import LayerReading
-from rootdk.audit.trend import Trend
+from rootdk.audit.result import Audit, Phase
 from rootdk.audit.watching import taps
 from rootdk.audit.watching.call import Call, UnreadableError, split
-from rootdk.audit.watching.read import check_readable, read
-from rootdk.audit.watching.ringed import read_ring
+from rootdk.audit.watching.read import check_readable, read, read_logits, read_ring
 from rootdk.audit.watching.scale import Scale, scale_of
-from rootdk.audit.watching.written_out import read_logits
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.torch.wrapping import Wrapped
 
@@ -128,16 +127,14 @@ class Watch:
         state = "open" if self.open else "closed"
         return f"Watch({type(self.model).__name__}, {len(self.readings)} layers, step {self.step}, {state})"
 
-    def report(self, phase: Any = "any", total_steps: int | None = None) -> Any:
-        """Judge the last readings and the trend: a rootdk.audit.Report.
+    def report(self, phase: Phase = "any", total_steps: int | None = None) -> Audit:
+        """Judge the last readings and the trend: a rootdk.audit.Audit.
 
         phase         "init" for a model that was not trained yet: then theory is a gate. "trained" for one that was.
                       "any" where neither is known; rows of thresholds that need to know are left out.
         total_steps   how many forwards the run will have, for what the trend extrapolates to
         """
-        from rootdk.audit.result import report_of
-
-        return report_of(self, phase, total_steps)
+        return audit_of_watch(self, phase, total_steps)
 
     # What the model's class and the taps call.
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from rootdk.audit.watching.call import Call, split
-from rootdk.audit.watching.rows import grouped_scores
-from rootdk.audit.watching.sight import sight_of
+from rootdk.audit.watching.rows import grouped_scores, sight_of
 
 _STEPS, _HALVINGS = 12, 6
 # How much better than the given scale another one must explain the output, and how far from it, to be believed.

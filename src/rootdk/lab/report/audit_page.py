@@ -9,8 +9,7 @@ from html import escape
 from typing import Any
 
 from rootdk import _views
-from rootdk.audit.grouped import FindingGroup, grouped
-from rootdk.audit.metrics import METRICS, Metric, grid, present, short_names
+from rootdk.audit.metrics import METRICS, FindingGroup, Metric, grid, grouped, present, short_names
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
 from rootdk.untrusted import shown_values
 
