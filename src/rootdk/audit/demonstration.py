@@ -61,7 +61,7 @@ def _attend(
     """One block: norm, projections, causal attention that is measured, projection back."""
     query, key, value, back = draw.standard_normal((4, _WIDTH, _WIDTH), np.float32) / np.float32(np.sqrt(_WIDTH))
     normed = tokens / np.sqrt(np.mean(tokens**2, axis=-1, keepdims=True))
-    q, k, v = (_heads(normed @ one) for one in (query, key, value))
+    q, k, v = (_heads(normed @ weight) for weight in (query, key, value))
     scale = float(rule.factor(D_K, TOKENS, TOKENS - 1))
     out, reading = measure(q, k, v, causal=True, scale=scale)
     first_logit = scale * np.einsum("hnd,hd->hn", q, k[:, 0])
@@ -79,4 +79,4 @@ def _heads(projected: Floats) -> Floats:
 
 def _laws(weight: Any) -> list[Law]:
     """Of the queries or keys that these weights make, head by head."""
-    return [Law(np.zeros(D_K), one.T @ one) for one in np.split(weight.astype(np.float64), HEADS, axis=1)]
+    return [Law(np.zeros(D_K), head.T @ head) for head in np.split(weight.astype(np.float64), HEADS, axis=1)]

@@ -161,20 +161,20 @@ class Config:
         )
 
     def _heads(self, module: str) -> int:
-        side = next((one for one in ("encoder", "decoder") if one in module.split(".")), "")
+        side = next((side for side in ("encoder", "decoder") if side in module.split(".")), "")
         key = self.fields.first((f"{side}_attention_heads", *_HEADS))
-        found = None if key is None else self.fields.whole(key, 1, MOST_HEADS)
-        if found is None:
+        heads = None if key is None else self.fields.whole(key, 1, MOST_HEADS)
+        if heads is None:
             raise ArgumentError(
                 f"path: {self.name} must have {_HEADS[0]} (or {', '.join(_HEADS[1:])}), it has none of them"
             )
-        return found
+        return heads
 
     def _head_width(self, heads: int) -> int:
         key = self.fields.first(_HEAD_WIDTH)
-        found = None if key is None else self.fields.whole(key, 1, LARGEST_HEAD)
-        if found is not None:
-            return found
+        head_width = None if key is None else self.fields.whole(key, 1, LARGEST_HEAD)
+        if head_width is not None:
+            return head_width
         key = self.fields.first(_WIDTH)
         width = None if key is None else self.fields.whole(key, 1, LARGEST_WIDTH)
         if width is None:
@@ -208,25 +208,25 @@ class Config:
         scalar, multiplier = fields.number("query_pre_attn_scalar"), fields.number("attention_multiplier")
         nested = inner.number("softmax_scale")
         if scalar is not None:
-            found = Scale(scalar**-0.5, f"query_pre_attn_scalar {scalar:g}")
+            scale = Scale(scalar**-0.5, f"query_pre_attn_scalar {scalar:g}")
         elif multiplier is not None:
-            found = Scale(multiplier, "attention_multiplier")
+            scale = Scale(multiplier, "attention_multiplier")
         elif nested is not None:
-            found = Scale(nested, "softmax_scale")
+            scale = Scale(nested, "softmax_scale")
         elif self.model_type in _UNSCALED:
-            found = Scale(1.0, f"{self.model_type} has none")
+            scale = Scale(1.0, f"{self.model_type} has none")
         elif fields.flag("scale_attn_weights") is False:
-            found = Scale(1.0, "scale_attn_weights false")
+            scale = Scale(1.0, "scale_attn_weights false")
         else:
             known = self.model_type in _UNROTATED | _ROTATED
-            found = root if known else Scale(root.value, "1/sqrt(d_k), assumed", assumed=True)
+            scale = root if known else Scale(root.value, "1/sqrt(d_k), assumed", assumed=True)
         if fields.flag("scale_attn_by_inverse_layer_idx"):
-            found = Scale(found.value / (index + 1), f"{found.source} / (layer + 1)", found.assumed)
+            scale = Scale(scale.value / (index + 1), f"{scale.source} / (layer + 1)", scale.assumed)
         factor = self._stretched()
         return (
-            found
+            scale
             if factor == 1.0
-            else Scale(found.value * factor**2, f"{found.source} x {factor:.3g}^2 (rope)", found.assumed)
+            else Scale(scale.value * factor**2, f"{scale.source} x {factor:.3g}^2 (rope)", scale.assumed)
         )
 
     def _stretched(self) -> float:
@@ -284,7 +284,7 @@ class Projections:
 
 
 def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Projections], list[str]]:
-    """Every attention module whose queries and keys can be told, in the order of layers, and the names left over.
+    """Every attention module whose queries and keys are known, in the order of layers, and the names left over.
 
     Left over are the tensors that seem to belong to attention and are not understood. A model of several parts has
     several model types.
@@ -297,27 +297,27 @@ def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Pr
     ['h.0.attn.temperature', 'h.0.attn.k_proj.weight', 'h.0.attn.q_proj.weight']
     """
     known, ordered = frozenset(names), sorted(names)
-    candidates = [one for name in ordered if (one := _candidate(name, known, model_types)) is not None]
+    candidates = [module for name in ordered if (module := _candidate(name, known, model_types)) is not None]
     if len(candidates) > MOST_LAYERS:
         raise ArgumentError(f"path: must have at most {MOST_LAYERS} modules of attention, got {len(candidates)}")
-    found: list[Projections] = []
+    modules: list[Projections] = []
     unknown: set[str] = set()
     read: set[str] = set()
-    for one in sorted(candidates, key=lambda one: _order(one.module)):
-        used = {*one.tensors, *(f"{norm}.bias" for norm in (one.query_norm, one.key_norm) if norm)}
-        inside = set(_inside(one.module, ordered)) if one.module else used
-        strange = {name for name in inside - used if not _is_other(name.removeprefix(f"{one.module}."))}
+    for module in sorted(candidates, key=lambda module: _order(module.module)):
+        used = {*module.tensors, *(f"{norm}.bias" for norm in (module.query_norm, module.key_norm) if norm)}
+        inside = set(_inside(module.module, ordered)) if module.module else used
+        strange = {name for name in inside - used if not _is_other(name.removeprefix(f"{module.module}."))}
         if strange:
             # A learned temperature or a norm of another kind would change what the numbers mean.
-            unknown |= strange | {one.query, one.key}
+            unknown |= strange | {module.query, module.key}
         else:
-            found.append(one)
+            modules.append(module)
             read |= inside
     for name in known - unknown - read:
         seems = _ATTENTION.search(name) and not _NORM_OF_A_BLOCK.search(name)
         if seems and not _is_other(name.rpartition(".")[0].rpartition(".")[2] + "."):
             unknown.add(name)
-    return found, sorted(unknown, key=lambda name: (_order(name.rpartition(".")[0]), name))
+    return modules, sorted(unknown, key=lambda name: (_order(name.rpartition(".")[0]), name))
 
 
 def _inside(module: str, ordered: Sequence[str]) -> Sequence[str]:
@@ -350,9 +350,9 @@ def _with_norms(module: str, layout: Layout, query: str, key: str, known: frozen
         return f"{module}.{part}" if f"{module}.{part}" in known else None
 
     norms: tuple[str | None, str | None] = (None, None)
-    for one, other in _NORMS:
-        if there(f"{one}.weight") and there(f"{other}.weight"):
-            norms = (f"{module}.{one}", f"{module}.{other}")
+    for query_norm, key_norm in _NORMS:
+        if there(f"{query_norm}.weight") and there(f"{key_norm}.weight"):
+            norms = (f"{module}.{query_norm}", f"{module}.{key_norm}")
     weights = (f"{module}.{query}.weight", f"{module}.{key}.weight")
     return Projections(module, layout, *weights, there(f"{query}.bias"), there(f"{key}.bias"), *norms)
 

@@ -1,7 +1,7 @@
 """From readings to findings: every number of every head against its thresholds, and the guards against false alarms.
 
 Guards, beside those that the table itself holds (scope and phase of a threshold):
-- a head whose weight lies on a sink or on the first key is judged by how it spreads the rest; the sink is told apart;
+- a head whose weight lies on a sink or on the first key is judged by how it spreads the rest; the sink is a note;
 - a note that is true of every head is one note of the layer;
 - growth counts only where the logits are large already, a fall of the entropy only where little is left: a model that
   leaves a near-uniform start does both, and should.
@@ -58,8 +58,8 @@ class Movement:
 
     def forecast(self, step: int) -> Numbers:
         """The largest logit of each head at a later step, at that rate."""
-        found: Numbers = self.level * self.growth ** ((step - self.step) / PER_STEPS)
-        return found
+        logits: Numbers = self.level * self.growth ** ((step - self.step) / PER_STEPS)
+        return logits
 
 
 class Trend:
@@ -156,16 +156,16 @@ def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:
 def findings_of(layer: LayerReading, phase: Phase = "any") -> list[Finding]:
     """All that one reading shows."""
     numbers = judged_numbers(layer, phase)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for metric, values in numbers.items():
         of_layer = judge(layer.name, None, metric, values.tolist(), layer.keys, phase)
         of_heads = [judge(layer.name, head, metric, float(v), layer.keys, phase) for head, v in enumerate(values)]
-        found += [of_layer] if of_layer else []
-        found += _folded([one for one in of_heads if one is not None], layer.heads)
+        findings += [of_layer] if of_layer else []
+        findings += _folded([finding for finding in of_heads if finding is not None], layer.heads)
     for metric, value in (("output_mismatch", layer.mismatch), ("scale_doubt", _doubt(layer))):
-        one = judge(layer.name, None, metric, value, layer.keys, phase)
-        found += [one] if one else []
-    return found
+        finding = judge(layer.name, None, metric, value, layer.keys, phase)
+        findings += [finding] if finding else []
+    return findings
 
 
 def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:
@@ -190,7 +190,7 @@ def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:
 def movement_findings(
     layer: LayerReading, movement: Movement | None, total_steps: int | None = None
 ) -> Iterable[Finding]:
-    """What the trend shows, for a run of so many steps if that is known."""
+    """What the trend shows, for a run of `total_steps` if that is known."""
     if movement is None:
         return
     entropy = float(np.nanmedian(layer.metrics["entropy_ratio"]))
@@ -199,10 +199,10 @@ def movement_findings(
         yield fallen
     later = None if total_steps is None else movement.forecast(total_steps)
     for head in np.flatnonzero(movement.level > _LARGE).tolist():
-        found = [judge(layer.name, head, "max_logit_growth", float(movement.growth[head]), layer.keys)]
+        findings = [judge(layer.name, head, "max_logit_growth", float(movement.growth[head]), layer.keys)]
         if later is not None and movement.growth[head] > 1:
-            found.append(judge(layer.name, head, "max_logit_forecast", float(later[head]), layer.keys))
-        yield from (one for one in found if one is not None)
+            findings.append(judge(layer.name, head, "max_logit_forecast", float(later[head]), layer.keys))
+        yield from (finding for finding in findings if finding is not None)
 
 
 def _doubt(layer: LayerReading) -> float:
@@ -213,8 +213,8 @@ def _doubt(layer: LayerReading) -> float:
     return max(ratio, 1 / ratio)
 
 
-def _folded(found: list[Finding], heads: int) -> list[Finding]:
-    if len(found) < heads or heads == 1 or any(one.severity != "note" for one in found):
-        return found
-    middle = sorted(found, key=lambda one: one.value)[heads // 2]
+def _folded(findings: list[Finding], heads: int) -> list[Finding]:
+    if len(findings) < heads or heads == 1 or any(finding.severity != "note" for finding in findings):
+        return findings
+    middle = sorted(findings, key=lambda finding: finding.value)[heads // 2]
     return [Finding(middle.layer, None, *(getattr(middle, name) for name in _REST))]

@@ -92,7 +92,7 @@ class Together:
     @classmethod
     def of(cls, heads: Iterable[Turned], length: int, epsilon: float = 0.0) -> Together:
         """Pass over the heads once."""
-        spectra = [(one.spread, one.along) for one in heads]
+        spectra = [(head.spread, head.along) for head in heads]
         size = float(sum(spread.sum() + along @ along for spread, along in spectra))
         if size == 0.0:
             return cls(length, 0, _LN_T, np.zeros(0))
@@ -108,11 +108,11 @@ class Together:
         """The law of one of the heads after the norm."""
         if not len(self.weight):  # nothing but zeros
             return Law(head.along, np.diag(head.spread))
-        t, weight, one = self.t, self.weight, head.reduced(self.power)
-        shrunk, mean = one.tilted(t)
-        centre = np.sqrt(self.length) * (one.turn @ ((weight / np.sqrt(np.pi * t)) @ mean))
-        squares = np.diag(weight @ (one.spread * shrunk)) + (mean * weight[:, None]).T @ mean
-        second = self.length * (one.turn @ squares @ one.turn.T)
+        t, weight, reduced = self.t, self.weight, head.reduced(self.power)
+        shrunk, mean = reduced.tilted(t)
+        centre = np.sqrt(self.length) * (reduced.turn @ ((weight / np.sqrt(np.pi * t)) @ mean))
+        squares = np.diag(weight @ (reduced.spread * shrunk)) + (mean * weight[:, None]).T @ mean
+        second = self.length * (reduced.turn @ squares @ reduced.turn.T)
         return Law(centre, second - np.outer(centre, centre))
 
 
@@ -136,8 +136,8 @@ class Turned:
     def exponent(self, t: Floats) -> Floats:
         """ln det(1 + 2tS)^(-1/2) - t b'm."""
         shrunk, mean = self.tilted(t)
-        found: Floats = 0.5 * np.log(shrunk).sum(axis=1) - t * (mean @ self.along)
-        return found
+        exponent: Floats = 0.5 * np.log(shrunk).sum(axis=1) - t * (mean @ self.along)
+        return exponent
 
 
 def row_variance(query: Law, key: Law) -> float:

@@ -120,9 +120,9 @@ class Fields:
         while waiting:
             place, key, value = waiting.pop()
             if isinstance(value, dict):
-                waiting += [(f"{place}.{inner}", str(inner), one) for inner, one in value.items()]
+                waiting += [(f"{place}.{inner}", str(inner), item) for inner, item in value.items()]
             elif isinstance(value, list):
-                waiting += [(place, key, one) for one in value]
+                waiting += [(place, key, item) for item in value]
             else:
                 yield place, key, value
 

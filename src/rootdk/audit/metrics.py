@@ -66,7 +66,7 @@ METRICS = (
 def present(layers: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """The metrics that at least one head has a number for."""
     held = {name for layer in layers for head in layer["heads"] for name, value in head.items() if value is not None}
-    return [one for one in METRICS if one.name in held]
+    return [metric for metric in METRICS if metric.name in held]
 
 
 def grid(layers: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
@@ -74,8 +74,8 @@ def grid(layers: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
     widest = max(len(layer["heads"]) for layer in layers)
     rows = []
     for layer in layers:
-        found = [head.get(name) for head in layer["heads"]]
-        row = [math.nan if value is None else float(value) for value in found]
+        values = [head.get(name) for head in layer["heads"]]
+        row = [math.nan if value is None else float(value) for value in values]
         rows.append(row + [math.nan] * (widest - len(row)))
     return rows
 
@@ -93,15 +93,15 @@ def short_names(names: Sequence[str], width: int = 80) -> list[str]:
     ['attn']
     """
     parts = [name.split(".") for name in names]
-    if len({len(one) for one in parts}) == 1 and len(set(names)) > 1:
-        told = [place for place in range(len(parts[0])) if len({one[place] for one in parts}) > 1]
-        parts = [[one[place] for place in told] for one in parts]
-    found = [".".join(one) for one in parts]
-    if max(map(len, found), default=0) <= width:
-        return found
-    found = [".".join(word if word.isdigit() else word[:3] for word in one) for one in parts]
+    if len({len(words) for words in parts}) == 1 and len(set(names)) > 1:
+        differing = [place for place in range(len(parts[0])) if len({words[place] for words in parts}) > 1]
+        parts = [[words[place] for place in differing] for words in parts]
+    shortened = [".".join(words) for words in parts]
+    if max(map(len, shortened), default=0) <= width:
+        return shortened
+    shortened = [".".join(word if word.isdigit() else word[:3] for word in words) for words in parts]
     # Where even that is too long the end tells more than the beginning.
-    return [one if len(one) <= width else "…" + one[1 - width :] for one in found]
+    return [name if len(name) <= width else "…" + name[1 - width :] for name in shortened]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +129,14 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
     """
     sizes = {layer["name"]: len(layer["heads"]) for layer in audit["layers"]}
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for one in audit["findings"]:
-        groups.setdefault(tuple(one[name] for name in _SAME), []).append(one)
-    found = []
-    for key, some in groups.items():
-        values = [float(one["value"]) for one in some if one["value"] is not None]
+    for finding in audit["findings"]:
+        groups.setdefault(tuple(finding[name] for name in _SAME), []).append(finding)
+    merged = []
+    for key, members in groups.items():
+        values = [float(finding["value"]) for finding in members if finding["value"] is not None]
         same = dict(zip(_SAME, key, strict=True))
-        found.append(FindingGroup(**same, value=_range(values), places=_places(some, sizes), count=len(some)))
-    return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
+        merged.append(FindingGroup(**same, value=_range(values), places=_places(members, sizes), count=len(members)))
+    return sorted(merged, key=lambda group: SEVERITIES.index(group.severity))
 
 
 def _range(values: Sequence[float]) -> str:
@@ -146,13 +146,13 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _places(some: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
+def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
     """Layers with their heads; layers of which the same is said are named together."""
     heads: dict[str, list[int]] = {}
-    for one in some:
-        heads.setdefault(one["layer"], [])
-        if one["head"] is not None:
-            heads[one["layer"]].append(one["head"])
+    for finding in findings:
+        heads.setdefault(finding["layer"], [])
+        if finding["head"] is not None:
+            heads[finding["layer"]].append(finding["head"])
     together: dict[str, list[str]] = {}
     for layer, numbers in heads.items():
         together.setdefault(_numbers(numbers, sizes.get(layer)), []).append(layer)
@@ -166,11 +166,11 @@ def _names(layers: Sequence[str]) -> str:
     ('h.{0,1}.attn', 'h.0.attn')
     """
     parts = [layer.split(".") for layer in layers]
-    if len(layers) > 1 and len({len(one) for one in parts}) == 1:
-        differ = [place for place in range(len(parts[0])) if len({one[place] for one in parts}) > 1]
+    if len(layers) > 1 and len({len(path) for path in parts}) == 1:
+        differ = [place for place in range(len(parts[0])) if len({path[place] for path in parts}) > 1]
         if len(differ) == 1:
             (place,) = differ
-            inside = _listed([one[place] for one in parts]).replace(", ", ",")
+            inside = _listed([path[place] for path in parts]).replace(", ", ",")
             return ".".join([*parts[0][:place], f"{{{inside}}}", *parts[0][place + 1 :]])
     return _listed(layers)
 

@@ -127,7 +127,7 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
 
     d_k   0 where it is not known: then what the module says of itself, or as many key heads as heads
     """
-    d_k = d_k or _told_size(module)
+    d_k = d_k or _head_size(module)
     gains = gains_of(module)
     if gains is not None:
         return _of_gains(*gains, module, heads, d_k)
@@ -203,9 +203,9 @@ def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
     return None
 
 
-def _told_size(module: Any) -> int:
-    told = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
-    return next((size for size in told if isinstance(size, int)), 0)
+def _head_size(module: Any) -> int:
+    sizes = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
+    return next((size for size in sizes if isinstance(size, int)), 0)
 
 
 def _multi_head(module: Any) -> Projections:

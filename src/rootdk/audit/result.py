@@ -161,7 +161,7 @@ class Audit:
             else:
                 layers += [layer] if other is None else [layer, other]
         known = {(finding.layer, finding.head, finding.metric) for finding in run.findings}
-        rest = [one for one in self.findings if (one.layer, one.head, one.metric) not in known]
+        rest = [finding for finding in self.findings if (finding.layer, finding.head, finding.metric) not in known]
         return Audit(
             (*layers, *measured.values()),
             worst_first([*run.findings, *rest]),
@@ -208,7 +208,7 @@ class Audit:
 def _plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: null in their place."""
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -80,39 +80,39 @@ def read_header(path: Path) -> Header:
     name = shown_text(path.name)
     try:
         with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-            found = os.fstat(file.fileno())
-            start = read_exactly(file, 0, min(8, found.st_size))
+            status = os.fstat(file.fileno())
+            start = read_exactly(file, 0, min(8, status.st_size))
             try:
-                text = _header_text(file, start, found.st_size)
-                tensors = _places(text, found.st_size - 8 - len(text))
+                text = _header_text(file, start, status.st_size)
+                tensors = _places(text, status.st_size - 8 - len(text))
             except (_LieError, JsonError) as error:
                 if bytes(start).startswith(_PICKLE):
                     raise PickleError(f"path: {name} is a pickle") from None
                 raise ArgumentError(
-                    f"path: {name} is no whole safetensors file ({error}; {found.st_size} bytes): truncated, corrupt, "
+                    f"path: {name} is no whole safetensors file ({error}; {status.st_size} bytes): truncated, corrupt, "
                     "too large or of another kind; fetch or write it again"
                 ) from None
     except OSError as error:
         raise ArgumentError(f"path: {name} cannot be read: {error.strerror or error}") from error
-    return Header(tensors, len(text), mark_of(found))
+    return Header(tensors, len(text), mark_of(status))
 
 
-def mark_of(found: os.stat_result) -> tuple[int, ...]:
+def mark_of(status: os.stat_result) -> tuple[int, ...]:
     """By what a file is known again."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_exactly(file: Any, start: int, size: int) -> bytearray:
     """Bytes from a place on; an OSError if the file ends before."""
-    found = bytearray(size)
-    rest = memoryview(found)
+    content = bytearray(size)
+    rest = memoryview(content)
     file.seek(start)
     while rest:
         count = file.readinto(rest)
         if not count:
             raise OSError(f"it ends before byte {start + size}: it was truncated while it was read")
         rest = rest[count:]
-    return found
+    return content
 
 
 def _header_text(file: Any, start: bytearray, size: int) -> bytes:
@@ -136,11 +136,11 @@ def _places(text: bytes, size: int) -> dict[str, Place]:
         raise _LieError(f"__metadata__ must be an object, got {came(metadata)}")
     if len(header) > MOST_TENSORS:
         raise _LieError(f"it names {len(header)} tensors, more than {MOST_TENSORS}")
-    found, spans = {}, []
+    places, spans = {}, []
     for name, entry in header.items():
         check_name(name)
         dtype, shape, start, end = _described(name, entry)
-        found[name] = Place(dtype, shape, 8 + len(text) + start)
+        places[name] = Place(dtype, shape, 8 + len(text) + start)
         spans.append((start, end))
     at = 0
     for start, end in sorted(spans):
@@ -149,7 +149,7 @@ def _places(text: bytes, size: int) -> dict[str, Place]:
         at = end
     if at != size:
         raise _LieError(f"its tensors have {at} bytes, the file {size}")
-    return found
+    return places
 
 
 def check_name(name: str) -> None:
@@ -183,7 +183,7 @@ def _described(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(one) is int and 0 <= one < 2**63 for one in values)
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
 class Tensors:
@@ -289,19 +289,19 @@ def _is_folder(path: Path) -> bool:
 def _inside(folder: Path) -> Path:
     """What to read of a folder; a single file counts before an index, as in transformers."""
     try:
-        names = sorted(one.name for one in folder.iterdir())
+        names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         raise ArgumentError(f"path: {shown_text(folder)} cannot be read: {error.strerror or error}") from error
-    found = [name for name in names if name.endswith(".safetensors")]
+    files = [name for name in names if name.endswith(".safetensors")]
     for candidate in ("model.safetensors", *(name for name in names if name.endswith(".safetensors.index.json"))):
         if candidate in names:
             return folder / candidate
-    if len(found) == 1:
-        return folder / found[0]
-    if found:
-        listed = ", ".join(shown_text(name, 80) for name in found[:4])
+    if len(files) == 1:
+        return folder / files[0]
+    if files:
+        listed = ", ".join(shown_text(name, 80) for name in files[:4])
         raise ArgumentError(
-            f"path: {shown_text(folder)} has {len(found)} safetensors files ({listed}) and no {INDEX}; name one of them"
+            f"path: {shown_text(folder)} has {len(files)} safetensors files ({listed}) and no {INDEX}; name one of them"
         )
     pickled = [name for name in names if name.endswith(_PICKLED)]
     if pickled:
@@ -347,14 +347,14 @@ def _weight_map(index: Path) -> dict[str, str]:
     name = shown_text(index.name)
     wrong = f"path: {name} is no index of shards (a JSON object with weight_map)"
     try:
-        found = read_json(index, LARGEST_INDEX, unique=True)
+        content = read_json(index, LARGEST_INDEX, unique=True)
     except OSError as error:
         raise ArgumentError(f"path: {name} cannot be read: {error.strerror or error}") from error
     except JsonError as error:
         raise ArgumentError(f"{wrong}: {error}") from error
-    places = found.get("weight_map") if isinstance(found, dict) else None
+    places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict):
-        raise ArgumentError(f"{wrong}, got {came(found if places is None else places)}")
+        raise ArgumentError(f"{wrong}, got {came(content if places is None else places)}")
     if not places:
         raise ArgumentError(f"path: {name} names no tensor: its weight_map is empty")
     if len(places) > MOST_TENSORS:

@@ -62,12 +62,15 @@ def view_html(audit: Mapping[str, Any]) -> str:
     audit = shown_values(audit)
     layers = _views.html_table(headline(audit).plain, *_layer_table(audit))
     findings = [
-        [one.severity, one.metric, one.value, _views.brief(one.threshold), one.places, one.remedy, one.source]
-        for one in grouped(audit)
+        [
+            *(group.severity, group.metric, group.value, _views.brief(group.threshold)),
+            *(group.places, group.remedy, group.source),
+        ]
+        for group in grouped(audit)
     ]
     columns = ["severity", "metric", "value", "limit", "where", "what to do", "source"]
-    found = _views.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
-    return "".join([layers, found, *(f"<p>{escape(line)}</p>" for line in _not_read(audit))])
+    table = _views.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
+    return "".join([layers, table, *(f"<p>{escape(line)}</p>" for line in _not_read(audit))])
 
 
 class _View:
@@ -164,16 +167,16 @@ def _maps(audit: Mapping[str, Any], width: int) -> Iterator[Any]:
     for start in range(0, len(chosen), 2):
         pair = chosen[start : start + 2]
         beside = [
-            heat_map(one, grid(layers, one.name), names, none if number else marks, width // 2)
-            for number, one in enumerate(pair)
+            heat_map(metric, grid(layers, metric.name), names, none if number else marks, width // 2)
+            for number, metric in enumerate(pair)
         ]
-        if sum(_widest(one) for one in beside) + _GAP <= width:
+        if sum(_widest(drawn) for drawn in beside) + _GAP <= width:
             table = Table.grid(padding=(0, _GAP, 0, 0))
             table.add_row(*beside)
             yield from (table, Text())
         else:
-            for one in pair:
-                yield from (heat_map(one, grid(layers, one.name), names, marks, width), Text())
+            for metric in pair:
+                yield from (heat_map(metric, grid(layers, metric.name), names, marks, width), Text())
 
 
 def _widest(text: Text) -> int:
@@ -194,15 +197,17 @@ def _findings(audit: Mapping[str, Any]) -> list[Any]:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
-    for one in grouped(audit):
-        table.add_row(Text(one.severity, style=STYLES[one.severity]), _found(one))
+    for group in grouped(audit):
+        table.add_row(Text(group.severity, style=STYLES[group.severity]), _finding_text(group))
     return [table]
 
 
-def _found(one: FindingGroup) -> Text:
-    text = Text.assemble((one.metric, "bold"), f" {one.value}, limit {_views.brief(one.threshold)}: {one.places}.")
-    text.append(f"\nTo do: {one.remedy}.")
-    return text.append(f" [{one.source}]", style="dim")
+def _finding_text(group: FindingGroup) -> Text:
+    text = Text.assemble(
+        (group.metric, "bold"), f" {group.value}, limit {_views.brief(group.threshold)}: {group.places}."
+    )
+    text.append(f"\nTo do: {group.remedy}.")
+    return text.append(f" [{group.source}]", style="dim")
 
 
 def _not_read(audit: Mapping[str, Any]) -> list[str]:

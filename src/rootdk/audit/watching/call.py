@@ -202,7 +202,7 @@ def of_multi_head(
         elif mask_type != _OF_PAIRS and hidden.dim() == 3:
             hidden = hidden[:, None]
     if query.is_nested:
-        lengths = torch.tensor([len(one) for one in query.unbind()])
+        lengths = torch.tensor([len(sequence) for sequence in query.unbind()])
         query = key = value = query.to_padded_tensor(0.0)
         hidden = (torch.arange(query.shape[1]) >= lengths[:, None])[:, None, None, :]
         # Rows of padding are no rows of the model: they see nothing.

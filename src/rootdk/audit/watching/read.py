@@ -15,7 +15,7 @@ from rootdk.backends.torch.kernel import FLOATS
 from rootdk.distributed.observing import Measured
 from rootdk.reading import Reading
 
-# Where the kernel cannot go, so many rows are read unless the watcher was told how many.
+# How many rows are read where the kernel cannot go, unless the watcher says how many.
 ELSEWHERE = 64
 
 

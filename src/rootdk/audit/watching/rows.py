@@ -70,13 +70,13 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     visible   None, or bool that broadcasts to the logits
     sinks     None, or (heads,)
 
-    The definition of rootdk.Reading written down; the numbers agree with those of the kernel to rounding.
+    The float64 reference (rootdk.backends.reference) is the definition, and tests hold every field to it.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     none = logits.new_zeros(())
     seen = torch.ones_like(logits, dtype=torch.bool) if visible is None else visible.expand(logits.shape)
     keys = seen.sum(dim=-1)
-    some = keys > 0
+    sees_any = keys > 0
     count = keys.clamp(min=1).to(logits.dtype)
     highest = torch.where(seen, logits, -torch.inf).amax(dim=-1)
     lowest = torch.where(seen, logits, torch.inf).amin(dim=-1)
@@ -94,7 +94,7 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     expected = torch.where(seen, p * logits, none).sum(dim=-1)
     if sink is not None:
         expected = expected + sink_mass * sink
-    found = {
+    fields = {
         "log_sum_exp": log_sum_exp,
         "max": highest,
         "min": lowest,
@@ -105,8 +105,8 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
         "p_cubed": (p * p * p).sum(dim=-1),
         "sink_mass": sink_mass,
     }
-    broken = some & ~torch.isfinite(variance)
-    return {name: torch.where(broken, torch.nan, field) for name, field in found.items()} | {"keys": keys}
+    broken = sees_any & ~torch.isfinite(variance)
+    return {name: torch.where(broken, torch.nan, field) for name, field in fields.items()} | {"keys": keys}
 
 
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:

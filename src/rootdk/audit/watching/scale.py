@@ -99,8 +99,8 @@ class _Row:
 
     def error(self, scale: float) -> float:
         """|out - out(scale)| / |out|."""
-        found = self._out(self._weights(scale)[0])
-        return float((found - self.out).norm() / self.out.norm().clamp(min=1e-300))
+        out = self._out(self._weights(scale)[0])
+        return float((out - self.out).norm() / self.out.norm().clamp(min=1e-300))
 
     def step(self, scale: float) -> float:
         """How far a step of Gauss-Newton goes; not finite where the output does not depend on the scale."""
