@@ -109,7 +109,7 @@ def test_ctrl_c_without_a_terminal(tmp_path: Path) -> None:
         f"rootdk.cli.main(['audit', {str(tmp_path)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def cut(path: Path) -> None:

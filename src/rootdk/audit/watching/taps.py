@@ -1,4 +1,4 @@
-"""Taps on the ways in which torch code calls attention. Each lets the call go on as it is and notifies of it afterwards.
+"""Taps on the ways in which torch code calls attention. Each lets the call go on as it is and notifies afterwards.
 
     F.scaled_dot_product_attention          the attribute; where it was imported by name, a function mode sees it
     F.multi_head_attention_forward          with need_weights=True it never calls the above: asked once more without
@@ -7,9 +7,9 @@
     rootdk.distributed.attention            it asks before a call whether it shall be measured on its way round the ring
     softmax over the last of four axes      attention that a model writes out itself: the logits are there
 
-A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); the innermost tap that
-can notifies of it, once. The attributes are wrapped while any watch is open, for all threads. A function mode belongs
-to the thread that enters it: it is there only while a watched model runs and is read, and only in that thread.
+A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); the
+innermost tap that can notifies, once. The attributes are wrapped while any watch is open, for all threads. A function
+mode belongs to the thread that enters it: it is there only while a watched model runs and is read, and only there.
 
 Watches are held weakly here, so that one that nobody holds any more can end.
 """
