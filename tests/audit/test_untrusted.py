@@ -9,14 +9,14 @@ import pytest
 from hostile_checkpoints import CODES
 from hypothesis import given
 from hypothesis import strategies as st
+
+from rootdk.errors import ArgumentError
 from rootdk.study.cache import Cache
 from rootdk.study.length import LengthSpec
 from rootdk.study.training.spec_file import read_specs
 from rootdk.study.training.store import Store
-from rootdk.trained import RunSpec
-
-from rootdk.errors import ArgumentError
 from rootdk.terminal.exploring import read_model
+from rootdk.trained import RunSpec
 from rootdk.untrusted import DEEPEST, MOST_VALUES, JsonError, kind_of, parse_json, read_json, read_regular, shown_text
 
 DEEP = b"[" * 100_000
