@@ -35,10 +35,9 @@ from hostile_checkpoints import (
 from safetensors import SafetensorError, safe_open
 
 from rootdk.audit import limits, read_checkpoint
-from rootdk.audit.finding import Finding
-from rootdk.audit.header import read_header
-from rootdk.audit.names import find_projections
-from rootdk.audit.report import LayerReport, Report
+from rootdk.audit.families import find_projections
+from rootdk.audit.result import Audit, Finding, LayerAudit
+from rootdk.audit.tensors import read_header
 from rootdk.cli import main
 from rootdk.errors import ArgumentError
 
@@ -363,7 +362,7 @@ def test_a_report_shows_any_name(name: str) -> None:
 
     found = Finding(name, None, "max_logit", "warning", 140.0, 100.0, f"source {name}", "remedy")
     note = Finding(name, 0, "scale", "note", 1.0, 1.0, f"source {name}", "remedy")
-    report = Report([LayerReport(name, [{"max_logit": 140.0}])], [found, note], "any", {name: f"why {name}"})
+    report = Audit([LayerAudit(name, [{"max_logit": 140.0}])], [found, note], unread={name: f"why {name}"})
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123 -- ends with the test
     console.print(report)
     text = console.export_text()

@@ -9,10 +9,8 @@ import pytest
 from html_page import Page, check_figures
 from rich.console import Console
 
-from rootdk.audit.grouped import grouped
-from rootdk.audit.heat import Steps, heat_map
-from rootdk.audit.metrics import METRICS, grid, short_names
-from rootdk.audit.shown import shown
+from rootdk.audit.metrics import METRICS, grid, grouped, short_names
+from rootdk.audit.view import Steps, heat_map, view
 from rootdk.lab.report import render_audit
 
 DEVIATION = next(one for one in METRICS if one.name == "predicted_deviation")
@@ -21,7 +19,7 @@ ENTROPY = next(one for one in METRICS if one.name == "entropy_ratio")
 
 def printed(audit: dict[str, Any], width: int = 80) -> list[str]:
     console = Console(width=width, record=True, file=__import__("io").StringIO())
-    console.print(shown(audit))
+    console.print(view(audit, maps=True))
     return console.export_text().splitlines()
 
 

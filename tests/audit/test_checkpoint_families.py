@@ -13,12 +13,12 @@ import torch
 from checkpoint_zoo import FAMILIES, built, layer_of, queries, saved, sharpen
 from numpy.typing import NDArray
 
-from rootdk.audit import CheckpointAudit, read_checkpoint
+from rootdk.audit import Audit, read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def alarms(audit: CheckpointAudit) -> list[tuple[str, str]]:
+def alarms(audit: Audit) -> list[tuple[str, str]]:
     return [(one.layer, one.severity) for one in audit.findings if one.severity != "note"]
 
 

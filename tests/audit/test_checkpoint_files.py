@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rootdk.audit import read_checkpoint
-from rootdk.audit.names import find_projections
+from rootdk.audit.families import find_projections
 from rootdk.errors import ArgumentError
 
 CONFIG = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from rootdk import theory
 from rootdk.audit import read_checkpoint
-from rootdk.audit.bounds import gain_bound, spectral_bound
-from rootdk.audit.law import Law, row_variance, row_variance_bound
+from rootdk.audit.law import Law, gain_bound, row_variance, row_variance_bound, spectral_bound
 
 D, WIDTH = 6, 10
 Floats = NDArray[Any]

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,11 @@ import torch
 from rich.console import Console
 
 import rootdk
-from rootdk.audit import THRESHOLDS, Finding, LayerReading, Report, judge, verdict_of
-from rootdk.audit.baseline import baseline
-from rootdk.audit.health import findings_of, movement_findings
-from rootdk.audit.report import LayerReport
+from rootdk.audit import THRESHOLDS, Audit, Finding, LayerReading, judge, verdict_of
+from rootdk.audit.health import MOST_POINTS, Trend, findings_of, movement_findings
+from rootdk.audit.layer import baseline
+from rootdk.audit.result import LayerAudit
 from rootdk.audit.thresholds import critical_deviation
-from rootdk.audit.trend import MOST_POINTS, Trend
 
 N, D, HEADS = 64, 32, 4
 
@@ -309,14 +309,14 @@ def test_the_report_as_json() -> None:
 
 
 def test_a_nan_is_null_in_json() -> None:
-    report = Report([LayerReport("attn", [{"max_logit": math.nan}])], [])
+    report = Audit([LayerAudit("attn", [{"max_logit": math.nan}])], [])
     assert report.to_dict()["layers"][0]["heads"] == [{"max_logit": None}]
     assert report.verdict == "healthy"
 
 
 def test_verdicts_by_head() -> None:
     found = [Finding("a", 1, "max_logit", "warning", 1.0, 0.0, "", ""), Finding("a", 2, "x", "note", 1.0, 0.0, "", "")]
-    report = Report([], found)
+    report = Audit([], found)
     assert [report.verdict_on("a", head) for head in (0, 1, 2)] == ["healthy", "warning", "healthy"]
     assert report.verdict_on("b") == "healthy"
 
@@ -331,7 +331,7 @@ def test_the_terminal_view_fits_and_tells_what_to_do(factor: float) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert f"attention: {seen.report('trained').verdict}" in text
     assert ("qk_clip_" in text) == (factor > 1)
-    assert "not read: 2: its tensors are meta" in text
+    assert "Not read: 2: its tensors are meta" in text
     predicted = baseline(seen.readings["0"])["logit_deviation"]
     assert f"{predicted:.3g}" in text
 
@@ -340,15 +340,15 @@ def test_the_terminal_view_cuts_no_verdict_off() -> None:
     """Numbers of every size: a table that is wider than the terminal loses its last column first."""
     metrics = ("logit_deviation", "max_logit", "entropy_ratio", "saturated", "jacobian_trace", "sink_mass")
     layers = [
-        LayerReport(f"model.layers.{i}.self_attn", [dict.fromkeys(metrics, size)], {}, {"scale": 1 / 128})
+        LayerAudit(f"model.layers.{i}.self_attn", [dict.fromkeys(metrics, size)], {}, {"scale": 1 / 128})
         for i, size in enumerate((0.00123456, 0.0123456, 0.123456, 1.23456, 123.456, 12345.6))
     ]
     found = Finding("model.layers.0.self_attn", None, "max_logit", "critical", 1e4, 1e3, "source", "remedy")
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(Report(layers, [found]))
+    console.print(Audit(layers, [found]))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
-    verdicts = [line.split()[-1] for line in lines if ".self_attn " in line and ":" not in line]
+    verdicts = [line.split()[-1] for line in lines if re.match(r"[0-5] ", line)]
     assert verdicts == ["critical"] + ["healthy"] * 5
 
 

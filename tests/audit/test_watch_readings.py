@@ -9,8 +9,8 @@ from helpers import assert_within, measure_budget, random_arrays
 
 from rootdk.audit.watching.call import Call, of_sdpa, of_transformers, split
 from rootdk.audit.watching.read import read
+from rootdk.audit.watching.rows import sampled_rows
 from rootdk.audit.watching.scale import Scale, scale_of
-from rootdk.audit.watching.sight import sampled_rows
 from rootdk.backends import problem_of, reference
 
 N_QUERY, N_KEY, HEADS = 13, 17, 4

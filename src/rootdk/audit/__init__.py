@@ -1,21 +1,18 @@
 """Watch a model, read a checkpoint, judge the health of its attention, and say what to do."""
 
-from rootdk.audit.checkpoint import CheckpointAudit, LayerAudit, read_checkpoint
-from rootdk.audit.finding import Finding, verdict_of
+from rootdk.audit.checkpoint import read_checkpoint
 from rootdk.audit.layer import LayerReading
 from rootdk.audit.remedies import qk_clip_, recommend_scale, recommend_tau
-from rootdk.audit.report import LayerReport, Report
+from rootdk.audit.result import Audit, Finding, LayerAudit, verdict_of
 from rootdk.audit.thresholds import THRESHOLDS, Threshold, judge
 from rootdk.audit.watching import watch
 
 __all__ = [
     "THRESHOLDS",
-    "CheckpointAudit",
+    "Audit",
     "Finding",
     "LayerAudit",
     "LayerReading",
-    "LayerReport",
-    "Report",
     "Threshold",
     "judge",
     "qk_clip_",

@@ -8,75 +8,25 @@ and by comparing its layers with each other; rootdk.watch measures what really h
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .config import Config, Facts
-from .finding import Finding, Verdict, verdict_of, worst_first
+from .families import Config, Facts, Projections, find_projections
 from .heads import Metrics, read_heads, work_of
 from .limits import MOST_BYTES, MOST_HEADS_IN_ALL, MOST_WORK
-from .names import Projections, find_projections
+from .result import Audit, Finding, LayerAudit, Phase, worst_first
 from .tensors import Tensors, find_tensors
-from .thresholds import Phase, judge
+from .thresholds import judge
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-SCHEMA_VERSION = 1
 # Judged for a whole layer, and for a head where its layer is not the worse of the two.
 _JUDGED = ("predicted_deviation", "spectral_bound", "gain_bound", "non_finite_weights")
 # The share of the bar that headers take.
 _HEADERS = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class LayerAudit:
-    """One attention module: its path in the model, and the numbers of each query head."""
-
-    name: str
-    heads: tuple[Metrics, ...]
-
-    def of(self, metric: str) -> list[float]:
-        """One number per head; NaN where a head has none."""
-        return [head.get(metric, math.nan) for head in self.heads]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointAudit:
-    """What the weights say, the worst first. `unknown`: names that seem to be of attention and were not understood."""
-
-    layers: tuple[LayerAudit, ...]
-    findings: tuple[Finding, ...]
-    unknown: tuple[str, ...]
-    model: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst finding; notes leave it healthy."""
-        return verdict_of(self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; a number that there is none of is None."""
-        layers = [{"name": one.name, "heads": [_plain(head) for head in one.heads]} for one in self.layers]
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "verdict": self.verdict,
-            "model": self.model,
-            "layers": layers,
-            "findings": [_plain(one.to_dict()) for one in self.findings],
-            "unknown": list(self.unknown),
-        }
-
-    def __rich__(self) -> "RenderableType":
-        from rootdk.audit.shown import shown
-
-        return shown(self.to_dict())
 
 
 def read_checkpoint(
@@ -85,7 +35,7 @@ def read_checkpoint(
     keys: int = 1024,
     phase: Phase = "any",
     progress: Callable[[str, float], None] | None = None,
-) -> CheckpointAudit:
+) -> Audit:
     """Audit a checkpoint: a model folder, a .safetensors file or an index of shards, with its config.json beside it.
 
     keys      how many keys a row is judged by: the deviation at which softmax freezes is sqrt(2 ln keys)
@@ -111,57 +61,57 @@ def read_checkpoint(
         raise ArgumentError(f"keys: must be an integer from 2 on, got {keys!r}")
     if phase not in ("any", "init", "trained"):
         raise ArgumentError(f"phase: must be 'any', 'init' or 'trained', got {phase!r}")
-    told = progress if progress is not None else lambda _name, _share: None
-    tensors = find_tensors(place, lambda name, share: told(name, _HEADERS * share))
+    report = progress if progress is not None else lambda _name, _share: None
+    tensors = find_tensors(place, lambda name, share: report(name, _HEADERS * share))
     config = Config.beside(place)
-    found, unknown = _readable(tensors, *find_projections(set(tensors), *config.model_types))
-    if not found:
+    modules, unknown = _readable(tensors, *find_projections(set(tensors), *config.model_types))
+    if not modules:
         raise ArgumentError(_nothing(tensors, config, unknown))
-    facts = [config.of(one.module).facts(one.module, one.index) for one in found]
-    works = _works(tensors, found, facts)
+    facts = [config.of(module.module).facts(module.module, module.index) for module in modules]
+    works = _works(tensors, modules, facts)
     layers, done, whole = [], 0.0, sum(works)
     try:
-        for one, about, work in zip(found, facts, works, strict=True):
+        for module, about, work in zip(modules, facts, works, strict=True):
             heads: list[Metrics] = []
-            for head in read_heads(tensors, one, about):
-                told(one.module, _HEADERS + (1 - _HEADERS) * (done + work * len(heads) / about.heads) / whole)
+            for head in read_heads(tensors, module, about):
+                report(module.module, _HEADERS + (1 - _HEADERS) * (done + work * len(heads) / about.heads) / whole)
                 heads.append(head)
-            layers.append(LayerAudit(one.module or "attention", tuple(heads)))
+            layers.append(LayerAudit(module.module or "attention", tuple(heads)))
             done += work
             tensors.close()
     finally:
         tensors.close()
-    told(found[-1].module, 1.0)
+    report(modules[-1].module, 1.0)
     findings = [*_judged(layers, keys, phase), *_outliers(layers, keys), *_scales(layers, facts, config)]
-    return CheckpointAudit(tuple(layers), tuple(worst_first(findings)), tuple(unknown), _about(config, facts, keys))
+    return Audit(tuple(layers), worst_first(findings), phase, _about(config, facts, keys), tuple(unknown))
 
 
-def _works(tensors: Tensors, found: list[Projections], facts: list[Facts]) -> list[float]:
+def _works(tensors: Tensors, modules: list[Projections], facts: list[Facts]) -> list[float]:
     """How long each module takes, in multiply-adds; an error if that is without end, before any of it is done."""
     heads = sum(about.heads for about in facts)
     if heads > MOST_HEADS_IN_ALL:
         raise ArgumentError(f"path: must have at most {MOST_HEADS_IN_ALL} heads in all layers, got {heads}")
-    costs = [work_of(tensors, one, about) for one, about in zip(found, facts, strict=True)]
-    work, size = (sum(one[place] for one in costs) for place in (0, 1))
+    costs = [work_of(tensors, module, about) for module, about in zip(modules, facts, strict=True)]
+    work, size = (sum(cost[place] for cost in costs) for place in (0, 1))
     if size > MOST_BYTES:
         raise ArgumentError(f"path: must have at most {MOST_BYTES} bytes of query and key weights, got {size}")
     if work > MOST_WORK:
         raise ArgumentError(f"path: must take at most {MOST_WORK:.0e} multiply-adds to read, got {work:.1e}")
-    return [one[0] for one in costs]
+    return [cost[0] for cost in costs]
 
 
-def _readable(tensors: Tensors, found: list[Projections], unknown: list[str]) -> tuple[list[Projections], list[str]]:
+def _readable(tensors: Tensors, modules: list[Projections], unknown: list[str]) -> tuple[list[Projections], list[str]]:
     """Packed integers and float8 need scales that are stored apart: listed, not guessed."""
     kept: list[Projections] = []
     packed: set[str] = set()
-    for one in found:
-        norms = (one.query_norm, one.key_norm)
+    for module in modules:
+        norms = (module.query_norm, module.key_norm)
         shifts = [f"{norm}.bias" for norm in norms if norm is not None and f"{norm}.bias" in tensors]
-        strange = {name for name in (*one.tensors, *shifts) if not tensors.readable(name)}
+        strange = {name for name in (*module.tensors, *shifts) if not tensors.readable(name)}
         if strange:
-            packed |= strange | {one.query, one.key}
+            packed |= strange | {module.query, module.key}
         else:
-            kept.append(one)
+            kept.append(module)
     return kept, [*unknown, *sorted(packed)]
 
 
@@ -176,28 +126,23 @@ def _nothing(tensors: Tensors, config: Config, unknown: list[str]) -> str:
 
 def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
     """Every layer by its median head, then the heads that are worse than their layer."""
-    found = []
+    findings = []
     for layer in layers:
         for metric in _JUDGED:
             values = layer.of(metric)
             whole = judge(layer.name, None, metric, values, keys, phase)
             if whole is not None:
-                found.append(whole)
+                findings.append(whole)
             for head, value in enumerate(values):
-                one = judge(layer.name, head, metric, value, keys, phase)
-                if one is not None and (whole is None or _worse(one, whole)):
-                    found.append(one)
-    return found
-
-
-def _worse(one: Finding, other: Finding) -> bool:
-    order = ("note", "warning", "critical")
-    return order.index(one.severity) > order.index(other.severity)
+                finding = judge(layer.name, head, metric, value, keys, phase)
+                if finding is not None and (whole is None or finding.worse_than(whole)):
+                    findings.append(finding)
+    return findings
 
 
 def _outliers(layers: list[LayerAudit], keys: int) -> list[Finding]:
     """Layers whose deviation lies far above that of the others of their kind, however small all of them are."""
-    found = []
+    findings = []
     for kind in _kinds(layers):
         middles = [_median(layer.of("predicted_deviation")) for layer in kind]
         for number, (layer, own) in enumerate(zip(kind, middles, strict=True)):
@@ -205,9 +150,9 @@ def _outliers(layers: list[LayerAudit], keys: int) -> list[Finding]:
             others = others[~np.isnan(others)]
             usual = _median(others) if len(others) else math.nan
             if usual > 0.0:
-                one = judge(layer.name, None, "deviation_over_median", own / usual, keys)
-                found += [one] if one is not None else []
-    return found
+                finding = judge(layer.name, None, "deviation_over_median", own / usual, keys)
+                findings += [finding] if finding is not None else []
+    return findings
 
 
 def _kinds(layers: list[LayerAudit]) -> list[list[LayerAudit]]:
@@ -220,20 +165,20 @@ def _kinds(layers: list[LayerAudit]) -> list[list[LayerAudit]]:
 
 def _scales(layers: list[LayerAudit], facts: list[Facts], config: Config) -> list[Finding]:
     """A note for each scale that is far from 1/sqrt(d_k) or had to be assumed: once, at the first layer that has it."""
-    found, told = [], set()
-    for layer, one in zip(layers, facts, strict=True):
-        if one.scale in told:
+    findings, known = [], set()
+    for layer, about in zip(layers, facts, strict=True):
+        if about.scale in known:
             continue
-        told.add(one.scale)
-        ratio = one.scale.value * math.sqrt(one.d_k)
-        if one.scale.assumed:
+        known.add(about.scale)
+        ratio = about.scale.value * math.sqrt(about.d_k)
+        if about.scale.assumed:
             kind = config.of(layer.name).model_type
             source = f"model_type {shown_text(repr(kind), 80)} is not known here: 1/sqrt(d_k) was assumed"
-            found.append(Finding(layer.name, None, "scale", "note", one.scale.value, one.d_k**-0.5, source,
+            findings.append(Finding(layer.name, None, "scale", "note", about.scale.value, about.d_k**-0.5, source,
                                  "compare with the scale in the model's code"))  # fmt: skip
         judged = judge(layer.name, None, "scale_ratio", ratio, 2)
-        found += [judged] if judged is not None else []
-    return found
+        findings += [judged] if judged is not None else []
+    return findings
 
 
 def _about(config: Config, facts: list[Facts], keys: int) -> dict[str, Any]:
@@ -249,12 +194,6 @@ def _about(config: Config, facts: list[Facts], keys: int) -> dict[str, Any]:
         "rotated": first.rotated,
         "softcap": first.softcap,
         "keys": keys,
-    }
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 

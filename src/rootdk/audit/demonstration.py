@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from rootdk import scaling
 from rootdk.attention import measure
-from rootdk.audit.baseline import baseline
-from rootdk.audit.finding import worst_first
-from rootdk.audit.health import findings_of
-from rootdk.audit.law import Law, row_variance
-from rootdk.audit.layer import LayerReading
-from rootdk.audit.report import LayerReport, Report
+
+from .health import findings_of, heads_of
+from .law import Law, row_variance
+from .layer import LayerReading, baseline
+from .result import Audit, LayerAudit, worst_first
 
 RULES = ("none", "sqrt", "dk")
 LAYERS, HEADS, D_K, TOKENS = 3, 8, 64, 256
@@ -28,7 +27,7 @@ Floats = NDArray[np.float32]
 
 def demonstrate(
     rules: Sequence[str] = RULES, seed: int = 0, progress: Callable[[str, float], None] | None = None
-) -> Report:
+) -> Audit:
     """Audit the model under each of the rules; layers are named rule.layers.number.attention.
 
     >>> report = demonstrate(["none", "sqrt"])
@@ -46,14 +45,14 @@ def demonstrate(
             reading, predicted, out = _attend(draw, tokens, name, scaling.rule(rule))
             tokens = tokens + out
             findings += findings_of(reading, "init")
-            heads = [
-                {metric: float(values[head]) for metric, values in reading.metrics.items()}
-                | {"predicted_deviation": predicted[head]}
-                for head in range(HEADS)
-            ]
+            heads = tuple(
+                head | {"predicted_deviation": deviation}
+                for head, deviation in zip(heads_of(reading), predicted, strict=True)
+            )
             facts = {fact: getattr(reading, fact) for fact in _FACTS}
-            layers.append(LayerReport(name, heads, baseline(reading), facts))
-    return Report(layers, worst_first(findings), "init")
+            layers.append(LayerAudit(name, heads, baseline(reading), facts))
+    about = f"demonstration, one small untrained model under the scales {', '.join(rules)}"
+    return Audit(tuple(layers), worst_first(findings), "init", {"model_type": about})
 
 
 def _attend(
@@ -62,7 +61,7 @@ def _attend(
     """One block: norm, projections, causal attention that is measured, projection back."""
     query, key, value, back = draw.standard_normal((4, _WIDTH, _WIDTH), np.float32) / np.float32(np.sqrt(_WIDTH))
     normed = tokens / np.sqrt(np.mean(tokens**2, axis=-1, keepdims=True))
-    q, k, v = (_heads(normed @ one) for one in (query, key, value))
+    q, k, v = (_heads(normed @ weight) for weight in (query, key, value))
     scale = float(rule.factor(D_K, TOKENS, TOKENS - 1))
     out, reading = measure(q, k, v, causal=True, scale=scale)
     first_logit = scale * np.einsum("hnd,hd->hn", q, k[:, 0])
@@ -80,4 +79,4 @@ def _heads(projected: Floats) -> Floats:
 
 def _laws(weight: Any) -> list[Law]:
     """Of the queries or keys that these weights make, head by head."""
-    return [Law(np.zeros(D_K), one.T @ one) for one in np.split(weight.astype(np.float64), HEADS, axis=1)]
+    return [Law(np.zeros(D_K), head.T @ head) for head in np.split(weight.astype(np.float64), HEADS, axis=1)]

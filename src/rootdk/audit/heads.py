@@ -9,11 +9,9 @@ import numpy as np
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .bounds import gain_bound, spectral_bound
-from .config import Facts
-from .law import Floats, Law, Together, row_variance, row_variance_bound
+from .families import Facts, Projections
+from .law import Floats, Law, Together, gain_bound, row_variance, row_variance_bound, spectral_bound
 from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_WIDTH
-from .names import Projections
 from .tensors import Tensors
 
 Metrics = dict[str, float]
@@ -32,18 +30,18 @@ class _Projected:
     non_finite: int
 
 
-def read_heads(tensors: Tensors, found: Projections, facts: Facts) -> Iterator[Metrics]:
+def read_heads(tensors: Tensors, module: Projections, facts: Facts) -> Iterator[Metrics]:
     """One dictionary per query head; `docs/audit.md` says what each number is.
 
     The key of a group of query heads is read once. Held are a query and a key head, as d_k x d_k matrices, and a block
     of weights; where the rows of a head do not lie together, as many heads as LARGEST_GRAMS has room for.
     """
-    query, key = _sides(tensors, found, facts)
+    query, key = _sides(tensors, module, facts)
     group = facts.heads // facts.key_heads
     with np.errstate(all="ignore"):  # what overflows is counted and said
         norms = None
-        if found.query_norm is not None and found.key_norm is not None:
-            norms = _Norm(tensors, found.query_norm, facts, query), _Norm(tensors, found.key_norm, facts, key)
+        if module.query_norm is not None and module.key_norm is not None:
+            norms = _Norm(tensors, module.query_norm, facts, query), _Norm(tensors, module.key_norm, facts, key)
         queries = query.heads(tensors)
         for key_head, one_key in enumerate(key.heads(tensors)):
             normed_key = None if norms is None or one_key.non_finite else norms[1].law(key_head, one_key.law)
@@ -55,13 +53,13 @@ def read_heads(tensors: Tensors, found: Projections, facts: Facts) -> Iterator[M
                     yield _normed(head, one, key_head, one_key, normed_key, *norms, facts)
 
 
-def work_of(tensors: Tensors, found: Projections, facts: Facts) -> tuple[float, int]:
+def work_of(tensors: Tensors, module: Projections, facts: Facts) -> tuple[float, int]:
     """Multiply-adds that the heads of a module take, about, and the bytes of their weights; an error if shapes differ.
 
     A Gram matrix takes d_k^2 for every column, and what follows some forty times d_k^3.
     """
     work, size = 0.0, 0
-    for side in _sides(tensors, found, facts):
+    for side in _sides(tensors, module, facts):
         numbers = side.count * side.d_k * side.width
         passes = 2 if side.together else 1
         work += passes * (numbers * (side.d_k + 16.0) + 40.0 * side.count * side.d_k**3)
@@ -119,27 +117,27 @@ class _Side:
             yield from found
 
 
-def _sides(tensors: Tensors, found: Projections, facts: Facts) -> tuple[_Side, _Side]:
+def _sides(tensors: Tensors, module: Projections, facts: Facts) -> tuple[_Side, _Side]:
     """Both sides of a module; an error if the tensors have other shapes than the config says."""
     d, heads, key_heads, group = facts.d_k, facts.heads, facts.key_heads, facts.heads // facts.key_heads
     query_at: Callable[[int], int]
     key_at: Callable[[int], int]
-    if found.layout == "split":
+    if module.layout == "split":
         rows = (heads * d, key_heads * d)
         expected = (f"{heads} heads of {d}", f"{key_heads} key heads of {d}")
         query_at = key_at = lambda head: head * d
     else:
         rows = ((heads + 2 * key_heads) * d,) * 2
         expected = (f"{heads} query, {key_heads} key and {key_heads} value heads of {d}",) * 2
-        if found.layout == "blocks":
+        if module.layout == "blocks":
             query_at, key_at = lambda head: head * d, lambda head: (heads + head) * d
         else:
             query_at = lambda head: (head + 2 * (head // group)) * d  # noqa: E731 -- beside its three siblings
             key_at = lambda head: (head * (group + 2) + group) * d  # noqa: E731
     sides = []
     for name, bias, norm, count, total, words, at in (
-        (found.query, found.query_bias, found.query_norm, heads, rows[0], expected[0], query_at),
-        (found.key, found.key_bias, found.key_norm, key_heads, rows[1], expected[1], key_at),
+        (module.query, module.query_bias, module.query_norm, heads, rows[0], expected[0], query_at),
+        (module.key, module.key_bias, module.key_norm, key_heads, rows[1], expected[1], key_at),
     ):
         width = _checked_width(tensors, name, total, words)
         if bias is not None and tensors.shape(bias) != (total,):
@@ -245,7 +243,7 @@ def _normed(
     facts: Facts,
 ) -> Metrics:  # fmt: skip
     gains = (*q_norm.of(head), *k_norm.of(key_head))
-    non_finite = query.non_finite + key.non_finite + sum(_beyond(one) for one in gains)
+    non_finite = query.non_finite + key.non_finite + sum(_beyond(gain) for gain in gains)
     if non_finite or key_law is None:
         return _metrics(facts, non_finite, math.nan, math.nan, gain_bound=math.nan)
     lengths = (q_norm.length, k_norm.length)

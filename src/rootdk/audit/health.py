@@ -1,7 +1,7 @@
 """From readings to findings: every number of every head against its thresholds, and the guards against false alarms.
 
 Guards, beside those that the table itself holds (scope and phase of a threshold):
-- a head whose weight lies on a sink or on the first key is judged by how it spreads the rest; the sink is told apart;
+- a head whose weight lies on a sink or on the first key is judged by how it spreads the rest; the sink is a note;
 - a note that is true of every head is one note of the layer;
 - growth counts only where the logits are large already, a fall of the entropy only where little is left: a model that
   leaves a near-uniform start does both, and should.
@@ -9,33 +9,163 @@ Guards, beside those that the table itself holds (scope and phase of a threshold
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from rootdk.audit.finding import Finding
-from rootdk.audit.layer import RESTING, LayerReading, Numbers
-from rootdk.audit.thresholds import Phase, judge
-from rootdk.audit.trend import Movement
+from rootdk.errors import ArgumentError
+
+from .layer import RESTING, LayerReading, Numbers, baseline
+from .projections import gain_bound_of
+from .result import Audit, Finding, LayerAudit, Phase, worst_first
+from .thresholds import judge
+
+# In how many steps growth is counted, and over how many a trend must have been seen to be one.
+PER_STEPS, FEWEST_STEPS, FEWEST_POINTS = 1000, 100, 5
+# More than this are thinned out to every second one, so that a long run needs no more memory than a short one.
+MOST_POINTS = 256
+_LIMIT = 1e3
+
 
 _SHARPNESS = ("entropy_ratio", "saturated", "jacobian_trace")
 # Half way to the first warning of the largest logit on a scale of factors: growth below it is learning.
 _LARGE = 10.0
 _LITTLE = 0.5
+_REST = ("metric", "severity", "value", "threshold", "source", "remedy")
+_FACTS = ("step", "route", "dtype", "scale", "scale_given", "softcap", "d_k", "keys", "n_query", "n_key", "sampled")
+# A gate must not pass a model of which nothing was seen.
+_NOTHING_READ = Finding(
+    "", None, "layers_read", "warning", 0.0, 1.0, "a verdict needs numbers",
+    "run the model while it is watched; `unread` says what could not be read",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """Of one layer, over the last 1000 steps or as many as there are.
+
+    growth        per head: by what factor the largest logit grows in 1000 steps; 1 where the trend is within its noise
+    crossing      per head: the step at which it reaches 1000 at that rate; inf if it never does
+    entropy_drop  the share that the layer's median of entropy / ln n has lost
+    """
+
+    growth: Numbers
+    crossing: Numbers
+    entropy_drop: float
+    level: Numbers
+    step: int
+
+    def forecast(self, step: int) -> Numbers:
+        """The largest logit of each head at a later step, at that rate."""
+        logits: Numbers = self.level * self.growth ** ((step - self.step) / PER_STEPS)
+        return logits
+
+
+class Trend:
+    """Two numbers per head and step that was read.
+
+    The logarithm of the largest logit is fitted by a straight line, so growth is a factor, and the line is believed
+    where its slope is more than two standard errors from 0.
+
+    >>> trend = Trend()
+    >>> for step in range(0, 1001, 100):
+    ...     trend.note("attn", step, np.array([10.0 * 2 ** (step / 500)]), np.array([0.9]))
+    >>> movement = trend.movement("attn")
+    >>> round(float(movement.growth[0]), 3), round(float(movement.crossing[0]))
+    (4.0, 3322)
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[tuple[int, Numbers, Numbers]]] = {}
+
+    def add(self, readings: Iterable[LayerReading]) -> None:
+        """Note what a step showed."""
+        for reading in readings:
+            self.note(reading.name, reading.step, *reading.digest)
+
+    def note(self, name: str, step: int, max_logit: Numbers, entropy_ratio: Numbers) -> None:
+        """The same in numbers, one per head."""
+        points = self._points.setdefault(name, [])
+        points.append((step, max_logit, entropy_ratio))
+        if len(points) > MOST_POINTS:
+            del points[1:-1:2]
+
+    def steps(self, name: str) -> list[int]:
+        """The steps that are known of a layer."""
+        return [step for step, _, _ in self._points.get(name, [])]
+
+    def movement(self, name: str) -> Movement | None:
+        """None where too few steps are known to speak of a trend."""
+        known = self._points.get(name, [])
+        recent = [point for point in known if point[0] >= known[-1][0] - PER_STEPS]
+        if len(recent) < FEWEST_POINTS or recent[-1][0] - recent[0][0] < FEWEST_STEPS:
+            return None
+        steps = np.array([point[0] for point in recent], np.float64)
+        logits = np.array([point[1] for point in recent])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.where(logits > 0, np.log(logits), math.nan)
+        centred = steps - steps.mean()
+        spread = (centred**2).sum()
+        mean = logs.mean(axis=0)
+        slope = (centred[:, None] * (logs - mean)).sum(axis=0) / spread
+        left = logs - mean - centred[:, None] * slope
+        error = np.sqrt((left**2).sum(axis=0) / max(len(steps) - 2, 1) / spread)
+        slope = np.where(np.abs(slope) > 2 * error, slope, 0.0)
+        level = np.exp(mean + slope * centred[-1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            further = np.where(slope > 0, np.maximum(np.log(_LIMIT / level), 0.0) / slope, math.inf)
+        before, now = (float(np.nanmedian(point[2])) for point in (recent[0], recent[-1]))
+        drop = 1 - now / before if before > 0 else math.nan
+        return Movement(np.exp(slope * PER_STEPS), steps[-1] + further, drop, level, int(steps[-1]))
+
+
+def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = None) -> Audit:
+    """The audit of what a Watch has read last."""
+    if phase not in ("init", "trained", "any"):
+        raise ArgumentError(f"phase: must be 'init', 'trained' or 'any', got {phase!r}")
+    layers, findings = [], []
+    for reading in watch.readings.values():
+        movement = watch.trend.movement(reading.name)
+        findings += [*findings_of(reading, phase), *movement_findings(reading, movement, total_steps)]
+        facts = {name: getattr(reading, name) for name in _FACTS}
+        bound = gain_bound_of(watch.model, reading)
+        if not math.isnan(bound):
+            facts["gain_bound"] = bound
+            finding = judge(reading.name, None, "gain_bound", bound, reading.keys, phase)
+            findings += [finding] if finding else []
+        trend = {}
+        if movement is not None:
+            trend = {
+                "max_logit_growth": movement.growth.tolist(),
+                "crossing_step": movement.crossing.tolist(),
+                "entropy_drop": movement.entropy_drop,
+            }
+        layers.append(LayerAudit(reading.name, heads_of(reading), baseline(reading), facts, trend))
+    if not layers:
+        findings.append(_NOTHING_READ)
+    return Audit(tuple(layers), worst_first(findings), phase, unread=dict(watch.unread))
+
+
+def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:
+    """{metric: value} of each head."""
+    columns = {metric: values.tolist() for metric, values in layer.metrics.items()}
+    return tuple({metric: values[head] for metric, values in columns.items()} for head in range(layer.heads))
 
 
 def findings_of(layer: LayerReading, phase: Phase = "any") -> list[Finding]:
     """All that one reading shows."""
     numbers = judged_numbers(layer, phase)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for metric, values in numbers.items():
         of_layer = judge(layer.name, None, metric, values.tolist(), layer.keys, phase)
         of_heads = [judge(layer.name, head, metric, float(v), layer.keys, phase) for head, v in enumerate(values)]
-        found += [of_layer] if of_layer else []
-        found += _folded([one for one in of_heads if one is not None], layer.heads)
+        findings += [of_layer] if of_layer else []
+        findings += _folded([finding for finding in of_heads if finding is not None], layer.heads)
     for metric, value in (("output_mismatch", layer.mismatch), ("scale_doubt", _doubt(layer))):
-        one = judge(layer.name, None, metric, value, layer.keys, phase)
-        found += [one] if one else []
-    return found
+        finding = judge(layer.name, None, metric, value, layer.keys, phase)
+        findings += [finding] if finding else []
+    return findings
 
 
 def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:
@@ -60,7 +190,7 @@ def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:
 def movement_findings(
     layer: LayerReading, movement: Movement | None, total_steps: int | None = None
 ) -> Iterable[Finding]:
-    """What the trend shows, for a run of so many steps if that is known."""
+    """What the trend shows, for a run of `total_steps` if that is known."""
     if movement is None:
         return
     entropy = float(np.nanmedian(layer.metrics["entropy_ratio"]))
@@ -69,10 +199,10 @@ def movement_findings(
         yield fallen
     later = None if total_steps is None else movement.forecast(total_steps)
     for head in np.flatnonzero(movement.level > _LARGE).tolist():
-        found = [judge(layer.name, head, "max_logit_growth", float(movement.growth[head]), layer.keys)]
+        findings = [judge(layer.name, head, "max_logit_growth", float(movement.growth[head]), layer.keys)]
         if later is not None and movement.growth[head] > 1:
-            found.append(judge(layer.name, head, "max_logit_forecast", float(later[head]), layer.keys))
-        yield from (one for one in found if one is not None)
+            findings.append(judge(layer.name, head, "max_logit_forecast", float(later[head]), layer.keys))
+        yield from (finding for finding in findings if finding is not None)
 
 
 def _doubt(layer: LayerReading) -> float:
@@ -83,11 +213,8 @@ def _doubt(layer: LayerReading) -> float:
     return max(ratio, 1 / ratio)
 
 
-def _folded(found: list[Finding], heads: int) -> list[Finding]:
-    if len(found) < heads or heads == 1 or any(one.severity != "note" for one in found):
-        return found
-    middle = sorted(found, key=lambda one: one.value)[heads // 2]
+def _folded(findings: list[Finding], heads: int) -> list[Finding]:
+    if len(findings) < heads or heads == 1 or any(finding.severity != "note" for finding in findings):
+        return findings
+    middle = sorted(findings, key=lambda finding: finding.value)[heads // 2]
     return [Finding(middle.layer, None, *(getattr(middle, name) for name in _REST))]
-
-
-_REST = ("metric", "severity", "value", "threshold", "source", "remedy")

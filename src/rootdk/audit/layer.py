@@ -1,10 +1,10 @@
-"""LayerReading: what one attention layer did in one forward pass, head by head."""
+"""LayerReading: what one attention layer did in one forward pass, head by head, and what theory sets beside it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +47,7 @@ class LayerReading:
     reading       of the logits that enter the softmax: after scale, cap and bias
     scores        of the logits after the scale, before cap and bias; the same object where there is neither
     first_weight  the weight of the first key, row by row
-    scale         what the scores were multiplied by; measured, where the output told another than the call
+    scale         what the scores were multiplied by; measured, where the output shows another than the call
     mismatch      how far the output of the model is from softmax(...) V in a row that was looked at; NaN if unknown
     sampled       whether only some of the query rows were read
     """
@@ -175,15 +175,15 @@ class LayerReading:
 
 def finished(numbers: dict[str, Numbers], scale: float, softcap: float | None, dtype: str) -> dict[str, Numbers]:
     """The metrics from one number per head of each of `LayerReading.columns`."""
-    found = dict(numbers)
-    largest = np.fmax(found["max_score"], -found.pop("min_score"))
-    found["raw_score"] = largest / abs(scale) if scale else np.full(len(largest), math.nan)
-    found["non_finite"] = np.nan_to_num(found["non_finite"])  # no rows at all: none of them is broken
+    metrics = dict(numbers)
+    largest = np.fmax(metrics["max_score"], -metrics.pop("min_score"))
+    metrics["raw_score"] = largest / abs(scale) if scale else np.full(len(largest), math.nan)
+    metrics["non_finite"] = np.nan_to_num(metrics["non_finite"])  # no rows at all: none of them is broken
     if softcap is not None:
-        found["cap_ratio"] = largest / softcap
+        metrics["cap_ratio"] = largest / softcap
     if dtype == "bfloat16":
-        found["bf16_spacing"] = spacing(np.fmax(found["max_logit"], -found["min_logit"]), digits=8)
-    return found
+        metrics["bf16_spacing"] = spacing(np.fmax(metrics["max_logit"], -metrics["min_logit"]), digits=8)
+    return metrics
 
 
 def over_rows(kind: Kind, rows: Numbers) -> Numbers:
@@ -214,3 +214,30 @@ def _by_head(field: Any) -> Numbers:
     """(..., heads, rows) -> (heads, all rows), in float64."""
     rows = np.asarray(field.cpu() if hasattr(field, "cpu") else field).astype(np.float64)
     return np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)
+
+
+def baseline(layer: LayerReading) -> dict[str, float]:
+    """The theory for components of q and k that are independent, of mean 0 and variance 1, as after a norm.
+
+    A gate at initialisation, where a healthy layer lies near it or, with small initial weights, below; after training
+    logits are not Gaussian and it only shows how far the layer has gone. Empty where d_k or the scale is not known.
+    """
+    if layer.d_k < 1 or layer.keys < 2 or not math.isfinite(layer.scale) or abs(layer.scale) > 1e6:
+        return {}
+    rows = max(math.prod(layer.reading.shape) // layer.heads, 1)
+    return dict(_predicted(layer.d_k, layer.keys, layer.scale, rows))
+
+
+@lru_cache(maxsize=256)
+def _predicted(d_k: int, keys: int, scale: float, rows: int) -> tuple[tuple[str, float], ...]:
+    from rootdk.theory.prediction import predict
+
+    predicted = predict(d_k, keys, scale, rows=rows)
+    fields = {
+        "logit_deviation": predicted.median_std,
+        "max_logit": predicted.max_logit,
+        "entropy_ratio": predicted.mean_entropy_ratio,
+        "saturated": predicted.saturated,
+        "jacobian_trace": predicted.mean_jacobian_trace,
+    }
+    return tuple((name, float(values[0])) for name, values in fields.items())

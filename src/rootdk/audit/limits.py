@@ -1,8 +1,20 @@
-"""How much of a checkpoint is read: every limit of the audit in one place, each with what real models need.
+"""How much of a checkpoint is read: every limit of the audit, each with what real models need, and fields within them.
 
 What lies beyond is refused in one line before any work is done, so that a file can cost neither memory nor hours. What
 lies within is merely large: a bar shows how far it is, and Ctrl-C ends it.
+
+The fields of a JSON object that somebody else wrote are read each with its type and its range. One that is absent, or
+null, is None. One that is something else than it must be is one line of error: the file, the field, what was expected
+and what came.
 """
+
+import math
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from rootdk.errors import ArgumentError
+from rootdk.untrusted import shown_text
 
 LARGEST_CONFIG = 16 * 2**20  # bytes; real ones have thousands
 LARGEST_INDEX = 32 * 2**20  # bytes of an index of shards, or of the header of one file; real ones up to 13 MB
@@ -31,3 +43,96 @@ LARGEST_TEXT = 16 * 2**20  # characters of --text
 # What a model that is run may hold over what its weights have: tied weights count twice, buffers come on top.
 MOST_GROWTH = 3.0
 SMALL_MODEL = 2**26  # numbers that a model may hold whatever its weights have
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+_REPR.maxlong = 40
+_REPR.maxlevel = 2
+
+
+class Fields:
+    """One JSON object. `name` is where it comes from, as errors call it.
+
+    >>> fields = Fields({"heads": 4, "scale": "x", "cap": None}, "config.json")
+    >>> fields.whole("heads", 1, 64), fields.number("cap")
+    (4, None)
+    >>> fields.number("scale")
+    Traceback (most recent call last):
+    ...
+    rootdk.errors.ArgumentError: path: config.json: scale must be a number above 0 and at most 1e+12, got 'x'
+    """
+
+    def __init__(self, values: Mapping[str, Any], name: str) -> None:
+        self._values, self.name = values, name
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def first(self, keys: Iterable[str]) -> str | None:
+        """The first of the keys that is there."""
+        return next((key for key in keys if key in self), None)
+
+    def whole(self, key: str, least: int, most: int) -> int | None:
+        """An integer of a range."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.refuse(key, f"one integer from {least} to {most}")
+        return value
+
+    def number(self, key: str, most: float = LARGEST_NUMBER, *, zero: bool = False) -> float | None:
+        """A number above 0, or from 0 on; no smaller than one over the largest that any field may have."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        real = isinstance(value, (int, float)) and not isinstance(value, bool)
+        fits = real and (1 / LARGEST_NUMBER <= value <= most or (zero and value == 0))
+        if not fits:
+            self.refuse(key, f"a number {'from 0 on' if zero else 'above 0'} and at most {most:g}")
+        return float(value)
+
+    def flag(self, key: str) -> bool | None:
+        """True or false."""
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(key, "true or false")
+        return value
+
+    def text(self, key: str) -> str | None:
+        """A text that is not longer than a name."""
+        value = self._values.get(key)
+        if value is not None and not (isinstance(value, str) and len(value) <= LONGEST_NAME):
+            self.refuse(key, f"a text of at most {LONGEST_NAME} characters")
+        return value
+
+    def part(self, key: str) -> "Fields | None":
+        """An object inside; None where it is empty."""
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, dict):
+            self.refuse(key, "an object")
+        return Fields(value, f"{self.name}: {key}") if value else None
+
+    def leaves(self) -> Iterator[tuple[str, str, Any]]:
+        """Every value at any depth that is no object and no list: its place, its own key, and the value."""
+        waiting: list[tuple[str, str, Any]] = [(str(key), str(key), value) for key, value in self._values.items()]
+        while waiting:
+            place, key, value = waiting.pop()
+            if isinstance(value, dict):
+                waiting += [(f"{place}.{inner}", str(inner), item) for inner, item in value.items()]
+            elif isinstance(value, list):
+                waiting += [(place, key, item) for item in value]
+            else:
+                yield place, key, value
+
+    def refuse(self, key: str, expected: str) -> NoReturn:
+        """The error for a field that is not what it must be."""
+        raise ArgumentError(f"path: {self.name}: {key} must be {expected}, got {came(self._values.get(key))}")
+
+
+def came(value: Any) -> str:
+    """What a field is instead, in a few words."""
+    if isinstance(value, float) and math.isinf(value):
+        return f"{value} (beyond float64)"
+    return shown_text(_REPR.repr(value), 120)

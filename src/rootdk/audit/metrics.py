@@ -1,9 +1,16 @@
-"""The numbers of a head that are worth a map of layers and heads, in the order in which they are shown."""
+"""What of an audit is shown, in every view of it: the metrics in their order, short names, findings in groups."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rootdk import _views
+
+from .result import SEVERITIES
+
+_LISTED = 8
+_SAME = ("severity", "metric", "threshold", "source", "remedy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ METRICS = (
 def present(layers: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """The metrics that at least one head has a number for."""
     held = {name for layer in layers for head in layer["heads"] for name, value in head.items() if value is not None}
-    return [one for one in METRICS if one.name in held]
+    return [metric for metric in METRICS if metric.name in held]
 
 
 def grid(layers: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
@@ -67,8 +74,8 @@ def grid(layers: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
     widest = max(len(layer["heads"]) for layer in layers)
     rows = []
     for layer in layers:
-        found = [head.get(name) for head in layer["heads"]]
-        row = [math.nan if value is None else float(value) for value in found]
+        values = [head.get(name) for head in layer["heads"]]
+        row = [math.nan if value is None else float(value) for value in values]
         rows.append(row + [math.nan] * (widest - len(row)))
     return rows
 
@@ -86,12 +93,97 @@ def short_names(names: Sequence[str], width: int = 80) -> list[str]:
     ['attn']
     """
     parts = [name.split(".") for name in names]
-    if len({len(one) for one in parts}) == 1 and len(set(names)) > 1:
-        told = [place for place in range(len(parts[0])) if len({one[place] for one in parts}) > 1]
-        parts = [[one[place] for place in told] for one in parts]
-    found = [".".join(one) for one in parts]
-    if max(map(len, found), default=0) <= width:
-        return found
-    found = [".".join(word if word.isdigit() else word[:3] for word in one) for one in parts]
+    if len({len(words) for words in parts}) == 1 and len(set(names)) > 1:
+        differing = [place for place in range(len(parts[0])) if len({words[place] for words in parts}) > 1]
+        parts = [[words[place] for place in differing] for words in parts]
+    shortened = [".".join(words) for words in parts]
+    if max(map(len, shortened), default=0) <= width:
+        return shortened
+    shortened = [".".join(word if word.isdigit() else word[:3] for word in words) for words in parts]
     # Where even that is too long the end tells more than the beginning.
-    return [one if len(one) <= width else "…" + one[1 - width :] for one in found]
+    return [name if len(name) <= width else "…" + name[1 - width :] for name in shortened]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingGroup:
+    """One threshold, and all that crossed it."""
+
+    severity: str
+    metric: str
+    threshold: float
+    source: str
+    remedy: str
+    value: str
+    places: str
+    count: int
+
+
+def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
+    """The findings of an audit's dictionary, the worst first, else in the order in which they come.
+
+    >>> same = {"metric": "max_logit", "severity": "warning", "threshold": 100.0, "source": "s", "remedy": "r"}
+    >>> found = [{"layer": f"layers.{i}.attn", "head": 3, "value": 110.0 + i, **same} for i in range(2)]
+    >>> [one] = grouped({"layers": [], "findings": found})
+    >>> one.value, one.places
+    ('110 to 111', 'layers.{0,1}.attn, head 3')
+    """
+    sizes = {layer["name"]: len(layer["heads"]) for layer in audit["layers"]}
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for finding in audit["findings"]:
+        groups.setdefault(tuple(finding[name] for name in _SAME), []).append(finding)
+    merged = []
+    for key, members in groups.items():
+        values = [float(finding["value"]) for finding in members if finding["value"] is not None]
+        same = dict(zip(_SAME, key, strict=True))
+        merged.append(FindingGroup(**same, value=_range(values), places=_places(members, sizes), count=len(members)))
+    return sorted(merged, key=lambda group: SEVERITIES.index(group.severity))
+
+
+def _range(values: Sequence[float]) -> str:
+    if not values:
+        return "not a number"
+    low, high = _views.brief(min(values)), _views.brief(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
+    """Layers with their heads; layers of which the same is said are named together."""
+    heads: dict[str, list[int]] = {}
+    for finding in findings:
+        heads.setdefault(finding["layer"], [])
+        if finding["head"] is not None:
+            heads[finding["layer"]].append(finding["head"])
+    together: dict[str, list[str]] = {}
+    for layer, numbers in heads.items():
+        together.setdefault(_numbers(numbers, sizes.get(layer)), []).append(layer)
+    return "; ".join(_names(layers) + words for words, layers in together.items())
+
+
+def _names(layers: Sequence[str]) -> str:
+    """Paths that differ in one part only, with what differs in braces.
+
+    >>> _names(["h.0.attn", "h.1.attn"]), _names(["h.0.attn"])
+    ('h.{0,1}.attn', 'h.0.attn')
+    """
+    parts = [layer.split(".") for layer in layers]
+    if len(layers) > 1 and len({len(path) for path in parts}) == 1:
+        differ = [place for place in range(len(parts[0])) if len({path[place] for path in parts}) > 1]
+        if len(differ) == 1:
+            (place,) = differ
+            inside = _listed([path[place] for path in parts]).replace(", ", ",")
+            return ".".join([*parts[0][:place], f"{{{inside}}}", *parts[0][place + 1 :]])
+    return _listed(layers)
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) <= _LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[: _LISTED - 2])}, ... {names[-1]}"
+
+
+def _numbers(heads: Sequence[int], size: int | None) -> str:
+    if not heads:
+        return ""
+    if len(heads) == size:
+        return ", all heads"
+    return f", head{'s' * (len(heads) > 1)} {_listed([str(head) for head in heads])}"

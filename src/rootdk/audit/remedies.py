@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.audit.gains import module_at
-from rootdk.audit.layer import LayerReading
 from rootdk.errors import ArgumentError, ArgumentTypeError
+
+from .layer import LayerReading
+from .projections import module_at
 
 # Of each layer the largest score of every head, and d_k.
 Largest = dict[str, tuple[NDArray[np.float64], int]]
@@ -51,7 +52,7 @@ def clip_to_(model: Any, largest: Largest, tau: float) -> dict[str, NDArray[np.f
     """qk_clip_ for largest scores that are known already: of several forwards, or of several processes."""
     import torch
 
-    from rootdk.audit.projections import projections_of
+    from .projections import projections_of
 
     limit = positive("tau", tau)
     if not isinstance(model, torch.nn.Module):
@@ -64,14 +65,14 @@ def clip_to_(model: Any, largest: Largest, tau: float) -> dict[str, NDArray[np.f
         module = module_at(model, path)
         if module is None:
             raise ArgumentError(f"readings: every layer must be a module of model, got {path!r}, which is none")
-        found = projections_of(module, len(gamma), d_k, path)
-        if found.query.shared or found.key.shared:
+        projections = projections_of(module, len(gamma), d_k, path)
+        if projections.query.shared or projections.key.shared:
             gamma = np.full_like(gamma, gamma.min())
-        roots = np.sqrt(gamma).reshape(-1, found.group)
+        roots = np.sqrt(gamma).reshape(-1, projections.group)
         of_key = roots.max(axis=1)
         with torch.no_grad():
-            found.query.multiply_(gamma / np.repeat(of_key, found.group))
-            found.key.multiply_(of_key)
+            projections.query.multiply_(gamma / np.repeat(of_key, projections.group))
+            projections.key.multiply_(of_key)
         changed[path] = gamma
     return changed
 
@@ -92,13 +93,13 @@ def recommend_scale(reading: LayerReading, deviation: float = 1.0) -> float:
     True
     """
     metrics, wanted = _metrics(reading), positive("deviation", deviation)
-    found = float(np.nanmedian(metrics["score_deviation"]))
-    if not (found > 0 and math.isfinite(reading.scale)):
+    measured = float(np.nanmedian(metrics["score_deviation"]))
+    if not (measured > 0 and math.isfinite(reading.scale)):
         raise ArgumentError(
-            f"reading: must have scores that differ inside a row and a known scale, got a deviation of {found:g} and a "
-            f"scale of {reading.scale:g}"
+            "reading: must have scores that differ inside a row and a known scale, "
+            f"got a deviation of {measured:g} and a scale of {reading.scale:g}"
         )
-    return reading.scale * wanted / found
+    return reading.scale * wanted / measured
 
 
 def recommend_tau(reading: LayerReading, deviation: float = 1.0) -> float:
@@ -134,13 +135,13 @@ def largest_scores(readings: Any) -> Largest:
         raise ArgumentTypeError(
             f"readings: must be a Watch or a mapping from layer to LayerReading, got {type(readings).__name__}"
         )
-    found: Largest = {}
+    largest: Largest = {}
     for name, reading in readings.items():
         if not isinstance(reading, LayerReading):
             raise ArgumentTypeError(f"readings: must hold LayerReadings, got {type(reading).__name__} at {name!r}")
         path, scores = name.partition("#")[0], reading.metrics["max_score"]
-        found[path] = (np.fmax(found[path][0], scores) if path in found else scores, reading.d_k)
-    return found
+        largest[path] = (np.fmax(largest[path][0], scores) if path in largest else scores, reading.d_k)
+    return largest
 
 
 def positive(argument: str, given: Any) -> float:

@@ -11,12 +11,10 @@ from typing import Any
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.untrusted import kind_of, shown_text
 
-from .config import Config
-from .fields import came
-from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL
-from .report import Report
+from .families import Config
+from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL, came
+from .result import Audit, Phase
 from .tensors import find_tensors
-from .thresholds import Phase
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # Fields of a config that say how many modules are built, and those that say how wide: by parts of their names, since
@@ -39,8 +37,8 @@ def run_checkpoint(
     seed: int = 0,
     phase: Phase = "any",
     progress: Callable[[str, float], None] | None = None,
-) -> Report:
-    """Load a model folder of transformers, run one text or so many random tokens through it, and judge what was read.
+) -> Audit:
+    """Load a model folder of transformers, run one text or random tokens through it, and judge what was read.
 
     text     goes through the tokenizer of the folder, and is cut to what the model takes
     tokens   how many random ones, from `seed`; exactly one of the two must be given
@@ -56,8 +54,8 @@ def run_checkpoint(
         )
     most = _check_sizes(folder)
     transformers, torch = _libraries()
-    told = progress if progress is not None else lambda _name, _share: None
-    told("loading", 0.0)
+    report = progress if progress is not None else lambda _name, _share: None
+    report("loading", 0.0)
     with _quiet(transformers.utils.logging):
         model = _loaded(transformers, torch, folder, most)
         if model.main_input_name != "input_ids":
@@ -65,16 +63,16 @@ def run_checkpoint(
                 f"path: only models of text can be run, {type(model).__name__} takes {model.main_input_name}; "
                 "read_checkpoint reads its weights"
             )
-        told("running", 0.4)
+        report("running", 0.4)
         given = _inputs(transformers, torch, folder, model.config, text, tokens, seed)
         if getattr(model.config, "is_encoder_decoder", False):
             given["decoder_input_ids"] = given["input_ids"]
-        from rootdk.audit.watching import watch
+        from .watching import watch
 
         with torch.no_grad(), watch(model) as seen, _one_line(f"transformers cannot run {shown_text(folder)}"):
             model(**given)
-    told("judging", 0.9)
-    return seen.report(phase)  # type: ignore[no-any-return]
+    report("judging", 0.9)
+    return seen.report(phase)
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -125,7 +123,7 @@ def _loaded(transformers: Any, torch: Any, folder: Path, most: float) -> Any:
         kind = _kind(transformers, config)
         with torch.device("meta"):  # shapes alone
             empty = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
-        size = sum(one.numel() for one in (*empty.parameters(), *empty.buffers()))
+        size = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
         if size > most:
             raise ArgumentError(f"path: config.json asks for a model of {size} numbers, its weights allow {most:.0f}")
         return kind.from_pretrained(folder, use_safetensors=True, dtype="auto", **options).eval()
@@ -134,9 +132,9 @@ def _loaded(transformers: Any, torch: Any, folder: Path, most: float) -> Any:
 def _kind(transformers: Any, config: Any) -> Any:
     """The model class that the config names, if it is one; a config may name anything."""
     named = config.architectures[0] if isinstance(config.architectures, list) and config.architectures else None
-    found = getattr(transformers, named, None) if isinstance(named, str) else None
-    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-        return found
+    kind = getattr(transformers, named, None) if isinstance(named, str) else None
+    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+        return kind
     return transformers.AutoModel
 
 

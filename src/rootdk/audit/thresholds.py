@@ -16,12 +16,11 @@ from typing import Literal
 
 import numpy as np
 
-from rootdk.audit.finding import RANK, Finding, Severity
+from .result import Finding, Phase, Severity
 
 Direction = Literal["above", "below"]
 Scope = Literal["head", "layer", "either"]
 Fold = Literal["median", "largest"]
-Phase = Literal["init", "trained", "any"]
 Limit = float | Callable[[int], float]
 
 
@@ -174,9 +173,10 @@ def judge(
         if row.metric != metric or not applies:
             continue
         number = _folded(value, row.fold) if isinstance(value, Sequence) else float(value)
-        if row.crossed(number, keys) and (worst is None or RANK[row.severity] > RANK[worst.severity]):
+        if row.crossed(number, keys):
             limit = row.limit_for(keys)
-            worst = Finding(layer, head, metric, row.severity, number, limit, row.source, row.remedy)
+            finding = Finding(layer, head, metric, row.severity, number, limit, row.source, row.remedy)
+            worst = finding if worst is None or finding.worse_than(worst) else worst
     return worst
 
 

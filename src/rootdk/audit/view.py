@@ -1,104 +1,300 @@
-"""A Report in a terminal: one line per layer with the theory beneath, then what was found and what to do."""
+"""An audit in a terminal and in a notebook, from the dictionary that is also its JSON.
 
-from typing import TYPE_CHECKING, Any
+Both show the verdict, the layers, what was found and what to do. Layers are a table, a line for each with what theory
+says beneath, or, in a terminal, maps of every head: darker is larger, in signs as well as in colours.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from rootdk.untrusted import shown_text
+from rootdk import _views
+from rootdk.untrusted import shown_text, shown_values
 
-if TYPE_CHECKING:
-    from rootdk.audit.finding import Finding
-    from rootdk.audit.report import LayerReport, Report
+from .metrics import FindingGroup, Metric, grid, grouped, present, short_names
+from .result import SEVERITIES
 
-_STYLE = {"healthy": "green", "note": "cyan", "warning": "yellow", "critical": "bold red"}
-# Heading, metric, and what the heads of a layer become.
-_COLUMNS: tuple[tuple[str, str, Any], ...] = (
-    ("std", "logit_deviation", np.nanmedian),
-    ("max", "max_logit", np.nanmax),
-    ("H/ln n", "entropy_ratio", np.nanmedian),
-    ("sat.", "saturated", np.nanmedian),
-    ("tr J", "jacobian_trace", np.nanmedian),
-    ("sink", "sink_mass", np.nanmax),
+STYLES = {"healthy": "green", "note": "cyan", "warning": "yellow", "critical": "bold red"}
+# Heading, metric, and what the heads of a layer become; of a run, else of weights alone.
+_MEASURED: tuple[tuple[str, str, Any], ...] = (
+    ("std", "logit_deviation", np.median),
+    ("max", "max_logit", np.max),
+    ("H/ln n", "entropy_ratio", np.median),
+    ("sat.", "saturated", np.median),
+    ("tr J", "jacobian_trace", np.median),
+    ("sink", "sink_mass", np.max),
 )
-_SHOWN = 12
+_OF_WEIGHTS: tuple[tuple[str, str, Any], ...] = (
+    ("predicted std", "predicted_deviation", np.median),
+    ("largest", "predicted_deviation", np.max),
+    ("bound", "spectral_bound", np.max),
+    ("by gains", "gain_bound", np.max),
+)
 _NAME = 16
+# The page has all of them.
+_MAPS = 4
+_GAP = 2
+_LABEL = 20
+_UNKNOWN = 6
+_LONGEST = 120
+# Read without colours too, on paper or by someone who sees few of them.
+_SIGNS = "·░▒▓█"
+_COLOURS = ("#4575b4", "#74add1", "#e6c34a", "#f46d43", "#d73027")
+# Heads of one layer that differ by less are shown alike: a map must not make a drama of rounding.
+_LEAST_FACTOR, _LEAST_SHARE = 4.0, 0.1
 
 
-def view(report: "Report") -> Group:
-    """What a Report shows of itself."""
-    title = Text.assemble("attention: ", (report.verdict, _STYLE[report.verdict]))
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("layer, theory", overflow="fold", min_width=_NAME)
-    for heading in ("scale", *(column[0] for column in _COLUMNS), "verdict"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for layer in report.layers:
-        verdict = report.verdict_on(layer.name)
-        scale, said = _short(layer.facts.get("scale")), Text(verdict, _STYLE[verdict])
-        table.add_row(Text(_end(shown_text(layer.name))), scale, *_measured(layer), said)
-        if layer.baseline:
-            predicted = [_cell(layer.baseline.get(metric)) for _, metric, _ in _COLUMNS]
-            table.add_row("", "", *predicted, "", style="dim")
-    lines: list[Any] = [table]
-    grave = [one for one in report.findings if one.severity != "note"]
-    lines += [_line(one) for one in grave[:_SHOWN]]
-    if len(grave) > _SHOWN:
-        lines.append(Text(f"and {len(grave) - _SHOWN} more in .findings"))
-    lines += _notes([one for one in report.findings if one.severity == "note"])
-    lines += [
-        Text(f"not read: {shown_text(name)}: {shown_text(why, 400)}", style="yellow")
-        for name, why in report.unread.items()
+def view(audit: Mapping[str, Any], maps: bool = False) -> Group:
+    """What `rich` prints of an audit, as wide as the terminal is; layers as a table, or as maps of their heads."""
+    return Group(_View(audit, maps))
+
+
+def view_html(audit: Mapping[str, Any]) -> str:
+    """What a notebook shows of an audit: the table of layers and that of findings."""
+    audit = shown_values(audit)
+    layers = _views.html_table(headline(audit).plain, *_layer_table(audit))
+    findings = [
+        [
+            *(group.severity, group.metric, group.value, _views.brief(group.threshold)),
+            *(group.places, group.remedy, group.source),
+        ]
+        for group in grouped(audit)
     ]
-    return Group(*lines)
+    columns = ["severity", "metric", "value", "limit", "where", "what to do", "source"]
+    table = _views.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
+    return "".join([layers, table, *(f"<p>{escape(line)}</p>" for line in _not_read(audit))])
 
 
-def _line(one: "Finding") -> Text:
-    said = f" {_place(one)}: {one.metric} {_short(one.value)}, limit {_short(one.threshold)}. {one.remedy}. "
-    return Text.assemble((one.severity, _STYLE[one.severity]), said, (shown_text(one.source, 400), "dim"))
+class _View:
+    def __init__(self, audit: Mapping[str, Any], maps: bool) -> None:
+        # Names and model types come from files: none of them may reach the terminal as it stands.
+        self._audit, self._with_maps = shown_values(audit), maps
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield headline(self._audit)
+        yield Text()
+        if self._with_maps:
+            yield from _maps(self._audit, options.max_width)
+        elif self._audit["layers"]:
+            yield from (_table(self._audit), Text())
+        yield from _findings(self._audit)
+        for line in _not_read(self._audit):
+            yield Text(line, style="yellow")
 
 
-def _place(one: "Finding") -> str:
-    return shown_text(one.layer) + ("" if one.head is None else f", head {one.head}")
+def headline(audit: Mapping[str, Any]) -> Text:
+    """One line: what was audited, and the verdict."""
+    model = shown_values(audit.get("model") or {}, _LONGEST)
+    layers = audit["layers"]
+    heads = max((len(layer["heads"]) for layer in layers), default=0)
+    facts = [f"{len(layers)} layers of {heads} heads"]
+    if model.get("d_k"):
+        facts.append(f"d_k {model['d_k']}")
+    if model.get("scale"):
+        facts.append(f"scale {_views.short(model['scale'])} ({model['scale_source']})")
+    if model.get("softcap"):
+        facts.append(f"softcap {_views.short(model['softcap'])}")
+    name = model.get("model_type") or "attention"
+    verdict = Text(str(audit["verdict"]), style=STYLES[audit["verdict"]])
+    return Text.assemble((name, "bold"), ": ", verdict, "  (", ", ".join(facts), ")")
 
 
-def _notes(notes: "list[Finding]") -> list[Text]:
-    """One line for all notes of one kind."""
-    kinds = {(one.metric, one.source): [other for other in notes if other.source == one.source] for one in notes}
-    lines = []
-    for (metric, source), found in kinds.items():
-        layers = dict.fromkeys(one.layer for one in found)
-        where = _place(found[0]) if len(found) == 1 else f"{len(found)} times in {len(layers)} layers"
-        said = f" {metric}, {where}: "
-        lines.append(Text.assemble(("note", _STYLE["note"]), said, (shown_text(source, 400), "dim")))
-    return lines
+def _table(audit: Mapping[str, Any]) -> Table:
+    """A line for each layer; what theory says of random q and k stands beneath."""
+    columns, rows = _layer_table(audit)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column(columns[0], overflow="fold")
+    for heading in columns[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    names = iter(short_names([layer["name"] for layer in audit["layers"]], _NAME))
+    for _, *cells, verdict in rows:
+        name, style = (next(names), "") if verdict else ("", "dim")
+        table.add_row(Text(name), *cells, Text(verdict, STYLES.get(verdict, "")), style=style)
+    return table
 
 
-def _measured(layer: "LayerReport") -> list[str]:
-    cells = []
-    for _, metric, fold in _COLUMNS:
-        values = [head[metric] for head in layer.heads if metric in head and not np.isnan(head[metric])]
-        cells.append(_cell(float(fold(values))) if values else "-")
-    return cells
+def _layer_table(audit: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the table of layers."""
+    layers = audit["layers"]
+    held = {metric.name for metric in present(layers)}
+    measured = any(metric in held for _, metric, _ in _MEASURED)
+    chosen = _MEASURED if measured else tuple(column for column in _OF_WEIGHTS if column[1] in held)
+    rows = []
+    for layer, mark in zip(layers, _marks(audit), strict=True):
+        scales = [layer.get("scale"), *(head.get("scale") for head in layer["heads"][:1])]
+        scale = next((scale for scale in scales if scale is not None), None)
+        cells = [_cell(_folded(fold, layer["heads"], metric)) for _, metric, fold in chosen]
+        rows.append([layer["name"], _short(scale), *cells, mark or "healthy"])
+        if measured and layer.get("baseline"):
+            rows.append(["", "", *(_cell(layer["baseline"].get(metric)) for _, metric, _ in chosen), ""])
+    first = "layer, theory" if measured else "layer"
+    return [first, "scale", *(heading for heading, _, _ in chosen), "verdict"], rows
 
 
-def _end(name: str) -> str:
-    return name if len(name) <= _NAME else "…" + name[1 - _NAME :]
+def _folded(fold: Any, heads: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    values = [head[metric] for head in heads if head.get(metric) is not None]
+    return float(fold(values)) if values else None
 
 
-def _cell(value: Any) -> str:
+def _cell(value: float | None) -> str:
     """A number in five places, six with a sign: nine columns stand in a terminal of 80."""
-    if value is None or np.isnan(value):
-        return "-"
-    size = abs(value)
-    if size >= 99_999.5:
-        return f"{value:.0e}"
-    return _short(value) if size < 5e-4 or 0.1 <= size < 999.5 else f"{value:.{3 if size < 1 else 0}f}"
+    size = 0.0 if value is None else abs(value)
+    if value is None or size < 5e-4 or 0.1 <= size < 999.5:
+        return _short(value)
+    return f"{value:.0e}" if size >= 99_999.5 else f"{value:.{3 if size < 1 else 0}f}"
 
 
-def _short(value: Any) -> str:
-    if value is None or np.isnan(value):
+def _short(value: float | None) -> str:
+    if value is None:
         return "-"
     return "0" if abs(value) < 5e-4 else f"{value:.3g}"
+
+
+def _maps(audit: Mapping[str, Any], width: int) -> Iterator[Any]:
+    """The first few metrics, two beside each other where they fit; the first of a line tells which layers are ill."""
+    layers = audit["layers"]
+    names = short_names([layer["name"] for layer in layers], _LABEL)
+    marks, none = _marks(audit), [""] * len(layers)
+    chosen = present(layers)[:_MAPS]
+    for start in range(0, len(chosen), 2):
+        pair = chosen[start : start + 2]
+        beside = [
+            heat_map(metric, grid(layers, metric.name), names, none if number else marks, width // 2)
+            for number, metric in enumerate(pair)
+        ]
+        if sum(_widest(drawn) for drawn in beside) + _GAP <= width:
+            table = Table.grid(padding=(0, _GAP, 0, 0))
+            table.add_row(*beside)
+            yield from (table, Text())
+        else:
+            for metric in pair:
+                yield from (heat_map(metric, grid(layers, metric.name), names, marks, width), Text())
+
+
+def _widest(text: Text) -> int:
+    return max(map(len, text.plain.splitlines()))
+
+
+def _marks(audit: Mapping[str, Any]) -> list[str]:
+    """The worst that was found in each layer, if it is more than a note."""
+    worst: dict[str, str] = {}
+    for finding in sorted(audit["findings"], key=lambda finding: -SEVERITIES.index(finding["severity"])):
+        worst[finding["layer"]] = finding["severity"]
+    return [mark if (mark := worst.get(layer["name"], "")) != "note" else "" for layer in audit["layers"]]
+
+
+def _findings(audit: Mapping[str, Any]) -> list[Any]:
+    if not audit["findings"]:
+        return [Text("Nothing found.")]
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for group in grouped(audit):
+        table.add_row(Text(group.severity, style=STYLES[group.severity]), _finding_text(group))
+    return [table]
+
+
+def _finding_text(group: FindingGroup) -> Text:
+    text = Text.assemble(
+        (group.metric, "bold"), f" {group.value}, limit {_views.brief(group.threshold)}: {group.places}."
+    )
+    text.append(f"\nTo do: {group.remedy}.")
+    return text.append(f" [{group.source}]", style="dim")
+
+
+def _not_read(audit: Mapping[str, Any]) -> list[str]:
+    """What the audit could not judge: names of tensors that were not understood, calls that could not be read."""
+    unknown = audit.get("unknown") or []
+    listed = ", ".join(shown_text(name, _LONGEST) for name in unknown[:_UNKNOWN])
+    more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""
+    lines = [f"Not understood, so not read: {listed}{more}"] if unknown else []
+    return lines + [f"Not read: {name}: {why}" for name, why in (audit.get("unread") or {}).items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Where one sign ends and the next begins: the four borders, from low to high; two where all numbers are one."""
+
+    borders: tuple[float, ...]
+
+    @classmethod
+    def of(cls, metric: Metric, values: Sequence[float]) -> "Steps":
+        """Five steps from the smallest to the largest, even in factors or in differences."""
+        known = [value for value in values if math.isfinite(value)]
+        low, high = min(known, default=0.0), max(known, default=1.0)
+        count = len(_SIGNS)
+        if low == high:
+            return cls((low,) * 2)  # the middle sign for all
+        if metric.spread and low > 0.0:
+            left, right = math.sqrt(low), math.sqrt(high)  # products of the two may leave float64
+            middle, reach = left * right, max(right / left, math.sqrt(_LEAST_FACTOR))
+            return cls(tuple(middle * reach ** (2 * step / count - 1) for step in range(1, count)))
+        middle = (low + high) / 2
+        half = max((high - low) / 2, _LEAST_SHARE / 2 if metric.share else 1e-12)
+        return cls(tuple(middle + half * (2 * step / count - 1) for step in range(1, count)))
+
+    def place(self, value: float) -> int:
+        """Which of the five a value is."""
+        return sum(value >= border for border in self.borders)
+
+
+def heat_map(
+    metric: Metric, rows: Sequence[Sequence[float]], names: Sequence[str], marks: Sequence[str], width: int
+) -> Text:
+    """Heading, what the signs mean, a line per layer; marks stand at the ends of lines.
+
+    Two columns for a head where there is room, else one; heads that do not fit go on in the next line.
+    """
+    label = max(5, *map(len, names))
+    steps = Steps.of(metric, [value for row in rows for value in row])
+    heads = max(map(len, rows))
+    room = max(8, width - label - 2 - max((len(mark) + 1 for mark in marks), default=0))
+    size = 2 if 2 * heads <= room else 1
+    text = Text(metric.short, style="bold")
+    text.append("\n")
+    text.append_text(_legend(steps))
+    text.append(f"\n{'layer':{label}}  {_ruler(min(heads, room // size), size)}", style="dim")
+    for row, name, mark in zip(rows, names, marks, strict=True):
+        for start in range(0, len(row), room // size):
+            shown = name if start == 0 else ""
+            text.append(f"\n{shown:{label}}  ")
+            for value in row[start : start + room // size]:
+                text.append_text(_sign(value, steps, size))
+            if mark and start == 0:
+                text.append(f" {mark}", style="bold")
+    return text
+
+
+def _sign(value: float, steps: Steps, size: int) -> Text:
+    if math.isnan(value):
+        return Text(" " * size)
+    place = steps.place(value)
+    return Text(_SIGNS[place] * size, style=_COLOURS[place])
+
+
+def _legend(steps: Steps) -> Text:
+    """Each sign with the number that it begins at."""
+    text = Text()
+    if len(steps.borders) == 2:
+        return text.append(_SIGNS[2] * 2, style=_COLOURS[2]).append(f" {_views.brief(steps.borders[0])} everywhere")
+    bounds = ["", *(_views.brief(border) for border in steps.borders)]
+    for sign, colour, bound in zip(_SIGNS, _COLOURS, bounds, strict=True):
+        text.append(f" {bound} " if bound else "")
+        text.append(sign * 2, style=colour)
+    return text
+
+
+def _ruler(heads: int, size: int) -> str:
+    """Numbers of heads, every fourth, or every eighth where a head is one column."""
+    step, line = (4 if size == 2 else 8), ""
+    for head in range(0, heads, step):
+        line = line.ljust(head * size) + str(head)
+    return line.ljust(heads * size) + "  head"

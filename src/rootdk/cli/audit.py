@@ -1,7 +1,7 @@
 """`rootdk audit`: the health of a model's attention."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from rootdk.untrusted import kind_of, shown_text
 from . import options
 
 if TYPE_CHECKING:
-    from rootdk.audit.thresholds import Phase
+    from rootdk.audit.result import Phase
 
 Progress = Callable[[str, float], None]
 
@@ -62,7 +62,7 @@ def audit(
     """
     from rich.console import Console
 
-    from rootdk.audit.shown import shown
+    from rootdk.audit.view import view
 
     from .progress import Bars
 
@@ -83,7 +83,7 @@ def audit(
     if as_json:
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
-        Console().print(shown(found))
+        Console().print(view(found, maps=True))
     if out is not None:
         _write_report(found, out, path)
         click.echo(f"Report: {out}", err=as_json)
@@ -138,62 +138,22 @@ class Order:
 def audit_of(order: Order, progress: Progress) -> dict[str, Any]:
     """The audit as the dictionary that is its JSON."""
     if order.path is None:
-        return _demonstration(order, progress)
+        from rootdk.audit.demonstration import demonstrate
+
+        return demonstrate(seed=order.seed, progress=progress).to_dict()
     from rootdk.audit import read_checkpoint
 
     watched = order.text is not None or order.tokens is not None
     share = 0.3 if watched else 1.0
-    found = read_checkpoint(
+    weights = read_checkpoint(
         order.path, keys=order.keys, phase=order.phase, progress=lambda name, done: progress(name, share * done)
-    ).to_dict()
+    )
     if not watched:
-        return found
+        return weights.to_dict()
     from rootdk.audit.running import run_checkpoint
 
-    report = run_checkpoint(
+    run = run_checkpoint(
         order.path, text=order.text, tokens=order.tokens, seed=order.seed, phase=order.phase,
         progress=lambda name, done: progress(name, share + (1 - share) * done),
     )  # fmt: skip
-    return joined(found, report.to_dict())
-
-
-def _demonstration(order: Order, progress: Progress) -> dict[str, Any]:
-    from rootdk.audit.demonstration import RULES, demonstrate
-
-    found: dict[str, Any] = demonstrate(seed=order.seed, progress=progress).to_dict()
-    name = f"demonstration, one small untrained model under the scales {', '.join(RULES)}"
-    return found | {"model": {"model_type": name}, "unknown": []}
-
-
-def joined(weights: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """One audit of two: a layer that both know by the same path has the numbers of both, no finding comes twice.
-
-    The worst findings come first.
-
-    >>> one = {"verdict": "healthy", "layers": [{"name": "a", "heads": [{"x": 1.0}]}], "findings": []}
-    >>> other = {"verdict": "warning", "layers": [{"name": "a", "heads": [{"y": 2.0}]}], "findings": []}
-    >>> both = joined(one, other)
-    >>> both["verdict"], both["layers"]
-    ('warning', [{'name': 'a', 'heads': [{'x': 1.0, 'y': 2.0}]}])
-    """
-    from rootdk.audit.finding import RANK
-
-    order = ("healthy", "warning", "critical")
-    measured = {layer["name"]: layer for layer in run["layers"]}
-    layers = []
-    for layer in weights["layers"]:
-        other = measured.pop(layer["name"], None)
-        if other is None or len(other["heads"]) != len(layer["heads"]):
-            layers += [layer] if other is None else [layer, other]
-            continue
-        heads = [{**one, **two} for one, two in zip(layer["heads"], other["heads"], strict=True)]
-        layers.append({**layer, **other, "heads": heads})
-    told = {(one["layer"], one["head"], one["metric"]) for one in run["findings"]}
-    rest = [one for one in weights["findings"] if (one["layer"], one["head"], one["metric"]) not in told]
-    return {
-        **weights,
-        "verdict": max(weights["verdict"], run["verdict"], key=order.index),
-        "layers": [*layers, *measured.values()],
-        "findings": sorted([*run["findings"], *rest], key=lambda one: -RANK[one["severity"]]),
-        **{name: run[name] for name in ("phase", "unread") if name in run},
-    }
+    return weights.merge(run).to_dict()

@@ -3,8 +3,8 @@
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from rootdk.audit.gains import module_at
 from rootdk.audit.layer import LayerReading
+from rootdk.audit.projections import module_at
 from rootdk.audit.remedies import Largest, clip_to_, largest_scores, positive
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.integrations import ranks

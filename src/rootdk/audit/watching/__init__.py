@@ -15,9 +15,9 @@ def watch(model: Any, every: int = 1, rows: int | None = None) -> "Watch":
     model   any torch.nn.Module that attends through F.scaled_dot_product_attention, nn.MultiheadAttention or the layers
             made of it, or a model of the transformers library on sdpa or eager
     every   read every n-th forward only, with n = every; the others cost next to nothing
-    rows    read only so many query rows, evenly spread: each of them exactly, extremes over those rows. Without it
+    rows    how many query rows to read, evenly spread: each of them exactly, extremes over those rows. Without it
             everything is read, out of one more pass of the kernel over q and k. Tensors on other devices than the
-            CPU are always read by rows, 64 of them unless told otherwise.
+            CPU are always read by rows, 64 of them unless `rows` says otherwise.
 
     Watching starts at once and ends with the block, or with close(). The handle has `readings`, one LayerReading for
     each path of a module, `report(phase=...)`, which judges them, and `unread`, which says what could not be read.

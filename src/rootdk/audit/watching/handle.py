@@ -13,14 +13,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from rootdk.audit.health import Trend, audit_of_watch
 from rootdk.audit.layer import LayerReading
-from rootdk.audit.trend import Trend
+from rootdk.audit.result import Audit, Phase
 from rootdk.audit.watching import taps
 from rootdk.audit.watching.call import Call, UnreadableError, split
-from rootdk.audit.watching.read import check_readable, read
-from rootdk.audit.watching.ringed import read_ring
+from rootdk.audit.watching.read import check_readable, read, read_logits, read_ring
 from rootdk.audit.watching.scale import Scale, scale_of
-from rootdk.audit.watching.written_out import read_logits
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.torch.wrapping import Wrapped
 
@@ -98,7 +97,7 @@ class Watch:
         self._call, self._around = Wrapped(type(model), "__call__"), _around(ref(self))
         self._call.open(self._around, observer=True)
         self.open = True
-        taps.listen(self)
+        taps.subscribe(self)
 
     def close(self) -> None:
         """Stop watching; readings stay. Closing twice is no error.
@@ -109,7 +108,7 @@ class Watch:
             return
         self._end()
         self.open = False
-        taps.unlisten(self)
+        taps.unsubscribe(self)
         self._call.close(self._around)
 
     def __enter__(self) -> "Watch":  # noqa: PYI034 -- typing.Self came with Python 3.11
@@ -128,16 +127,14 @@ class Watch:
         state = "open" if self.open else "closed"
         return f"Watch({type(self.model).__name__}, {len(self.readings)} layers, step {self.step}, {state})"
 
-    def report(self, phase: Any = "any", total_steps: int | None = None) -> Any:
-        """Judge the last readings and the trend: a rootdk.audit.Report.
+    def report(self, phase: Phase = "any", total_steps: int | None = None) -> Audit:
+        """Judge the last readings and the trend: a rootdk.audit.Audit.
 
         phase         "init" for a model that was not trained yet: then theory is a gate. "trained" for one that was.
                       "any" where neither is known; rows of thresholds that need to know are left out.
         total_steps   how many forwards the run will have, for what the trend extrapolates to
         """
-        from rootdk.audit.report import report_of
-
-        return report_of(self, phase, total_steps)
+        return audit_of_watch(self, phase, total_steps)
 
     # What the model's class and the taps call.
 
@@ -155,24 +152,24 @@ class Watch:
             self._end()
 
     @property
-    def attentive(self) -> bool:
+    def interested(self) -> bool:
         """Whether a call that is made now, in this thread, may have to be read."""
         mine = self._mine
         return self.open and _backward() == -1 and (not mine.running or mine.step is None or mine.step.wanted)
 
-    def hear(self, make: taps.Make) -> None:
+    def on_call(self, make: taps.Make) -> None:
         """Read a call if a module of this model made it."""
-        self._hear(lambda name: self._read(name, make()))
+        self._observe(lambda name: self._read(name, make()))
 
-    def hear_softmax(self, logits: Tensor) -> None:
+    def on_softmax(self, logits: Tensor) -> None:
         """Read the logits of a softmax that a module of this model took."""
-        self._hear(lambda name: read_logits(name, self._of_call.number, logits, self.rows))
+        self._observe(lambda name: read_logits(name, self._of_call.number, logits, self.rows))
 
-    def hear_ring(self, measured: Any) -> None:
+    def on_ring(self, measured: Any) -> None:
         """Take the readings of a call on a ring of processes that a module of this model made."""
-        self._hear(lambda name: read_ring(name, self._of_call.number, measured))
+        self._observe(lambda name: read_ring(name, self._of_call.number, measured))
 
-    def _hear(self, reading: Callable[[str], LayerReading]) -> None:
+    def _observe(self, reading: Callable[[str], LayerReading]) -> None:
         started = time.perf_counter()
         name = self._place()
         if name is not None:
@@ -183,14 +180,14 @@ class Watch:
             self.seconds += time.perf_counter() - started
 
     def _take(self, step: _Step, name: str, reading: Callable[[str], LayerReading]) -> None:
-        # A layer that runs more than once in a forward (shared weights) is told apart by a number.
+        # A layer that runs more than once in a forward (shared weights) gets a number.
         again = sum(known.partition("#")[0] == name for known in step.readings)
         name = f"{name}#{again + 1}" if again else name
         try:
             step.readings[name] = reading(name)
         except UnreadableError as reason:
             self.unread[name] = str(reason)
-        except Exception as error:  # noqa: BLE001 -- a reading that fails must not end a training run; it is told
+        except Exception as error:  # noqa: BLE001 -- a reading that fails must not end a training run; `unread` says it
             self.unread[name] = f"{type(error).__name__}: {error}"
         else:
             if not self._mine.running:  # nobody says when such a step ends, so what is read of it is shown at once

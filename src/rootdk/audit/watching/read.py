@@ -1,5 +1,6 @@
-"""From a call to a LayerReading: exact through the kernel, or by sampled rows, on the CPU and elsewhere."""
+"""From a call to a LayerReading: by the kernel or by sampled rows; of a ring of processes; of a softmax written out."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,14 +8,14 @@ from torch import Tensor
 
 from rootdk.attention import measure
 from rootdk.audit.layer import LayerReading
-from rootdk.audit.watching.call import Call, UnreadableError
-from rootdk.audit.watching.rows import fields_of_logits, grouped_scores
+from rootdk.audit.watching.call import HIDES, Call, UnreadableError
+from rootdk.audit.watching.rows import Sight, fields_of_logits, grouped_scores, sampled_rows, sight_of
 from rootdk.audit.watching.scale import Scale
-from rootdk.audit.watching.sight import Sight, sampled_rows, sight_of
 from rootdk.backends.torch.kernel import FLOATS
+from rootdk.distributed.observing import Measured
 from rootdk.reading import Reading
 
-# Where the kernel cannot go, so many rows are read unless the watcher was told how many.
+# How many rows are read where the kernel cannot go, unless the watcher says how many.
 ELSEWHERE = 64
 
 
@@ -127,3 +128,83 @@ def _first_weight(query: Tensor, call: Call, sight: Sight, scale: float, reading
     elif call.reach is not None and sight.positions is None:
         seen = seen & (torch.arange(shape[-1], device=seen.device) <= call.reach)
     return torch.where(seen, weight, 0.0)
+
+
+def read_ring(name: str, step: int, measured: Measured) -> LayerReading:
+    """The rows of this rank. Ranks merge by rootdk.integrations.merged_metrics with parallel="sequence"."""
+    query, problem, reading = measured.query, measured.problem, measured.reading
+    if problem.softcap is not None:
+        # Scores before the cap would take a pass of their own, and all ranks would have to make it.
+        raise UnreadableError("a softcap on a ring hides the scores before it")
+    scale = problem.scale if measured.row_scale is None else math.nan
+    return LayerReading(
+        name=name,
+        step=step,
+        reading=reading,
+        scores=reading,  # a sink changes none of what is read of the scores
+        first_weight=_first_weight_on_ring(measured),
+        scale=scale,
+        scale_given=scale,
+        mismatch=math.nan,
+        softcap=None,
+        d_k=query.shape[-1],
+        kv_heads=problem.key.shape[-3],
+        n_query=query.shape[-2],
+        n_key=problem.key.shape[-2],
+        dtype=str(query.dtype).removeprefix("torch."),
+        sampled=False,
+        route="ring",
+    )
+
+
+def _first_weight_on_ring(measured: Measured) -> Tensor:
+    """The weight of the first key of the sequence in every row: e^(logit - log_sum_exp), 0 where it is not seen."""
+    problem, reading = measured.problem, measured.reading
+    if measured.first_key is None:
+        return torch.zeros_like(reading.log_sum_exp)
+    batch = tuple(measured.query.shape[:-3])
+    position = torch.as_tensor(problem.query_offset)[:, None] + measured.positions
+    seen = torch.ones_like(position, dtype=torch.bool)
+    if problem.left is not None:
+        seen &= position - problem.left <= 0
+    if problem.right is not None:
+        seen &= position + problem.right >= 0
+    if problem.key_lengths is not None:
+        seen &= torch.as_tensor(problem.key_lengths)[:, None] > 0
+    rows = (*batch, 1, position.shape[-1])
+    factor: float | Tensor = problem.scale
+    if measured.row_scale is not None:
+        factor = problem.scale * torch.as_tensor(measured.row_scale).reshape(rows)
+    logits = factor * grouped_scores(measured.query.to(measured.first_key.dtype), measured.first_key)[..., 0]
+    weight = (logits.to(reading.log_sum_exp.dtype) - reading.log_sum_exp).exp().clamp(max=1.0)
+    return torch.where(seen.reshape(rows) & (reading.keys > 0), weight, 0.0)
+
+
+def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> LayerReading:
+    """Logits (batch, heads, n_query, n_key) as they enter the softmax. What came before the scale stays unknown."""
+    n_query, n_key = logits.shape[-2:]
+    sampled = rows is not None and rows < n_query
+    if sampled:
+        logits = logits.index_select(-2, sampled_rows(n_query, rows or 1, logits.device))
+    visible = logits > HIDES
+    reading = Reading(**fields_of_logits(logits, None if bool(visible.all()) else visible, None), has_sinks=False)
+    first = visible.any(dim=-2, keepdim=True).to(torch.uint8).argmax(dim=-1, keepdim=True).expand(*logits.shape[:-1], 1)
+    weight = (logits.gather(-1, first)[..., 0].to(reading.log_sum_exp.dtype) - reading.log_sum_exp).exp()
+    return LayerReading(
+        name=name,
+        step=step,
+        reading=reading,
+        scores=reading,
+        first_weight=torch.where(reading.keys > 0, weight, 0.0),
+        scale=math.nan,
+        scale_given=math.nan,
+        mismatch=math.nan,
+        softcap=None,
+        d_k=0,
+        kv_heads=logits.shape[1],
+        n_query=n_query,
+        n_key=n_key,
+        dtype=str(logits.dtype).removeprefix("torch."),
+        sampled=sampled,
+        route="softmax",
+    )

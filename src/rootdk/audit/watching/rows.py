@@ -1,9 +1,67 @@
-"""A Reading out of logits that are there, with torch's own operations: for devices that the kernel does not know."""
+"""Rows of a call: which keys they see, what is added to their logits, and a Reading of them by torch's operations."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rootdk.audit.watching.call import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """mask and bias broadcast to (..., heads, rows, n_key); causal and reach are left to the kernel where they are set.
+
+    positions   None for all rows, or which rows were taken
+    first       (...) the first key that anybody sees in each batch entry, or None where that is key 0 in all
+    """
+
+    mask: Tensor | None
+    bias: Tensor | None
+    positions: Tensor | None
+    first: Tensor | None
+
+
+def sight_of(call: Call, added: tuple[Tensor | None, Tensor | None], positions: Tensor | None) -> Sight:
+    """`added` is split(call.added); `positions` the rows that are read."""
+    hidden, bias = added
+    mask = hidden if call.mask is None else call.mask if hidden is None else call.mask & hidden
+    first = None
+    if mask is not None and mask.dim() > 1:
+        # Padding on the left moves the first key.
+        seen = mask.any(dim=-2)
+        seen = seen.any(dim=-2) if seen.dim() > 1 else seen
+        starts = seen.to(torch.uint8).argmax(dim=-1)
+        first = starts.expand(call.query.shape[:-3]) if bool(starts.any()) else None
+    if positions is None:
+        return Sight(mask, bias, None, first)
+    mask, bias = _rows(mask, positions), _rows(bias, positions)
+    if call.causal or call.reach is not None:
+        keys = torch.arange(call.key.shape[-2], device=call.key.device)
+        near = torch.ones(len(positions), len(keys), dtype=torch.bool, device=keys.device)
+        if call.causal:
+            near &= keys <= positions[:, None]
+        if call.reach is not None:
+            near &= keys >= positions[:, None] - call.reach
+        mask = near if mask is None else mask & near
+    return Sight(mask, bias, positions, first)
+
+
+def sampled_rows(n_query: int, rows: int, device: torch.device) -> Tensor:
+    """Which rows a sample takes: evenly spread, the first and the last among them; no random number is used up.
+
+    >>> sampled_rows(10, 4, torch.device("cpu")).tolist()
+    [0, 3, 6, 9]
+    """
+    # On the CPU first: not every device has float64.
+    return torch.linspace(0, n_query - 1, rows, dtype=torch.float64).round().long().to(device)
+
+
+def _rows(tensor: Tensor | None, positions: Tensor) -> Tensor | None:
+    if tensor is None or tensor.dim() < 2 or tensor.shape[-2] == 1:
+        return tensor
+    return tensor.index_select(-2, positions)
 
 
 def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | None) -> dict[str, Any]:
@@ -12,13 +70,13 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     visible   None, or bool that broadcasts to the logits
     sinks     None, or (heads,)
 
-    The definition of rootdk.Reading written down; the numbers agree with those of the kernel to rounding.
+    The float64 reference (rootdk.backends.reference) is the definition, and tests hold every field to it.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     none = logits.new_zeros(())
     seen = torch.ones_like(logits, dtype=torch.bool) if visible is None else visible.expand(logits.shape)
     keys = seen.sum(dim=-1)
-    some = keys > 0
+    sees_any = keys > 0
     count = keys.clamp(min=1).to(logits.dtype)
     highest = torch.where(seen, logits, -torch.inf).amax(dim=-1)
     lowest = torch.where(seen, logits, torch.inf).amin(dim=-1)
@@ -36,7 +94,7 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     expected = torch.where(seen, p * logits, none).sum(dim=-1)
     if sink is not None:
         expected = expected + sink_mass * sink
-    found = {
+    fields = {
         "log_sum_exp": log_sum_exp,
         "max": highest,
         "min": lowest,
@@ -47,8 +105,8 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
         "p_cubed": (p * p * p).sum(dim=-1),
         "sink_mass": sink_mass,
     }
-    broken = some & ~torch.isfinite(variance)
-    return {name: torch.where(broken, torch.nan, field) for name, field in found.items()} | {"keys": keys}
+    broken = sees_any & ~torch.isfinite(variance)
+    return {name: torch.where(broken, torch.nan, field) for name, field in fields.items()} | {"keys": keys}
 
 
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from rootdk.audit.watching.call import Call, split
-from rootdk.audit.watching.rows import grouped_scores
-from rootdk.audit.watching.sight import sight_of
+from rootdk.audit.watching.rows import grouped_scores, sight_of
 
 _STEPS, _HALVINGS = 12, 6
 # How much better than the given scale another one must explain the output, and how far from it, to be believed.
@@ -100,8 +99,8 @@ class _Row:
 
     def error(self, scale: float) -> float:
         """|out - out(scale)| / |out|."""
-        found = self._out(self._weights(scale)[0])
-        return float((found - self.out).norm() / self.out.norm().clamp(min=1e-300))
+        out = self._out(self._weights(scale)[0])
+        return float((out - self.out).norm() / self.out.norm().clamp(min=1e-300))
 
     def step(self, scale: float) -> float:
         """How far a step of Gauss-Newton goes; not finite where the output does not depend on the scale."""

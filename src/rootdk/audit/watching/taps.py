@@ -1,4 +1,4 @@
-"""Taps on the ways in which torch code calls attention. Each lets the call go on as it is and tells of it afterwards.
+"""Taps on the ways in which torch code calls attention. Each lets the call go on as it is and notifies afterwards.
 
     F.scaled_dot_product_attention          the attribute; where it was imported by name, a function mode sees it
     F.multi_head_attention_forward          with need_weights=True it never calls the above: asked once more without
@@ -7,9 +7,9 @@
     rootdk.distributed.attention            it asks before a call whether it shall be measured on its way round the ring
     softmax over the last of four axes      attention that a model writes out itself: the logits are there
 
-A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); it is told once, by
-the innermost tap that can. The attributes are wrapped while any watch is open, for all threads. A function mode belongs
-to the thread that enters it: it is there only while a watched model runs and is read, and only in that thread.
+A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); the
+innermost tap that can notifies, once. The attributes are wrapped while any watch is open, for all threads. A function
+mode belongs to the thread that enters it: it is there only while a watched model runs and is read, and only there.
 
 Watches are held weakly here, so that one that nobody holds any more can end.
 """
@@ -25,14 +25,13 @@ from weakref import ref
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rootdk.audit.watching.call import Call, of_sdpa, of_transformers
-from rootdk.audit.watching.fused import of_encoder_layer, of_multi_head
+from rootdk.audit.watching.call import Call, of_encoder_layer, of_multi_head, of_sdpa, of_transformers
 from rootdk.distributed.observing import observers as ring_observers
 from rootdk.torch.routing import SDPA
 from rootdk.torch.wrapping import Wrapped
 
 functional = torch.nn.functional
-# What a function mode is told was called.
+# What a function mode sees as called.
 _SDPA_ITSELF = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001 -- whatever stands at the public name now
 _MULTI_HEAD_ITSELF = functional.multi_head_attention_forward
 _SOFTMAX = frozenset({functional.softmax, torch.softmax, torch.Tensor.softmax})
@@ -43,93 +42,96 @@ Make = Callable[[], Call]
 
 
 class Listener(Protocol):
-    """Who is told of calls."""
+    """Who is notified of calls."""
 
     @property
-    def attentive(self) -> bool:
+    def interested(self) -> bool:
         """Whether a call that is made now may matter."""
 
-    def hear(self, make: Make) -> None:
+    def on_call(self, make: Make) -> None:
         """A call was made; make() describes it, or raises UnreadableError."""
 
-    def hear_softmax(self, logits: Any) -> None:
+    def on_softmax(self, logits: Any) -> None:
         """A softmax over logits (batch, heads, n_query, n_key) was taken."""
 
-    def hear_ring(self, measured: Any) -> None:
+    def on_ring(self, measured: Any) -> None:
         """A call of rootdk.distributed.attention was measured while it was made."""
 
 
-class _Ears(local):
-    """Of this thread: how many blocks want nothing told, how many calls that tell are under way, how many were told.
+class _ThreadState(local):
+    """Of this thread.
 
-    And whether the function mode is on.
+    muted      how many blocks are open inside of which nobody is notified
+    inside     how many calls that notify by themselves are under way
+    notified   how many calls have been notified of
+    by_name    whether the function mode is on
     """
 
-    deaf = 0
+    muted = 0
     inside = 0
-    told = 0
+    notified = 0
     by_name = False
 
 
-_ears = _Ears()
+_thread = _ThreadState()
 # Never changed in place: other threads are going through it.
 _listeners: tuple[ref[Listener], ...] = ()
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    _ears.deaf += 1
+def _muted() -> Iterator[None]:
+    _thread.muted += 1
     try:
         yield
     finally:
-        _ears.deaf -= 1
+        _thread.muted -= 1
 
 
-def _attentive() -> Iterator[Listener]:
+def _interested() -> Iterator[Listener]:
     for known in _listeners:
         listener = known()
-        if listener is not None and listener.attentive:
+        if listener is not None and listener.interested:
             yield listener
 
 
 def _listening() -> bool:
-    return not torch.compiler.is_compiling() and not _ears.deaf and any(True for _ in _attentive())
+    return not torch.compiler.is_compiling() and not _thread.muted and any(True for _ in _interested())
 
 
-def _tell(say: Callable[[Listener], None]) -> None:
-    _ears.told += 1
-    with torch.no_grad(), torch._C.DisableTorchFunction(), _deaf():  # noqa: SLF001 -- the public one leaves modes on
-        for listener in _attentive():
-            say(listener)
+def _notify(deliver: Callable[[Listener], None]) -> None:
+    _thread.notified += 1
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _muted():  # noqa: SLF001 -- the public one leaves modes on
+        for listener in _interested():
+            deliver(listener)
 
 
 def _scaled_dot_product(inner: Any, args: Any, kwargs: Any) -> Any:
-    with _deaf():  # the function mode sees the same call
+    with _muted():  # the function mode sees the same call
         out = inner(*args, **kwargs)
-    _tell(lambda listener: listener.hear(lambda: of_sdpa(out, *args, **kwargs)))
+    _notify(lambda listener: listener.on_call(lambda: of_sdpa(out, *args, **kwargs)))
     return out
 
 
 def _multi_head(inner: Any, args: Any, kwargs: Any) -> Any:
-    before = _ears.told
-    _ears.inside += 1
+    before = _thread.notified
+    _thread.inside += 1
     try:
         out = inner(*args, **kwargs)
-        if _ears.told == before:
+        if _thread.notified == before:
             names = list(signature(_MULTI_HEAD_ITSELF).parameters)
             given = dict(zip(names[_BY_PLACE:], args[_BY_PLACE:], strict=False)) | kwargs
             # The same numbers reach the tap above. No dropout, so no random number is used up.
             with torch.no_grad(), torch._C.DisableTorchFunction():  # noqa: SLF001
                 inner(*args[:_BY_PLACE], **given | {"need_weights": False, "training": False})
     finally:
-        _ears.inside -= 1
+        _thread.inside -= 1
     return out
 
 
 def _fused(describe: Any) -> Any:
     def observe(inner: Any, args: Any, kwargs: Any) -> Any:
         out = inner(*args, **kwargs)
-        _tell(lambda listener: listener.hear(lambda: describe(*args, **kwargs)))
+        _notify(lambda listener: listener.on_call(lambda: describe(*args, **kwargs)))
         return out
 
     return observe
@@ -152,15 +154,15 @@ def _tap_interface(inner: Any) -> Any:
             return chosen
 
         def attention(*args: Any, **kwargs: Any) -> Any:
-            before = _ears.told
-            _ears.inside += 1
+            before = _thread.notified
+            _thread.inside += 1
             try:
                 out = chosen(*args, **kwargs)
             finally:
-                _ears.inside -= 1
-            if _ears.told == before and _listening():
+                _thread.inside -= 1
+            if _thread.notified == before and _listening():
                 eager = chosen is default
-                _tell(lambda listener: listener.hear(lambda: of_transformers(out, eager, *args, **kwargs)))
+                _notify(lambda listener: listener.on_call(lambda: of_transformers(out, eager, *args, **kwargs)))
             return out
 
         return attention
@@ -177,29 +179,29 @@ class _ByName(TorchFunctionMode):  # type: ignore[misc]
             return _scaled_dot_product(func, args, kwargs)
         if func is _MULTI_HEAD_ITSELF and _listening():
             return _multi_head(func, args, kwargs)
-        if func in _SOFTMAX and not _ears.inside and _listening():
+        if func in _SOFTMAX and not _thread.inside and _listening():
             self._softmax(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _softmax(self, input: Any = None, dim: Any = None, *_: Any, **__: Any) -> None:  # noqa: A002 -- torch's name
         if isinstance(input, torch.Tensor) and input.dim() == 4 and dim in (-1, 3) and input.shape[-1] > 1:
-            _tell(lambda listener: listener.hear_softmax(input.detach()))
+            _notify(lambda listener: listener.on_softmax(input.detach()))
 
 
 @contextmanager
 def by_name() -> Iterator[None]:
     """See functions by name inside this block, in this thread. One mode serves all watches."""
-    if _ears.by_name:
+    if _thread.by_name:
         yield
         return
     mode = _ByName()
     try:
-        _ears.by_name = True
+        _thread.by_name = True
         mode.__enter__()
         yield
     finally:
         _take_off(mode)
-        _ears.by_name = False
+        _thread.by_name = False
 
 
 def _take_off(mode: Any) -> None:
@@ -223,11 +225,11 @@ _taps: list[tuple[Wrapped, Any]] = [
     (Wrapped(torch, "_native_multi_head_attention"), _tap(_fused(of_multi_head))),
 ]
 _open: list[tuple[Wrapped, Any]] = []
-_RING = (_listening, lambda measured: _tell(lambda listener: listener.hear_ring(measured)))
+_RING = (_listening, lambda measured: _notify(lambda listener: listener.on_ring(measured)))
 
 
-def listen(listener: Listener) -> None:
-    """Tell this listener of calls, in every thread; the first one puts the taps in place."""
+def subscribe(listener: Listener) -> None:
+    """Notify this listener of calls, in every thread; the first one puts the taps in place."""
     global _listeners  # noqa: PLW0603 -- one process has one torch
     with _lock:
         _listeners = (*_listeners, ref(listener))  # first, so that none that ends meanwhile is the last one
@@ -245,8 +247,8 @@ def listen(listener: Listener) -> None:
             ring_observers.append(_RING)
 
 
-def unlisten(listener: Listener) -> None:
-    """Tell it no more; the last one out takes the taps away."""
+def unsubscribe(listener: Listener) -> None:
+    """Notify it no more; the last one out takes the taps away."""
     global _listeners  # noqa: PLW0603
     with _lock:
         # To a watch that the garbage collector ends, the reference leads nowhere by now: what leads nowhere goes too.

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rootdk._views import printable
+from rootdk.audit.result import SEVERITIES, VERDICTS
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.untrusted import JsonError, parse_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-_VERDICTS = ("healthy", "warning", "critical")
-_SEVERITIES = ("critical", "warning", "note")
 _TEXTS = ("layer", "metric", "source", "remedy")
 # More than any model has: what is larger is a mistake, and would take long to draw. A map has a row for each layer, and
 # all rows are as long as the longest: 256 layers of 128 heads take about two seconds.
@@ -31,7 +30,7 @@ def checked_audit(audit: Any) -> Mapping[str, Any]:
     """
     if not isinstance(audit, Mapping):
         raise ArgumentError(f"audit: must be the object that `rootdk audit --json` writes, got {_kind(audit)}")
-    _choice("audit.verdict", audit.get("verdict"), _VERDICTS)
+    _choice("audit.verdict", audit.get("verdict"), VERDICTS[::-1])
     layers = _list("audit.layers", audit.get("layers"))
     if not layers:
         raise ArgumentError("audit.layers: must hold at least one layer, got none")
@@ -61,7 +60,7 @@ def _layer(place: str, layer: Any) -> None:
 def _finding(place: str, finding: Any) -> None:
     if not isinstance(finding, Mapping):
         raise ArgumentError(f"{place}: must be an object, got {_kind(finding)}")
-    _choice(f"{place}.severity", finding.get("severity"), _SEVERITIES)
+    _choice(f"{place}.severity", finding.get("severity"), SEVERITIES)
     for name in _TEXTS:
         _text(f"{place}.{name}", finding.get(name))
     for name in ("head", "value", "threshold"):

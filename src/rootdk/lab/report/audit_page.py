@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from rootdk import _views
-from rootdk.audit.grouped import FindingGroup, grouped
-from rootdk.audit.metrics import METRICS, Metric, grid, present, short_names
+from rootdk.audit.metrics import METRICS, FindingGroup, Metric, grid, grouped, present, short_names
+from rootdk.audit.result import SEVERITIES
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
 from rootdk.untrusted import shown_values
 
@@ -33,7 +33,7 @@ _SCALE = "Viridis"
 def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = None) -> str:
     """One HTML page.
 
-    audit   what to_dict() of a CheckpointAudit or of a watched Report gives, or the JSON of `rootdk audit`
+    audit   what to_dict() of a rootdk.audit.Audit gives, or the JSON of `rootdk audit`
     about   facts for the foot of the page, such as version and path
     """
     check_plotly()
@@ -59,10 +59,10 @@ def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = Non
 
 def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     layers = audit["layers"]
-    counted = [sum(one["severity"] == kind for one in audit["findings"]) for kind in ("critical", "warning", "note")]
+    counted = [sum(one["severity"] == kind for one in audit["findings"]) for kind in SEVERITIES]
     words = " ".join(
         _badge(kind, f"{count} {kind}{'s' if count != 1 and kind != 'critical' else ''}")
-        for kind, count in zip(("critical", "warning", "note"), counted, strict=True)
+        for kind, count in zip(SEVERITIES, counted, strict=True)
         if count
     )
     heads = max((len(layer["heads"]) for layer in layers), default=0)

@@ -11,8 +11,8 @@ from typing import Any
 
 from rootdk import _views
 from rootdk.audit.demonstration import demonstrate
-from rootdk.audit.grouped import grouped
-from rootdk.audit.metrics import METRICS, Metric, grid, present
+from rootdk.audit.metrics import METRICS, Metric, grid, grouped, present
+from rootdk.audit.result import SEVERITIES
 from rootdk.errors import ArgumentError
 from rootdk.lab.explorer.audit_input import checked_audit
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
@@ -59,9 +59,7 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
     metric = _chosen(present(layers), values["metric"])
     known = [value for row in grid(layers, metric.name) for value in row if math.isfinite(value)]
     told = [value for layer in layers if (value := layer.get("baseline", {}).get(metric.name)) is not None]
-    counts = {
-        kind: sum(one["severity"] == kind for one in audit["findings"]) for kind in ("critical", "warning", "note")
-    }
+    counts = {kind: sum(one["severity"] == kind for one in audit["findings"]) for kind in SEVERITIES}
     kind = "" if metric.name in _OF_WEIGHTS else "measured"
     numbers = [
         number("verdict", "verdict", audit["verdict"]),

@@ -1,0 +1,214 @@
+"""Audit: what weights, or a run, or both show of a model's attention. One result, whoever made it.
+
+A layer holds the numbers of its heads and, where the model ran, the baseline of theory and the facts of the call. A
+Finding is one number outside its range. The order of severities is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Phase = Literal["init", "trained", "any"]
+Severity = Literal["note", "warning", "critical"]
+Verdict = Literal["healthy", "warning", "critical"]
+
+# The worst first.
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
+VERDICTS: tuple[Verdict, ...] = ("critical", "warning", "healthy")
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One number outside its range. ``head`` is None when the whole layer is meant.
+
+    A note says something worth knowing and leaves the verdict healthy.
+
+    >>> Finding("layers.3.attn", 5, "max_logit", "warning", 140.0, 100.0, "Kimi K2", "qk_clip_").head
+    5
+    """
+
+    layer: str
+    head: int | None
+    metric: str
+    severity: Severity
+    value: float
+    threshold: float
+    source: str
+    remedy: str
+
+    def worse_than(self, other: Finding) -> bool:
+        """Whether its severity is the higher one."""
+        return SEVERITIES.index(self.severity) < SEVERITIES.index(other.severity)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """By severity; those of one severity stay in their order."""
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def verdict_of(findings: Iterable[Finding]) -> Verdict:
+    """The worst severity; notes do not count.
+
+    >>> verdict_of([])
+    'healthy'
+    """
+    severities = {finding.severity for finding in findings}
+    return next((verdict for verdict in VERDICTS if verdict in severities), "healthy")
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    """One attention module.
+
+    name       its path in the model
+    heads      {metric: value} for every query head
+    baseline   {metric: what theory says of random q and k}
+    facts      of the call that was read: scale, d_k, dtype, ...
+    trend      how its numbers moved over the steps of a run; empty where too few are known
+    """
+
+    name: str
+    heads: Sequence[Mapping[str, float]]
+    baseline: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    trend: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, metric: str) -> list[float]:
+        """One number per head; NaN where a head has none."""
+        return [head.get(metric, math.nan) for head in self.heads]
+
+    def merge(self, other: LayerAudit) -> LayerAudit:
+        """The numbers of both, those of `other` where both have one."""
+        heads = tuple({**mine, **others} for mine, others in zip(self.heads, other.heads, strict=True))
+        mappings = ({**getattr(self, name), **getattr(other, name)} for name in ("baseline", "facts", "trend"))
+        return LayerAudit(self.name, heads, *mappings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; a number that there is none of is null."""
+        trend = {"trend": self.trend} if self.trend else {}
+        values = {"heads": self.heads, **self.facts, "baseline": self.baseline, **trend}
+        return {"name": self.name} | {name: _plain(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """What an audit says. `print` shows it as a table, and so does a notebook.
+
+    layers     one LayerAudit for each attention module that was read
+    findings   every number outside its range, the worst first
+    phase      what was known of the model: "init", "trained" or "any"
+    model      facts of the whole model, from its config
+    unknown    names of tensors that seem to be of attention and were not understood
+    unread     {layer: why its call could not be read}
+
+    >>> Audit([], [Finding("attn", 0, "max_logit", "warning", 140.0, 100.0, "K2", "qk_clip_")]).verdict
+    'warning'
+    """
+
+    layers: Sequence[LayerAudit]
+    findings: Sequence[Finding]
+    phase: Phase = "any"
+    model: Mapping[str, Any] = field(default_factory=dict)
+    unknown: Sequence[str] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the whole model: the worst finding; notes leave it healthy."""
+        return verdict_of(self.findings)
+
+    def verdict_on(self, layer: str, head: int | None = None) -> Verdict:
+        """Of one layer, or of one head by the findings that name it."""
+        return verdict_of(
+            finding for finding in self.findings if finding.layer == layer and (head is None or finding.head == head)
+        )
+
+    @property
+    def flagged(self) -> list[str]:
+        """The layers that are not healthy, in the order of the model."""
+        names = dict.fromkeys([layer.name for layer in self.layers] + [finding.layer for finding in self.findings])
+        return [name for name in names if self.verdict_on(name) != "healthy"]
+
+    def merge(self, run: Audit) -> Audit:
+        """One audit of two: this one of the weights, and one of a run of the same model.
+
+        A layer that both know by the same path, with as many heads, has the numbers of both; no finding comes twice,
+        and where both have one of the same head and metric, that of the run counts.
+
+        >>> weights = Audit([LayerAudit("a", [{"predicted_deviation": 1.0}])], [])
+        >>> run = Audit([LayerAudit("a", [{"max_logit": 2.0}])], [])
+        >>> weights.merge(run).layers[0].heads
+        ({'predicted_deviation': 1.0, 'max_logit': 2.0},)
+        """
+        measured = {layer.name: layer for layer in run.layers}
+        layers: list[LayerAudit] = []
+        for layer in self.layers:
+            other = measured.pop(layer.name, None)
+            if other is not None and len(other.heads) == len(layer.heads):
+                layers.append(layer.merge(other))
+            else:
+                layers += [layer] if other is None else [layer, other]
+        known = {(finding.layer, finding.head, finding.metric) for finding in run.findings}
+        rest = [finding for finding in self.findings if (finding.layer, finding.head, finding.metric) not in known]
+        return Audit(
+            (*layers, *measured.values()),
+            worst_first([*run.findings, *rest]),
+            run.phase,
+            {**self.model, **run.model},
+            (*self.unknown, *run.unknown),
+            {**self.unread, **run.unread},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; a number that there is none of is None."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": self.verdict,
+            "phase": self.phase,
+            "model": _plain(self.model),
+            "layers": [layer.to_dict() for layer in self.layers],
+            "findings": [_plain(finding.to_dict()) for finding in self.findings],
+            "unknown": list(self.unknown),
+            "unread": dict(self.unread),
+        }
+
+    def __repr__(self) -> str:
+        return f"Audit({self.verdict}, {len(self.layers)} layers, {len(self.findings)} findings)"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        written = io.StringIO()
+        Console(file=written, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
+
+    def __rich__(self) -> RenderableType:
+        from .view import view
+
+        return view(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        from .view import view_html
+
+        return view_html(self.to_dict())
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null in their place."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
