@@ -82,7 +82,7 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **size
             from rootdk.distributed.checking import check
 
             with _bar() as tell:
-                report = check(validate_tokens, **_CHECKED, causal=not full, tell=tell)
+                report = check(validate_tokens, **_CHECKED, causal=not full, notify=tell)
     except RootdkError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
