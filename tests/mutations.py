@@ -1,12 +1,13 @@
 """Mutations: small slips put into a copy of the source, one at a time, each of which some test must notice.
 
 python tests/mutations.py              all of them; a C++ slip recompiles the kernel and takes minutes
-python tests/mutations.py --only 7     one
+python tests/mutations.py --only 7 9   these
 python tests/mutations.py --list       what they are
 
-A slip is killed if the tests named beside it (those that are not slow) fail with it and pass without it. It survived if they pass all the same:
-then a test is missing. The package of the copy is imported by path, with the environment's interpreter and packages;
-C++ is compiled with the cmake, ninja and nanobind of the environment, in a temporary folder. Nothing here is changed.
+A slip is killed if the tests named beside it (those that are not slow) fail with it and pass without it. It survived
+if they pass all the same: then a test is missing. The package of the copy is imported by path, with the environment's
+interpreter and packages; C++ is compiled with the cmake, ninja and nanobind of the environment, in a temporary folder.
+Nothing here is changed.
 """
 
 import argparse
@@ -357,12 +358,13 @@ def _tool_folders() -> list[str]:
 def main() -> int:
     """Run, and say which survived; the number of those is the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", type=int, metavar="N", help="one mutation, by its number")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="some of them, by their numbers")
     parser.add_argument("--list", action="store_true", help="what they are")
     asked = parser.parse_args()
-    numbered = [(n, m) for n, m in enumerate(MUTATIONS, 1) if asked.only in (None, n)]
-    if not numbered:
-        parser.error(f"--only: must be from 1 to {len(MUTATIONS)}, got {asked.only}")
+    numbered = [(n, m) for n, m in enumerate(MUTATIONS, 1) if not asked.only or n in asked.only]
+    unknown = [n for n in asked.only or () if not 1 <= n <= len(MUTATIONS)]
+    if unknown:
+        parser.error(f"--only: must be from 1 to {len(MUTATIONS)}, got {unknown[0]}")
     if asked.list:
         for number, mutation in numbered:
             print(f"{number:2}  {mutation.file}: {mutation.slip}  [{' '.join(mutation.tests)}]")
