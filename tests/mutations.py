@@ -125,7 +125,7 @@ MUTATIONS = (
         "src/rootdk/backends/torch/second.py",
         "logits = problem.softcap * torch.tanh(logits / problem.softcap)",
         "logits = torch.tanh(logits / problem.softcap)",
-        ("tests/torch/test_torch_second.py",),
+        ("tests/torch/test_torch_gradient.py",),
     ),
     Mutation(
         "a sink's gradient without the denominator",
