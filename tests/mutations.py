@@ -272,13 +272,12 @@ class Copy:
     """A copy of the tree in a folder, in which one slip at a time is made and undone."""
 
     def __init__(self, folder: Path) -> None:
-        self.tree, self._build = folder / "tree", folder / "build"
+        self.tree, self._build, self._cache = folder / "tree", folder / "build", folder / "cache"
         shutil.copytree(ROOT, self.tree, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
         compiled = importlib.util.find_spec("rootdk._kernel")
         if compiled is None or compiled.origin is None:
             sys.exit("mutations: rootdk must be installed with its compiled kernel in this environment")
         self._kernel = Path(compiled.origin)
-        self._clean: dict[tuple[str, ...], int] = {}
         self.restore_kernel()
 
     def verdict(self, mutation: Mutation) -> str:
@@ -301,11 +300,8 @@ class Copy:
         if code not in _NOTICED:
             return f"no verdict: pytest ended with {code}"
         # A test that fails in any case kills nothing.
-        if self._clean.setdefault(mutation.tests, -1) == -1:
-            self._clean[mutation.tests] = self._tests(mutation.tests)
-        if self._clean[mutation.tests] != 0:
-            return f"no verdict: the tests fail without it (pytest ended with {self._clean[mutation.tests]})"
-        return "killed"
+        clean = self._tests(("--last-failed", "--last-failed-no-failures=none", *mutation.tests))
+        return "killed" if clean == 0 else f"no verdict: what failed does so without it (pytest ended with {clean})"
 
     def restore_kernel(self) -> None:
         """The compiled module of the environment."""
@@ -314,7 +310,18 @@ class Copy:
     def _tests(self, tests: tuple[str, ...]) -> int:
         # No bytecode: a slip of the same length in the same second would be taken for what was compiled before.
         own = {"PYTHONPATH": str(self.tree / "src"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "not slow",
+            "-o",
+            f"cache_dir={self._cache}",
+            *tests,
+        ]
         try:
             ran = subprocess.run(
                 command, cwd=self.tree, env=os.environ | own, timeout=SECONDS, check=False, stdout=subprocess.DEVNULL
