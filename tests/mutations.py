@@ -249,7 +249,7 @@ MUTATIONS = (
         "kernel/reading-inl.h",
         "rows.cube[lane] * shrink * shrink * shrink",
         "rows.cube[lane] * shrink * shrink",
-        _KERNEL_TESTS,
+        ("tests/operator/test_extremes.py",),
     ),
     Mutation(
         "wrong sign in front of delta",
@@ -263,7 +263,7 @@ MUTATIONS = (
         "kernel/dropout-inl.h",
         "uint64_t(p.flat + lane + 1)",
         "uint64_t(p.flat + lane)",
-        ("tests/operator/test_kernel_sweep.py", "tests/operator/test_kernel_random.py"),
+        ("tests/operator/test_precision.py", "tests/operator/test_kernel_random.py"),
     ),
 )
 
