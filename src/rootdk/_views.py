@@ -66,7 +66,7 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def html_table(title: str, columns: Sequence[str], rows: Rows) -> str:
@@ -113,9 +113,9 @@ def decode(numbers: Sequence[Any], dtype: Any, shape: Sequence[int]) -> NDArray[
 
 def expect_kind(data: Any, kind: str) -> None:
     """An error unless the dictionary was written for this class."""
-    found = data.get("kind") if isinstance(data, dict) else type(data).__name__
-    if found != kind:
-        raise ArgumentError(f"data: must be a dictionary of kind {kind!r}, got {found!r}")
+    came = data.get("kind") if isinstance(data, dict) else type(data).__name__
+    if came != kind:
+        raise ArgumentError(f"data: must be a dictionary of kind {kind!r}, got {came!r}")
 
 
 def expect_fields(data: Any, names: Sequence[str], where: str = "data") -> None:
@@ -124,5 +124,5 @@ def expect_fields(data: Any, names: Sequence[str], where: str = "data") -> None:
         raise ArgumentError(f"{where}: must be a dictionary, got {type(data).__name__}")
     missing = [name for name in names if name not in data]
     if missing:
-        wanted, absent = (", ".join(map(repr, some)) for some in (names, missing))
+        wanted, absent = (", ".join(map(repr, listed)) for listed in (names, missing))
         raise ArgumentError(f"{where}: must hold {wanted}, got no {absent}")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rootdk._views import printable
 from rootdk.errors import ArgumentError
 
 LARGEST_JSON = 16 * 2**20
@@ -172,9 +173,7 @@ def shown_text(text: object, most: int = 200) -> str:
     whole = str(text)
     if len(whole) > most:
         whole = f"{whole[: most // 2]}…{whole[most // 2 + 1 - most :]}"
-    if whole.isprintable():
-        return whole
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in whole)
+    return printable(whole)
 
 
 def shown_values(value: Any, most: int = 600) -> Any:

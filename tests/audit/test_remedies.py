@@ -141,6 +141,20 @@ def test_the_next_forward_obeys(name: str) -> None:
     assert qk_clip_(model, looked_at(model, x), tau=tau * 1.0001) == {}
 
 
+@pytest.mark.parametrize(
+    "name", ["split, grouped", "fused, grouped", "by key head, grouped", "norm of all heads, grouped"]
+)
+def test_where_every_head_is_clipped_each_comes_out_at_tau(name: str) -> None:
+    """Then the two key heads shrink by different factors, and each query head has to make up for its own."""
+    torch.manual_seed(1)
+    model, x = MODELS[name](), inputs()
+    seen = looked_at(model, x)
+    tau = float(largest(seen).min() / 4)
+    roots = np.sqrt(qk_clip_(model, seen, tau=tau)["Attention"]).reshape(2, -1).max(axis=1)
+    assert roots[0] != pytest.approx(roots[1], rel=1e-3)
+    np.testing.assert_allclose(largest(looked_at(model, x)), tau, rtol=1e-4)
+
+
 def test_both_sides_share_the_clip() -> None:
     torch.manual_seed(1)
     model, x = Attention(), inputs()

@@ -19,7 +19,7 @@ from rootdk import distributed
 from rootdk.audit.layer import KINDS
 from rootdk.errors import ArgumentError
 from rootdk.integrations import TrainingLog, merged_metrics
-from rootdk.integrations.medians import medians
+from rootdk.integrations.ranks import medians
 
 RANKS, BATCH, HEADS, TOKENS, WIDTH = 2, 6, 4, 24, 32
 

@@ -283,8 +283,8 @@ def test_the_ledger_shows_every_claim_and_filters_by_verdict() -> None:
 
 def test_warming_up_leaves_the_curves_computed(monkeypatch) -> None:
     warm_up()
-    for module in ("rootdk.theory.gradient", "rootdk.theory.attention"):
-        monkeypatch.setattr(f"{module}.attention_averages", None)  # who still computes an average over d_k fails
+    # Who still computes an average over d_k fails.
+    monkeypatch.setattr("rootdk.theory.attention._attention_averages", None)
     monkeypatch.setattr("rootdk.lab.explorer.shared.row_law", None)
     for chapter in CHAPTERS:
         chapter.compute(read_values(chapter, {}))

@@ -44,7 +44,9 @@ ARRAYS = [
     (Q, K[:, :3], V, "key: heads must divide the 8 of query, got 3 (query (2, 8, 128, 64), key (2, 3, 96, 64))"),
     (Q, K[:, :0], V, "key: heads must divide the 8 of query, got 0 (query (2, 8, 128, 64), key (2, 0, 96, 64))"),
     (Q, K, V[:, :2], "value: heads must be 4 to match key, got 2 (key (2, 4, 96, 64), value (2, 2, 96, 32))"),
+    (Q, K[:, :2], V, "value: heads must be 2 to match key, got 4 (key (2, 2, 96, 64), value (2, 4, 96, 32))"),
     (Q, K, V[:, :, 1:], "value: must hold 96 keys to match key, got 95 (key (2, 4, 96, 64), value (2, 4, 95, 32))"),
+    (Q, K[:, :, 1:], V, "value: must hold 95 keys to match key, got 96 (key (2, 4, 95, 64), value (2, 4, 96, 32))"),
 ]  # fmt: skip
 
 NAMES = "'none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'llama4'"

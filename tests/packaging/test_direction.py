@@ -12,8 +12,8 @@ SOURCE = Path(rootdk.__file__).parent
 # From the bottom up; rooms on one line stand side by side and do not import each other. DESIGN.md has the picture.
 FLOORS = [
     ["errors", "version", "_starting"],
-    ["files", "processes", "untrusted", "_views", "scaling", "checks"],
-    ["summary", "options"],
+    ["files", "processes", "_views", "scaling", "checks"],
+    ["summary", "options", "untrusted"],
     ["reading", "_kernel"],
     ["backends"],
     ["attention", "theory", "machine"],

@@ -1,13 +1,18 @@
 """Scores, exact laws, landmarks, Jacobian, effects, formats: each against what does not share its formula."""
 
 import itertools
+import math
 from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.special import gamma, kv
 
 from rootdk import scaling, theory
+from rootdk.errors import ArgumentError
+from rootdk.theory import score_density, score_tail
 
 
 def random_covariance(rng: np.random.Generator, d: int) -> np.ndarray:
@@ -85,6 +90,43 @@ def test_gaussian_kurtosis_by_sampling(rng: np.random.Generator) -> None:
     score = (rng.standard_normal((rows, 8)) * rng.standard_normal((rows, 8))).sum(axis=1) / np.sqrt(8)
     fourth = score**4
     assert abs(fourth.mean() - 3 - theory.score_excess_kurtosis(8)) < 4 * fourth.std() / np.sqrt(rows)
+
+
+def bessel(x: float, d_k: int) -> float:
+    """The density in its other form, which overflows for large d_k but shares no code."""
+    order = (d_k - 1) / 2
+    return abs(x) ** order * kv(order, abs(x)) / (math.sqrt(math.pi) * 2**order * gamma(d_k / 2))
+
+
+@pytest.mark.parametrize("d_k", [3, 4, 7, 16, 64])
+@pytest.mark.parametrize("scale", [1.0, -0.25, 8.0])
+def test_density_and_tail_of_a_score(d_k: int, scale: float) -> None:
+    x = np.array([0.01, 0.1, 1.0, 3.0, 10.0, 30.0])
+    expected = np.array([bessel(point / scale, d_k) / abs(scale) for point in x])
+    near = expected > 1e-12 * expected[0]
+    np.testing.assert_allclose(score_density(x[near], d_k, scale), expected[near], rtol=1e-5 if d_k == 3 else 1e-7)
+    beyond = 2 * quad(bessel, 3.0, np.inf, args=(d_k,), epsrel=1e-10)[0]
+    assert score_tail(3.0 * abs(scale), d_k, scale) == pytest.approx(beyond, rel=1e-8)
+
+
+def test_a_score_of_large_d_k_is_gaussian() -> None:
+    assert score_density(1.0, 10**6, 1e-3) == pytest.approx(math.exp(-0.5) / math.sqrt(2 * math.pi), rel=1e-5)
+    assert score_tail(0.0, 64) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((math.nan, 64), "x: must be finite numbers, got nan"),
+        ((0.0, 2), "d_k: must be whole numbers from 3"),
+        ((0.0, 64, 0.0), "scale: must be a number other than 0"),
+        ((0.0, 64, math.inf), "scale: must be numbers from"),
+    ],
+)
+def test_a_law_that_there_is_not_is_refused(arguments: tuple[float, ...], message: str) -> None:
+    for function in (score_density, score_tail):
+        with pytest.raises(ArgumentError, match=message):
+            function(*arguments)
 
 
 def test_expected_maximum_against_mpmath() -> None:
@@ -205,8 +247,6 @@ def test_correlation_and_shared_mean_are_the_general_formula() -> None:
 
 
 def test_softcap_against_quad() -> None:
-    from scipy.integrate import quad
-
     for sigma, cap in ((0.01, 50.0), (1.0, 1.5), (1.49, 1.5), (1.51, 1.5), (30.0, 5.0), (8.0, 50.0)):
         reach = min(12.0, 40 * cap / sigma + 12.0)
 

@@ -74,7 +74,7 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **size
             from .progress import Bars
 
             with Bars() as bars:
-                report = check(validate_tokens, **_CHECKED, causal=not full, tell=bars)
+                report = check(validate_tokens, **_CHECKED, causal=not full, notify=bars)
     except RootdkError as error:
         raise click.ClickException(str(error)) from error
     if as_json:

@@ -1,18 +1,36 @@
-"""Plan: one call on a ring as facts, and the Problem of every block of it.
+r"""Blocks: one call on a ring cut into Problems of its own size, and their results made one again.
 
 The whole call is resolved as on one machine, by the same checks, on tensors of the whole shape that hold one number. A
 block is then a Problem of its own: the rows of a piece of queries against a piece of keys, with the offset between the
 two. Limits need no further thought, since a query at position p sees key j by p - j alone.
+
+A softmax over the union of disjoint sets A and B of keys follows from the two softmaxes. With m the largest logit of a
+row (in units of log2), l = sum of 2^(s - m) and o the output, each over one set:
+
+    m = max(m_A, m_B)      w_A = l_A 2^(m_A - m)      w_B = l_B 2^(m_B - m)
+    l = w_A + w_B          o = (w_A o_A + w_B o_B) / l
+
+This is exact; rounding comes from one product and one sum per block. m and l are what the kernel saves for its
+backward pass, so the merged pair is what the backward pass of the whole row needs.
+
+A sink is a key without a value: m = sink, l = 1, o = 0. A set in which a row sees nothing is m = -inf, l = 0, o = 0.
+
+The fields of a Reading merge by Reading.merge: extremes by max and min, mean and variance by counts (Chan, Golub and
+LeVeque), entropy and the powers of the weights by the shares w_A/l and w_B/l.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..options import Problem
+from ..reading import Reading, converted, reading_of, reading_of_nothing
 from .layout import Piece, joined, pieces
 from .peers import Peers
+
+_LOG2_E = 1.4426950408889634
 
 
 class Plan(NamedTuple):
@@ -63,12 +81,12 @@ def sees(problem: Problem, queries: Piece, keys: Piece) -> bool:
     end = np.full_like(first, keys.first + keys.length)
     if problem.key_lengths is not None:
         end = np.minimum(end, problem.key_lengths)
-    some = (end > keys.first) & (queries.length > 0)
+    visible = (end > keys.first) & (queries.length > 0)
     if problem.right is not None:
-        some &= last + problem.right >= keys.first
+        visible &= last + problem.right >= keys.first
     if problem.left is not None:
-        some &= first - problem.left < end
-    return bool(some.any())
+        visible &= first - problem.left < end
+    return bool(visible.any())
 
 
 def block(plan: Plan, query: Tensor, key: Tensor, value: Tensor, queries: Piece, keys: Piece) -> Problem:
@@ -85,5 +103,65 @@ def block(plan: Plan, query: Tensor, key: Tensor, value: Tensor, queries: Piece,
         row_scale=None if plan.row_scale is None else np.ascontiguousarray(plan.row_scale[:, rows]),
         query_offset=problem.query_offset + (queries.first - keys.first),
         key_lengths=lengths,
-        sinks=None,  # it belongs to a row and not to a block: merging.py counts it once
+        sinks=None,  # it belongs to a row and not to a block: Rows counts it once
     )
+
+
+class Rows:
+    """The running state of the rows of a shard, (*leading, heads, n).
+
+    out       (..., n, d_v) in the type that is computed with, normalised over the keys seen so far
+    maximum   the largest logit in log2 units
+    total     the sum of 2^(s - maximum), in float64: it is rounded once, at the end
+    """
+
+    def __init__(self, problem: Problem, query: Tensor, d_v: int, held: tuple[Piece, ...], measured: bool) -> None:
+        shape = tuple(query.shape[:-1])
+        self.out = query.new_zeros((*shape, d_v))
+        self.maximum = query.new_full(shape, -torch.inf)
+        self.total = query.new_zeros(shape, dtype=torch.float64)
+        sinks = None if problem.sinks is None else torch.from_numpy(problem.sinks).to(query.device)
+        if sinks is not None:
+            self.maximum[:] = (sinks * _LOG2_E).to(query.dtype)[:, None]
+            # Not 1: the maximum was rounded, and its sum stands for the sink as it is.
+            self.total[:] = torch.exp2(sinks[:, None] * _LOG2_E - self.maximum.double())
+        self._readings: dict[Piece, Reading] = {}
+        self._pieces = held
+        if measured:
+            self._readings = {piece: _nothing((*shape[:-1], piece.length), query.device, sinks) for piece in held}
+
+    def add(self, piece: Piece, out: Tensor, row_state: Tensor, block: Any = None, keys: Any = None) -> None:
+        """What the kernel computed for the rows of a piece over one more block of keys."""
+        rows = slice(piece.at, piece.at + piece.length)
+        maximum, total = self.maximum[..., rows], self.total[..., rows]
+        higher = torch.maximum(maximum, row_state[0])
+        level = torch.where(higher == -torch.inf, 0.0, higher).double()  # nothing seen: -inf - -inf would be NaN
+        before = total * torch.exp2(maximum.double() - level)
+        added = row_state[1].double() * torch.exp2(row_state[0].double() - level)
+        total.copy_(before + added)
+        whole = torch.where(total == 0.0, 1.0, total)
+        merged = self.out[..., rows, :]
+        merged.mul_((before / whole).to(merged.dtype)[..., None])
+        merged.addcmul_(out, (added / whole).to(merged.dtype)[..., None])
+        maximum.copy_(higher)
+        if block is not None:
+            self._readings[piece] = self._readings[piece].merge(reading_of(block.double(), keys, False))
+
+    def row_state(self) -> Tensor:
+        """Maximum and sum as the kernel's backward pass takes them, (2, *leading, heads, n)."""
+        return torch.stack([self.maximum, self.total.to(self.maximum.dtype)])
+
+    def reading(self) -> Reading:
+        """One Reading of all rows of the shard, in their order."""
+        whole = Reading.concatenate(self._readings[piece] for piece in self._pieces)
+        return converted(whole, lambda column: column.to(self.out.dtype) if column.is_floating_point() else column)
+
+
+def _nothing(shape: tuple[int, ...], device: Any, sinks: Tensor | None) -> Reading:
+    """Rows that have seen no key yet, in float64."""
+
+    def filled(value: float) -> Tensor:
+        return torch.full(shape, value, dtype=torch.float64, device=device)
+
+    keys = torch.zeros(shape, dtype=torch.int64, device=device)
+    return reading_of_nothing(filled, keys, None if sinks is None else sinks[:, None].expand(shape))

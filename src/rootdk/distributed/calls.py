@@ -12,11 +12,10 @@ from ..reading import Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
 from . import observing
-from .agreement import agree, digest
 from .blocks import plan_of
-from .gradient import RingAttention, run
 from .layout import Layout, check_layout, positions_of
-from .peers import Peers
+from .peers import Peers, agree, digest
+from .ring import RingAttention, run
 
 
 def attention(
@@ -57,7 +56,7 @@ def attention(
     value and sinks; the gradient of `sinks` is that of this rank's rows, as for any weight that all ranks share.
     Backward has to run on every rank.
 
-    Exact to rounding: see rootdk.distributed.merging for how blocks become one softmax and rootdk.distributed.ring for
+    Exact to rounding: see rootdk.distributed.blocks for how blocks become one softmax and rootdk.distributed.ring for
     the gradient. mask, bias and dropout are not there.
 
     Errors: ArgumentError on every rank, before work starts, where the ranks' arguments do not fit each other. RankError
@@ -78,10 +77,10 @@ def attention(
     listeners = observing.listening()
     if not listeners:
         return _call("attention", query, key, value, group, layout, timeout, options, None)
-    found: dict[str, Any] = {}
-    out = _call("attention", query, key, value, group, layout, timeout, options, found)
-    for told in listeners:
-        told(found["measured"])
+    measured: dict[str, Any] = {}
+    out = _call("attention", query, key, value, group, layout, timeout, options, measured)
+    for on_call in listeners:
+        on_call(measured["call"])
     return out
 
 
@@ -117,9 +116,9 @@ def measure(
         scale=scale, causal=causal, window=window, query_offset=query_offset, key_lengths=key_lengths, softcap=softcap,
         sinks=sinks,
     )  # fmt: skip
-    found: dict[str, Any] = {}
-    out = _call("measure", query, key, value, group, layout, timeout, options, found)
-    return out, found["reading"]
+    measured: dict[str, Any] = {}
+    out = _call("measure", query, key, value, group, layout, timeout, options, measured)
+    return out, measured["reading"]
 
 
 # What the ring has no answer to, and so no argument for.
@@ -128,8 +127,9 @@ _ABSENT = ("mask", "bias", "dropout", "seed")
 
 def _call(
     name: str, query: Any, key: Any, value: Any, group: Any, layout: Any, timeout: Any, options: Options,
-    found: dict[str, Any] | None,
+    measured: dict[str, Any] | None,
 ) -> Tensor:  # fmt: skip
+    """The output; with a dictionary, its Reading and the call as one rank sees it are put there."""
     peers = Peers(group, timeout, getattr(query, "device", "cpu"))
     note: dict[str, Any] = {}
     wrong = None
@@ -138,7 +138,7 @@ def _call(
         query, key, value = _checked(query, key, value, options)
         check_layout(layout)
         learned = torch.is_grad_enabled() and any(
-            isinstance(one, Tensor) and one.requires_grad for one in (query, key, value, sinks)
+            isinstance(tensor, Tensor) and tensor.requires_grad for tensor in (query, key, value, sinks)
         )
         note = {
             "call": f"rootdk.distributed.{name}",
@@ -160,7 +160,7 @@ def _call(
 
     # From here on all ranks know the same, so what is refused is refused by all of them.
     one_head = query.dim() == 2
-    query_lengths, key_lengths = ([one[of][-2] for one in notes] for of in ("query", "key"))
+    query_lengths, key_lengths = ([theirs[name][-2] for theirs in notes] for name in ("query", "key"))
     whole_query = _shape_of(query, sum(query_lengths))
     whole_key, whole_value = (_shape_of(tensor, sum(key_lengths)) for tensor in (key, value))
     problem, _ = resolve(adapter, whole_query, whole_key, whole_value, options)
@@ -169,21 +169,21 @@ def _call(
     plan = plan_of(peers, problem, query_lengths, key_lengths, layout)
     if note["requires_grad"]:
         sinks = torch.atleast_1d(sinks) if isinstance(sinks, Tensor) else None
-        out = RingAttention.apply(plan, notes[0]["number"], found, query, key, value, sinks)
+        out = RingAttention.apply(plan, notes[0]["number"], measured, query, key, value, sinks)
     else:
-        out, _ = run(plan, found, query, key, value)
-    if found is not None:
+        out, _ = run(plan, measured, query, key, value)
+    if measured is not None:
         held = positions_of(peers.rank, query_lengths, layout)
-        found["measured"] = observing.Measured(
+        measured["call"] = observing.Measured(
             query.detach(),
             torch.cat([torch.arange(rows.start, rows.stop) for rows in held]),
-            found["first_key"],
+            measured["first_key"],
             problem,
             plan.row_scale,
-            found["reading"],
+            measured["reading"],
         )
         if one_head:
-            found["reading"] = converted(found["reading"], lambda column: column[0])
+            measured["reading"] = converted(measured["reading"], lambda column: column[0])
     return out[0] if one_head else out
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..machine import cpus_allowed
 from .cost import BACKWARD, Ring, cost, pairs
 from .local import run_ranks
 
@@ -26,22 +27,22 @@ def check(
     heads: int,
     d: int,
     causal: bool = True,
-    tell: Callable[[str, float], None] = lambda _what, _share: None,
+    notify: Callable[[str, float], None] = lambda _what, _share: None,
 ) -> dict[str, Any]:
     """Rates, and for every number of ranks and pass the measured seconds, the predicted ones and the error.
 
-    tell hears what is run next and the share that is done.
+    notify   is given what is run next and the share that is done
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cpus_allowed()
     sizes = {"heads": heads, "d": d, "causal": causal}
-    tell("rates of one process", 0.0)
+    notify("rates of one process", 0.0)
     rates = run_ranks(1, __name__, sizes | {"what": "rates", "tokens": max(tokens // 2, 1)})[0]
-    tell("messages", 1 / (2 + len(RANKS)))
+    notify("messages", 1 / (2 + len(RANKS)))
     line = run_ranks(2, __name__, {"what": "line", "numbers": max(tokens * heads * d, 1)})[0]
     rows = []
     for number, ranks in enumerate(RANKS):
-        tell(f"{ranks} rank{'s' * (ranks > 1)}", (2 + number) / (2 + len(RANKS)))
+        notify(f"{ranks} rank{'s' * (ranks > 1)}", (2 + number) / (2 + len(RANKS)))
         share = min(1.0, cores / ranks)
         ring = Ring(
             tokens=tokens, heads=heads, d=d, ranks=ranks, causal=causal, bandwidth=line["bandwidth"],
@@ -50,7 +51,7 @@ def check(
         predicted = cost(ring)
         measured = run_ranks(ranks, __name__, sizes | {"what": "ring", "tokens": tokens})
         for name in ("forward", "backward"):
-            seconds, worked = (max(one[of] for one in measured) for of in (name, f"{name}_worked"))
+            seconds, worked = (max(rank[taken] for rank in measured) for taken in (name, f"{name}_worked"))
             work = predicted[name].flops / rates[f"{name}_worked"]
             rows.append(
                 {
@@ -105,10 +106,10 @@ def _passes(task: dict[str, Any], call: Any, rows: int) -> dict[str, float]:
     def timed(name: str, work: Callable[[], Any]) -> Any:
         dist.barrier()
         start, worked = time.perf_counter(), time.process_time()
-        found = work()
+        result = work()
         for of, taken in ((name, time.perf_counter() - start), (f"{name}_worked", time.process_time() - worked)):
             best[of] = min(best.get(of, math.inf), taken)
-        return found
+        return result
 
     for _ in range(ROUNDS):
         out = timed("forward", lambda: call(tensors))
@@ -125,7 +126,7 @@ def _line(task: dict[str, Any]) -> dict[str, float]:
 
     dist = torch.distributed
     peers = Peers()
-    found = []
+    taken = []
     for numbers in (1, task["numbers"]):
         here, there = torch.zeros(numbers), torch.zeros(numbers)
         best = float("inf")
@@ -135,6 +136,6 @@ def _line(task: dict[str, Any]) -> dict[str, float]:
             other = 1 - peers.rank
             peers.wait(peers.post((dist.isend, here, other, BLOCK), (dist.irecv, there, other, BLOCK)))
             best = min(best, time.perf_counter() - start)
-        found.append(best)
-    latency, whole = found
+        taken.append(best)
+    latency, whole = taken
     return {"latency": latency, "bandwidth": 4.0 * task["numbers"] / max(whole - latency, 1e-9)}

@@ -115,8 +115,8 @@ def pairs(ring: Ring) -> float:
 def cost(ring: Ring) -> dict[str, Pass]:
     """Of the passes "forward" and "backward" what a rank does, sends, holds and takes.
 
-    >>> found = cost(Ring(tokens=2**20, heads=32, d=128, ranks=64, flops=2e12, bandwidth=12e9))
-    >>> round(found["forward"].efficiency, 2), found["forward"].waiting
+    >>> passes = cost(Ring(tokens=2**20, heads=32, d=128, ranks=64, flops=2e12, bandwidth=12e9))
+    >>> round(passes["forward"].efficiency, 2), passes["forward"].waiting
     (1.0, 0.0)
     """
     rows, real = ring.tokens / ring.ranks * ring.batch, 8 if ring.dtype == "float64" else 4

@@ -61,6 +61,6 @@ def be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> Non
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=int(ranks))
-    found = import_module(module).run(json.loads(task))
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    result = import_module(module).run(json.loads(task))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()

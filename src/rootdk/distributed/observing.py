@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Asked before a call whether it shall be measured, and told of it afterwards: told(Measured).
+# Asked before a call whether it shall be measured, and notified afterwards: on_call(Measured).
 Observer = tuple[Callable[[], bool], Callable[[Any], None]]
 observers: list[Observer] = []
 
@@ -28,4 +28,4 @@ class Measured(NamedTuple):
 
 def listening() -> list[Callable[[Any], None]]:
     """Those who want the call that is made now to be measured."""
-    return [told for asked, told in tuple(observers) if asked()] if observers else []
+    return [on_call for wanted, on_call in tuple(observers) if wanted()] if observers else []

@@ -1,10 +1,26 @@
-"""Peers: this process among the ranks of a group, and messages to single ranks of it.
+"""Peers: this process among the ranks of a group. They agree before work starts, send messages, and stop together.
 
 Everything goes from rank to rank, the small exchanges before and after a pass too. A collective would say only that
 somebody is missing; a message says who. And a wait for a message has a deadline of its own, where a collective that
 nobody answers occupies a thread of the group until the deadline of the group.
+
+Before work starts every rank says what it was asked to do, and all of them refuse if the answers differ. Ranks that go
+on with other shapes or options would wait for messages that nobody sends, or, worse, receive blocks of another size:
+gloo ends the process then, without a word. So the check comes first, costs one small message between any two ranks, and
+gives the same error everywhere.
+
+When a rank is lost every other rank stops, and all of them give the same reason. It is written to the store of the
+group, once: whoever notices first says what happened, and the others read it. Only where the store died with the rank
+that holds it (under torchrun none does) each says what it saw itself. Two things make the others notice in time: a rank
+that times out or loses a connection wakes all ranks that it is connected to, and whoever is woken by a closed
+connection waits a moment for the reason before it makes up its own.
+
+How gloo shows a fault (2.13): a wait past its deadline raises "Timed out waiting ..." and closes every connection of
+the group in that process; a process that dies or closes raises "Connection closed by peer" in those who have a message
+under way with it, and in nobody else. So a group is of no use after a fault, with or without this module.
 """
 
+import hashlib
 import json
 import math
 import time
@@ -15,19 +31,27 @@ from datetime import timedelta
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import ArgumentError, ArgumentTypeError, RankError, RootdkError
-from .faults import lost
+from ..scaling import ScaleRule
 
-# Beside whatever else the caller sends through the group.
+# Beside whatever else the caller sends through the group; nobody sends NEVER.
 WORDS, BLOCK, GRADIENT, DONE = (0x700D000 + i for i in range(4))
+_NEVER = 0x700D0FF
 # Bytes of a note in `meet`; every rank must expect the same number.
 _NOTE = 4096
 # How often ranks have met, by the name of the group.
 _meetings: Counter[str] = Counter()
+# Where the reason of a loss stands in the store of the group.
+_KEY = "rootdk/lost"
+# How long a rank waits for the reason of a closed connection. The one who closed it writes it at about the same time.
+_MOMENT = 1.0
+# Shapes, and the axis along which they may differ: the number of rows of a shard.
+_SHARDED = {"query": -2, "key": -2, "value": -2, "shard": 0}
 
 
 class Message(NamedTuple):
@@ -69,7 +93,7 @@ class Peers:
         """Start to send and to receive: (dist.isend or dist.irecv, tensor, rank in the group, tag) each."""
         made = [dist.P2POp(do, tensor, group=self.group, group_peer=to, tag=tag) for do, tensor, to, tag in operations]
         # gloo starts them one by one in any case; apart, an error says whose connection it is about.
-        batches = [[one] for one in made] if dist.get_backend(self.group) == "gloo" else [made]
+        batches = [[operation] for operation in made] if dist.get_backend(self.group) == "gloo" else [made]
         messages: list[Message] = []
         for batch in batches:
             try:
@@ -78,7 +102,8 @@ class Peers:
                 raise self._lost(batch[0].group_peer, error) from error
             # A backend may make one out of all.
             messages += [
-                Message(works[min(i, len(works) - 1)], one.group_peer, one.tensor) for i, one in enumerate(batch)
+                Message(works[min(i, len(works) - 1)], operation.group_peer, operation.tensor)
+                for i, operation in enumerate(batch)
             ]
         return messages
 
@@ -103,9 +128,9 @@ class Peers:
         text = json.dumps(note).encode()
         if len(text) > _NOTE:  # pragma: no cover -- notes hold digests and cut texts
             raise AssertionError(f"a note of {len(text)} bytes")
-        heard = self._exchange(text, WORDS)
-        heard[self.rank] = text
-        return [json.loads(heard[rank]) for rank in range(self.size)]
+        texts = self._exchange(text, WORDS)
+        texts[self.rank] = text
+        return [json.loads(texts[rank]) for rank in range(self.size)]
 
     def part(self) -> None:
         """Until every rank has come this far: nobody uses a result while another has none."""
@@ -144,8 +169,8 @@ class Peers:
 
 
 def _padded(text: bytes, device: Any) -> Tensor:
-    room = 8 if len(text) <= 8 else _NOTE
-    return torch.frombuffer(bytearray(text.ljust(room)), dtype=torch.uint8).to(device)
+    size = 8 if len(text) <= 8 else _NOTE
+    return torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8).to(device)
 
 
 def _seconds(timeout: Any) -> float | None:
@@ -158,3 +183,138 @@ def _seconds(timeout: Any) -> float | None:
     if not (seconds >= 0.001 and math.isfinite(seconds)):
         raise ArgumentError(f"timeout: must be at least 0.001 seconds, got {timeout!r}")
     return seconds
+
+
+def agree(peers: Peers, note: dict[str, Any], wrong: RootdkError | None = None) -> list[dict[str, Any]]:
+    """The notes of all ranks, if they agree; else an error, the same on every rank.
+
+    wrong   what this rank's own arguments are refused for: the others learn of it, and refuse too
+    """
+    notes = peers.meet(note if wrong is None else {"refused": type(wrong).__name__, "why": str(wrong)[:1500]})
+    for rank, theirs in enumerate(notes):
+        if "refused" in theirs:
+            kind = ArgumentTypeError if theirs["refused"] == "ArgumentTypeError" else ArgumentError
+            raise kind(theirs["why"] if peers.size == 1 else f"{theirs['why']} (on rank {rank})") from wrong
+    for name in ("call", "number", *note):
+        answers = [_shared(name, theirs.get(name)) for theirs in notes]
+        if any(answer != answers[0] for answer in answers):
+            raise ArgumentError(f"{name}: {_EXPECTED.get(name, 'must be the same on every rank')}, got {_who(answers)}")
+    return notes
+
+
+def digest(given: Any) -> Any:
+    """An option as a note can carry it: numbers and names as they are, arrays by their shape and a hash.
+
+    >>> digest(True), digest("dk"), digest(0.125)
+    (True, 'dk', 0.125)
+    >>> digest(np.array([3, 5]))
+    'int64 (2,) #a9928084'
+    """
+    if given is None or isinstance(given, (bool, float)):
+        return given
+    if isinstance(given, (int, str)):
+        return given if len(str(given)) <= 60 else _short(str(given))
+    if isinstance(given, ScaleRule):
+        # By what it does too: two rules may have one name, and other parameters.
+        return _short(f"the rule {given.name} ({given.factor(64, 1024, np.arange(4)[:, None])!r})")
+    if isinstance(given, Tensor):
+        given = given.detach().cpu()
+        given = given.numpy() if given.dtype.itemsize != 2 else given.float().numpy()
+    if isinstance(given, (np.ndarray, np.generic, list, tuple)):
+        array = np.asarray(given)
+        if array.dtype != object:
+            content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:8]
+            return f"{array.dtype} {array.shape} #{content}"
+    return _short(repr(given))
+
+
+def _short(text: str) -> str:
+    """A note is short: the beginning of a long text, and a hash of all of it."""
+    return text if len(text) <= 60 else f"{text[:40]}... #{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+_EXPECTED = {
+    "call": "every rank must make the same calls in the same order",
+    "number": "every rank must have made the same number of calls",
+    **dict.fromkeys(_SHARDED, "must have the same shape on every rank, but for its number of rows"),
+}
+
+
+def _shared(name: str, answer: Any) -> Any:
+    if name in _SHARDED and isinstance(answer, list):
+        answer = list(answer)
+        answer[_SHARDED[name]] = "n"
+    return answer
+
+
+def _who(answers: list[Any]) -> str:
+    """Each answer with the ranks that gave it, the most frequent first.
+
+    >>> _who([True, True, False, True])
+    'True on ranks 0, 1, 3 and False on rank 2'
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, answer in enumerate(answers):
+        text = "(" + ", ".join(map(str, answer)) + ")" if isinstance(answer, list) else repr(answer)
+        ranks.setdefault(text, []).append(rank)
+    ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
+    return " and ".join(f"{text} on rank{'s' * (len(at) > 1)} {', '.join(map(str, at))}" for text, at in ordered)
+
+
+def lost(group: Any, rank: int, others: list[int], reason: str, blamed: int | None, secondary: bool) -> RankError:
+    """The error to raise. The other ranks are notified, so that none of them goes on waiting.
+
+    rank        this one
+    blamed      which rank is the cause, as far as this one can tell
+    secondary   whether this may be the consequence of what another rank noticed before
+    """
+    mine = {"rank": blamed, "reason": reason}
+    try:
+        known = _known_reason(group, _MOMENT if secondary else 0.0) or _write_reason(group, mine)
+    except Exception:  # noqa: BLE001 -- whatever a store says that died with the rank that holds it
+        # Then nobody can tell a rank that died from one that was stopped by the death of another.
+        certain = not secondary or blamed == 0
+        known = mine if certain else {"rank": None, "reason": f"{reason}; the store is gone too: it lives on rank 0"}
+    wake(group, others)
+    return RankError(
+        f"{known['reason']}; rank {rank} has stopped, nothing of this call is used, and the group cannot be used again",
+        known["rank"],
+    )
+
+
+def wake(group: Any, others: list[int]) -> None:
+    """Make every wait of the other ranks for this one fail now and not at its deadline.
+
+    gloo has no call for that (`abort` ends neither a wait here nor one over there). A wait past its deadline does it
+    as a side effect, on all connections of the process: so this waits a millisecond for a message that never comes.
+    Groups of other backends end by their own watchdogs.
+    """
+    if dist.get_backend(group) != "gloo":
+        return
+    for peer in others:
+        try:
+            dist.irecv(torch.empty(1), group=group, group_src=peer, tag=_NEVER).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            if "Timed out" in str(error):
+                return  # a connection that was closed before closes no others; this one was open
+
+
+def _known_reason(group: Any, patience: float) -> Any:
+    """What another rank has written, if it does within that many seconds."""
+    until, store = time.monotonic() + patience, _store(group)
+    while not store.check([_KEY]):
+        if time.monotonic() >= until:
+            return None
+        time.sleep(0.02)
+    return json.loads(store.get(_KEY))
+
+
+def _write_reason(group: Any, mine: dict[str, Any]) -> Any:
+    """Write the reason, unless somebody was faster; what is written then is what all ranks say."""
+    return json.loads(_store(group).compare_set(_KEY, "", json.dumps(mine)))
+
+
+def _store(group: Any) -> Any:
+    if hasattr(group, "get_group_store"):
+        return group.get_group_store()
+    return dist.distributed_c10d._get_process_group_store(group)  # noqa: SLF001 -- the only way before torch 2.8

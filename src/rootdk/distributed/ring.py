@@ -18,6 +18,9 @@ the block's own, is that block's part of the whole gradient, exactly: nothing is
 
 Half types are widened to float32 block by block: partial outputs and gradients would lose bits in every merge. They
 travel as they are; gradients travel in float32.
+
+autograd keeps the shards themselves, the output and two numbers per row; blocks of other ranks travel again in the
+backward pass. It has to run on every rank, in the same order.
 """
 
 from typing import Any
@@ -25,15 +28,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..backends.torch import kernel as torch_kernel
+from ..backends.torch.eager import sinks_gradient
 from ..reading import Reading
-from .blocks import Plan, block, sees
-from .merging import Rows
-from .peers import BLOCK, GRADIENT, Message
+from .blocks import Plan, Rows, block, sees
+from .peers import BLOCK, GRADIENT, Message, agree
 
 # Output, row state, and if measured the Reading and the first key of the sequence.
-Found = tuple[Tensor, Tensor, Reading | None, Tensor | None]
+Result = tuple[Tensor, Tensor, Reading | None, Tensor | None]
 
 
 class _Carrier:
@@ -76,7 +80,7 @@ class _Carrier:
             (dist.irecv, self._next[: self._size(coming)], (peers.rank - 1) % peers.size, BLOCK),
         )
 
-    def turn(self) -> None:
+    def swap(self) -> None:
         """What came in is at hand now."""
         self._here, self._next = self._next, self._here
 
@@ -85,7 +89,7 @@ class _Carrier:
         return like.new_zeros(self._size(rank))
 
 
-def forward(plan: Plan, query: Tensor, key: Tensor, value: Tensor, measured: bool) -> Found:
+def forward(plan: Plan, query: Tensor, key: Tensor, value: Tensor, measured: bool) -> Result:
     """The output of this rank's rows, their row state, and their Reading if asked for."""
     peers, wide = plan.peers, _wide(query)
     rows = Rows(plan.problem, wide, value.shape[-1], plan.queries, measured)
@@ -105,7 +109,7 @@ def forward(plan: Plan, query: Tensor, key: Tensor, value: Tensor, measured: boo
             out = torch_kernel.forward(problem, state, *reading)
             rows.add(queries, out, state, *reading)
         peers.wait(reversed(under_way))
-        carrier.turn()
+        carrier.swap()
     return rows.out.to(query.dtype), rows.row_state(), rows.reading() if measured else None, first_key
 
 
@@ -141,13 +145,55 @@ def backward(
         if step:
             gradient += so_far
         peers.wait([*gone, *reversed(under_way)])
-        carrier.turn()
+        carrier.swap()
         if peers.size > 1:
             gone = peers.post((dist.isend, gradient, after, GRADIENT))
     if peers.size > 1:
         gradient = carrier.no_gradient(peers.rank, query)
         peers.wait([*peers.post((dist.irecv, gradient, before, GRADIENT)), *gone])
     return (d_query, *carrier.parts(peers.rank, gradient))
+
+
+class RingAttention(torch.autograd.Function):  # type: ignore[misc]
+    """forward(plan, number, measured, query, key, value, sinks); a Reading, if asked for, is put into `measured`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: Plan, number: int, measured: dict[str, Any] | None, query: Tensor, key: Tensor, value: Tensor,
+        sinks: Any,
+    ) -> Tensor:  # fmt: skip
+        """The pass round the ring, and what its way back needs."""
+        out, row_state = run(plan, measured, query, key, value)
+        ctx.plan, ctx.number = plan, number
+        ctx.save_for_backward(query, key, value, sinks, out, row_state)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
+        """Agree that this is the pass that all ranks mean, and go round once more."""
+        query, key, value, sinks, out, row_state = ctx.saved_tensors
+        peers = ctx.plan.peers
+        agree(peers, {"call": f"the backward pass of call {ctx.number}"})
+        with peers.together():
+            d_query, d_key, d_value = backward(ctx.plan, query, key, value, out, row_state, d_out)
+            peers.part()
+        d_sinks = None
+        if sinks is not None and ctx.needs_input_grad[6]:
+            d_sinks = sinks_gradient(d_out, out, row_state, sinks)
+        return None, None, None, d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_sinks
+
+
+def run(
+    plan: Plan, measured: dict[str, Any] | None, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The forward pass without autograd: the output and the row state; the Reading goes into `measured`."""
+    with plan.peers.together():
+        out, row_state, reading, first_key = forward(plan, query, key, value, measured is not None)
+        plan.peers.part()
+    if measured is not None:
+        measured |= {"reading": reading, "first_key": first_key}
+    return out, row_state
 
 
 def _pairs(plan: Plan, owner: int) -> list[tuple[Any, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from rootdk.audit.layer import LayerReading, Numbers
-from rootdk.integrations.merged import Merged
+from rootdk.integrations.ranks import Merged
 
 # An extreme is that of the worst head; of the rest the median counts, by which a layer is judged too.
 _HIGHEST = frozenset({"max_logit", "max_score", "raw_score", "non_finite", "cap_ratio", "bf16_spacing"})
@@ -22,7 +22,7 @@ class LayerKeys:
 
     A path with a number in it is `layer_` and that number. Where a model attends in several places (encoder and
     decoder, itself and another), the place that runs first has the short names, and the others keep their paths. So
-    does a path without a number; further runs of a layer in one forward are told apart.
+    does a path without a number; further runs of a layer in one forward are numbered.
 
     >>> key = LayerKeys()
     >>> key("model.layers.3.self_attn"), key("model.layers.3.self_attn#2")
@@ -56,7 +56,7 @@ def values_of(
     clipped: Mapping[str, Numbers] | None = None,
 ) -> dict[str, float]:
     """Every number of a step by its key. `clipped` has the factors of QK-clip, if there is one."""
-    found: dict[str, float] = {}
+    by_key: dict[str, float] = {}
     whole: dict[str, list[Numbers]] = {}
     for path, reading in readings.items():
         name, numbers = key(path), dict(reading.metrics)
@@ -64,16 +64,16 @@ def values_of(
             numbers["qk_clip"] = clipped.get(path.partition("#")[0], np.ones(reading.heads))
         for metric, values in numbers.items():
             whole.setdefault(metric, []).append(values)
-            found[f"attn/{name}/{metric}"] = one_of(metric, values)
+            by_key[f"attn/{name}/{metric}"] = over_heads(metric, values)
             if heads:
-                found |= {f"attn/{name}/head_{head:02d}/{metric}": float(value) for head, value in enumerate(values)}
-    return {f"attn/{metric}": one_of(metric, np.concatenate(values)) for metric, values in whole.items()} | found
+                by_key |= {f"attn/{name}/head_{head:02d}/{metric}": float(value) for head, value in enumerate(values)}
+    return {f"attn/{metric}": over_heads(metric, np.concatenate(values)) for metric, values in whole.items()} | by_key
 
 
-def one_of(metric: str, values: Numbers) -> float:
+def over_heads(metric: str, values: Numbers) -> float:
     """One number for several heads; NaN if none of them has one.
 
-    >>> one_of("max_logit", np.array([1.0, 9.0, 2.0])), one_of("entropy_ratio", np.array([0.9, 0.1, 0.8]))
+    >>> over_heads("max_logit", np.array([1.0, 9.0, 2.0])), over_heads("entropy_ratio", np.array([0.9, 0.1, 0.8]))
     (9.0, 0.8)
     """
     known = values[~np.isnan(values)]

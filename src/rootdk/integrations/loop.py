@@ -9,8 +9,8 @@ from rootdk.audit.remedies import Largest, clip_to_, largest_scores, positive
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.integrations import ranks
 from rootdk.integrations.keys import LayerKeys, values_of
-from rootdk.integrations.merged import groups_of, heads_together, merged_metrics
-from rootdk.integrations.sink import Sink, sinks_of
+from rootdk.integrations.ranks import groups_of, heads_together, merged_metrics
+from rootdk.integrations.sinks import Sink, sinks_of
 
 if TYPE_CHECKING:
     from rootdk.audit.watching.handle import Watch
@@ -22,7 +22,7 @@ class TrainingLog:
     """Reads the attention of a model in training and writes it down, step by step.
 
     sinks      where to: a path, to which lines of JSON are added, a Sink, or several of them
-    every      read each so-many-th step of the optimizer, beginning with the first
+    every      read every n-th step of the optimizer, beginning with the first
     rows       read only so many query rows; see rootdk.watch
     heads      write every head too, not only every layer
     clip_tau   None, or the tau of QK-clip: after each step that was read, rootdk.audit.qk_clip_ goes over the weights
@@ -126,7 +126,7 @@ class TrainingLog:
     def after_forward(self) -> None:
         """After each forward where several make one step (gradient accumulation): QK-clip goes by them all."""
         if self.clip_tau is not None and self.due:
-            self._largest = ranks.merged([self._largest, largest_scores(self._fresh())])
+            self._largest = ranks.merged_largest([self._largest, largest_scores(self._fresh())])
 
     def after_step(self, step: int | None = None) -> None:
         """After optimizer.step(): clip if asked to, and write.
@@ -200,11 +200,11 @@ class TrainingLog:
         """Over the ranks that hold the same heads; with tensor parallelism alone every rank clips its own."""
         if self.parallel is None:
             return ranks.over_ranks(self._largest)
-        found = self._largest
+        largest = self._largest
         for way in ("data", "sequence"):
             if way in self.parallel:
-                found = ranks.over_ranks(found, self.parallel[way])
-        return found
+                largest = ranks.over_ranks(largest, self.parallel[way])
+        return largest
 
     def _check_clippable(self, readings: dict[str, LayerReading]) -> None:
         """A layer that cannot be clipped ends the run in its first step, not in the later one that needs it."""

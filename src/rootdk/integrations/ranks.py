@@ -1,11 +1,27 @@
-"""Several processes that train one model: who writes, and what they have to agree on before weights are changed."""
+"""Several processes that train one model: who writes, what they agree on, and the metrics of all of them merged.
 
-from typing import Any
+data, sequence   ranks have other rows of the same heads: extremes by max and min, means by sums and counts, medians by
+                 counting. Never an average of maxima, nor a median of medians.
+tensor           ranks have other heads: their numbers stand side by side, in the order of the ranks
+
+What comes out is what one process would read that has all rows and all heads, the same on every rank. Only a few
+numbers per head travel, and for the medians one count per head and bit: a median is the number at or below which half
+of all rows lie. Guess it, count on every process how many lie at or below the guess, add the counts up, and halve the
+range; after as many rounds as a number has bits nothing is left to guess.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rootdk.audit.layer import KINDS, LayerReading, Numbers, finished
 from rootdk.audit.remedies import Largest
 from rootdk.errors import ArgumentError
+
+# Adds up one array of counts of each process.
+Add = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 def writes() -> bool:
@@ -27,20 +43,20 @@ def several() -> bool:
 def over_ranks(largest: Largest, group: Any = None) -> Largest:
     """The largest scores over all processes of a group, the same in each of them; all of them have to call this."""
     distributed = _distributed()
-    return largest if distributed is None else merged(_gathered(distributed, largest, group))
+    return largest if distributed is None else merged_largest(_gathered(distributed, group, largest))
 
 
-def merged(parts: list[Largest]) -> Largest:
+def merged_largest(parts: list[Largest]) -> Largest:
     """The largest score of each head over all parts.
 
-    >>> merged([{"a": (np.array([1.0, 5.0]), 8)}, {"a": (np.array([2.0, 3.0]), 8)}])
+    >>> merged_largest([{"a": (np.array([1.0, 5.0]), 8)}, {"a": (np.array([2.0, 3.0]), 8)}])
     {'a': (array([2., 5.]), 8)}
     """
-    found: Largest = {}
+    whole: Largest = {}
     for part in parts:
         for path, (scores, d_k) in part.items():
-            found[path] = (np.fmax(found[path][0], scores) if path in found else scores, d_k)
-    return found
+            whole[path] = (np.fmax(whole[path][0], scores) if path in whole else scores, d_k)
+    return whole
 
 
 def check_whole(model: Any) -> None:
@@ -58,16 +74,211 @@ def check_whole(model: Any) -> None:
             )
 
 
+class Merged(NamedTuple):
+    """One layer over all ranks: what a LayerReading has of the kind."""
+
+    metrics: dict[str, Numbers]
+    heads: int
+
+
+class _Layer(NamedTuple):
+    """What the ranks must know of a layer before they can add up."""
+
+    heads: int
+    most_keys: int
+    scale: float
+    softcap: float | None
+    dtype: str
+    wide: bool
+
+
+def merged_metrics(readings: Mapping[str, LayerReading], parallel: Any = "data") -> dict[str, Merged]:
+    """{path: metrics of all ranks}, the same on every rank; every rank has to call it, also one that has read nothing.
+
+    parallel   "data", "sequence" or "tensor", over the default group of torch.distributed; or a dictionary from one or
+               several of these to the group over which the model is parallel in that way
+
+        with rootdk.watch(model) as seen:
+            model(batch)
+        merged_metrics(seen.readings, {"data": data_group, "tensor": tensor_group})
+    """
+    import torch.distributed as dist
+
+    groups = groups_of(parallel)
+    merged = {path: Merged(reading.metrics, reading.heads) for path, reading in readings.items()}
+    rows = [kind for kind in ("data", "sequence") if kind in groups]
+    if len(rows) == 2:
+        raise ArgumentError(
+            "parallel: must name one group for rows, got both 'data' and 'sequence'; give the group of all ranks that "
+            "hold rows of the same heads as 'data'"
+        )
+    if rows:
+        merged = _over_rows(dist, groups[rows[0]], readings)
+    if "tensor" in groups:
+        merged = _side_by_side(_gathered(dist, groups["tensor"], merged))
+    return merged
+
+
+def heads_together(numbers: Mapping[str, Numbers], group: Any) -> dict[str, Numbers]:
+    """One number per head of every layer, of all ranks among which the heads are divided."""
+    import torch.distributed as dist
+
+    mine = {path: Merged({"": array}, len(array)) for path, array in numbers.items()}
+    return {path: layer.metrics[""] for path, layer in _side_by_side(_gathered(dist, group, mine)).items()}
+
+
+def groups_of(parallel: Any) -> dict[str, Any]:
+    """{way of being parallel: group}."""
+    given = {parallel: None} if isinstance(parallel, str) else parallel
+    ways = ("data", "sequence", "tensor")
+    if not isinstance(given, Mapping) or not set(given) <= set(ways):
+        raise ArgumentError(
+            f"parallel: must be 'data', 'sequence', 'tensor' or a dictionary from these to groups, got {parallel!r}"
+        )
+    return dict(given)
+
+
+def _over_rows(dist: Any, group: Any, readings: Mapping[str, LayerReading]) -> dict[str, Merged]:
+    import torch
+
+    def reduced(array: Any, how: Any) -> Any:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        dist.all_reduce(tensor, op=how, group=group)
+        return tensor.numpy()
+
+    layers = _all_layers(_gathered(dist, group, {path: _facts(reading) for path, reading in readings.items()}))
+    columns = {
+        path: readings[path].columns(layer.most_keys)
+        if path in readings
+        else dict.fromkeys(KINDS, np.empty((layer.heads, 0)))
+        for path, layer in layers.items()
+    }
+    numbers: dict[str, dict[str, Numbers]] = {path: {} for path in layers}
+    for kind in ("max", "min", "mean", "median"):
+        places = [(path, name) for path in layers for name in KINDS if KINDS[name] == kind]
+        rows = [row[~np.isnan(row)] for path, name in places for row in columns[path][name]]
+        if kind == "max":
+            whole = reduced(np.array([row.max(initial=-np.inf) for row in rows], np.float64), dist.ReduceOp.MAX)
+            whole = np.where(whole == -np.inf, np.nan, whole)
+        elif kind == "min":
+            whole = reduced(np.array([row.min(initial=np.inf) for row in rows], np.float64), dist.ReduceOp.MIN)
+            whole = np.where(whole == np.inf, np.nan, whole)
+        elif kind == "mean":
+            total, count = reduced(
+                np.array([[row.sum() for row in rows], [row.size for row in rows]], np.float64), dist.ReduceOp.SUM
+            )
+            whole = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        else:
+            wide = any(layer.wide for layer in layers.values())
+            whole = medians(rows, lambda array: reduced(array, dist.ReduceOp.SUM), wide)
+        begin = 0
+        for path, name in places:
+            numbers[path][name] = whole[begin : begin + layers[path].heads]
+            begin += layers[path].heads
+    return {
+        path: Merged(finished(numbers[path], layer.scale, layer.softcap, layer.dtype), layer.heads)
+        for path, layer in layers.items()
+    }
+
+
+def _facts(reading: LayerReading) -> _Layer:
+    wide = "64" in str(reading.reading.variance.dtype)
+    return _Layer(reading.heads, reading.most_keys, reading.scale, reading.softcap, reading.dtype, wide)
+
+
+def _all_layers(parts: list[dict[str, _Layer]]) -> dict[str, _Layer]:
+    """Every layer that any rank has read; with dropped layers or experts they need not be the same ones."""
+    layers: dict[str, _Layer] = {}
+    for rank, part in enumerate(parts):
+        for path, layer in part.items():
+            known = layers.setdefault(path, layer)
+            if known.heads != layer.heads:
+                raise ArgumentError(
+                    f"parallel: ranks that share rows must have the same heads, got {known.heads} and on rank {rank} "
+                    f"{layer.heads} in {path}; 'tensor' puts heads of several ranks side by side"
+                )
+            most, wide = max(known.most_keys, layer.most_keys), known.wide or layer.wide
+            layers[path] = known._replace(most_keys=most, wide=wide)
+    return layers
+
+
+def _side_by_side(parts: list[dict[str, Merged]]) -> dict[str, Merged]:
+    """Heads after heads, in the order of the ranks.
+
+    >>> first, second = ({"a": Merged({"max_logit": np.array([x])}, 1)} for x in (3.0, 7.0))
+    >>> _side_by_side([first, second])["a"].metrics["max_logit"].tolist()
+    [3.0, 7.0]
+    """
+    together: dict[str, Merged] = {}
+    for part in parts:
+        for path, layer in part.items():
+            if path in together:
+                known = together[path]
+                both = {name: np.concatenate([known.metrics[name], layer.metrics[name]]) for name in known.metrics}
+                together[path] = Merged(both, known.heads + layer.heads)
+            else:
+                together[path] = layer
+    return together
+
+
+def _gathered(dist: Any, group: Any, mine: Any) -> list[Any]:
+    # As objects, not as one tensor: the processes need not have read the same layers.
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, mine, group=group)
+    return parts
+
+
 def _distributed() -> Any:
     """torch.distributed where it has been initialised, else None."""
     import torch
 
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed if there else None
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed if ready else None
 
 
-def _gathered(distributed: Any, largest: Largest, group: Any) -> list[Largest]:
-    # As objects, not as one tensor: with dropped layers or experts the processes need not have read the same layers.
-    parts: list[Largest] = [{}] * distributed.get_world_size(group)
-    distributed.all_gather_object(parts, largest, group=group)
-    return parts
+def medians(rows: list[Numbers], add: Add, wide: bool) -> Numbers:
+    """The median of each set of numbers of which every process has a part; NaN where nobody has any.
+
+    rows   of each set the part at hand
+    add    adds up arrays of counts over all processes
+    wide   whether the numbers are float64, which takes 64 rounds of counting; 32 find a float32 to its last bit
+
+    >>> sets = [np.array([3.0, 1.0, 2.0]), np.array([-1.0, -4.0]), np.array([])]
+    >>> medians(sets, add=lambda counts: counts, wide=True).tolist()
+    [2.0, -2.5, nan]
+    """
+    parts = [np.sort(_ordered(row, wide)) for row in rows]
+    count = add(np.array([part.size for part in parts], np.int64))
+    # The two in the middle; they are one and the same where the count is odd.
+    wanted = np.stack([(count + 1) // 2, count // 2 + 1])
+    bits = 64 if wide else 32
+    low = np.full(wanted.shape, -(2 ** (bits - 1)), np.int64)
+    high = np.full(wanted.shape, 2 ** (bits - 1) - 1, np.int64)
+    for _ in range(bits):
+        middle = (low & high) + ((low ^ high) >> 1)  # half way without overflow
+        below = np.array(
+            [[np.searchsorted(part, x, "right") for part, x in zip(parts, row, strict=True)] for row in middle],
+            np.int64,
+        )
+        enough = add(below.reshape(middle.shape)) >= wanted
+        high, low = np.where(enough, middle, high), np.where(enough, low, middle + (middle < high))
+    pair = _number(low, wide)
+    return np.where(count > 0, (pair[0] + pair[1]) / 2, np.nan)
+
+
+def _ordered(numbers: Numbers, wide: bool) -> NDArray[np.int64]:
+    """Integers in the order of the numbers: their bits, with those of negative numbers flipped."""
+    bits: Any = numbers.astype(np.float64).view(np.int64) if wide else numbers.astype(np.float32).view(np.int32)
+    ordered: NDArray[np.int64] = _flipped_if_negative(bits).astype(np.int64)
+    return ordered
+
+
+def _number(ordered: NDArray[np.int64], wide: bool) -> Numbers:
+    """The way back."""
+    bits = _flipped_if_negative(ordered if wide else ordered.astype(np.int32))
+    numbers: Numbers = bits.view(np.float64 if wide else np.float32).astype(np.float64)
+    return numbers
+
+
+def _flipped_if_negative(bits: Any) -> Any:
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)

@@ -1,24 +1,22 @@
 """Why the root of d_k: closed forms and exact quadrature, for arrays of settings.
 
-    scores        mean and variance of a score for any means and covariances
+    scores        mean and variance of a score for any means and covariances, its law for Gaussian q and k
     enumeration   the exact law of a score in fractions
-    density       the law of a score of Gaussian q and k
     softmax       averages over rows of n Gaussian logits
-    attention     the same for attention with Gaussian q and k
+    attention     the same for attention with Gaussian q and k, and what of a change of the query arrives in the output
     rows          the largest weight of a row, and how many keys share it
     row_law       how rows differ from each other: medians
     landmarks     where the softmax freezes, and the simple laws on either side
     jacobian      the derivative of softmax
-    gradient      what of a change of the query arrives in the output
     effects       of rules, correlation, means, caps and norms
     formats       of rounding
+    extremes      the largest logit of a call, and the lowest ln Z
     prediction    predict(): the fields of Reading.by_head(), computed
 
 Every function says in which range it holds and refuses elsewhere. Needs SciPy, so `import rootdk` does not load it.
 """
 
-from .attention import attention_moments
-from .density import score_density, score_tail
+from .attention import attention_moments, relative_gradient
 from .effects import (
     correlated_score_variance,
     qk_norm_variance,
@@ -29,7 +27,6 @@ from .effects import (
 )
 from .enumeration import exact_score_moments, score_law
 from .formats import FormatEffect, format_effect
-from .gradient import relative_gradient
 from .jacobian import jacobian_norm_bounds, jacobian_spectral_norm, softmax_jacobian
 from .landmarks import (
     critical_sigma,
@@ -41,7 +38,15 @@ from .landmarks import (
 )
 from .prediction import predict
 from .rows import effective_keys, saturation, top_probability
-from .scores import row_variance, score_excess_kurtosis, score_variance, square_term_counts, square_terms
+from .scores import (
+    row_variance,
+    score_density,
+    score_excess_kurtosis,
+    score_tail,
+    score_variance,
+    square_term_counts,
+    square_terms,
+)
 from .softmax import SoftmaxMoments, softmax_moments
 
 __all__ = [

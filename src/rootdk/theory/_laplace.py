@@ -8,7 +8,7 @@ y = u + s:
     psi_k(u) = E e^(k y) exp(-e^y)       what one key contributes that is p^k in the numerator
     rho(u)   = E g(y), g(y) = E1(e^y) + (y + Euler's constant) exp(-e^y)        the same for -p ln p, by parts
 
-`_moments` makes the averages over all keys of them. Here they are computed for many pairs (n, sigma) at once.
+`softmax` makes the averages over all keys of them. Here they are computed for many pairs (n, sigma) at once.
 
 Steps. In u every integrand is analytic and bounded for |Im u| < pi/2, whatever n and sigma are, because there
 |exp(-t e^s)| < 1. So the trapezoidal rule with step h errs like e^(-pi^2/h): 1e-17 at h = 1/4. For sigma > 10 the strip

@@ -29,12 +29,12 @@ def rule_variance(scale: Any, d_k: Any, keys: Any = None, position: Any = None) 
             given[name] = whole(name, value, 0, 1e15)
     arrays = dict(zip(given, broadcast(**given), strict=True))
     flat = {name: array.reshape(-1) for name, array in arrays.items()}
-    found = [
+    variances = [
         # Rules take d_k as one int, as the operator gives it.
         chosen.score_variance(int(flat["d_k"][i]), *(_at(flat, name, i) for name in ("keys", "position")))
         for i in range(flat["d_k"].size)
     ]
-    return np.array(found, np.float64).reshape(arrays["d_k"].shape)[()]
+    return np.array(variances, np.float64).reshape(arrays["d_k"].shape)[()]
 
 
 def correlated_score_variance(d_k: Any, correlation_query: Any, correlation_key: Any = None) -> Any:
@@ -145,16 +145,16 @@ def _capped(ratio: Floats, square: bool) -> Floats:
     Both are analytic up to |Im w| = pi/2, so the trapezoidal rule with a step of 0.1 is exact to rounding: in w
     where the Gaussian is wide, in x = w/ratio where it is narrow. For a wide one sech^2, which falls off, is summed.
     """
-    found = np.empty(ratio.size)
+    averages = np.empty(ratio.size)
     for i, width in enumerate(ratio.flat):
         if width < 1.0:
             x = np.arange(-9, 9.05, 0.1)
             weight = np.exp(-x * x / 2) * (0.1 / math.sqrt(2 * math.pi))
             tangent = np.tanh(width * x)
-            found[i] = weight @ (tangent * tangent if square else 1 / np.cosh(width * x) ** 2)
+            averages[i] = weight @ (tangent * tangent if square else 1 / np.cosh(width * x) ** 2)
         else:
             w = np.arange(-20, 20.05, 0.1)
             weight = np.exp(-((w / width) ** 2) / 2) * (0.1 / (width * math.sqrt(2 * math.pi)))
             passed = weight @ (1 / np.cosh(w) ** 2)
-            found[i] = 1 - passed if square else passed
-    return found.reshape(ratio.shape)
+            averages[i] = 1 - passed if square else passed
+    return averages.reshape(ratio.shape)

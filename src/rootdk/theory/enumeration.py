@@ -27,9 +27,9 @@ def score_law(d_k: int, query: Law, key: Law | None = None) -> dict[Fraction, Fr
     d_k = count("d_k", d_k, 1, 10**6)
     law_query = _law("query", query)
     law_key = law_query if key is None else _law("key", key)
-    one = _combine(law_query, law_key, lambda a, b: a * b)
+    product = _combine(law_query, law_key, lambda a, b: a * b)
     # Powers by squaring: d_k = 1000 takes ten combinations and not a thousand.
-    total, power, left = {Fraction(0): Fraction(1)}, one, d_k
+    total, power, left = {Fraction(0): Fraction(1)}, product, d_k
     while left:
         if left & 1:
             total = _combine(total, power, lambda a, b: a + b)
@@ -72,12 +72,12 @@ def _combine(left: Law, right: Law, operation: Any) -> dict[Fraction, Fraction]:
             f"d_k: must leave at most {_MOST_WORK} pairs of outcomes to combine, got {work}: "
             "fewer values or smaller d_k"
         )
-    found: dict[Fraction, Fraction] = {}
+    law: dict[Fraction, Fraction] = {}
     for a, chance_a in left.items():
         for b, chance_b in right.items():
             value = operation(a, b)
-            found[value] = found.get(value, Fraction(0)) + chance_a * chance_b
-    return found
+            law[value] = law.get(value, Fraction(0)) + chance_a * chance_b
+    return law
 
 
 def _law(argument: str, given: Law) -> dict[Fraction, Fraction]:

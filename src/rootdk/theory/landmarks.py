@@ -39,8 +39,8 @@ def expected_maximum(keys: Any) -> Any:
     x = np.arange(-13 / step, 13 / step + 1) * step
     log_phi = log_ndtr(x)
     different, back = np.unique(counts.reshape(-1), return_inverse=True)
-    found = [-(ndtr(x) * np.expm1((n - 1) * log_phi)).sum() * step for n in different]
-    return np.array(found)[back].reshape(counts.shape)[()]
+    maxima = [-(ndtr(x) * np.expm1((n - 1) * log_phi)).sum() * step for n in different]
+    return np.array(maxima)[back].reshape(counts.shape)[()]
 
 
 def warm_entropy(keys: Any, sigma: Any) -> Any:

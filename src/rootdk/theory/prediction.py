@@ -2,28 +2,27 @@
 
 How each field of a HeadSummary is found:
 
-exact, by quadrature           means of what softmax does to a row; means and medians of the variance inside a row; the
-                               expected largest logit
+exact, by quadrature           means of what softmax does to a row; means and medians of the variance inside a row
 by the rows of `row_law`       medians of what softmax does to a row, and the mean of |J|_F
-by `lowest`                    the expected lowest ln Z
+by `extremes`                  the expected largest logit (exact) and lowest ln Z
 """
 
 import math
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import gammainc, gammaincinv, gammaln
 
 from ..errors import ArgumentError
 from ..summary import HeadSummary
 from ._arguments import Floats, broadcast, numbers, whole
-from ._moments import FIELDS
 from .attention import spread_nodes
 from .effects import rule_of
-from .lowest import expected_lowest
-from .mixtures import expected_maximum_logit, mean_length, median_row_variance
+from .extremes import expected_lowest, expected_maximum_logit
 from .row_law import RowLaw, row_law
 from .rows import effective_keys, saturation, top_probability
-from .softmax import averages_of
+from .softmax import FIELDS, averages_of
 
 # e^-20 of an average over sigma: for the functions of sigma that take longest, and bend least.
 _COARSE = -20.0
@@ -59,14 +58,14 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
     length = whole("rows", counts if rows is None else rows, 1, 1e12)
     place = whole("position", counts - 1 if position is None else position, 0, 1e15)
     sizes, counts, length, place = broadcast(d_k=sizes, keys=counts, rows=length, position=place)
-    found = [
+    settings = [
         _fields(n, d, _factor(rule, int(d), int(n), int(at)), r)
         for d, n, r, at in zip(sizes.flat, counts.flat, length.flat, place.flat, strict=True)
     ]
     whole_numbers = ("rows", "hidden_rows", "non_finite_rows")
     return HeadSummary(
         **{
-            name: np.array([one[name] for one in found], np.int64 if name in whole_numbers else np.float64)
+            name: np.array([fields[name] for fields in settings], np.int64 if name in whole_numbers else np.float64)
             for name in HeadSummary.__dataclass_fields__
         }
     )
@@ -93,13 +92,36 @@ def _fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, flo
 
 
 def _row_variance(keys: float, d_k: float, scale: float) -> dict[str, float]:
-    variance = median_row_variance(keys, d_k, scale)
+    variance = _median_row_variance(keys, d_k, scale)
     return {
-        "mean_std": abs(scale) * mean_length(d_k) * mean_length(keys - 1) / math.sqrt(keys),
+        "mean_std": abs(scale) * _mean_length(d_k) * _mean_length(keys - 1) / math.sqrt(keys),
         "median_std": math.sqrt(variance),
         "mean_variance": scale * scale * d_k * (keys - 1) / keys,
         "median_variance": variance,
     }
+
+
+def _mean_length(freedom: float) -> float:
+    """E |q| for a standard normal vector of that many components: sqrt(2) Gamma((d + 1)/2)/Gamma(d/2)."""
+    if freedom > 1e4:  # the logarithms of Gamma would cancel; the next term of the series is 5/(128 d^3)
+        return math.sqrt(freedom) * (1 - 1 / (4 * freedom) + 1 / (32 * freedom**2))
+    return float(math.sqrt(2) * math.exp(gammaln((freedom + 1) / 2) - gammaln(freedom / 2)))
+
+
+def _median_row_variance(keys: float, d_k: float, scale: float) -> float:
+    """Median of scale^2 chi-square(d_k) chi-square(n - 1)/n, the variance of a row about its own mean. Exact."""
+    if scale == 0.0:
+        return 0.0
+    # Averaged over the narrower of the two laws, so that the distribution function of the other is smooth on its nodes.
+    narrow, wide = max(d_k, keys - 1), min(d_k, keys - 1)
+    length, weight = spread_nodes(2.0, narrow, 1.0)
+
+    def excess(log_product: float) -> float:
+        with np.errstate(divide="ignore"):  # a length of 0 stands for all that are too short to matter
+            return float(weight @ gammainc(wide / 2, math.exp(log_product) / (2 * length**2)) - 0.5)
+
+    centre = math.log(4 * gammaincinv(wide / 2, 0.5) * gammaincinv(narrow / 2, 0.5))
+    return scale * scale / keys * math.exp(brentq(excess, centre - 5, centre + 5, xtol=1e-13))
 
 
 def _extremes(keys: float, d_k: float, scale: float, rows: float, law: RowLaw) -> dict[str, float]:

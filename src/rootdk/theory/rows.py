@@ -26,8 +26,8 @@ def top_probability(keys: Any, sigma: Any) -> Any:
     0.0162 0.709
     """
     counts, spreads = broadcast(keys=keys_of(keys), sigma=numbers("sigma", sigma, least=0.0, most=1e12))
-    found = [_top(n, s) for n, s in zip(counts.flat, spreads.flat, strict=True)]
-    return np.array(found).reshape(counts.shape)[()]
+    tops = [_top(n, s) for n, s in zip(counts.flat, spreads.flat, strict=True)]
+    return np.array(tops).reshape(counts.shape)[()]
 
 
 def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
@@ -50,13 +50,13 @@ def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
         threshold=numbers("threshold", threshold, least=0.5, most=1.0 - 1e-12),
     )
     points = zip(counts.flat, spreads.flat, limits.flat, strict=True)
-    found = np.array([SaturationLaw(n, s).above(limit) for n, s, limit in points]).reshape(counts.shape)
-    if np.isnan(found).any():
-        refused = spreads[np.isnan(found)].flat[0]
+    shares = np.array([SaturationLaw(n, s).above(limit) for n, s, limit in points]).reshape(counts.shape)
+    if np.isnan(shares).any():
+        refused = spreads[np.isnan(shares)].flat[0]
         raise ArgumentError(
             f"sigma: must be at least {_LEAST_SIGMA} for so few keys and so low a threshold, got {refused:g}"
         )
-    return found[()]
+    return shares[()]
 
 
 def effective_keys(keys: Any, sigma: Any) -> Any:
@@ -72,19 +72,19 @@ def effective_keys(keys: Any, sigma: Any) -> Any:
     """
     counts, spreads = broadcast(keys=keys_of(keys), sigma=numbers("sigma", sigma, least=0.0, most=1e12))
     flat_keys, flat_sigma = counts.reshape(-1), 2 * spreads.reshape(-1)
-    found = np.empty(flat_keys.size)
+    averages = np.empty(flat_keys.size)
     # The integrand is at most n^2 e^(u + sigma^2/4) and, above -sigma^2/2, n^2 e^(-(u/sigma)^2); the result is at least
     # 1 and about n e^(-sigma^2/4).
     log_n, square = np.log(flat_keys), flat_sigma**2
     smaller = 2 * log_n + 25 - np.maximum(0.0, log_n - square / 4)
     by_chernoff = flat_sigma * np.sqrt(smaller)
     start = np.where(by_chernoff < square / 2, by_chernoff, smaller + square / 4)
-    for place in alike(flat_keys, flat_sigma) if found.size else ():
+    for place in alike(flat_keys, flat_sigma) if averages.size else ():
         n, ends = flat_keys[place], highest(flat_keys[place], flat_sigma[place])
         key = one_key(n, flat_sigma[place], -float(start[place].max()), float(ends.max()), deep=50.0)
         power = np.exp((n - 2)[:, None] * key.log_phi)
-        found[place] = 1 + n * (n - 1) * key.integral(key.half * key.half * power)
-    return found.reshape(counts.shape)[()]
+        averages[place] = 1 + n * (n - 1) * key.integral(key.half * key.half * power)
+    return averages.reshape(counts.shape)[()]
 
 
 class SaturationLaw:

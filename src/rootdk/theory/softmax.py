@@ -1,4 +1,21 @@
-"""What the softmax of n Gaussian logits is on average: exact for any n and sigma, by quadrature."""
+"""What the softmax of n Gaussian logits is on average: exact for any n and sigma, by quadrature.
+
+The averages over all keys follow from what one key contributes. With phi, psi_k, rho of `_laplace`:
+
+    E sum p^2           = n            integral of psi_2 phi^(n-1)
+    E sum p^3           = n/2          integral of psi_3 phi^(n-1)
+    E H                 = n(n-1)       integral of psi_1 rho phi^(n-2)
+    E tr J  = E sum_{i!=j} p_i p_j
+                        = n(n-1)       integral of psi_1^2 phi^(n-2)
+    E |J|^2 = E sum_{i!=j} 2 p_i^2 p_j^2 + E sum_{i,j,k distinct} p_i^2 p_j p_k
+                        = n(n-1)/3     integral of psi_2^2 phi^(n-2)
+                        + n(n-1)(n-2)/6 integral of psi_2 psi_1^2 phi^(n-3)
+    E ln Z  = E H + sigma^2 E tr J      because H = ln Z - sum p s, and E sum p s = sigma^2 E tr J by parts
+
+The textbook forms 1 - E sum p^2, E ln Z - sigma^2 E tr J and E sum p^2 - 2 E sum p^3 + E (sum p^2)^2 are differences of
+nearly equal numbers where one key takes all. Here every integrand is positive and only sums are left: nothing cancels,
+at any sigma.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +23,9 @@ from typing import Any
 import numpy as np
 
 from ._arguments import Floats, broadcast, keys_of, sigmas
-from ._moments import FIELDS, averages
+from ._laplace import alike, highest, lowest, one_key
+
+FIELDS = ("log_sum_exp", "entropy", "p_squared", "p_cubed", "jacobian_trace", "jacobian_norm_squared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +66,56 @@ def softmax_moments(keys: Any, sigma: Any) -> SoftmaxMoments:
 
 
 def averages_of(keys: Floats, sigma: Floats) -> Floats:
-    """`averages` for arrays of one shape; the fields come first."""
+    """One entry per field of FIELDS and one for slope_squared, for arrays of one shape; the fields come first."""
     # Points of attention that share n and a lattice of sigma ask for the same pair many times.
     different, back = np.unique(np.stack([keys.reshape(-1), sigma.reshape(-1)]), axis=1, return_inverse=True)
-    return averages(*different)[:, back.reshape(-1)].reshape(-1, *keys.shape)
+    return _averages(*different)[:, back.reshape(-1)].reshape(-1, *keys.shape)
 
 
-def record(found: Floats) -> SoftmaxMoments:
+def record(averages: Floats) -> SoftmaxMoments:
     """The public part of an array with the fields first."""
-    return SoftmaxMoments(*(field[()] for field in found[: len(FIELDS)]))
+    return SoftmaxMoments(*(field[()] for field in averages[: len(FIELDS)]))
+
+
+def _averages(keys: Floats, sigma: Floats) -> Floats:
+    """One row per field, one column per pair of the two 1-D arrays."""
+    averages = np.empty((len(FIELDS) + 1, keys.size))
+    low, high = lowest(keys, sigma), highest(keys, sigma)
+    for place in alike(keys, sigma):
+        averages[:, place] = _together(keys[place], sigma[place], float(low[place].min()), float(high[place].max()))
+    return averages
+
+
+def _together(keys: Floats, sigma: Floats, low: float, high: float) -> Floats:
+    """The same for pairs that one grid serves.
+
+    slope_squared is E sum (dp/dsigma)^2 = E sum p^2 (x - sum p x)^2, what the relative gradient needs:
+
+        n(n-1)/6      integral of 2 (b_2 a_2 - m_2^2) phi^(n-2)
+      + n(n-1)(n-2)/6 integral of (b_2 a_1^2 - 2 m_2 m_1 a_1 + a_2 m_1^2) phi^(n-3)
+
+    with a_k = psi_k, and m_k, b_k the same with a factor x, x^2.
+    """
+    key = one_key(keys, sigma, low, high)
+    (psi1, psi2, psi3), (mean1, mean2), square2 = key.psi, key.first, key.second
+    # Two keys leave no third: the power would be phi^-1, and its factor n - 2 is 0.
+    without_3 = np.exp(np.maximum(keys - 3, 0.0)[:, None] * key.log_phi)
+    phi = 1 - key.lost
+    without_2 = np.where(keys[:, None] > 2, without_3 * phi, 1.0)
+    without_1 = without_2 * phi
+    pairs, triples = keys * (keys - 1), keys * (keys - 1) * (keys - 2)
+    pair, triple = psi1 * without_2, psi1 * without_3
+    spread_pair = 2 * (square2 * psi2 - mean2 * mean2)
+    spread_triple = (square2 * psi1 - 2 * mean2 * mean1) * psi1 + psi2 * mean1 * mean1
+    entropy, trace = pairs * key.integral(pair * key.rho), pairs * key.integral(pair * psi1)
+    return np.stack(
+        [
+            entropy + sigma * sigma * trace,
+            entropy,
+            keys * key.integral(psi2 * without_1),
+            keys / 2 * key.integral(psi3 * without_1),
+            trace,
+            pairs / 3 * key.integral(psi2 * psi2 * without_2) + triples / 6 * key.integral(psi2 * psi1 * triple),
+            pairs / 6 * key.integral(spread_pair * without_2) + triples / 6 * key.integral(spread_triple * without_3),
+        ]
+    )

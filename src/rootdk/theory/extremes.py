@@ -1,7 +1,10 @@
-"""The lowest ln Z that a call shows: what `rootdk.predict` has as min_log_sum_exp.
+"""What a call shows at its ends, for `rootdk.predict`: the largest logit of all rows, and the lowest ln Z.
 
-Given sigma, Z = sum e^s is a sum of n independent terms with the transform E e^(-t Z) = phi(t)^n, so its lower tail
-follows by the saddle point method: with t > 0 for which e^(-t Z) moves the mean of Z to z,
+sigma = |scale| |q| differs from row to row; `attention.spread_nodes` has values of it with their weights. The law of
+the largest logit is a product over keys and rows, averaged over sigma, exactly.
+
+The lowest ln Z. Given sigma, Z = sum e^s is a sum of n independent terms with the transform E e^(-t Z) = phi(t)^n, so
+its lower tail follows by the saddle point method: with t > 0 for which e^(-t Z) moves the mean of Z to z,
 
     z = n psi_1/(t phi),   w = -sqrt(2 n (-ln phi - psi_1/phi)),   v = -sqrt(n (psi_2/phi - (psi_1/phi)^2))
     P(Z < z) = Phi(w + ln(v/w)/w)          (Barndorff-Nielsen; off by a share of some percent at most)
@@ -14,7 +17,7 @@ by some percent, the lowest ln Z moves by that over the steepness of ln P, which
 import math
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
 from ._arguments import Floats
 from ._laplace import alike, highest, lowest, one_key
@@ -28,6 +31,29 @@ _FEW = 64
 # Below this spread of ln Z, or of Z against a term of it, the saddle point method has nothing to add: such a ln Z is
 # Gaussian.
 _NARROW, _FLAT = 1e-4, 0.5
+
+
+def expected_maximum_logit(keys: float, rows: float, d_k: float, scale: float) -> float:
+    """E of the largest logit of `rows` rows with keys of their own; its law is (E_sigma Phi(z/sigma)^n)^rows."""
+    if scale == 0.0:
+        return 0.0
+    sigma, weight = spread_nodes(min(keys * rows, 1e15), d_k, scale, finer=3)
+    sigma, weight = sigma[sigma > 0], weight[sigma > 0]
+    # The law of a score has a corner at 0 for two components, and a pole for one.
+    points = 400 if d_k > 2 else 4000
+
+    def law(z: Floats) -> Floats:
+        above = weight @ -np.expm1(keys * log_ndtr(z / sigma[:, None])) + np.where(z < 0, 1 - weight.sum(), 0.0)
+        return np.asarray(np.exp(rows * np.log1p(-np.clip(above, 0.0, 1 - 2.0**-53))))
+
+    end = float(sigma.max()) * math.sqrt(2 * (math.log(keys * rows) + 20))
+    z = np.linspace(-9 * abs(scale) * math.sqrt(d_k), end, points)
+    # Once to see where it turns, once more to integrate it.
+    coarse = law(z)
+    turns = np.flatnonzero((coarse > 1e-12) & (coarse < 1 - 1e-12))
+    z = np.linspace(z[max(turns[0] - 1, 0)], z[min(turns[-1] + 1, points - 1)], points)
+    fine = law(z)
+    return float(z[-1] - float((fine[1:] + fine[:-1]) @ np.diff(z)) / 2)
 
 
 def expected_lowest(keys: float, d_k: float, scale: float, rows: float, law: RowLaw) -> float:
@@ -64,7 +90,7 @@ def _curves(keys: float, sigma: Floats) -> list[Curve]:
     # Laws narrower than the lattice of sigma would make a staircase; each is widened to its cell of the lattice.
     positive = np.log(sigma[sigma > 0])
     cell = square * (abs(positive[1] - positive[0]) if len(positive) > 1 else 0.0) / math.sqrt(12)
-    found = [_gaussian(*row) for row in zip(log_mean - spread**2 / 2, spread, cell, strict=True)]
+    curves = [_gaussian(*row) for row in zip(log_mean - spread**2 / 2, spread, cell, strict=True)]
     wide = np.flatnonzero((spread > _NARROW) & (spread * keys > _FLAT))
     with np.errstate(divide="ignore"):
         start = np.maximum(np.log(0.05 / spread) - log_mean, lowest(counts, sigma))
@@ -81,8 +107,8 @@ def _curves(keys: float, sigma: Floats) -> list[Curve]:
             w, v = -np.sqrt(w_square[i][good]), -np.sqrt(v_square[i][good])
             quantile = (w + np.log(v / w) / w) / math.sqrt(1 + (cell[at] / spread[at]) ** 2)
             if len(w) > 1:
-                found[at] = log_z[i][good][::-1], quantile[::-1]
-    return found
+                curves[at] = log_z[i][good][::-1], quantile[::-1]
+    return curves
 
 
 def _gaussian(log_mean: float, spread: float, cell: float) -> Curve:
@@ -93,9 +119,9 @@ def _gaussian(log_mean: float, spread: float, cell: float) -> Curve:
 
 def _at(a: Floats, log_z: Floats, quantile: Floats) -> Floats:
     """The quantile at other values; on a straight line past either end."""
-    found = np.interp(a, log_z, quantile)
+    quantiles = np.interp(a, log_z, quantile)
     for end, inner, beyond in ((0, 1, a < log_z[0]), (-1, -2, a > log_z[-1])):
         gap = log_z[end] - log_z[inner]
         slope = (quantile[end] - quantile[inner]) / gap if gap else math.inf
-        found[beyond] = quantile[end] + slope * (a[beyond] - log_z[end])
-    return found
+        quantiles[beyond] = quantile[end] + slope * (a[beyond] - log_z[end])
+    return quantiles

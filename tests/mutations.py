@@ -1,0 +1,393 @@
+"""Mutations: small slips put into a copy of the source, one at a time, each of which some test must notice.
+
+python tests/mutations.py              all of them; a C++ slip recompiles the kernel and takes minutes
+python tests/mutations.py --only 7 9   these
+python tests/mutations.py --list       what they are
+
+A slip is killed if the tests named beside it (those that are not slow) fail with it and pass without it. It survived
+if they pass all the same: then a test is missing. The package of the copy is imported by path, with the environment's
+interpreter and packages; C++ is compiled with the cmake, ninja and nanobind of the environment, in a temporary folder.
+Nothing here is changed.
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+# A slip can make a loop endless.
+SECONDS = 900
+# How pytest ends where tests failed, or could not be imported; anything else says nothing about the slip.
+_NOTICED = (1, 2)
+_LEFT_OUT = (".git", ".venv", "build", "dist", "node_modules", "__pycache__", ".*_cache", "_kernel*.so", "*.egg-info")
+
+
+class Mutation(NamedTuple):
+    """One slip: in `file`, `old`, which occurs once, becomes `new`, and `tests` have to notice."""
+
+    slip: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the kernel has to be compiled anew."""
+        return not self.file.startswith("src/")
+
+
+_KERNEL_TESTS = ("tests/operator/test_kernel_sweep.py", "tests/operator/test_edges.py")
+_GRADIENT_TESTS = ("tests/operator/test_gradient.py",)
+
+MUTATIONS = (
+    # Options, readings and scales
+    Mutation(
+        "causal sees one key too many",
+        "src/rootdk/options.py",
+        'if truth("causal", options.causal):\n        right = 0\n',
+        'if truth("causal", options.causal):\n        right = 1\n',
+        ("tests/operator/test_api.py", "tests/torch/test_against_torch.py"),
+    ),
+    Mutation(
+        "padded keys are not counted when queries are aligned",
+        "src/rootdk/options.py",
+        "offset = lengths - n_query",
+        "offset = n_key - n_query + 0 * lengths",
+        ("tests/operator/test_api.py", "tests/operator/test_kernel_sweep.py"),
+    ),
+    Mutation(
+        "values for more keys than there are pass the check",
+        "src/rootdk/options.py",
+        "elif value[-2] != key[-2]:",
+        "elif value[-2] < key[-2]:",
+        ("tests/operator/test_errors.py",),
+    ),
+    Mutation(
+        "a position counted from 0 where the rule counts from 1",
+        "src/rootdk/scaling.py",
+        "growth = self.unit * _ln(position + 1)",
+        "growth = self.unit * _ln(position)",
+        ("tests/operator/test_scaling.py",),
+    ),
+    Mutation(
+        "a temperature for q alone, not for q and k",
+        "src/rootdk/scaling.py",
+        'growth = (0.1 * math.log(max(_number("stretch", stretch, above=0), 1.0)) + 1.0) ** 2',
+        'growth = 0.1 * math.log(max(_number("stretch", stretch, above=0), 1.0)) + 1.0',
+        ("tests/operator/test_scaling.py",),
+    ),
+    Mutation(
+        "wrong sign where entropies are merged",
+        "src/rootdk/reading.py",
+        "return share_a * (a + drop_a) + share_b * (b + drop_b)",
+        "return share_a * (a - drop_a) + share_b * (b - drop_b)",
+        ("tests/operator/test_reading.py",),
+    ),
+    Mutation(
+        "a factor is missing in Chan's formula",
+        "src/rootdk/reading.py",
+        "part_a * a + part_b * b + part_a * part_b * apart * apart",
+        "part_a * a + part_b * b + part_a * apart * apart",
+        ("tests/operator/test_reading.py",),
+    ),
+    Mutation(
+        "sum p^3 once, not twice, in |J|",
+        "src/rootdk/reading.py",
+        "self.p_squared - 2.0 * self.p_cubed + self.p_squared * self.p_squared",
+        "self.p_squared - self.p_cubed + self.p_squared * self.p_squared",
+        ("tests/operator/test_reading.py",),
+    ),
+    # The reference, and torch judged by it
+    Mutation(
+        "wrong sign in the gradient of a sink",
+        "src/rootdk/backends/reference.py",
+        "d_sinks[head.head] -= np.where(",
+        "d_sinks[head.head] += np.where(",
+        ("tests/operator/test_reference.py",),
+    ),
+    Mutation(
+        "the slope of the cap is 1 - tanh",
+        "src/rootdk/backends/reference.py",
+        "d_raw * (1 - np.tanh(head.raw / compute(problem.softcap)) ** 2)",
+        "d_raw * (1 - np.tanh(head.raw / compute(problem.softcap)))",
+        ("tests/operator/test_reference.py",),
+    ),
+    Mutation(
+        "the cap bounds second derivatives at 1",
+        "src/rootdk/backends/torch/second.py",
+        "logits = problem.softcap * torch.tanh(logits / problem.softcap)",
+        "logits = torch.tanh(logits / problem.softcap)",
+        ("tests/torch/test_torch_gradient.py",),
+    ),
+    Mutation(
+        "a sink's gradient without the denominator",
+        "src/rootdk/backends/torch/eager.py",
+        "weight = torch.exp2(logits[:, None] - maximum) / total",
+        "weight = torch.exp2(logits[:, None] - maximum)",
+        ("tests/torch/test_torch_gradient.py", "tests/torch/test_torch_eager.py"),
+    ),
+    # Theory
+    Mutation(
+        "1/3 for 1/2 in front of E sum p^3",
+        "src/rootdk/theory/softmax.py",
+        "keys / 2 * key.integral(psi3 * without_1)",
+        "keys / 3 * key.integral(psi3 * without_1)",
+        ("tests/theory/test_theory_quadrature.py",),
+    ),
+    Mutation(
+        "the component along q is counted twice",
+        "src/rootdk/theory/attention.py",
+        "((sizes - 1) * norm_squared + slope_squared)",
+        "(sizes * norm_squared + slope_squared)",
+        ("tests/theory/test_theory_measured.py", "tests/theory/test_theory_quadrature.py"),
+    ),
+    Mutation(
+        "d_k other components, not d_k - 1",
+        "src/rootdk/theory/effects.py",
+        "size * (1 + (size - 1) * r_query * r_key)",
+        "size * (1 + size * r_query * r_key)",
+        ("tests/theory/test_theory_scores.py",),
+    ),
+    Mutation(
+        "numbers half as far apart",
+        "src/rootdk/theory/formats.py",
+        "np.maximum(exponents + 1 - kind.digits, -500)",
+        "np.maximum(exponents - kind.digits, -500)",
+        ("tests/theory/test_theory_scores.py",),
+    ),
+    Mutation(
+        "the largest logit of one row for that of all rows",
+        "src/rootdk/theory/extremes.py",
+        "return np.asarray(np.exp(rows * np.log1p(",
+        "return np.asarray(np.exp(np.log1p(",
+        ("tests/theory/test_theory_measured.py",),
+    ),
+    Mutation(
+        "the variance inside a row as if its mean were known",
+        "src/rootdk/theory/prediction.py",
+        '"mean_variance": scale * scale * d_k * (keys - 1) / keys,',
+        '"mean_variance": scale * scale * d_k,',
+        ("tests/theory/test_theory_measured.py",),
+    ),
+    # The ring
+    Mutation(
+        "a block that is seen by its last row alone is left out",
+        "src/rootdk/distributed/blocks.py",
+        "visible &= last + problem.right >= keys.first",
+        "visible &= last + problem.right > keys.first",
+        ("tests/distributed/test_distributed_ring.py",),
+    ),
+    Mutation(
+        "the last gradient is not counted among the messages",
+        "src/rootdk/distributed/cost.py",
+        "sent_bytes=hops * sum(arriving) + last,",
+        "sent_bytes=hops * sum(arriving),",
+        ("tests/distributed/test_distributed_cost.py",),
+    ),
+    # Checks of the lab, and the page
+    Mutation(
+        "the spread of groups for the error of their mean",
+        "src/rootdk/lab/checks/sampler.py",
+        "of_groups.std(ddof=1) / math.sqrt(of_groups.size)",
+        "of_groups.std(ddof=1)",
+        ("tests/lab/test_sampler.py",),
+    ),
+    Mutation(
+        "chance speaks for a claim, not against it",
+        "src/rootdk/lab/checks/comparison.py",
+        "return self.measured + unsure < self.predicted",
+        "return self.measured - unsure < self.predicted",
+        ("tests/lab/test_ledger.py",),
+    ),
+    Mutation(
+        "texts reach the page as they are",
+        "src/rootdk/lab/report/document.py",
+        'return escape(text).replace("d_k"',
+        'return text.replace("d_k"',
+        ("tests/lab/test_report.py",),
+    ),
+    # Audit
+    Mutation(
+        "factors of key heads in the order of other query heads",
+        "src/rootdk/audit/remedies.py",
+        "gamma / np.repeat(of_key, found.group)",
+        "gamma / np.tile(of_key, found.group)",
+        ("tests/audit/test_remedies.py",),
+    ),
+    # The kernel
+    Mutation(
+        "sums of squares shrink like sums",
+        "kernel/softmax-inl.h",
+        "load(rows.square + at) * (f * f) + square * (g * g)",
+        "load(rows.square + at) * f + square * g",
+        _KERNEL_TESTS,
+    ),
+    Mutation(
+        "a row's last key is hidden, one further is seen",
+        "kernel/scores-inl.h",
+        "(key_v >= first_v) & (key_v < last_v)",
+        "(key_v > first_v) & (key_v <= last_v)",
+        _KERNEL_TESTS,
+    ),
+    Mutation(
+        "the limit on the right leaves out its own key",
+        "kernel/panel-inl.h",
+        "at_most(length, position + problem.right + 1)",
+        "at_most(length, position + problem.right)",
+        _KERNEL_TESTS,
+    ),
+    Mutation(
+        "cubes shrink like squares where a sink joins",
+        "kernel/reading-inl.h",
+        "rows.cube[lane] * shrink * shrink * shrink",
+        "rows.cube[lane] * shrink * shrink",
+        ("tests/operator/test_extremes.py",),
+    ),
+    Mutation(
+        "wrong sign in front of delta",
+        "kernel/backward-inl.h",
+        "vec<real> d_s = p * (d_p - delta);",
+        "vec<real> d_s = p * (d_p + delta);",
+        _GRADIENT_TESTS,
+    ),
+    Mutation(
+        "dropout of a row with the number of the row before",
+        "kernel/dropout-inl.h",
+        "uint64_t(p.flat + lane + 1)",
+        "uint64_t(p.flat + lane)",
+        ("tests/operator/test_precision.py", "tests/operator/test_kernel_random.py"),
+    ),
+)
+
+
+class Copy:
+    """A copy of the tree in a folder, in which one slip at a time is made and undone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree, self._build, self._cache = folder / "tree", folder / "build", folder / "cache"
+        shutil.copytree(ROOT, self.tree, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
+        compiled = importlib.util.find_spec("rootdk._kernel")
+        if compiled is None or compiled.origin is None:
+            sys.exit("mutations: rootdk must be installed with its compiled kernel in this environment")
+        self._kernel = Path(compiled.origin)
+        self.restore_kernel()
+
+    def verdict(self, mutation: Mutation) -> str:
+        """killed, SURVIVED, or why neither can be said."""
+        place = self.tree / mutation.file
+        original = place.read_text("utf-8")
+        if original.count(mutation.old) != 1:
+            return f"no verdict: the text to change occurs {original.count(mutation.old)} times"
+        place.write_text(original.replace(mutation.old, mutation.new), "utf-8")
+        try:
+            if mutation.compiled and not self._compile():
+                return "no verdict: it does not compile"
+            code = self._tests(mutation.tests)
+        finally:
+            place.write_text(original, "utf-8")
+            if mutation.compiled:
+                self.restore_kernel()
+        if code == 0:
+            return "SURVIVED"
+        if code not in _NOTICED:
+            return f"no verdict: pytest ended with {code}"
+        # A test that fails in any case kills nothing.
+        clean = self._tests(("--last-failed", "--last-failed-no-failures=none", *mutation.tests))
+        return "killed" if clean == 0 else f"no verdict: what failed does so without it (pytest ended with {clean})"
+
+    def restore_kernel(self) -> None:
+        """The compiled module of the environment."""
+        shutil.copy2(self._kernel, self.tree / "src" / "rootdk" / self._kernel.name)
+
+    def _tests(self, tests: tuple[str, ...]) -> int:
+        # No bytecode: a slip of the same length in the same second would be taken for what was compiled before.
+        own = {"PYTHONPATH": str(self.tree / "src"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "not slow",
+            "-o",
+            f"cache_dir={self._cache}",
+            *tests,
+        ]
+        try:
+            ran = subprocess.run(
+                command, cwd=self.tree, env=os.environ | own, timeout=SECONDS, check=False, stdout=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return 1
+        return ran.returncode
+
+    def _compile(self) -> bool:
+        """Everything for the first slip, afterwards only what a slip changes."""
+        path = os.pathsep.join([*_tool_folders(), os.environ.get("PATH", "")])
+        nanobind = [sys.executable, "-m", "nanobind", "--cmake_dir"]
+        where = subprocess.run(nanobind, check=True, capture_output=True, text=True).stdout.strip()
+        settings = ["-DCMAKE_BUILD_TYPE=Release", f"-Dnanobind_DIR={where}", f"-DPython_EXECUTABLE={sys.executable}"]
+        cmake = shutil.which("cmake", path=path) or "cmake"
+        for command in (
+            [cmake, "-S", str(self.tree), "-B", str(self._build), "-G", "Ninja", *settings],
+            [cmake, "--build", str(self._build)],
+        ):
+            log = subprocess.run(command, env=os.environ | {"PATH": path}, check=False, capture_output=True, text=True)
+            if log.returncode:
+                sys.stderr.write(log.stdout[-2000:] + log.stderr[-2000:])
+                return False
+        for module in self._build.glob("_kernel*.so"):
+            shutil.copy2(module, self.tree / "src" / "rootdk" / module.name)
+        return True
+
+
+def _tool_folders() -> list[str]:
+    """Where the environment has cmake and ninja: beside its interpreter, or inside the packages of these names."""
+    folders = [str(Path(sys.executable).parent)]
+    for package, inside in (("cmake", "data/bin"), ("ninja", "data/bin")):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            site = Path(spec.origin).parents[1]
+            # Scripts of packages lie in bin/ beside lib/pythonX.Y/site-packages/.
+            folders += [str(Path(spec.origin).parent / inside), str(site.parents[2] / "bin")]
+    return folders
+
+
+def main() -> int:
+    """Run, and say which survived; the number of those is the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="some of them, by their numbers")
+    parser.add_argument("--list", action="store_true", help="what they are")
+    asked = parser.parse_args()
+    numbered = [(n, m) for n, m in enumerate(MUTATIONS, 1) if not asked.only or n in asked.only]
+    unknown = [n for n in asked.only or () if not 1 <= n <= len(MUTATIONS)]
+    if unknown:
+        parser.error(f"--only: must be from 1 to {len(MUTATIONS)}, got {unknown[0]}")
+    if asked.list:
+        for number, mutation in numbered:
+            print(f"{number:2}  {mutation.file}: {mutation.slip}  [{' '.join(mutation.tests)}]")
+        return 0
+    verdicts = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        for number, mutation in numbered:
+            start = time.monotonic()
+            verdicts.append(copy.verdict(mutation))
+            taken = time.monotonic() - start
+            print(f"{number:2}  {verdicts[-1]:9} {taken:5.0f} s  {mutation.file}: {mutation.slip}", flush=True)
+    killed = verdicts.count("killed")
+    print(f"{killed} of {len(verdicts)} killed")
+    return len(verdicts) - killed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
