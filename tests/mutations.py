@@ -218,16 +218,16 @@ MUTATIONS = (
     Mutation(
         "factors of key heads in the order of other query heads",
         "src/rootdk/audit/remedies.py",
-        "gamma / np.repeat(of_key, found.group)",
-        "gamma / np.tile(of_key, found.group)",
+        "gamma / np.repeat(of_key, projections.group)",
+        "gamma / np.tile(of_key, projections.group)",
         ("tests/audit/test_remedies.py",),
     ),
     # The kernel
     Mutation(
         "sums of squares shrink like sums",
         "kernel/softmax-inl.h",
-        "load(rows.square + at) * (f * f) + square * (g * g)",
-        "load(rows.square + at) * f + square * g",
+        "load(rows.square + at) * (f * f) + sums.square * (g * g)",
+        "load(rows.square + at) * f + sums.square * g",
         _KERNEL_TESTS,
     ),
     Mutation(

@@ -189,7 +189,7 @@ def test_a_folder_in_the_way_of_the_default_report(rootdk: Any, tmp_path: Path) 
     (tmp_path / "rootdk-report.html").mkdir()
     result = rootdk(*SMALL)
     assert result.exit_code == 2
-    assert "rootdk-report.html is not a regular file" in result.output
+    assert "rootdk-report.html is a folder" in result.output
 
 
 def test_a_device_is_not_replaced_by_a_file(rootdk: Any, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ START = """
 import os, signal, sys, threading, time
 import numpy as np
 import rootdk
-from helpers import problem_of
+from rootdk.backends import problem_of
 from judge import assert_same_bits, everything
 from rootdk import _kernel
 
