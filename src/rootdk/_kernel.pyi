@@ -1,17 +1,15 @@
-"""The compiled kernel. Arrays are passed by position, checked by the caller, and walked without the GIL."""
+"""The compiled kernel. Arrays have a contiguous last axis, were checked by the caller, and are walked without the GIL."""
 
 from typing import Any, TypeAlias
 
-from ._backends.problem import Problem
+from .options import Problem
 from .reading import Reading
 
 # An array or a tensor: see bindings/memory.h.
 _Array: TypeAlias = Any
-# Its arrays with a contiguous last axis.
-_Fields: TypeAlias = Problem | tuple[Any, ...]
 
 def forward(
-    problem: _Fields,
+    problem: Problem,
     out: _Array,
     row_state: _Array | None,
     reading: _Array | type[Reading] | None,
@@ -19,7 +17,7 @@ def forward(
     team: int = 0,
 ) -> Reading | None: ...
 def backward(
-    problem: _Fields,
+    problem: Problem,
     out: _Array,
     d_out: _Array,
     row_state: _Array,
