@@ -1,4 +1,4 @@
-"""The compiled kernel. Arrays have a contiguous last axis, were checked by the caller, and are walked without the GIL."""
+"""The compiled kernel. Arrays have a contiguous last axis, are checked by the caller, and walked without the GIL."""
 
 from typing import Any, TypeAlias
 
