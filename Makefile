@@ -2,7 +2,7 @@
 #
 # Set-up runs in steps, each with a stamp file, so that nothing is done twice:
 #   .venv/.made    the environment and the build tools                   (again when constraints.txt changes)
-#   .venv/.built   the package, compiled, and its Python files as they lie in src/  (again when C++ or a folder changes)
+#   .venv/.built   the package, compiled, and its Python files as they lie in src/  (again when C++ changes)
 #   .venv/.checked what the operator's tests import: NumPy, torch, pytest
 #   .venv/.tested  what all tests import, and a browser
 #   .venv/.lab     what the report and the page need                     (the last three again when pyproject.toml changes)
@@ -19,8 +19,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
-# C++ and what says how it is built. Of src/ only the folders: their time changes when a file comes or goes.
-SOURCES := $(shell find kernel bindings -type f; find src -type d -not -name __pycache__) CMakeLists.txt pyproject.toml
+# C++ and what says how it is built. Python files, new ones too, are found where they lie.
+SOURCES := $(shell find kernel bindings -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 CXX_FILES := $(wildcard kernel/*.h kernel/*.cc bindings/*.h bindings/*.cc tests/kernel/*.cc tests/kernel/fuzz/*.h)
 PYTEST := $(PY) -m pytest
 

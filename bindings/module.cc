@@ -1,5 +1,5 @@
 // Python's door to the kernel, and the only file that knows nanobind: arrays become pointers, sizes and strides, the GIL
-// is released, the kernel runs. Values were checked in _arguments.py; what is checked here is what would read or write out
+// is released, the kernel runs. Values were checked in options.py; what is checked here is what would read or write out
 // of bounds.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

@@ -267,7 +267,7 @@ def test_claims_load_nothing_above_them() -> None:
         import sys, rootdk.lab.checks
         rootdk.lab.checks.LEDGER[8].check()
         rootdk.lab.checks.LEDGER[16].check()
-        above = ("rootdk.cli", "rootdk.lab.report", "rootdk.lab.explorer", "rootdk.bench")
+        above = ("rootdk.cli", "rootdk.lab.report", "rootdk.lab.explorer")
         above += ("torch", "plotly", "click", "rich", "ml_dtypes")
         print(*(name for name in above if name in sys.modules))
     """
