@@ -99,10 +99,11 @@ class Problem(NamedTuple):
     seed: int
 
     def with_arrays(self, query: Any, key: Any, value: Any) -> "Problem":
-        """The same facts about other arrays: what _replace gives, in a third of its time."""
-        return Problem._make((query, key, value, *self[_FACTS]))  # type: ignore[misc]  # a slice of a tuple is one
+        """The same facts about other arrays: what _replace gives, in a fraction of its time."""
+        return _new_tuple(Problem, (query, key, value, *self[_FACTS]))  # type: ignore[misc]  # a slice of a tuple is one
 
 
+_new_tuple = tuple.__new__
 _FACTS = slice(Problem._fields.index("value") + 1, None)
 
 

@@ -119,7 +119,11 @@ def _forward(
     raw_out = _raw(out)
     if problem.bias is not None:
         problem = problem._replace(bias=_raw(problem.bias))
-    handed_down = problem.with_arrays(_walkable(query), _walkable(problem.key), _walkable(problem.value))
+    key, value = problem.key, problem.value
+    walkable_query, walkable_key, walkable_value = _walkable(query), _walkable(key), _walkable(value)
+    handed_down = problem
+    if not (walkable_query is query and walkable_key is key and walkable_value is value):
+        handed_down = problem.with_arrays(walkable_query, walkable_key, walkable_value)
     reading = kernel().forward(handed_down, raw_out, row_state, kind, None)
     return out, handed_down, raw_out, reading
 
