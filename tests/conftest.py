@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import RecordingKernel
+from recording_kernel import RecordingKernel
 
 import rootdk
 from rootdk import backends

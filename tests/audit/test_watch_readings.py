@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, measure_budget, random_arrays
+from budgets import assert_within, measure_budget
+from problems import random_arrays
 
 from rootdk.audit.watching.call import Call, of_sdpa, of_transformers, split
 from rootdk.audit.watching.read import read

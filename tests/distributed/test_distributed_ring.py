@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, forward_budget, gradient_budget, judge_type, measure_budget, random_arrays
+from budgets import assert_within, forward_budget, gradient_budget, judge_type, measure_budget
+from problems import random_arrays
 from ring_ranks import together
 from tensors import array, tensor, tensor_options
 

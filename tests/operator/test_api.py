@@ -8,15 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    RecordingKernel,
-    assert_within,
-    forward_budget,
-    gradient_budget,
-    measure_budget,
-    option_sets,
-    random_arrays,
-)
+from budgets import assert_within, forward_budget, gradient_budget, measure_budget
+from problems import option_sets, random_arrays
+from recording_kernel import RecordingKernel
 
 import rootdk
 from rootdk import options as options_module

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_within, forward_budget, gradient_budget, measure_budget, random_arrays
+from budgets import assert_within, forward_budget, gradient_budget, measure_budget
 from judge import DTYPES, TARGETS, Judge, assert_same_bits, everything, target
+from problems import random_arrays
 
 import rootdk
 from rootdk import _kernel

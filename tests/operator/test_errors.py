@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import RecordingKernel
+from recording_kernel import RecordingKernel
 
 import rootdk
 from rootdk import ArgumentError, ArgumentTypeError, KernelMissingError, RootdkError, backends

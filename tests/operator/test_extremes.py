@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_within, logit_error, measure_budget, random_arrays
+from budgets import assert_within, logit_error, measure_budget
 from judge import DTYPES, TARGETS, Judge, target
+from problems import random_arrays
 
 import rootdk
 from rootdk.backends import problem_of, reference

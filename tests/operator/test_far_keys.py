@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_arrays
 from judge import TARGETS, target
+from problems import random_arrays
 
 import rootdk
 from rootdk.backends import problem_of, reference

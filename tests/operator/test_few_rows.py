@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_arrays
 from judge import DTYPES, TARGETS, Judge, assert_same_bits, everything, target, threads
+from problems import random_arrays
 
 import rootdk
 from rootdk import scaling

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, gradient_budget, option_sets, random_arrays
+from budgets import assert_within, gradient_budget
 from judge import DTYPES, TARGETS, target
+from problems import option_sets, random_arrays
 
 import rootdk
 from rootdk.backends import problem_of

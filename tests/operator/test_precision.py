@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_within, compute_type, forward_budget, gradient_budget, measure_budget, unit_roundoff
+from budgets import assert_within, compute_type, forward_budget, gradient_budget, measure_budget, unit_roundoff
 from judge import DTYPES, TARGETS, Judge, target
 
 import rootdk

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import option_sets, random_arrays
+from problems import option_sets, random_arrays
 from rich.console import Console
 
 import rootdk

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_arrays
+from problems import random_arrays
 
 import rootdk
 from rootdk import _kernel

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import option_sets, random_arrays
+from problems import option_sets, random_arrays
 from scipy import special, stats
 
 from rootdk import ScaleRule

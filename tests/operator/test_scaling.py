@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_arrays
+from problems import random_arrays
 
 from rootdk import ArgumentError, ArgumentTypeError, ScaleRule, scaling
 from rootdk.backends import problem_of

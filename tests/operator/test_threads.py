@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_arrays
 from judge import DTYPES, TARGETS, assert_same_bits, everything, target, threads
+from problems import random_arrays
 
 import rootdk
 from rootdk import _kernel

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from helpers import assert_within, compute_type, forward_budget, gradient_budget, measure_budget
+from budgets import assert_within, compute_type, forward_budget, gradient_budget, measure_budget
 
 import rootdk
 from rootdk import _kernel

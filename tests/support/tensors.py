@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from helpers import option_sets, random_arrays
+from problems import option_sets, random_arrays
 
 DTYPES = {
     "float32": (torch.float32, np.float32),

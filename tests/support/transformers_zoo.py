@@ -194,7 +194,7 @@ def textbook(
     """Attention as the papers write it, in the type of the query; eager versions take the softmax in float32.
 
     folded    with the scale and log2(e) multiplied into the query before the product, which rounds each component once:
-              the kernel does it, and helpers.py grants it. With a scale of 1, as in T5, nobody else rounds there.
+              the kernel does it, and budgets.py grants it. With a scale of 1, as in T5, nobody else rounds there.
     """
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)

@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, forward_budget, gradient_budget, random_arrays
+from budgets import assert_within, forward_budget, gradient_budget
 from judge import TARGETS, target
+from problems import random_arrays
 
 import rootdk
 from rootdk.backends import problem_of

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, bias_gradient_budget, random_arrays
+from budgets import assert_within, bias_gradient_budget
 from judge import TARGETS, target, threads
+from problems import random_arrays
 from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -224,7 +225,7 @@ def test_the_same_bits_on_any_number_of_threads(rng: np.random.Generator, case: 
 @pytest.mark.parametrize("case", ["heads take turns", "copies", "chunks of keys"])
 def test_the_other_gradients_do_not_care(rng: np.random.Generator, case: str) -> None:
     """Asking for the bias' gradient may cut the keys into other chunks; the others stay inside their own budgets."""
-    from helpers import gradient_budget
+    from budgets import gradient_budget
 
     sizes, shape = THREADED[case]
     arrays = random_arrays(rng, **sizes, d_k=16, d_v=16, dtype=np.float32)

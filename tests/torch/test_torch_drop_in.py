@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, forward_budget, gradient_budget, random_arrays
+from budgets import assert_within, forward_budget, gradient_budget
+from problems import random_arrays
 from tensors import DTYPES, array, tensor
 from torch import nn
 from torch.nn import functional as F  # noqa: N812

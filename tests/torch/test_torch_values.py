@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_within, forward_budget, gradient_budget, measure_budget, random_arrays
+from budgets import assert_within, forward_budget, gradient_budget, measure_budget
+from problems import random_arrays
 from tensors import DTYPES, NAMES, array, problem, tensor, tensor_options
 
 import rootdk
