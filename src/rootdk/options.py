@@ -7,7 +7,8 @@ Problem, by the names of its fields; none of them decides anything.
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from inspect import cleandoc
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,84 +24,86 @@ Documented = TypeVar("Documented", bound=Callable[..., Any])
 
 
 class Options(NamedTuple):
-    """What a caller may say beside query, key and value, as it was said.
+    """What a caller may say beside query, key and value, as it was said: name, meaning, default."""
 
-    scale         None is 1/sqrt(d_k); a number up to 1e19 is taken as it is; a name ("none", "sqrt", "dk", ...) or a
-                  rule of rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.
-    causal        query i sees key j only if j <= i + query_offset.
-    mask          bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair.
-    bias          float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
-                  key, as mask and key_lengths do: NaN - inf is NaN).
-    window        (left, right) or one int for both: the query at position p = i + query_offset sees key j only if
-                  p - left <= j <= p + right. None in the pair is no limit on that side.
-    query_offset  where the first query stands among the keys: an int, or ints of the leading shape. None aligns the
-                  last query with the last key: n_key - n_query, or key_lengths - n_query.
-    key_lengths   ints of the leading shape: keys from there on are padding.
-    softcap       a number c > 0: logits become c*tanh(s/c), before bias and mask.
-    sinks         one number per query head: a logit that joins the denominator and has no value.
-    dropout       the share of weights that are set to 0, the others grow by 1/(1 - dropout).
-    seed          0 <= seed < 2**64, for dropout; None draws one, for tensors from torch's default generator. The same
-                  seed gives the same result on any number of threads.
-    """
-
-    scale: Any = None
-    causal: Any = False
-    mask: Any = None
-    bias: Any = None
-    window: Any = None
-    query_offset: Any = None
-    key_lengths: Any = None
-    softcap: Any = None
-    sinks: Any = None
-    dropout: Any = 0.0
-    seed: Any = None
-
-
-def documented(function: Documented) -> Documented:
-    """Put what the options mean where the docstring of the function says {options}."""
-    meanings = (Options.__doc__ or "").partition("\n\n")[2].strip()
-    function.__doc__ = (function.__doc__ or "").replace("{options}", meanings)
-    return function
+    scale: Annotated[
+        Any,
+        """\
+        None is 1/sqrt(d_k); a number up to 1e19 is taken as it is; a name ("none", "sqrt", "dk", ...) or a
+        rule of rootdk.scaling. On tensors also a tensor without axes, such as a learned temperature.""",
+    ] = None
+    causal: Annotated[Any, "query i sees key j only if j <= i + query_offset."] = False
+    mask: Annotated[Any, "bool, broadcasts to (..., heads, n_query, n_key); True keeps a pair."] = None
+    bias: Annotated[
+        Any,
+        """\
+        float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
+        key, as mask and key_lengths do: NaN - inf is NaN).""",
+    ] = None
+    window: Annotated[
+        Any,
+        """\
+        (left, right) or one int for both: the query at position p = i + query_offset sees key j only if
+        p - left <= j <= p + right. None in the pair is no limit on that side.""",
+    ] = None
+    query_offset: Annotated[
+        Any,
+        """\
+        where the first query stands among the keys: an int, or ints of the leading shape. None aligns the
+        last query with the last key: n_key - n_query, or key_lengths - n_query.""",
+    ] = None
+    key_lengths: Annotated[Any, "ints of the leading shape: keys from there on are padding."] = None
+    softcap: Annotated[Any, "a number c > 0: logits become c*tanh(s/c), before bias and mask."] = None
+    sinks: Annotated[Any, "one number per query head: a logit that joins the denominator and has no value."] = None
+    dropout: Annotated[Any, "the share of weights that are set to 0, the others grow by 1/(1 - dropout)."] = 0.0
+    seed: Annotated[
+        Any,
+        """\
+        0 <= seed < 2**64, for dropout; None draws one, for tensors from torch's default generator. The same
+        seed gives the same result on any number of threads.""",
+    ] = None
 
 
 class Problem(NamedTuple):
     """One call as facts: everything is checked, every default is resolved.
 
     `batch` is the product of the leading axes of `query` (1 if there are none).
-
-    query         (*leading, heads, n_query, d_k)
-    key, value    (*leading, kv_heads, n_key, d_k) and (*leading, kv_heads, n_key, d_v); heads % kv_heads == 0
-    scale         one finite number
-    row_scale     None, or float64 (batch, n_query): one more factor for each query row
-    softcap       None, or a number > 0
-    left, right   the query at position p sees key j only if p - left <= j <= p + right; None is no limit
-    query_offset  int64 (batch,): query i of batch b stands at position i + query_offset[b]
-    key_lengths   None, or int64 (batch,): keys from there on are padding
-    mask, bias    None, or a view broadcast to (*leading, heads, n_query, n_key)
-    sinks         None, or float64 (heads,)
-    dropout       0 <= dropout < 1
-    seed          0 <= seed < 2**64
     """
 
-    query: Any
-    key: Any
-    value: Any
-    scale: float
-    row_scale: Any
-    softcap: float | None
-    left: int | None
-    right: int | None
-    query_offset: Any
-    key_lengths: Any
-    mask: Any
-    bias: Any
-    sinks: Any
-    dropout: float
-    seed: int
+    query: Annotated[Any, "(*leading, heads, n_query, d_k)"]
+    key: Annotated[Any, "(*leading, kv_heads, n_key, d_k); heads % kv_heads == 0"]
+    value: Annotated[Any, "(*leading, kv_heads, n_key, d_v)"]
+    scale: Annotated[float, "one finite number"]
+    row_scale: Annotated[Any, "None, or float64 (batch, n_query): one more factor for each query row"]
+    softcap: Annotated[float | None, "None, or a number > 0"]
+    left: Annotated[int | None, "the query at position p sees key j only if p - left <= j; None is no limit"]
+    right: Annotated[int | None, "and only if j <= p + right"]
+    query_offset: Annotated[Any, "int64 (batch,): query i of batch b stands at position i + query_offset[b]"]
+    key_lengths: Annotated[Any, "None, or int64 (batch,): keys from there on are padding"]
+    mask: Annotated[Any, "None, or a view broadcast to (*leading, heads, n_query, n_key)"]
+    bias: Annotated[Any, "likewise"]
+    sinks: Annotated[Any, "None, or float64 (heads,)"]
+    dropout: Annotated[float, "0 <= dropout < 1"]
+    seed: Annotated[int, "0 <= seed < 2**64"]
 
     def with_arrays(self, query: Any, key: Any, value: Any) -> "Problem":
         """The same facts about other arrays: what _replace gives, in a fraction of its time."""
         return _new_tuple(Problem, (query, key, value, *self[_FACTS]))  # type: ignore[misc]  # a slice of a tuple is one
+
+
+def _meanings(record: Any) -> str:
+    """The fields of a record and what they mean, as a docstring shows them."""
+    lines = []
+    for name, hint in record.__annotations__.items():
+        meaning = cleandoc(hint.__metadata__[0]).replace("\n", "\n" + " " * 18)
+        lines.append(f"    {name:<13} {meaning}")
+    return "\n".join(lines).lstrip()
+
+
+def documented(function: Documented) -> Documented:
+    """Put what the options mean where the docstring of the function says {options}."""
+    function.__doc__ = (function.__doc__ or "").replace("{options}", _meanings(Options))
+    return function
 
 
 _new_tuple = tuple.__new__
@@ -162,10 +165,7 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
     else:
         offset = np.full(math.prod(leading), n_key - n_query, np.int64)
 
-    left, right = (None, None) if options.window is None else window_limits(options.window)
-    if truth("causal", options.causal):
-        right = 0
-
+    left, right = limits(options)
     row_scale = None
     if options.scale is None:
         scale = SQRT.factor(shape[-1], None, None)
@@ -191,6 +191,12 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
         dropout=rate,
         seed=whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
     )
+
+
+def limits(options: Options) -> tuple[int | None, int | None]:
+    """How far a query sees to the left and to the right of its position; None is no limit."""
+    left, right = (None, None) if options.window is None else window_limits(options.window)
+    return left, 0 if truth("causal", options.causal) else right
 
 
 def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...checks import positive, refuse_masked, share, shown, truth, whole_seed, window_limits
+from ...checks import positive, refuse_masked, share, shown, whole_seed
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Options, check_shapes, resolve, scale_number
+from ...options import Options, check_shapes, limits, resolve, scale_number
 from ...reading import reading_of
 from ...scaling import ScaleRule, rule
 from .. import torch as adapter
-from .operators import Operands, attention_forward
+from .operators import AS_SAID, Operands, attention_forward
 from .transforms import FunctionalAttention
 
 
@@ -32,34 +32,25 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
     for name, tensor in (("mask", options.mask), ("bias", options.bias)):
         if tensor is not None and not isinstance(tensor, Tensor):
             adapter.broadcast(name, tensor, (), boolean=False)  # says what is wrong with it
-    left, right = (None, None) if options.window is None else window_limits(options.window)
-    if truth("causal", options.causal):
-        right = 0
+    left, right = limits(options)
     rate, seed = share("dropout", options.dropout), options.seed
     if rate and seed is None:
         seed = torch.randint(2**63 - 1, (1,), device="cpu")
     scale, learned, row_scale = _scale(query, key, options)
     offset = options.query_offset
     whole_offset = offset if isinstance(offset, int) and not isinstance(offset, bool) else None
+    as_said = {name: getattr(options, name) for name in AS_SAID}
+    changed = {
+        "softcap": None if options.softcap is None else positive("softcap", options.softcap),
+        "key_lengths": _tensor("key_lengths", options.key_lengths),
+        "sinks": _tensor("sinks", sinks, torch.float64),
+        "dropout": rate,
+    }
     operands = Operands(
-        query=query,
-        key=key,
-        value=value,
-        scale=scale,
-        learned=learned,
-        row_scale=row_scale,
-        softcap=None if options.softcap is None else positive("softcap", options.softcap),
-        left=left,
-        right=right,
-        offset=whole_offset,
-        query_offset=None if whole_offset is not None else _tensor("query_offset", offset),
-        key_lengths=_tensor("key_lengths", options.key_lengths),
-        mask=options.mask,
-        bias=options.bias,
-        sinks=_tensor("sinks", sinks, torch.float64),
-        dropout=rate,
-        seed=_seed(seed),
-    )
+        query, key, value, scale=scale, learned=learned, row_scale=row_scale, left=left, right=right,
+        offset=whole_offset, query_offset=None if whole_offset is not None else _tensor("query_offset", offset),
+        seed=_seed(seed), **(as_said | changed),
+    )  # fmt: skip
     run = attention_forward if _dispatched(query, key, value) else FunctionalAttention.apply
     out, _row_state, block, keys = run(*operands, measured)
     if one_head:

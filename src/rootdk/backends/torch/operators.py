@@ -59,21 +59,19 @@ _TENSORS = tuple(name for name, kind in _SCHEMA.items() if kind.startswith("Tens
 _NOTHING = Operands._make([None] * len(Operands._fields))
 _OPERANDS = ", ".join(f"{kind} {name}" for name, kind in _SCHEMA.items())
 _GRADIENTS = ", ".join("Tensor" for _ in eager.Gradients._fields)
+# Fields that are the option of their name as it was given; problem_of() puts the others together again.
+_CHANGED = ("scale", "query_offset", "seed")
+AS_SAID = tuple(name for name in Options._fields if name in Operands._fields and name not in _CHANGED)
 
 
 def problem_of(call: Operands) -> Problem:
     """Everything checked and resolved, as for a NumPy call."""
     options = Options(
         scale=1.0 if call.row_scale is not None else call.scale if call.learned is None else call.learned,
-        mask=call.mask,
-        bias=call.bias,
         window=None if call.left is None and call.right is None else (call.left, call.right),
         query_offset=call.query_offset if call.offset is None else call.offset,
-        key_lengths=call.key_lengths,
-        softcap=call.softcap,
-        sinks=call.sinks,
-        dropout=call.dropout,
         seed=None if call.seed is None else int(call.seed) % 2**64,
+        **{name: getattr(call, name) for name in AS_SAID},
     )
     problem, _ = resolve(adapter, call.query, call.key, call.value, options)
     if call.row_scale is None:

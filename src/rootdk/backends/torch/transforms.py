@@ -94,23 +94,14 @@ def differentiable_gradients(
     query = problem.query
     batch = tuple(query.shape[:-3]) or (1,)
     signed_seed = problem.seed - 2**64 if problem.seed >= 2**63 else problem.seed
-    call = Operands(
-        query=query,
-        key=problem.key,
-        value=problem.value,
+    call = Operands(**{name: getattr(problem, name, None) for name in Operands._fields})._replace(
         scale=problem.scale if learned is None else None,
         learned=learned,
         row_scale=_as_tensor(problem.row_scale, (*query.shape[:-3], query.shape[-2])),
-        softcap=problem.softcap,
-        left=problem.left,
-        right=problem.right,
-        offset=None,
         query_offset=_as_tensor(problem.query_offset, batch),
         key_lengths=_as_tensor(problem.key_lengths, batch),
-        mask=problem.mask,
         bias=problem.bias if bias is None else bias,
         sinks=_as_tensor(problem.sinks, query.shape[-3:-2]) if sinks is None else sinks,
-        dropout=problem.dropout,
         seed=None if problem.dropout == 0.0 else torch.tensor([signed_seed], device="cpu"),
     )
     pulled = eager.Gradients._make(FunctionalPullback.apply(d_out, out, row_state, *call, bias is not None))
