@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _views
+from . import rendering
 from .errors import ArgumentError, ArgumentTypeError
 from .summary import HeadSummary
 
@@ -282,7 +282,7 @@ class Reading:
             "shape": list(self.shape),
             "dtype": str(self.variance.dtype).rpartition(".")[2],
             "has_sinks": self.has_sinks,
-            "fields": {name: _views.encode(getattr(self, name)) for name in (*FIELDS, "keys")},
+            "fields": {name: rendering.encode(getattr(self, name)) for name in (*FIELDS, "keys")},
         }
 
     def to_json(self) -> str:
@@ -294,11 +294,11 @@ class Reading:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Reading:
         """The reading that `to_dict` was called on, as NumPy arrays."""
-        _views.expect_kind(data, _KIND)
-        _views.expect_fields(data, ("shape", "dtype", "has_sinks", "fields"))
-        _views.expect_fields(data["fields"], (*FIELDS, "keys"), "data['fields']")
-        columns = {name: _views.decode(data["fields"][name], data["dtype"], data["shape"]) for name in FIELDS}
-        keys = _views.decode(data["fields"]["keys"], "int64", data["shape"])
+        rendering.expect_kind(data, _KIND)
+        rendering.expect_fields(data, ("shape", "dtype", "has_sinks", "fields"))
+        rendering.expect_fields(data["fields"], (*FIELDS, "keys"), "data['fields']")
+        columns = {name: rendering.decode(data["fields"][name], data["dtype"], data["shape"]) for name in FIELDS}
+        keys = rendering.decode(data["fields"]["keys"], "int64", data["shape"])
         return cls(**columns, keys=keys, has_sinks=bool(data["has_sinks"]))
 
     if not TYPE_CHECKING:  # a type checker would take any name for a field
@@ -329,10 +329,10 @@ class Reading:
         return f"Reading(shape={self.shape}, dtype={self.variance.dtype}, has_sinks={self.has_sinks})"
 
     def _repr_html_(self) -> str:
-        return _views.html_table(*self._table())
+        return rendering.html_table(*self._table())
 
     def __rich__(self) -> Table:
-        return _views.rich_table(*self._table(terminal=True))
+        return rendering.rich_table(*self._table(terminal=True))
 
     def _table(self, terminal: bool = False) -> tuple[str, list[str], list[list[str]]]:
         title, columns, cells = self.by_head().table(terminal)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from . import _views
+from . import rendering
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,10 +80,10 @@ class HeadSummary:
         return f"HeadSummary(heads={len(self)}, rows={self.rows.tolist()})"
 
     def _repr_html_(self) -> str:
-        return _views.html_table(*self.table())
+        return rendering.html_table(*self.table())
 
     def __rich__(self) -> Table:
-        return _views.rich_table(*self.table(terminal=True))
+        return rendering.rich_table(*self.table(terminal=True))
 
     def table(self, terminal: bool = False) -> tuple[str, list[str], list[list[str]]]:
         """Title, headings and cells of the short view; for a terminal with headings and numbers that fit 80 columns."""
@@ -94,14 +94,14 @@ class HeadSummary:
             headings.append(narrow if terminal else heading)
             kinds.setdefault(kind, []).append(" ".join(headings[-1].split()))
             for row, number in zip(cells, getattr(self, field), strict=True):
-                row.append(_views.brief(number, heading in _SHARES) if terminal else _views.short(number))
+                row.append(rendering.brief(number, heading in _SHARES) if terminal else rendering.short(number))
         exceptions = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if kind != "median")
         title = f"{len(self)} head{'' if len(self) == 1 else 's'}, medians over rows, except {exceptions}"
         return title, headings, cells
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, ready for JSON; `from_dict` is the way back."""
-        return {"kind": _KIND} | {field.name: _views.encode(getattr(self, field.name)) for field in fields(self)}
+        return {"kind": _KIND} | {field.name: rendering.encode(getattr(self, field.name)) for field in fields(self)}
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -112,12 +112,12 @@ class HeadSummary:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> HeadSummary:
         """The summary that `to_dict` was called on."""
-        _views.expect_kind(data, _KIND)
-        _views.expect_fields(data, [field.name for field in fields(cls)])
+        rendering.expect_kind(data, _KIND)
+        rendering.expect_fields(data, [field.name for field in fields(cls)])
         heads = (len(data["rows"]),)
         return cls(
             **{
-                field.name: _views.decode(data[field.name], "int64" if field.name in _COUNTS else "float64", heads)
+                field.name: rendering.decode(data[field.name], "int64" if field.name in _COUNTS else "float64", heads)
                 for field in fields(cls)
             }
         )

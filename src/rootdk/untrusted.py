@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rootdk._views import printable
 from rootdk.errors import ArgumentError
 
 LARGEST_JSON = 16 * 2**20
@@ -156,6 +155,17 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def printable(text: str) -> str:
+    r"""Text of unknown making on one line: what does not print, such as a control code, is spelled out.
+
+    >>> printable("layer\x1b[31m"), printable("größer")
+    ('layer\\x1b[31m', 'größer')
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def shown_text(text: object, most: int = 200) -> str:

@@ -433,7 +433,7 @@ def test_inputs_are_not_changed(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(array, copy)
 
 
-@pytest.mark.parametrize("module", ["attention", "reading", "scaling", "_views"])
+@pytest.mark.parametrize("module", ["attention", "reading", "scaling", "rendering"])
 def test_docstrings_run(module: str) -> None:
     failed, attempted = doctest.testmod(importlib.import_module(f"rootdk.{module}"), verbose=False)
     assert failed == 0

@@ -17,7 +17,7 @@ from problems import option_sets, random_arrays
 from rich.console import Console
 
 import rootdk
-from rootdk import ArgumentError, ArgumentTypeError, HeadSummary, Reading, _views
+from rootdk import ArgumentError, ArgumentTypeError, HeadSummary, Reading, rendering
 from rootdk.backends import problem_of, reference
 from rootdk.reading import FIELDS
 from rootdk.summary import _COLUMNS
@@ -419,7 +419,7 @@ def test_views(rng: np.random.Generator) -> None:
         terminal = in_terminal(shown)
         first = [line.split()[0] for line in terminal.splitlines() if re.match(r" *\d+ ", line)]
         assert first == ["0", "1", "2", "3"] or first[1:] == ["0", "1", "2", "3"]
-        assert _views.brief(summary.max_logit[2]) in terminal.split()
+        assert rendering.brief(summary.max_logit[2]) in terminal.split()
     assert "sink" not in Cells(reading._repr_html_()).cells
     assert repr(reading) == "Reading(shape=(2, 4, 7), dtype=float64, has_sinks=False)"
     assert repr(summary) == "HeadSummary(heads=4, rows=[14, 14, 14, 14])"
@@ -488,7 +488,7 @@ def test_views_show_what_must_not_hide(rng: np.random.Generator) -> None:
 
 
 def test_views_escape_text() -> None:
-    html = _views.html_table("<script>", ["a&b"], [["<b>"]])
+    html = rendering.html_table("<script>", ["a&b"], [["<b>"]])
     assert "<script>" not in html
     assert Cells(html).cells == ["a&b", "<b>"]
 

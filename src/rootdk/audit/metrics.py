@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rootdk import _views
+from rootdk import rendering
 
 from .result import SEVERITIES
 
@@ -142,7 +142,7 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
 def _range(values: Sequence[float]) -> str:
     if not values:
         return "not a number"
-    low, high = _views.brief(min(values)), _views.brief(max(values))
+    low, high = rendering.brief(min(values)), rendering.brief(max(values))
     return low if low == high else f"{low} to {high}"
 
 

@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from rootdk import _views
+from rootdk import rendering
 from rootdk.untrusted import shown_text, shown_values
 
 from .metrics import FindingGroup, Metric, grid, grouped, present, short_names
@@ -60,16 +60,16 @@ def view(audit: Mapping[str, Any], maps: bool = False) -> Group:
 def view_html(audit: Mapping[str, Any]) -> str:
     """What a notebook shows of an audit: the table of layers and that of findings."""
     audit = shown_values(audit)
-    layers = _views.html_table(headline(audit).plain, *_layer_table(audit))
+    layers = rendering.html_table(headline(audit).plain, *_layer_table(audit))
     findings = [
         [
-            *(group.severity, group.metric, group.value, _views.brief(group.threshold)),
+            *(group.severity, group.metric, group.value, rendering.brief(group.threshold)),
             *(group.places, group.remedy, group.source),
         ]
         for group in grouped(audit)
     ]
     columns = ["severity", "metric", "value", "limit", "where", "what to do", "source"]
-    table = _views.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
+    table = rendering.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
     return "".join([layers, table, *(f"<p>{escape(line)}</p>" for line in _not_read(audit))])
 
 
@@ -99,9 +99,9 @@ def headline(audit: Mapping[str, Any]) -> Text:
     if model.get("d_k"):
         facts.append(f"d_k {model['d_k']}")
     if model.get("scale"):
-        facts.append(f"scale {_views.short(model['scale'])} ({model['scale_source']})")
+        facts.append(f"scale {rendering.short(model['scale'])} ({model['scale_source']})")
     if model.get("softcap"):
-        facts.append(f"softcap {_views.short(model['softcap'])}")
+        facts.append(f"softcap {rendering.short(model['softcap'])}")
     name = model.get("model_type") or "attention"
     verdict = Text(str(audit["verdict"]), style=STYLES[audit["verdict"]])
     return Text.assemble((name, "bold"), ": ", verdict, "  (", ", ".join(facts), ")")
@@ -204,7 +204,7 @@ def _findings(audit: Mapping[str, Any]) -> list[Any]:
 
 def _finding_text(group: FindingGroup) -> Text:
     text = Text.assemble(
-        (group.metric, "bold"), f" {group.value}, limit {_views.brief(group.threshold)}: {group.places}."
+        (group.metric, "bold"), f" {group.value}, limit {rendering.brief(group.threshold)}: {group.places}."
     )
     text.append(f"\nTo do: {group.remedy}.")
     return text.append(f" [{group.source}]", style="dim")
@@ -284,8 +284,8 @@ def _legend(steps: Steps) -> Text:
     """Each sign with the number that it begins at."""
     text = Text()
     if len(steps.borders) == 2:
-        return text.append(_SIGNS[2] * 2, style=_COLOURS[2]).append(f" {_views.brief(steps.borders[0])} everywhere")
-    bounds = ["", *(_views.brief(border) for border in steps.borders)]
+        return text.append(_SIGNS[2] * 2, style=_COLOURS[2]).append(f" {rendering.brief(steps.borders[0])} everywhere")
+    bounds = ["", *(rendering.brief(border) for border in steps.borders)]
     for sign, colour, bound in zip(_SIGNS, _COLOURS, bounds, strict=True):
         text.append(f" {bound} " if bound else "")
         text.append(sign * 2, style=colour)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rootdk import _views
+from rootdk import rendering
 from rootdk.errors import RootdkError
 from rootdk.lab.checks import (
     CONDITIONAL,
@@ -232,7 +232,7 @@ def _table(findings: Findings) -> Iterator[str]:
 def _cell(one: Comparison, share: bool) -> str:
     """Both numbers; a theory of next to nothing is 0."""
     predicted = 0.0 if share and one.predicted < 1e-9 else one.predicted
-    return f"{_views.brief(predicted, share):>6} {_views.brief(one.measured, share):>5}"
+    return f"{rendering.brief(predicted, share):>6} {rendering.brief(one.measured, share):>5}"
 
 
 def _agreement(findings: Findings) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rootdk import _views
+from rootdk import rendering
 from rootdk.errors import RootdkError
 
 from . import options
@@ -93,4 +93,4 @@ def _lines(report: "Recommendation") -> Iterator[str]:
 
 
 def _line(words: str, value: float) -> str:
-    return f"  {words:<50}{_views.short(value)}"
+    return f"  {words:<50}{rendering.short(value)}"

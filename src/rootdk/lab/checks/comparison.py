@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rootdk._views import expect_fields
 from rootdk.errors import ArgumentError
+from rootdk.rendering import expect_fields
 
 # A ledger makes some forty comparisons with chance in them, and their errors are estimated from 32 groups. At 4
 # standard errors one seed in eighty would raise a false alarm, at 5 one in a thousand. Training runs have 3 to 5 seeds,

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rootdk._views import expect_fields, expect_kind
 from rootdk.errors import ArgumentError
+from rootdk.rendering import expect_fields, expect_kind
 
 from .comparison import DECIDES, LIMITS, SHOWN, Comparison
 from .sampler import Sampling

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rootdk import _views
+from rootdk import rendering
 from rootdk.errors import ArgumentError
 
 from .comparison import Comparison, Parameters
@@ -91,11 +91,11 @@ class Result:
     @classmethod
     def from_dict(cls, data: Any) -> "Result":
         """The result that `to_dict` was called on; an error if the dictionary holds something else."""
-        _views.expect_kind(data, _KIND)
-        _views.expect_fields(data, ["experiment", "spec", "comparisons", "series", "grids", "seconds"])
+        rendering.expect_kind(data, _KIND)
+        rendering.expect_fields(data, ["experiment", "spec", "comparisons", "series", "grids", "seconds"])
         for part, names in (("series", _SERIES), ("grids", _GRID)):
             for one in data[part]:
-                _views.expect_fields(one, names, f"data[{part!r}]")
+                rendering.expect_fields(one, names, f"data[{part!r}]")
         return cls(
             experiment=str(data["experiment"]),
             # JSON made lists of the tuples.

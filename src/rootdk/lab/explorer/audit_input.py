@@ -4,10 +4,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rootdk._views import printable
 from rootdk.audit.result import SEVERITIES, VERDICTS
 from rootdk.errors import ArgumentError, RootdkError
-from rootdk.untrusted import JsonError, parse_json
+from rootdk.untrusted import JsonError, parse_json, printable
 
 if TYPE_CHECKING:
     from starlette.requests import Request

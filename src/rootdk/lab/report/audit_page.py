@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rootdk import _views
+from rootdk import rendering
 from rootdk.audit.metrics import METRICS, FindingGroup, Metric, grid, grouped, present, short_names
 from rootdk.audit.result import SEVERITIES
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
@@ -72,10 +72,10 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     ]
     if model.get("scale"):
         root = float(model["d_k"]) ** -0.5
-        beside = "" if abs(model["scale"] - root) < 1e-9 * root else f"; 1/√d_k is {_views.short(root)}"
-        cards.append(card(_views.short(model["scale"]), rich(f"the scale: {model['scale_source']}{beside}")))
+        beside = "" if abs(model["scale"] - root) < 1e-9 * root else f"; 1/√d_k is {rendering.short(root)}"
+        cards.append(card(rendering.short(model["scale"]), rich(f"the scale: {model['scale_source']}{beside}")))
     if model.get("softcap"):
-        cards.append(card(_views.short(model["softcap"]), "softcap; all numbers here are before it"))
+        cards.append(card(rendering.short(model["softcap"]), "softcap; all numbers here are before it"))
     return cards
 
 
@@ -93,7 +93,7 @@ def _findings(audit: Mapping[str, Any]) -> str:
 
 def _finding(one: FindingGroup) -> str:
     heading = f"{_badge(one.severity, one.severity)}<strong>{escape(one.metric)}</strong>"
-    crossed = f"{escape(one.value)}, limit {_views.brief(one.threshold)}"
+    crossed = f"{escape(one.value)}, limit {rendering.brief(one.threshold)}"
     return (
         f"<article class='claim'><header>{heading}</header>"
         f"<p>{crossed}: <span class='path'>{escape(one.places)}</span></p>"
@@ -223,7 +223,7 @@ def _ticks(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, 
 
 
 def _number(value: float) -> str:
-    return _views.brief(value)
+    return rendering.brief(value)
 
 
 def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:

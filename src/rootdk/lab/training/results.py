@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from rootdk._views import expect_fields, expect_kind
 from rootdk.errors import ArgumentError
+from rootdk.rendering import expect_fields, expect_kind
 from rootdk.untrusted import parse_json
 
 from .run import Run, RunSpec

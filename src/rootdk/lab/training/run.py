@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from rootdk._views import expect_fields, expect_kind
 from rootdk.errors import ArgumentError, ArgumentTypeError
+from rootdk.rendering import expect_fields, expect_kind
 from rootdk.scaling import rules
 
 # The name of the file format, which is older than this module: files of earlier versions can be read.

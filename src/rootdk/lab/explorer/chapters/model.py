@@ -9,7 +9,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Any
 
-from rootdk import _views
+from rootdk import rendering
 from rootdk.audit.demonstration import demonstrate
 from rootdk.audit.metrics import METRICS, Metric, grid, grouped, present
 from rootdk.audit.result import SEVERITIES
@@ -18,6 +18,7 @@ from rootdk.lab.explorer.audit_input import checked_audit
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
 from rootdk.lab.formulas import FREEZING
 from rootdk.lab.report.audit_page import map_picture, spread_picture
+from rootdk.untrusted import printable
 
 FIRST = "first"
 # What a browser still lays out quickly, and more than a person reads.
@@ -85,8 +86,8 @@ def _readable(audit: Mapping[str, Any]) -> Mapping[str, Any]:
     shown = ("layer", "metric", "source", "remedy")
     return {
         **audit,
-        "layers": [{**layer, "name": _views.printable(layer["name"])} for layer in audit["layers"]],
-        "findings": [{**one, **{name: _views.printable(one[name]) for name in shown}} for one in audit["findings"]],
+        "layers": [{**layer, "name": printable(layer["name"])} for layer in audit["layers"]],
+        "findings": [{**one, **{name: printable(one[name]) for name in shown}} for one in audit["findings"]],
     }
 
 
@@ -94,7 +95,7 @@ def _table(audit: Mapping[str, Any]) -> Table | None:
     """Findings, the worst first."""
     groups = grouped(audit)
     rows = [
-        (one.severity, one.metric, one.value, _views.brief(one.threshold), one.places, one.remedy, one.source)
+        (one.severity, one.metric, one.value, rendering.brief(one.threshold), one.places, one.remedy, one.source)
         for one in groups[:MOST_ROWS]
     ]
     if len(groups) > MOST_ROWS:

@@ -1,4 +1,4 @@
-"""How results are shown and stored: a table for the terminal, a table for notebooks, lists for JSON."""
+"""How results are rendered: as a table for the terminal or a notebook, as plain lists for JSON, and back."""
 
 from __future__ import annotations
 
@@ -56,17 +56,6 @@ def brief(value: Any, share: bool = False) -> str:
         if abs(number) < limit:
             return f"{number / size:.0f}{letter}"
     return f"{number / 1e9:.0f}G"
-
-
-def printable(text: str) -> str:
-    r"""Text of unknown making on one line: what does not print, such as a control code, is spelled out.
-
-    >>> printable("layer\x1b[31m"), printable("größer")
-    ('layer\\x1b[31m', 'größer')
-    """
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def html_table(title: str, columns: Sequence[str], rows: Rows) -> str:
