@@ -128,14 +128,27 @@ GROUPS, TOKENS = 96, 17
 
 @torch.no_grad()
 def measured(name: str, model: Any, modules: list[str]) -> dict[str, NDArray[Any]]:
-    """Variance inside the rows of its own logits, from white input, by (group, head): groups are independent."""
+    """Variance inside the rows of its own logits, by (group, head): groups are independent.
+
+    The input is white, through the gain and the shift of the norm that made what the module would have got.
+    """
     draw = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     seen: list[Any] = []
+    made_by: dict[int, Any] = {}
+    kept: list[Any] = []  # so that no other tensor gets the address of one of them
+
+    def remember(norm: Any, _args: Any, out: Any) -> None:
+        made_by[out.data_ptr()] = norm
+        kept.append(out)
 
     def white(_module: Any, args: Any, kwargs: Any) -> Any:
         def fresh(value: Any) -> Any:
-            tokens = isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[-1] == 64
-            return torch.randn(value.shape, generator=draw) if tokens else value
+            if not (isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[-1] == 64):
+                return value
+            z, norm = torch.randn(value.shape, generator=draw), made_by.get(value.data_ptr())
+            gain = 1.0 if norm is None or norm.weight is None else norm.weight + ("Gemma" in type(norm).__name__)
+            shift = getattr(norm, "bias", None)
+            return gain * z + (0.0 if shift is None else shift)
 
         return tuple(map(fresh, args)), {key: fresh(value) for key, value in kwargs.items()}
 
@@ -144,6 +157,8 @@ def measured(name: str, model: Any, modules: list[str]) -> dict[str, NDArray[Any
 
     own = dict(model.named_modules())
     hooks = [own[path].register_forward_pre_hook(white, with_kwargs=True) for path in modules]
+    hooks += [part.register_forward_hook(remember) for part in own.values() if "Norm" in type(part).__name__
+              and hasattr(part, "weight")]  # fmt: skip
     order: list[str] = []
     hooks += [own[path].register_forward_pre_hook(lambda *_, path=path: order.append(path)) for path in modules]
     given = {"input_ids": torch.randint(1, 50, (GROUPS, TOKENS), generator=draw)}

@@ -147,4 +147,4 @@ def test_a_trained_encoder_is_healthy() -> None:
         ("spectral_bound", "note"),
     }
     # Trained, and far from the near-uniform start of a BERT.
-    assert min(middles) > 1.0
+    assert min(middles) > 0.5

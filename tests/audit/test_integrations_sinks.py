@@ -18,7 +18,7 @@ from training_models import KEYS, LAYERS, batches, encoder, events, history, lin
 import rootdk
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.integrations import JsonLines, PackageMissingError, TensorBoard, TrainingLog, WeightsAndBiases
-from rootdk.integrations.keys import LayerKeys, values_of
+from rootdk.integrations.loop import LayerKeys, values_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -209,8 +209,8 @@ def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"every": 0}, ArgumentError, "every: must be an int of at least 1, got 0"),
-        ({"every": 2.0}, ArgumentTypeError, "every: must be an int of at least 1, got 2.0"),
+        ({"every": 0}, ArgumentError, "every: must be an int from 1 to 2147483647, got 0"),
+        ({"every": 2.0}, ArgumentTypeError, "every: must be an int from 1 to 2147483647, got 2.0"),
         ({"clip_tau": -1.0}, ArgumentError, "clip_tau: must be a finite number > 0, got -1.0"),
         ({"sinks": 3}, ArgumentTypeError, "sinks: must be a path or have open, write and close, got 3"),
         ({"sinks": []}, ArgumentError, "sinks: must be a path, a sink or several of them, got none"),

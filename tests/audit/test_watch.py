@@ -504,8 +504,8 @@ def test_shapes_without_heads_or_batch() -> None:
 def test_arguments() -> None:
     bad: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         (3, {}, rootdk.ArgumentTypeError, "model: must be a torch.nn.Module, got int"),
-        (model(), {"every": 0}, rootdk.ArgumentError, "every: must be an int of at least 1, got 0"),
-        (model(), {"rows": 2.5}, rootdk.ArgumentTypeError, "rows: must be an int of at least 1, got 2.5"),
+        (model(), {"every": 0}, rootdk.ArgumentError, "every: must be an int from 1 to 2147483647, got 0"),
+        (model(), {"rows": 2.5}, rootdk.ArgumentTypeError, "rows: must be an int from 1 to 2147483647, got 2.5"),
         (torch.compile(model()), {}, rootdk.ArgumentError, "model: must run eagerly, got one that torch.compile made"),
     ]
     for given, options, kind, message in bad:

@@ -105,11 +105,9 @@ def _readable(tensors: Tensors, modules: list[Projections], unknown: list[str]) 
     kept: list[Projections] = []
     packed: set[str] = set()
     for module in modules:
-        norms = (module.query_norm, module.key_norm)
-        shifts = [f"{norm}.bias" for norm in norms if norm is not None and f"{norm}.bias" in tensors]
-        strange = {name for name in (*module.tensors, *shifts) if not tensors.readable(name)}
+        strange = {name for name in module.tensors if not tensors.readable(name)}
         if strange:
-            packed |= strange | {module.query, module.key}
+            packed |= strange | {module.query.weight, module.key.weight}
         else:
             kept.append(module)
     return kept, [*unknown, *sorted(packed)]

@@ -66,8 +66,8 @@ def _attend(
     out, reading = measure(q, k, v, causal=True, scale=scale)
     first_logit = scale * np.einsum("hnd,hd->hn", q, k[:, 0])
     layer = LayerReading(
-        name, 0, reading, reading, np.exp(first_logit - reading.log_sum_exp), scale, scale, float("nan"), None,
-        D_K, HEADS, TOKENS, TOKENS, "float32", sampled=False, route="demonstration",
+        name, 0, reading, reading, np.exp(first_logit - reading.log_sum_exp), "demonstration", "float32",
+        d_k=D_K, kv_heads=HEADS, n_query=TOKENS, n_key=TOKENS, scale=scale, scale_given=scale,
     )  # fmt: skip
     predicted = [scale * row_variance(a, b) ** 0.5 for a, b in zip(_laws(query), _laws(key), strict=True)]
     return layer, predicted, out.swapaxes(0, 1).reshape(TOKENS, _WIDTH) @ back

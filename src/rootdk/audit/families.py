@@ -45,9 +45,16 @@ _GAIN_ABOVE_ONE = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
 
 
 Layout = Literal["split", "blocks", "grouped"]
-# Query and key projection under one module: Llama and most others; BERT, ViT; T5; DistilBERT; Llama as first published.
-_SPLIT = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"), ("wq", "wk"))
-_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("q_ln", "k_ln"))
+# Query and key projection under one module, in a file and in a torch module alike.
+SPLIT = (
+    *(("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"), ("query_proj", "key_proj")),
+    *(("to_q", "to_k"), ("wq", "wk"), ("Wq", "Wk"), ("w_q", "w_k"), ("q_linear", "k_linear")),
+)
+# Their norms, where there is QK-norm.
+NORMS = (
+    *(("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm")),
+    *(("query_norm", "key_norm"), ("q_ln", "k_ln"), ("ln_q", "ln_k"), ("norm_q", "norm_k")),
+)
 # blocks    all queries, then all keys, then all values
 # grouped   the queries that share a key head, that key, its value, then the next group; with a key per query head this
 #           is query, key and value of head 0, then of head 1, ...
@@ -69,6 +76,24 @@ _OTHER = frozenset(
         *("attn_out", "attn_norm", "ff_norm", "ff_proj", "ff_out"),
     ]
 )
+# Norms whose output is projected to queries and keys. Most blocks begin with one, by a name that says so; other names
+# mean that in their own family alone; and where a block ends with its norm, the input is that of the block before, or
+# of the embeddings. The keys of cross attention come from the encoder's last norm.
+_NORM_BEFORE = (
+    *("input_layernorm", "ln_1", "attn_norm", "attention_norm", "layernorm_before", "layer_norm1", "norm_1", "ln_attn"),
+)
+_NORM_BEFORE_OF = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "layer_norm"),
+    **dict.fromkeys(("whisper", "opt"), "self_attn_layer_norm"),
+    "dinov2": "norm1",
+    "albert": "full_layer_layer_norm",  # all layers but the first get what the same block made before
+}
+_NORM_AFTER = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), "output.LayerNorm"),
+    "distilbert": "output_layer_norm",
+}
+_CROSS = frozenset({"encoder_attn", "EncDecAttention"})
+_NORM_OF_ENCODER = ("encoder.final_layer_norm", "encoder.layer_norm")
 _ATTENTION = re.compile(r"attn|attention|mixer|\bqkv|query|\bkey\b", re.IGNORECASE)
 _NORM_OF_A_BLOCK = re.compile(r"layer_?norm|_norm\b|\bln_|\bnorm|output\.", re.IGNORECASE)
 
@@ -238,9 +263,9 @@ class Config:
         kind = rope.text("rope_type") or rope.text("type")
         if kind not in ("yarn", "longrope"):
             return 1.0
-        given, factor = rope.number("attention_factor"), rope.number("factor")
-        if given is not None:
-            return given
+        attention_factor, factor = rope.number("attention_factor"), rope.number("factor")
+        if attention_factor is not None:
+            return attention_factor
         # Of one position there is no logarithm to divide by.
         key, most = "original_max_position_embeddings", LARGEST_LENGTH
         length = rope.whole(key, 2, most) or fields.whole(key, 2, most)
@@ -259,17 +284,36 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """The tensors that the queries, or the keys, of one module pass through, by name; None where there is none.
+
+    input_gain, input_shift   of the norm whose output is projected
+    weight, bias              of the projection; a fused one is the same for queries and keys
+    gain, shift               of QK-norm
+    """
+
+    weight: str
+    bias: str | None = None
+    gain: str | None = None
+    shift: str | None = None
+    input_gain: str | None = None
+    input_shift: str | None = None
+
+    @property
+    def tensors(self) -> list[str]:
+        """All of them."""
+        names = (self.weight, self.bias, self.gain, self.shift, self.input_gain, self.input_shift)
+        return [name for name in names if name is not None]
+
+
+@dataclass(frozen=True, slots=True)
 class Projections:
-    """The tensors of one attention module. Fused projections have the same name as query and as key."""
+    """One attention module: its path, the order of the rows in its projections, and its tensors."""
 
     module: str
     layout: Layout
-    query: str
-    key: str
-    query_bias: str | None = None
-    key_bias: str | None = None
-    query_norm: str | None = None
-    key_norm: str | None = None
+    query: Side
+    key: Side
 
     @property
     def index(self) -> int:
@@ -278,9 +322,8 @@ class Projections:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """All that queries and keys pass through: weights, and biases and gains where there are any."""
-        norms = [f"{norm}.weight" for norm in (self.query_norm, self.key_norm) if norm]
-        return tuple(dict.fromkeys([self.query, self.key, *filter(None, (self.query_bias, self.key_bias)), *norms]))
+        """All that queries and keys pass through."""
+        return tuple(dict.fromkeys([*self.query.tensors, *self.key.tensors]))
 
 
 def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Projections], list[str]]:
@@ -290,8 +333,8 @@ def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Pr
     several model types.
 
     >>> names = ["h.0.attn.q_proj.weight", "h.0.attn.k_proj.weight", "h.0.attn.v_proj.weight"]
-    >>> found, unknown = find_projections(names)
-    >>> [one.module for one in found], unknown
+    >>> modules, unknown = find_projections(names)
+    >>> [module.module for module in modules], unknown
     (['h.0.attn'], [])
     >>> find_projections([*names, "h.0.attn.temperature"])[1]
     ['h.0.attn.temperature', 'h.0.attn.k_proj.weight', 'h.0.attn.q_proj.weight']
@@ -304,12 +347,12 @@ def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Pr
     unknown: set[str] = set()
     read: set[str] = set()
     for module in sorted(candidates, key=lambda module: _order(module.module)):
-        used = {*module.tensors, *(f"{norm}.bias" for norm in (module.query_norm, module.key_norm) if norm)}
+        used = set(module.tensors)
         inside = set(_inside(module.module, ordered)) if module.module else used
         strange = {name for name in inside - used if not _is_other(name.removeprefix(f"{module.module}."))}
         if strange:
             # A learned temperature or a norm of another kind would change what the numbers mean.
-            unknown |= strange | {module.query, module.key}
+            unknown |= strange | {module.query.weight, module.key.weight}
         else:
             modules.append(module)
             read |= inside
@@ -327,34 +370,82 @@ def _inside(module: str, ordered: Sequence[str]) -> Sequence[str]:
 
 def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> Projections | None:
     """The module that this name is the query projection of."""
-    if name.endswith("in_proj_weight"):  # nn.MultiheadAttention
-        bias = name.removesuffix("weight") + "bias"
-        here = bias if bias in known else None
-        return Projections(name.rpartition(".")[0], "blocks", name, name, here, here)
-    place, _, kind = name.rpartition(".")
-    module, _, last = place.rpartition(".")
-    if kind != "weight" or "linear_attn" in module:
+    place, _, last = name.rpartition(".")
+    if last == "in_proj_weight":  # nn.MultiheadAttention
+        bias = f"{place}.in_proj_bias".lstrip(".")
+        side = Side(name, bias if bias in known else None)
+        return Projections(place, "blocks", side, side)
+    module, _, projection = place.rpartition(".")
+    if last != "weight" or "linear_attn" in module:
         return None
-    orders = _FUSED.get(last, {})
+    orders = _FUSED.get(projection, {})
     layout = next((orders[kind] for kind in model_types if kind in orders), None)
     if layout is not None:
-        return _with_norms(module, layout, last, last, known)
-    for query, key in _SPLIT:
-        if last == query and f"{module}.{key}.weight" in known:
-            return _with_norms(module, "split", query, key, known)
+        return _module(module, layout, projection, projection, known, model_types)
+    for query, key in SPLIT:
+        if projection == query and f"{module}.{key}.weight" in known:
+            return _module(module, "split", query, key, known, model_types)
     return None
 
 
-def _with_norms(module: str, layout: Layout, query: str, key: str, known: frozenset[str]) -> Projections:
-    def there(part: str) -> str | None:
-        return f"{module}.{part}" if f"{module}.{part}" in known else None
+def _module(
+    module: str, layout: Layout, query: str, key: str, known: frozenset[str], model_types: Sequence[str]
+) -> Projections:
+    def present(name: str) -> str | None:
+        return name if name in known else None
 
-    norms: tuple[str | None, str | None] = (None, None)
-    for query_norm, key_norm in _NORMS:
-        if there(f"{query_norm}.weight") and there(f"{key_norm}.weight"):
-            norms = (f"{module}.{query_norm}", f"{module}.{key_norm}")
-    weights = (f"{module}.{query}.weight", f"{module}.{key}.weight")
-    return Projections(module, layout, *weights, there(f"{query}.bias"), there(f"{key}.bias"), *norms)
+    norms = next(
+        ([f"{module}.{norm}" for norm in pair] for pair in NORMS if all(f"{module}.{p}.weight" in known for p in pair)),
+        ["", ""],
+    )
+    inputs = _input_norms(module, known, model_types)
+    query_side, key_side = (
+        Side(
+            f"{module}.{projection}.weight",
+            present(f"{module}.{projection}.bias"),
+            present(f"{norm}.weight"),
+            present(f"{norm}.bias"),
+            *(_gain_and_shift(before, known)),
+        )
+        for projection, norm, before in zip((query, key), norms, inputs, strict=True)
+    )
+    return Projections(module, layout, query_side, key_side)
+
+
+def _gain_and_shift(norm: str | None, known: frozenset[str]) -> tuple[str | None, str | None]:
+    """The tensors of the norm at a path; checkpoints of the first years call them gamma and beta."""
+    for gain, shift in (("weight", "bias"), ("gamma", "beta")):
+        if f"{norm}.{gain}" in known:
+            return f"{norm}.{gain}", f"{norm}.{shift}" if f"{norm}.{shift}" in known else None
+    return None, None
+
+
+def _input_norms(module: str, known: frozenset[str], model_types: Sequence[str]) -> tuple[str | None, str | None]:
+    """Paths of the norms whose output becomes queries and keys; None where that is not known."""
+    parts = module.split(".")
+    block = next((place for place, part in enumerate(parts, start=1) if _number(part) is not None), None)
+    if block is None:
+        return None, None
+
+    def nearest(names: Sequence[str], inner: int, outer: int) -> str | None:
+        """The innermost norm of one of these names that a module around holds."""
+        paths = (".".join([*parts[:end], name]) for end in range(inner, outer - 1, -1) for name in names)
+        return next((path for path in paths if _gain_and_shift(path, known)[0] is not None), None)
+
+    after = next((_NORM_AFTER[kind] for kind in model_types if kind in _NORM_AFTER), None)
+    if after is None:
+        own = [_NORM_BEFORE_OF[kind] for kind in model_types if kind in _NORM_BEFORE_OF]
+        norm = nearest([*own, *_NORM_BEFORE], len(parts), block)
+        if norm is None and "modernbert" in model_types:  # its first block takes the embeddings as they are
+            norm = nearest(["embeddings.norm"], block - 1, 0)
+        return norm, nearest(_NORM_OF_ENCODER, block - 1, 0) if parts[-1] in _CROSS else norm
+    if int(parts[block - 1]) > 0:
+        norm = ".".join([*parts[: block - 1], str(int(parts[block - 1]) - 1), after])
+    else:
+        norm = nearest(["embeddings.LayerNorm"], block - 1, 0)
+        if norm is not None and norm.replace("embeddings.LayerNorm", "embeddings_project.weight") in known:
+            norm = None  # its output is projected to another width first
+    return norm, norm
 
 
 def _is_other(rest: str) -> bool:

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .families import Facts, Projections
+from .families import Facts, Projections, Side
 from .law import Floats, Law, Together, gain_bound, row_variance, row_variance_bound, spectral_bound
 from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_WIDTH
 from .tensors import Tensors
@@ -22,12 +23,20 @@ _LARGEST_WEIGHT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
-class _Projected:
-    """One head before any norm, with the numbers of its weights that are NaN or infinite."""
+class _Head:
+    """Queries, or keys, of one head: their law, after QK-norm if there is one, and what bounds them.
+
+    width        how many components the input has: it is sqrt(width) long
+    non_finite   how many of its weights are NaN or infinite; if there are any, the law means nothing
+    gain, shift  of QK-norm, after which a vector of `length` components is sqrt(length) long
+    """
 
     law: Law
     width: int
     non_finite: int
+    gain: Floats | None = None
+    shift: Floats | None = None
+    length: int = 0
 
 
 def read_heads(tensors: Tensors, module: Projections, facts: Facts) -> Iterator[Metrics]:
@@ -36,21 +45,12 @@ def read_heads(tensors: Tensors, module: Projections, facts: Facts) -> Iterator[
     The key of a group of query heads is read once. Held are a query and a key head, as d_k x d_k matrices, and a block
     of weights; where the rows of a head do not lie together, as many heads as LARGEST_GRAMS has room for.
     """
-    query, key = _sides(tensors, module, facts)
-    group = facts.heads // facts.key_heads
+    query, key = _readers(tensors, module, facts)
     with np.errstate(all="ignore"):  # what overflows is counted and said
-        norms = None
-        if module.query_norm is not None and module.key_norm is not None:
-            norms = _Norm(tensors, module.query_norm, facts, query), _Norm(tensors, module.key_norm, facts, key)
-        queries = query.heads(tensors)
-        for key_head, one_key in enumerate(key.heads(tensors)):
-            normed_key = None if norms is None or one_key.non_finite else norms[1].law(key_head, one_key.law)
-            for head in range(key_head * group, (key_head + 1) * group):
-                one = next(queries)
-                if norms is None:
-                    yield _plain(one, one_key, facts)
-                else:
-                    yield _normed(head, one, key_head, one_key, normed_key, *norms, facts)
+        queries = query.heads()
+        for key_head in key.heads():
+            for _ in range(facts.heads // facts.key_heads):
+                yield _metrics(next(queries), key_head, facts)
 
 
 def work_of(tensors: Tensors, module: Projections, facts: Facts) -> tuple[float, int]:
@@ -59,121 +59,170 @@ def work_of(tensors: Tensors, module: Projections, facts: Facts) -> tuple[float,
     A Gram matrix takes d_k^2 for every column, and what follows some forty times d_k^3.
     """
     work, size = 0.0, 0
-    for side in _sides(tensors, module, facts):
-        numbers = side.count * side.d_k * side.width
-        passes = 2 if side.together else 1
-        work += passes * (numbers * (side.d_k + 16.0) + 40.0 * side.count * side.d_k**3)
-        size += passes * numbers * tensors.itemsize(side.name)
+    for reader in _readers(tensors, module, facts):
+        numbers = reader.count * facts.d_k * reader.width
+        passes = 2 if reader.together else 1
+        work += passes * (numbers * (facts.d_k + 16.0) + 40.0 * reader.count * facts.d_k**3)
+        size += passes * numbers * tensors.itemsize(reader.side.weight)
     return work, size
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """Queries, or keys, of one module: where each head begins, and how to read it.
-
-    turned     whether the weights are kept as (inputs, outputs), as GPT-2 does
-    together   whether a norm goes over all heads at once: they are then read twice
-    """
-
-    name: str
-    bias: str | None
-    count: int
-    d_k: int
-    width: int
-    turned: bool
-    start: Callable[[int], int]
-    together: bool = False
-
-    def heads(self, tensors: Tensors) -> Iterator[_Projected]:
-        """W W' of every head, added up block by block."""
-        grams = self._turned_grams(tensors) if self.turned else self._grams(tensors)
-        for head, (gram, non_finite) in enumerate(grams):
-            at = self.start(head)
-            mean = np.zeros(self.d_k) if self.bias is None else tensors.read(self.bias, slice(at, at + self.d_k))
-            yield _Projected(Law(mean, gram), self.width, non_finite + _beyond(mean))
-
-    def _grams(self, tensors: Tensors) -> Iterator[tuple[Floats, int]]:
-        """One head after the other: the rows of a head lie together."""
-        step = max(1, LARGEST_BLOCK // self.d_k)
-        for head in range(self.count):
-            gram, non_finite, at = np.zeros((self.d_k, self.d_k)), 0, self.start(head)
-            for first in range(0, self.width, step):
-                columns = slice(first, min(first + step, self.width))
-                gram, non_finite = _added(gram, non_finite, tensors.read(self.name, slice(at, at + self.d_k), columns))
-            yield gram, non_finite
-
-    def _turned_grams(self, tensors: Tensors) -> Iterator[tuple[Floats, int]]:
-        """Several heads at once, some inputs at a time: a head lies scattered over the whole tensor."""
-        d = self.d_k
-        several = max(1, LARGEST_GRAMS // (8 * d * d))
-        for head in range(0, self.count, several):
-            starts = [self.start(one) for one in range(head, min(head + several, self.count))]
-            left, right = starts[0], starts[-1] + d
-            found, step = [(np.zeros((d, d)), 0) for _ in starts], max(1, LARGEST_BLOCK // (right - left))
-            for first in range(0, self.width, step):
-                rows = slice(first, min(first + step, self.width))
-                block = tensors.read(self.name, rows, slice(left, right)).T
-                found = [_added(*one, block[at - left : at - left + d]) for one, at in zip(found, starts, strict=True)]
-            yield from found
-
-
-def _sides(tensors: Tensors, module: Projections, facts: Facts) -> tuple[_Side, _Side]:
+def _readers(tensors: Tensors, module: Projections, facts: Facts) -> tuple["_Reader", "_Reader"]:
     """Both sides of a module; an error if the tensors have other shapes than the config says."""
     d, heads, key_heads, group = facts.d_k, facts.heads, facts.key_heads, facts.heads // facts.key_heads
-    query_at: Callable[[int], int]
-    key_at: Callable[[int], int]
-    if module.layout == "split":
-        rows = (heads * d, key_heads * d)
-        expected = (f"{heads} heads of {d}", f"{key_heads} key heads of {d}")
-        query_at = key_at = lambda head: head * d
-    else:
+    query_at: Callable[[int], int] = lambda head: head * d  # noqa: E731 -- beside its siblings
+    key_at = query_at
+    rows = (heads * d, key_heads * d)
+    expected = (f"{heads} heads of {d}", f"{key_heads} key heads of {d}")
+    if module.layout != "split":
         rows = ((heads + 2 * key_heads) * d,) * 2
         expected = (f"{heads} query, {key_heads} key and {key_heads} value heads of {d}",) * 2
-        if module.layout == "blocks":
-            query_at, key_at = lambda head: head * d, lambda head: (heads + head) * d
-        else:
-            query_at = lambda head: (head + 2 * (head // group)) * d  # noqa: E731 -- beside its three siblings
-            key_at = lambda head: (head * (group + 2) + group) * d  # noqa: E731
-    sides = []
-    for name, bias, norm, count, total, words, at in (
-        (module.query, module.query_bias, module.query_norm, heads, rows[0], expected[0], query_at),
-        (module.key, module.key_bias, module.key_norm, key_heads, rows[1], expected[1], key_at),
-    ):
-        width = _checked_width(tensors, name, total, words)
-        if bias is not None and tensors.shape(bias) != (total,):
+    if module.layout == "blocks":
+        key_at = lambda head: (heads + head) * d  # noqa: E731
+    elif module.layout == "grouped":
+        query_at = lambda head: (head + 2 * (head // group)) * d  # noqa: E731
+        key_at = lambda head: (head * (group + 2) + group) * d  # noqa: E731
+    return (
+        _Reader(tensors, module.query, facts, heads, query_at, rows[0], expected[0]),
+        _Reader(tensors, module.key, facts, key_heads, key_at, rows[1], expected[1]),
+    )
+
+
+class _Reader:
+    """Reads the heads of the queries, or of the keys, of one module, W W' block by block.
+
+    The input is z of independent unit components, or g z + s where a norm with gain g and shift s comes before:
+    q = W (g z + s) + b has mean W s + b and covariance (W g)(W g)'.
+
+    A gain of QK-norm has d_k numbers for all heads alike, or d_k for each head. Where they lie in one row of heads x
+    d_k, as in OLMo 2, the length is taken over all heads `together`, which are then read twice.
+    """
+
+    def __init__(
+        self, tensors: Tensors, side: Side, facts: Facts, count: int, start: Callable[[int], int], rows: int, words: str
+    ) -> None:
+        self._tensors, self.side, self._facts, self.count, self._start = tensors, side, facts, count, start
+        self._turned = side.weight.endswith("c_attn.weight")  # GPT-2 keeps its weights as (inputs, outputs)
+        self.width = self._checked_width(rows, words)
+        self._check_shape(side.bias, rows)
+        for name in (side.input_gain, side.input_shift):
+            self._check_shape(name, self.width, "input")
+        d = facts.d_k
+        for name in (side.gain, side.shift):
+            if name is not None and (shape := tensors.shape(name)) not in ((d,), (count, d), (count * d,)):
+                raise ArgumentError(
+                    f"path: {shown_text(name)} must have {d} numbers, or that for {count} heads, "
+                    f"got shape {list(shape)}"
+                )
+        self.together = side.gain is not None and count > 1 and tensors.shape(side.gain) == (count * d,)
+
+    def _checked_width(self, rows: int, expected: str) -> int:
+        """How many inputs the projection has."""
+        shape, turned = self._tensors.shape(self.side.weight), self._turned
+        name, axes = shown_text(self.side.weight), ("rows", "columns")
+        if len(shape) != 2 or shape[turned] != rows:
             raise ArgumentError(
-                f"path: {shown_text(bias)} must have {total} numbers, one for each output of "
-                f"{shown_text(name)}, got shape {list(tensors.shape(bias))}"
+                f"path: {name} must have {rows} {axes[turned]}, {expected} as its config says, got shape {list(shape)}"
             )
-        together = norm is not None and count > 1 and tensors.shape(f"{norm}.weight") == (count * d,)
-        sides.append(_Side(name, bias, count, d, width, _is_turned(name), at, together))
-    return sides[0], sides[1]
+        if not 1 <= shape[1 - turned] <= LARGEST_WIDTH:
+            raise ArgumentError(
+                f"path: {name} must have 1 to {LARGEST_WIDTH} {axes[1 - turned]}, got shape {list(shape)}"
+            )
+        return shape[1 - turned]
+
+    def _check_shape(self, name: str | None, size: int, of: str = "output") -> None:
+        if name is not None and self._tensors.shape(name) != (size,):
+            raise ArgumentError(
+                f"path: {shown_text(name)} must have {size} numbers, one for each {of} of "
+                f"{shown_text(self.side.weight)}, got shape {list(self._tensors.shape(name))}"
+            )
+
+    def heads(self) -> Iterator[_Head]:
+        """Every head in its order, through QK-norm if there is one."""
+        if self.side.gain is None:
+            yield from self._projected()
+            return
+        d, facts = self._facts.d_k, self._facts
+        gains = self._tensors.read(self.side.gain).reshape(-1, d) + facts.gain_offset
+        shifts = np.zeros((1, d)) if self.side.shift is None else self._tensors.read(self.side.shift).reshape(-1, d)
+        length = self.count * d if self.together else d
+        normed: Callable[[Law], Law]
+        if self.together:
+            # What a mean over all heads takes off is one component of many: left out.
+            spectra = (head.law.turned() for head in self._projected() if not head.non_finite)
+            over_all = Together.of(spectra, length, facts.epsilon)
+            normed = lambda law: over_all.normed(law.turned())  # noqa: E731 -- beside its sibling
+        else:
+            centred = facts.centred_norm or self.side.shift is not None
+            normed = lambda law: (law.centred() if centred else law).normed(facts.epsilon)  # noqa: E731
+        for number, head in enumerate(self._projected()):
+            gain, shift = gains[number % len(gains)], shifts[number % len(shifts)]
+            non_finite = head.non_finite + _beyond(gain) + _beyond(shift)
+            law = head.law if non_finite else normed(head.law).scaled(gain, shift)
+            yield replace(head, law=law, non_finite=non_finite, gain=gain, shift=shift, length=length)
+
+    def _projected(self) -> Iterator[_Head]:
+        """Every head before QK-norm."""
+        read = self._tensors.read
+        gain = np.ones(self.width) if self.side.input_gain is None else self._input_gain(self.side.input_gain)
+        shift = np.zeros(self.width) if self.side.input_shift is None else read(self.side.input_shift)
+        sums = self._sums_turned if self._turned else self._sums
+        for head, added in enumerate(sums(partial(_Sum.plus, gain=gain, shift=shift))):
+            at, mean, non_finite = self._start(head), added.mean, added.non_finite
+            if self.side.bias is not None:
+                bias = read(self.side.bias, slice(at, at + self._facts.d_k))
+                mean, non_finite = mean + bias, non_finite + _beyond(bias)
+            yield _Head(Law(mean, added.gram), self.width, non_finite)
+
+    def _input_gain(self, name: str) -> Floats:
+        return self._tensors.read(name) + self._facts.gain_offset
+
+    def _sums(self, plus: Callable[..., "_Sum"]) -> Iterator["_Sum"]:
+        """One head after the other: the rows of a head lie together."""
+        d = self._facts.d_k
+        step = max(1, LARGEST_BLOCK // d)
+        for head in range(self.count):
+            added, at = _Sum.empty(d), self._start(head)
+            for first in range(0, self.width, step):
+                columns = slice(first, min(first + step, self.width))
+                added = plus(added, self._tensors.read(self.side.weight, slice(at, at + d), columns), columns)
+            yield added
+
+    def _sums_turned(self, plus: Callable[..., "_Sum"]) -> Iterator["_Sum"]:
+        """Several heads at once, some inputs at a time: a head lies scattered over the whole tensor."""
+        d = self._facts.d_k
+        several = max(1, LARGEST_GRAMS // (8 * d * d))
+        for head in range(0, self.count, several):
+            starts = [self._start(number) for number in range(head, min(head + several, self.count))]
+            left, right = starts[0], starts[-1] + d
+            sums, step = [_Sum.empty(d) for _ in starts], max(1, LARGEST_BLOCK // (right - left))
+            for first in range(0, self.width, step):
+                inputs = slice(first, min(first + step, self.width))
+                block = self._tensors.read(self.side.weight, inputs, slice(left, right)).T
+                rows = [block[at - left : at - left + d] for at in starts]
+                sums = [plus(added, part, inputs) for added, part in zip(sums, rows, strict=True)]
+            yield from sums
 
 
-def _checked_width(tensors: Tensors, name: str, rows: int, expected: str) -> int:
-    """How many inputs a projection has."""
-    shape, turned = tensors.shape(name), _is_turned(name)
-    if len(shape) != 2 or shape[turned] != rows:
-        raise ArgumentError(
-            f"path: {shown_text(name)} must have {rows} {'columns' if turned else 'rows'}, {expected} as its config "
-            f"says, got shape {list(shape)}"
-        )
-    if not 1 <= shape[1 - turned] <= LARGEST_WIDTH:
-        raise ArgumentError(
-            f"path: {shown_text(name)} must have 1 to {LARGEST_WIDTH} {'rows' if turned else 'columns'}, got shape "
-            f"{list(shape)}"
-        )
-    return shape[1 - turned]
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """(W g)(W g)' and W s of one head, over the columns that were read so far."""
 
+    gram: Floats
+    mean: Floats
+    non_finite: int
 
-def _is_turned(name: str) -> bool:
-    """GPT-2 keeps its weights turned: (inputs, outputs)."""
-    return name.endswith("c_attn.weight")
+    @classmethod
+    def empty(cls, d: int) -> "_Sum":
+        return cls(np.zeros((d, d)), np.zeros(d), 0)
 
-
-def _added(gram: Floats, non_finite: int, block: Floats) -> tuple[Floats, int]:
-    non_finite += _beyond(block)
-    return (gram if non_finite else gram + block @ block.T), non_finite
+    def plus(self, block: Floats, columns: slice, gain: Floats, shift: Floats) -> "_Sum":
+        """With some more columns of W; after a number that is not finite they are only counted."""
+        folded = block * gain[columns]
+        non_finite = self.non_finite + _beyond(folded)
+        if non_finite:
+            return replace(self, non_finite=non_finite)
+        return _Sum(self.gram + folded @ folded.T, self.mean + block @ shift[columns], 0)
 
 
 def _beyond(numbers: Floats) -> int:
@@ -183,85 +232,30 @@ def _beyond(numbers: Floats) -> int:
     return int(np.count_nonzero(~(np.abs(numbers) <= _LARGEST_WEIGHT)))
 
 
-def _plain(query: _Projected, key: _Projected, facts: Facts) -> Metrics:
-    non_finite = query.non_finite + key.non_finite
-    if non_finite:
-        return _metrics(facts, non_finite, math.nan, math.nan, spectral_bound=math.nan)
-    bound = spectral_bound(query.law, key.law, query.width, key.width, rotated=facts.rotated)
-    if facts.clip is not None:
-        bound = min(bound, facts.d_k * facts.clip**2)
-    variances = row_variance(query.law, key.law), row_variance_bound(query.law, key.law)
-    return _metrics(facts, 0, *variances, spectral_bound=bound * facts.scale.value)
-
-
-class _Norm:
-    """QK-norm of the queries, or of the keys, of one module.
-
-    Its gain has d_k numbers for all heads alike, or d_k for each head. Where they lie in one row of heads x d_k, as in
-    OLMo 2, the length is taken over all heads together.
-    """
-
-    def __init__(self, tensors: Tensors, name: str, facts: Facts, side: _Side) -> None:
-        d, heads = facts.d_k, side.count
-        self._gain = _gains(tensors, f"{name}.weight", heads, d) + facts.gain_offset
-        shift = f"{name}.bias"
-        self._shift = _gains(tensors, shift, heads, d) if shift in tensors else np.zeros((1, d))
-        self.length = heads * d if side.together else d
-        self._centred = facts.centred_norm or shift in tensors
-        self._epsilon = facts.epsilon
-        # What a mean over all heads takes off is one component of many: left out.
-        self._together = None
-        if side.together:
-            heads_read = (one.law.turned() for one in side.heads(tensors) if not one.non_finite)
-            self._together = Together.of(heads_read, self.length, self._epsilon)
-
-    def of(self, head: int) -> tuple[Floats, Floats]:
-        """Gain and shift of one head."""
-        return self._gain[head % len(self._gain)], self._shift[head % len(self._shift)]
-
-    def law(self, head: int, law: Law) -> Law:
-        """What one head becomes."""
-        if self._together is not None:
-            normed = self._together.normed(law.turned())
-        else:
-            normed = (law.centred() if self._centred else law).normed(self._epsilon)
-        return normed.scaled(*self.of(head))
-
-
-def _gains(tensors: Tensors, name: str, heads: int, d: int) -> Floats:
-    """(1, d) if all heads share them, else (heads, d)."""
-    shape = tensors.shape(name)
-    if shape not in ((d,), (heads, d), (heads * d,)):
-        raise ArgumentError(
-            f"path: {shown_text(name)} must have {d} numbers, or that for {heads} heads, got shape {list(shape)}"
-        )
-    return tensors.read(name).reshape(-1, d)
-
-
-def _normed(
-    head: int, query: _Projected, key_head: int, key: _Projected, key_law: Law | None, q_norm: _Norm, k_norm: _Norm,
-    facts: Facts,
-) -> Metrics:  # fmt: skip
-    gains = (*q_norm.of(head), *k_norm.of(key_head))
-    non_finite = query.non_finite + key.non_finite + sum(_beyond(gain) for gain in gains)
-    if non_finite or key_law is None:
-        return _metrics(facts, non_finite, math.nan, math.nan, gain_bound=math.nan)
-    lengths = (q_norm.length, k_norm.length)
-    bound = gain_bound(q_norm.of(head), k_norm.of(key_head), lengths, rotated=facts.rotated)
-    laws = q_norm.law(head, query.law), key_law
-    return _metrics(facts, 0, row_variance(*laws), row_variance_bound(*laws), gain_bound=bound * facts.scale.value)
-
-
-def _metrics(facts: Facts, non_finite: int, variance: float, bound: float, **bounds: float) -> Metrics:
-    scale = facts.scale.value
-    variance = variance if math.isnan(variance) else max(variance, 0.0)  # 0 less a rounding error
+def _metrics(query: _Head, key: _Head, facts: Facts) -> Metrics:
+    scale, non_finite = facts.scale.value, query.non_finite + key.non_finite
+    bounded_by = "spectral_bound" if query.gain is None or key.gain is None else "gain_bound"
+    variance = variance_bound = bound = math.nan
+    if not non_finite:
+        variance = max(row_variance(query.law, key.law), 0.0)  # 0 less a rounding error
+        variance_bound = row_variance_bound(query.law, key.law)
+        bound = _bound(query, key, facts)
     return {
         "predicted_variance": scale**2 * variance,
         "predicted_deviation": scale * math.sqrt(variance),
-        "variance_bound": scale**2 * bound,
-        **bounds,
+        "variance_bound": scale**2 * variance_bound,
+        bounded_by: scale * bound,
         "scale": scale,
         "scale_ratio": scale * math.sqrt(facts.d_k),
         "d_k": float(facts.d_k),
         "non_finite_weights": float(non_finite),
     }
+
+
+def _bound(query: _Head, key: _Head, facts: Facts) -> float:
+    """The largest <q, k>."""
+    if query.gain is not None and query.shift is not None and key.gain is not None and key.shift is not None:
+        gains = (query.gain, query.shift), (key.gain, key.shift)
+        return gain_bound(*gains, (query.length, key.length), rotated=facts.rotated)
+    bound = spectral_bound(query.law, key.law, query.width, key.width, rotated=facts.rotated)
+    return bound if facts.clip is None else min(bound, facts.d_k * facts.clip**2)

@@ -57,17 +57,17 @@ class LayerReading:
     reading: Reading
     scores: Reading
     first_weight: Any
-    scale: float
-    scale_given: float
-    mismatch: float
-    softcap: float | None
+    route: str
+    dtype: str
     d_k: int
     kv_heads: int
     n_query: int
     n_key: int
-    dtype: str
-    sampled: bool
-    route: str
+    scale: float = math.nan
+    scale_given: float = math.nan
+    mismatch: float = math.nan
+    softcap: float | None = None
+    sampled: bool = False
 
     @property
     def heads(self) -> int:

@@ -122,9 +122,9 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
     """The findings of an audit's dictionary, the worst first, else in the order in which they come.
 
     >>> same = {"metric": "max_logit", "severity": "warning", "threshold": 100.0, "source": "s", "remedy": "r"}
-    >>> found = [{"layer": f"layers.{i}.attn", "head": 3, "value": 110.0 + i, **same} for i in range(2)]
-    >>> [one] = grouped({"layers": [], "findings": found})
-    >>> one.value, one.places
+    >>> findings = [{"layer": f"layers.{i}.attn", "head": 3, "value": 110.0 + i, **same} for i in range(2)]
+    >>> [group] = grouped({"layers": [], "findings": findings})
+    >>> group.value, group.places
     ('110 to 111', 'layers.{0,1}.attn, head 3')
     """
     sizes = {layer["name"]: len(layer["heads"]) for layer in audit["layers"]}

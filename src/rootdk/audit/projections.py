@@ -14,29 +14,8 @@ from numpy.typing import NDArray
 
 from rootdk.errors import ArgumentError
 
-NORMS = (
-    ("q_norm", "k_norm"),
-    ("q_layernorm", "k_layernorm"),
-    ("query_layernorm", "key_layernorm"),
-    ("query_norm", "key_norm"),
-    ("q_ln", "k_ln"),
-    ("ln_q", "ln_k"),
-    ("norm_q", "norm_k"),
-)
+from .families import NORMS, SPLIT
 
-
-SPLIT = (
-    ("q_proj", "k_proj"),
-    ("query", "key"),
-    ("q", "k"),
-    ("q_lin", "k_lin"),
-    ("query_proj", "key_proj"),
-    ("to_q", "to_k"),
-    ("wq", "wk"),
-    ("Wq", "Wk"),
-    ("w_q", "w_k"),
-    ("q_linear", "k_linear"),
-)
 BLOCKS = ("c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj", "to_qkv", "W_pack")
 BY_KEY_HEAD = ("query_key_value",)
 # Modules of transformers that use one of these names for an order of their own.
@@ -135,29 +114,30 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
         return _multi_head(module)
     if type(module).__name__ in OTHER_ORDER:
         raise ArgumentError(f"model: {layer} must keep q, k and v in a known order, got {type(module).__name__}")
-    found = _split(module, heads) or _fused(module, heads, d_k)
+    projections = _split(module, heads) or _fused(module, heads, d_k)
     adapted = [name for name, child in module.named_children() if hasattr(child, "base_layer")]
     if adapted:
         raise ArgumentError(
             f"model: {layer} must hold its weights alone, got an adapter on {adapted[0]}: merge it first"
         )
-    if found is None:
+    if projections is None:
         known = ", ".join("/".join(pair) for pair in SPLIT) + ", " + ", ".join((*BLOCKS, *BY_KEY_HEAD))
         raise ArgumentError(
             f"model: {layer} must hold its projections by a known name ({known}), got {type(module).__name__} with "
             f"{', '.join(name for name, _ in module.named_children()) or 'no submodules'}"
         )
-    _check(found, heads, layer)
-    return found
+    _check(projections, heads, layer)
+    return projections
 
 
-def _check(found: Projections, heads: int, layer: str) -> None:
+def _check(projections: Projections, heads: int, layer: str) -> None:
     """What would be clipped must be what the model multiplies with."""
-    sizes = {places.stop - places.start for places in (*found.query.places, *found.key.places)}
-    if len(sizes) != 1 or min(sizes) < 1 or found.group < 1 or len(found.key.places) * found.group != heads:
-        shapes = " and ".join(str(tuple(part.parameters[0].shape)) for part in (found.query, found.key))
+    sizes = {places.stop - places.start for places in (*projections.query.places, *projections.key.places)}
+    key_heads = len(projections.key.places)
+    if len(sizes) != 1 or min(sizes) < 1 or projections.group < 1 or key_heads * projections.group != heads:
+        shapes = " and ".join(str(tuple(part.parameters[0].shape)) for part in (projections.query, projections.key))
         raise ArgumentError(f"model: {layer} must have projections of {heads} heads of one size, got {shapes}")
-    for part in (found.query, found.key):
+    for part in (projections.query, projections.key):
         if not part.parameters[0].is_floating_point():
             raise ArgumentError(f"model: {layer} must have floating point weights, got {part.parameters[0].dtype}")
 

@@ -1,12 +1,13 @@
 """What to do about a finding: clip W_q and W_k where logits are too large, or the scale to set."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rootdk.checks import positive
 from rootdk.errors import ArgumentError, ArgumentTypeError
 
 from .layer import LayerReading
@@ -135,19 +136,22 @@ def largest_scores(readings: Any) -> Largest:
         raise ArgumentTypeError(
             f"readings: must be a Watch or a mapping from layer to LayerReading, got {type(readings).__name__}"
         )
-    largest: Largest = {}
     for name, reading in readings.items():
         if not isinstance(reading, LayerReading):
             raise ArgumentTypeError(f"readings: must hold LayerReadings, got {type(reading).__name__} at {name!r}")
-        path, scores = name.partition("#")[0], reading.metrics["max_score"]
-        largest[path] = (np.fmax(largest[path][0], scores) if path in largest else scores, reading.d_k)
+    return merged_largest(
+        {name.partition("#")[0]: (reading.metrics["max_score"], reading.d_k)} for name, reading in readings.items()
+    )
+
+
+def merged_largest(parts: Iterable[Largest]) -> Largest:
+    """The largest score of each head over all parts.
+
+    >>> merged_largest([{"a": (np.array([1.0, 5.0]), 8)}, {"a": (np.array([2.0, 3.0]), 8)}])
+    {'a': (array([2., 5.]), 8)}
+    """
+    largest: Largest = {}
+    for part in parts:
+        for path, (scores, d_k) in part.items():
+            largest[path] = (np.fmax(largest[path][0], scores) if path in largest else scores, d_k)
     return largest
-
-
-def positive(argument: str, given: Any) -> float:
-    """`given` as a float, if it is a finite number > 0."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise ArgumentTypeError(f"{argument}: must be a number > 0, got {given!r}")
-    if not (given > 0 and math.isfinite(given)):
-        raise ArgumentError(f"{argument}: must be a finite number > 0, got {given!r}")
-    return float(given)

@@ -64,13 +64,13 @@ def run_checkpoint(
                 "read_checkpoint reads its weights"
             )
         report("running", 0.4)
-        given = _inputs(transformers, torch, folder, model.config, text, tokens, seed)
+        inputs = _inputs(transformers, torch, folder, model.config, text, tokens, seed)
         if getattr(model.config, "is_encoder_decoder", False):
-            given["decoder_input_ids"] = given["input_ids"]
+            inputs["decoder_input_ids"] = inputs["input_ids"]
         from .watching import watch
 
         with torch.no_grad(), watch(model) as seen, _one_line(f"transformers cannot run {shown_text(folder)}"):
-            model(**given)
+            model(**inputs)
     report("judging", 0.9)
     return seen.report(phase)
 

@@ -5,9 +5,8 @@ Importing this loads no framework; a callback or a sink loads the one that it is
 
 from rootdk.integrations.callbacks import lightning_callback, trainer_callback
 from rootdk.integrations.loop import TrainingLog
-from rootdk.integrations.needed import PackageMissingError
 from rootdk.integrations.ranks import merged_metrics
-from rootdk.integrations.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases
+from rootdk.integrations.sinks import JsonLines, PackageMissingError, Sink, TensorBoard, WeightsAndBiases
 
 __all__ = [
     "JsonLines",

@@ -7,7 +7,7 @@ from typing import Any
 
 from rootdk.errors import ArgumentError
 from rootdk.integrations.loop import DEFAULT, TrainingLog
-from rootdk.integrations.needed import needed
+from rootdk.integrations.sinks import needed
 
 
 def trainer_callback(

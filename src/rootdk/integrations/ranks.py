@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.audit.layer import KINDS, LayerReading, Numbers, finished
-from rootdk.audit.remedies import Largest
+from rootdk.audit.remedies import Largest, merged_largest
 from rootdk.errors import ArgumentError
 
 # Adds up one array of counts of each process.
@@ -44,19 +44,6 @@ def over_ranks(largest: Largest, group: Any = None) -> Largest:
     """The largest scores over all processes of a group, the same in each of them; all of them have to call this."""
     distributed = _distributed()
     return largest if distributed is None else merged_largest(_gathered(distributed, group, largest))
-
-
-def merged_largest(parts: list[Largest]) -> Largest:
-    """The largest score of each head over all parts.
-
-    >>> merged_largest([{"a": (np.array([1.0, 5.0]), 8)}, {"a": (np.array([2.0, 3.0]), 8)}])
-    {'a': (array([2., 5.]), 8)}
-    """
-    whole: Largest = {}
-    for part in parts:
-        for path, (scores, d_k) in part.items():
-            whole[path] = (np.fmax(whole[path][0], scores) if path in whole else scores, d_k)
-    return whole
 
 
 def check_whole(model: Any) -> None:
@@ -129,13 +116,13 @@ def heads_together(numbers: Mapping[str, Numbers], group: Any) -> dict[str, Numb
 
 def groups_of(parallel: Any) -> dict[str, Any]:
     """{way of being parallel: group}."""
-    given = {parallel: None} if isinstance(parallel, str) else parallel
+    groups = {parallel: None} if isinstance(parallel, str) else parallel
     ways = ("data", "sequence", "tensor")
-    if not isinstance(given, Mapping) or not set(given) <= set(ways):
+    if not isinstance(groups, Mapping) or not set(groups) <= set(ways):
         raise ArgumentError(
             f"parallel: must be 'data', 'sequence', 'tensor' or a dictionary from these to groups, got {parallel!r}"
         )
-    return dict(given)
+    return dict(groups)
 
 
 def _over_rows(dist: Any, group: Any, readings: Mapping[str, LayerReading]) -> dict[str, Merged]:
@@ -157,12 +144,10 @@ def _over_rows(dist: Any, group: Any, readings: Mapping[str, LayerReading]) -> d
     for kind in ("max", "min", "mean", "median"):
         places = [(path, name) for path in layers for name in KINDS if KINDS[name] == kind]
         rows = [row[~np.isnan(row)] for path, name in places for row in columns[path][name]]
-        if kind == "max":
-            whole = reduced(np.array([row.max(initial=-np.inf) for row in rows], np.float64), dist.ReduceOp.MAX)
-            whole = np.where(whole == -np.inf, np.nan, whole)
-        elif kind == "min":
-            whole = reduced(np.array([row.min(initial=np.inf) for row in rows], np.float64), dist.ReduceOp.MIN)
-            whole = np.where(whole == np.inf, np.nan, whole)
+        if kind in ("max", "min"):  # the smallest is minus the largest of minus the numbers
+            sign = 1.0 if kind == "max" else -1.0
+            whole = reduced(np.array([(sign * row).max(initial=-np.inf) for row in rows]), dist.ReduceOp.MAX)
+            whole = np.where(whole == -np.inf, np.nan, sign * whole)
         elif kind == "mean":
             total, count = reduced(
                 np.array([[row.sum() for row in rows], [row.size for row in rows]], np.float64), dist.ReduceOp.SUM

@@ -5,15 +5,39 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from rootdk.errors import ArgumentError, ArgumentTypeError
-from rootdk.integrations.needed import needed
+from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
 
 # The axis of all keys below attn/ in Weights & Biases.
 _STEP = "attn/step"
+
+
+class PackageMissingError(RootdkError, ImportError):
+    """What was asked for needs a package that is not installed; the message names it."""
+
+
+def needed(what: str, module: str, package: str, attribute: str) -> Any:
+    """`attribute` of `module`, which `package` brings.
+
+    The attribute is looked up here because a folder of the package's name, such as the one that wandb writes its runs
+    to, can be imported as an empty package.
+
+    >>> needed("Example", "no_such_module", "no-such-package", "thing")
+    Traceback (most recent call last):
+        ...
+    rootdk.integrations.sinks.PackageMissingError: Example: needs no-such-package, which is not installed; get it
+    with: pip install no-such-package
+    """
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PackageMissingError(
+            f"{what}: needs {package}, which is not installed; get it with: pip install {package}"
+        ) from error
 
 
 @runtime_checkable
@@ -40,25 +64,25 @@ class Sink(Protocol):
         """After the last step. Closing twice, or what was never opened, is no error."""
 
 
-def sinks_of(given: Any) -> tuple[Sink, ...]:
+def sinks_of(sinks: Any) -> tuple[Sink, ...]:
     """A path (JSON lines), a sink, or several of them.
 
     >>> [type(sink).__name__ for sink in sinks_of("attention.jsonl")]
     ['JsonLines']
     """
-    several = given if isinstance(given, Sequence) and not isinstance(given, (str, bytes)) else [given]
+    several = sinks if isinstance(sinks, Sequence) and not isinstance(sinks, (str, bytes)) else [sinks]
     if not several:
         raise ArgumentError("sinks: must be a path, a sink or several of them, got none")
     return tuple(_sink(each) for each in several)
 
 
-def _sink(given: Any) -> Sink:
-    if isinstance(given, (str, PathLike)):
-        return JsonLines(given)
+def _sink(sink: Any) -> Sink:
+    if isinstance(sink, (str, PathLike)):
+        return JsonLines(sink)
     # A class has the verbs too, but nothing to open.
-    if isinstance(given, type) or not isinstance(given, Sink):
-        raise ArgumentTypeError(f"sinks: must be a path or have open, write and close, got {given!r}")
-    return given
+    if isinstance(sink, type) or not isinstance(sink, Sink):
+        raise ArgumentTypeError(f"sinks: must be a path or have open, write and close, got {sink!r}")
+    return sink
 
 
 class JsonLines:

@@ -42,15 +42,15 @@ class Call:
     key: Tensor
     value: Tensor
     out: Tensor
-    scale: float
-    causal: bool
-    mask: Tensor | None
-    added: Tensor | None
-    softcap: float | None
-    sinks: Tensor | None
-    reach: int | None
-    dropout: float
     route: str
+    scale: float
+    causal: bool = False
+    mask: Tensor | None = None
+    added: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    reach: int | None = None
+    dropout: float = 0.0
 
 
 def of_sdpa(
@@ -76,15 +76,12 @@ def of_sdpa(
         key,
         value,
         out,
+        route="sdpa",
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
         causal=bool(is_causal),
         mask=attn_mask if boolean else None,
         added=None if boolean or attn_mask is None else attn_mask.detach(),
-        softcap=None,
-        sinks=None,
-        reach=None,
         dropout=float(dropout_p),
-        route="sdpa",
     )
 
 
@@ -219,13 +216,7 @@ def of_multi_head(
         heads(key, 1),
         heads(value, 2),
         q.new_empty(0),  # it comes out projected: nothing to compare with
-        scale=(embed_dim // num_head) ** -0.5,
-        causal=False,
-        mask=None if hidden is None else ~hidden,
-        added=None,
-        softcap=None,
-        sinks=None,
-        reach=None,
-        dropout=0.0,
         route="fused",
+        scale=(embed_dim // num_head) ** -0.5,
+        mask=None if hidden is None else ~hidden,
     )

@@ -20,6 +20,7 @@ from rootdk.audit.watching import taps
 from rootdk.audit.watching.call import Call, UnreadableError, split
 from rootdk.audit.watching.read import check_readable, read, read_logits, read_ring
 from rootdk.audit.watching.scale import Scale, scale_of
+from rootdk.checks import count
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.torch.wrapping import Wrapped
 
@@ -76,7 +77,7 @@ class Watch:
                 "code; watch the module that was given to torch.compile"
             )
         self.model = model
-        self.every, self.rows = _count("every", every), None if rows is None else _count("rows", rows)
+        self.every, self.rows = count("every", every), None if rows is None else count("rows", rows)
         self.unread: dict[str, str] = {}
         self.step = 0
         self.seconds = 0.0
@@ -291,11 +292,3 @@ def _around(watch: "ref[Watch]") -> Callable[[Any], Any]:
         return called
 
     return make
-
-
-def _count(argument: str, given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise ArgumentTypeError(f"{argument}: must be an int of at least 1, got {given!r}")
-    if given < 1:
-        raise ArgumentError(f"{argument}: must be an int of at least 1, got {given}")
-    return given

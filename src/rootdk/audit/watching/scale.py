@@ -53,7 +53,7 @@ def scale_of(call: Call) -> Scale:
         return unknown
     row = _one_row(call)
     best = call.scale
-    given = least = row.error(best)
+    error_given = least = row.error(best)
     for _ in range(_STEPS):
         move = row.step(best)
         # A step that overshoots is halved until it helps.
@@ -63,9 +63,9 @@ def scale_of(call: Call) -> Scale:
             break
         best, least = better
     noise = max(_NOISE, 8 * torch.finfo(call.out.dtype).eps)
-    wrong = given > noise and abs(best - call.scale) > _APART * abs(call.scale)
-    believed = wrong and least <= _BETTER * given
-    return Scale(best, call.scale, least) if believed else Scale(call.scale, call.scale, given)
+    wrong = error_given > noise and abs(best - call.scale) > _APART * abs(call.scale)
+    believed = wrong and least <= _BETTER * error_given
+    return Scale(best, call.scale, least) if believed else Scale(call.scale, call.scale, error_given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,10 +119,10 @@ def _multi_head(inner: Any, args: Any, kwargs: Any) -> Any:
         out = inner(*args, **kwargs)
         if _thread.notified == before:
             names = list(signature(_MULTI_HEAD_ITSELF).parameters)
-            given = dict(zip(names[_BY_PLACE:], args[_BY_PLACE:], strict=False)) | kwargs
+            options = dict(zip(names[_BY_PLACE:], args[_BY_PLACE:], strict=False)) | kwargs
             # The same numbers reach the tap above. No dropout, so no random number is used up.
             with torch.no_grad(), torch._C.DisableTorchFunction():  # noqa: SLF001
-                inner(*args[:_BY_PLACE], **given | {"need_weights": False, "training": False})
+                inner(*args[:_BY_PLACE], **options | {"need_weights": False, "training": False})
     finally:
         _thread.inside -= 1
     return out
