@@ -14,6 +14,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,9 +149,9 @@ class Reading:
     @property
     def top_probability(self) -> Any:
         """exp(max - log_sum_exp), the largest weight; 0 for a row that sees nothing."""
-        xp, some = _library(self), self.keys > 0
-        gap = xp.where(some, self.max, 0.0) - xp.where(some, self.log_sum_exp, 0.0)
-        return xp.where(some, xp.exp(gap), 0.0)
+        xp, seen = _library(self), self.keys > 0
+        gap = xp.where(seen, self.max, 0.0) - xp.where(seen, self.log_sum_exp, 0.0)
+        return xp.where(seen, xp.exp(gap), 0.0)
 
     @property
     def effective_keys(self) -> Any:
@@ -159,14 +160,13 @@ class Reading:
         NaN where a sink leaves so little that sum p^2 underflows.
         """
         xp = _library(self)
-        mass, some = 1.0 - self.sink_mass, self.p_squared > 0
-        count = mass * mass / xp.where(some, self.p_squared, 1.0)
+        mass, known = 1.0 - self.sink_mass, self.p_squared > 0
+        count = mass * mass / xp.where(known, self.p_squared, 1.0)
         # The bounds are exact; only rounding, above all of 1 - sink_mass, crosses them.
         count = xp.where(count < 1.0, 1.0, count)
         keys = _key_count(self)
         count = xp.where(count > keys, keys, count)
-        unknown = self.p_squared + float("nan")
-        return xp.where(self.keys == 0, 0.0, xp.where(some, count, unknown))
+        return xp.where(self.keys == 0, 0.0, xp.where(known, count, self.p_squared + float("nan")))
 
     @property
     def entropy_ratio(self) -> Any:
@@ -236,7 +236,7 @@ class Reading:
             if part.has_sinks != parts[0].has_sinks:
                 raise ArgumentError("readings: must all be with sinks or all without, got both")
             if _library(part) is not _library(parts[0]):
-                both = " and ".join(_library(one).__name__ for one in (parts[0], part))
+                both = " and ".join(_library(reading).__name__ for reading in (parts[0], part))
                 raise ArgumentTypeError(f"readings: must all be of one array library, got {both}")
         axis, shape = _integer("axis", axis), parts[0].shape
         if not -len(shape) <= axis < len(shape):
@@ -413,38 +413,19 @@ def _summarise(reading: Reading, min_keys: int) -> HeadSummary:
     seen = keys >= min_keys
     used = seen & ~broken
 
-    def over_rows(array: Any, statistic: Any) -> NDArray[np.float64]:
+    @cache  # a mean and a median ask for the same rows
+    def rows_of(quantity: str) -> list[NDArray[np.float64]]:
+        array = reading.saturated() if quantity == "saturated" else getattr(reading, quantity)
         columns = by_head(array).astype(np.float64)
-        chosen = [column[use & ~np.isnan(column)] for column, use in zip(columns, used, strict=True)]
-        return np.array([statistic(column) if column.size else np.nan for column in chosen], np.float64)
+        return [column[use & ~np.isnan(column)] for column, use in zip(columns, used, strict=True)]
 
-    trace, norm = reading.jacobian_trace, reading.jacobian_norm
-    top, effective, ratio = reading.top_probability, reading.effective_keys, reading.entropy_ratio
-    return HeadSummary(
-        rows=np.full(keys.shape[0], keys.shape[1], np.int64),
-        hidden_rows=(~seen).sum(axis=1),
-        non_finite_rows=(seen & broken).sum(axis=1),
-        mean_keys=over_rows(reading.keys, np.mean),
-        mean_std=over_rows(reading.std, np.mean),
-        median_std=over_rows(reading.std, np.median),
-        mean_variance=over_rows(reading.variance, np.mean),
-        median_variance=over_rows(reading.variance, np.median),
-        max_logit=over_rows(reading.max, np.max),
-        min_logit=over_rows(reading.min, np.min),
-        mean_log_sum_exp=over_rows(reading.log_sum_exp, np.mean),
-        min_log_sum_exp=over_rows(reading.log_sum_exp, np.min),
-        mean_entropy=over_rows(reading.entropy, np.mean),
-        mean_entropy_ratio=over_rows(ratio, np.mean),
-        median_entropy_ratio=over_rows(ratio, np.median),
-        mean_effective_keys=over_rows(effective, np.mean),
-        median_effective_keys=over_rows(effective, np.median),
-        mean_top_probability=over_rows(top, np.mean),
-        median_top_probability=over_rows(top, np.median),
-        saturated=over_rows(reading.saturated(), np.mean),
-        mean_p_squared=over_rows(reading.p_squared, np.mean),
-        mean_jacobian_trace=over_rows(trace, np.mean),
-        median_jacobian_trace=over_rows(trace, np.median),
-        mean_jacobian_norm=over_rows(norm, np.mean),
-        median_jacobian_norm=over_rows(norm, np.median),
-        mean_sink_mass=over_rows(reading.sink_mass, np.mean),
-    )
+    columns: dict[str, Any] = {
+        "rows": [keys.shape[1]] * len(keys),
+        "hidden_rows": (~seen).sum(axis=1),
+        "non_finite_rows": (seen & broken).sum(axis=1),
+    }
+    for f in fields(HeadSummary):
+        if f.metadata:
+            statistic, heads = f.metadata["statistic"], rows_of(f.metadata["quantity"])
+            columns[f.name] = [statistic(rows) if rows.size else np.nan for rows in heads]
+    return HeadSummary.of(columns)

@@ -28,9 +28,7 @@ def short(value: Any) -> str:
     ('0.123', '7', 'nan')
     """
     number = float(value)
-    if number == int(number) if math.isfinite(number) else False:
-        return f"{int(number)}" if abs(number) < 1e6 else f"{number:.3g}"
-    return f"{number:.3g}"
+    return f"{int(number)}" if number.is_integer() and abs(number) < 1e6 else f"{number:.3g}"
 
 
 def brief(value: Any, share: bool = False) -> str:
@@ -96,8 +94,7 @@ def encode(array: Any) -> list[Any]:
 
 def decode(numbers: Sequence[Any], dtype: Any, shape: Sequence[int]) -> NDArray[Any]:
     """What encode() took apart."""
-    kind = np.dtype(dtype)
-    return np.array(numbers if kind.kind == "i" else [float(x) for x in numbers], kind).reshape(tuple(shape))
+    return np.array(numbers, dtype).reshape(tuple(shape))
 
 
 def expect_kind(data: Any, kind: str) -> None:

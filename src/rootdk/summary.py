@@ -1,10 +1,16 @@
-"""HeadSummary: the rows of a Reading, or of a prediction, as a few numbers per head."""
+"""HeadSummary: the rows of a Reading, or of a prediction, as a few numbers per head.
+
+The class is the table of its fields: for each its name, the statistic over rows, and the quantity of a Reading that it
+is taken of. The first three fields count rows.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from . import rendering
@@ -13,26 +19,43 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _KIND = "rootdk.HeadSummary"
-_COUNTS = ("rows", "hidden_rows", "non_finite_rows")
-# What a table shows: heading, heading in a terminal, field, what it is over the rows, and whether the column appears
-# only where it has something to say.
+
+
+class _Column(NamedTuple):
+    """A column of the table.
+
+    statistic   what its numbers are over the rows of a head
+    if_any      whether it is left out where all its numbers are 0
+    share       whether its numbers are from 0 to 1: in a terminal they go without the leading 0
+    """
+
+    heading: str
+    narrow_heading: str
+    field: str
+    statistic: str
+    if_any: bool = False
+    share: bool = False
+
+
 _COLUMNS = (
-    ("rows", "rows", "rows", "count", False),
-    ("hidden", "hidden", "hidden_rows", "count", True),
-    ("non-finite", "NaN", "non_finite_rows", "count", True),
-    ("keys", "keys", "mean_keys", "mean", False),
-    ("std", "std", "median_std", "median", False),
-    ("max logit", "max\nlogit", "max_logit", "maximum", False),
-    ("H/ln n", "H/\nln n", "median_entropy_ratio", "median", False),
-    ("effective keys", "eff.\nkeys", "median_effective_keys", "median", False),
-    ("top p", "top\np", "median_top_probability", "median", False),
-    ("saturated", "sat.", "saturated", "share", False),
-    ("tr J", "tr J", "median_jacobian_trace", "median", False),
-    ("|J|", "|J|", "median_jacobian_norm", "median", False),
-    ("sink", "sink", "mean_sink_mass", "mean", True),
+    _Column("rows", "rows", "rows", "count"),
+    _Column("hidden", "hidden", "hidden_rows", "count", if_any=True),
+    _Column("non-finite", "NaN", "non_finite_rows", "count", if_any=True),
+    _Column("keys", "keys", "mean_keys", "mean"),
+    _Column("std", "std", "median_std", "median"),
+    _Column("max logit", "max\nlogit", "max_logit", "maximum"),
+    _Column("H/ln n", "H/\nln n", "median_entropy_ratio", "median", share=True),
+    _Column("effective keys", "eff.\nkeys", "median_effective_keys", "median"),
+    _Column("top p", "top\np", "median_top_probability", "median", share=True),
+    _Column("saturated", "sat.", "saturated", "share", share=True),
+    _Column("tr J", "tr J", "median_jacobian_trace", "median", share=True),
+    _Column("|J|", "|J|", "median_jacobian_norm", "median", share=True),
+    _Column("sink", "sink", "mean_sink_mass", "mean", if_any=True, share=True),
 )
-# From 0 to 1: in a terminal without the leading 0.
-_SHARES = frozenset({"H/ln n", "top p", "saturated", "tr J", "|J|", "sink"})
+
+
+def _over_rows(statistic: Callable[[Any], Any], quantity: str) -> Any:
+    return field(metadata={"statistic": statistic, "quantity": quantity})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,29 +71,29 @@ class HeadSummary:
     rows: NDArray[Any]
     hidden_rows: NDArray[Any]
     non_finite_rows: NDArray[Any]
-    mean_keys: NDArray[Any]
-    mean_std: NDArray[Any]
-    median_std: NDArray[Any]
-    mean_variance: NDArray[Any]
-    median_variance: NDArray[Any]
-    max_logit: NDArray[Any]
-    min_logit: NDArray[Any]
-    mean_log_sum_exp: NDArray[Any]
-    min_log_sum_exp: NDArray[Any]
-    mean_entropy: NDArray[Any]
-    mean_entropy_ratio: NDArray[Any]
-    median_entropy_ratio: NDArray[Any]
-    mean_effective_keys: NDArray[Any]
-    median_effective_keys: NDArray[Any]
-    mean_top_probability: NDArray[Any]
-    median_top_probability: NDArray[Any]
-    saturated: NDArray[Any]
-    mean_p_squared: NDArray[Any]
-    mean_jacobian_trace: NDArray[Any]
-    median_jacobian_trace: NDArray[Any]
-    mean_jacobian_norm: NDArray[Any]
-    median_jacobian_norm: NDArray[Any]
-    mean_sink_mass: NDArray[Any]
+    mean_keys: NDArray[Any] = _over_rows(np.mean, "keys")
+    mean_std: NDArray[Any] = _over_rows(np.mean, "std")
+    median_std: NDArray[Any] = _over_rows(np.median, "std")
+    mean_variance: NDArray[Any] = _over_rows(np.mean, "variance")
+    median_variance: NDArray[Any] = _over_rows(np.median, "variance")
+    max_logit: NDArray[Any] = _over_rows(np.max, "max")
+    min_logit: NDArray[Any] = _over_rows(np.min, "min")
+    mean_log_sum_exp: NDArray[Any] = _over_rows(np.mean, "log_sum_exp")
+    min_log_sum_exp: NDArray[Any] = _over_rows(np.min, "log_sum_exp")
+    mean_entropy: NDArray[Any] = _over_rows(np.mean, "entropy")
+    mean_entropy_ratio: NDArray[Any] = _over_rows(np.mean, "entropy_ratio")
+    median_entropy_ratio: NDArray[Any] = _over_rows(np.median, "entropy_ratio")
+    mean_effective_keys: NDArray[Any] = _over_rows(np.mean, "effective_keys")
+    median_effective_keys: NDArray[Any] = _over_rows(np.median, "effective_keys")
+    mean_top_probability: NDArray[Any] = _over_rows(np.mean, "top_probability")
+    median_top_probability: NDArray[Any] = _over_rows(np.median, "top_probability")
+    saturated: NDArray[Any] = _over_rows(np.mean, "saturated")
+    mean_p_squared: NDArray[Any] = _over_rows(np.mean, "p_squared")
+    mean_jacobian_trace: NDArray[Any] = _over_rows(np.mean, "jacobian_trace")
+    median_jacobian_trace: NDArray[Any] = _over_rows(np.median, "jacobian_trace")
+    mean_jacobian_norm: NDArray[Any] = _over_rows(np.mean, "jacobian_norm")
+    median_jacobian_norm: NDArray[Any] = _over_rows(np.median, "jacobian_norm")
+    mean_sink_mass: NDArray[Any] = _over_rows(np.mean, "sink_mass")
 
     def __len__(self) -> int:
         """How many heads."""
@@ -87,21 +110,23 @@ class HeadSummary:
 
     def table(self, terminal: bool = False) -> tuple[str, list[str], list[list[str]]]:
         """Title, headings and cells of the short view; for a terminal with headings and numbers that fit 80 columns."""
-        columns = [column for column in _COLUMNS if not column[4] or (getattr(self, column[2]) > 0).any()]
-        headings, cells = ["head"], [[str(h)] for h in range(len(self))]
+        headings, cells = ["head"], [[str(head)] for head in range(len(self))]
         kinds: dict[str, list[str]] = {}
-        for heading, narrow, field, kind, _ in columns:
-            headings.append(narrow if terminal else heading)
-            kinds.setdefault(kind, []).append(" ".join(headings[-1].split()))
-            for row, number in zip(cells, getattr(self, field), strict=True):
-                row.append(rendering.brief(number, heading in _SHARES) if terminal else rendering.short(number))
+        for column in _COLUMNS:
+            numbers = getattr(self, column.field)
+            if column.if_any and not (numbers > 0).any():
+                continue
+            headings.append(column.narrow_heading if terminal else column.heading)
+            kinds.setdefault(column.statistic, []).append(" ".join(headings[-1].split()))
+            for row, number in zip(cells, numbers, strict=True):
+                row.append(rendering.brief(number, column.share) if terminal else rendering.short(number))
         exceptions = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if kind != "median")
         title = f"{len(self)} head{'' if len(self) == 1 else 's'}, medians over rows, except {exceptions}"
         return title, headings, cells
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, ready for JSON; `from_dict` is the way back."""
-        return {"kind": _KIND} | {field.name: rendering.encode(getattr(self, field.name)) for field in fields(self)}
+        return {"kind": _KIND} | {f.name: rendering.encode(getattr(self, f.name)) for f in fields(self)}
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -110,14 +135,13 @@ class HeadSummary:
         return json.dumps(self.to_dict(), allow_nan=False)
 
     @classmethod
+    def of(cls, columns: Mapping[str, Sequence[Any]]) -> HeadSummary:
+        """From the numbers of every field, one per head."""
+        return cls(**{f.name: np.array(columns[f.name], np.float64 if f.metadata else np.int64) for f in fields(cls)})
+
+    @classmethod
     def from_dict(cls, data: dict[str, Any]) -> HeadSummary:
         """The summary that `to_dict` was called on."""
         rendering.expect_kind(data, _KIND)
-        rendering.expect_fields(data, [field.name for field in fields(cls)])
-        heads = (len(data["rows"]),)
-        return cls(
-            **{
-                field.name: rendering.decode(data[field.name], "int64" if field.name in _COUNTS else "float64", heads)
-                for field in fields(cls)
-            }
-        )
+        rendering.expect_fields(data, [f.name for f in fields(cls)])
+        return cls.of(data)

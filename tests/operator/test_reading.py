@@ -473,10 +473,11 @@ def test_the_caption_says_what_each_column_is(rng: np.random.Generator) -> None:
         "4 heads, medians over rows, except count: rows; mean: keys, sink; maximum: max logit; share: saturated"
     )
     # By the names of the fields: what is called neither a median nor an exception would be a lie of the caption.
-    for heading, _, field, kind, _ in _COLUMNS:
-        assert field.startswith(("median_", "mean_")[kind == "mean"]) or kind in {"count", "maximum", "share"}
-        if kind != "median" and heading in headings:
-            assert heading in title.partition("except")[2]
+    for column in _COLUMNS:
+        kind = column.statistic
+        assert column.field.startswith(("median_", "mean_")[kind == "mean"]) or kind in {"count", "maximum", "share"}
+        if kind != "median" and column.heading in headings:
+            assert column.heading in title.partition("except")[2]
     assert "mean: keys;" in reading_of(problem_of(*random_arrays(rng))).by_head().table()[0]
 
 

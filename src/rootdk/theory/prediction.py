@@ -62,13 +62,7 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
         _fields(n, d, _factor(rule, int(d), int(n), int(at)), r)
         for d, n, r, at in zip(sizes.flat, counts.flat, length.flat, place.flat, strict=True)
     ]
-    whole_numbers = ("rows", "hidden_rows", "non_finite_rows")
-    return HeadSummary(
-        **{
-            name: np.array([fields[name] for fields in settings], np.int64 if name in whole_numbers else np.float64)
-            for name in HeadSummary.__dataclass_fields__
-        }
-    )
+    return HeadSummary.of({name: [fields[name] for fields in settings] for name in HeadSummary.__dataclass_fields__})
 
 
 def _factor(given: Any, d_k: int, keys: int, position: int) -> float:
