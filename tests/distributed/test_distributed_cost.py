@@ -12,7 +12,7 @@ from ring_ranks import together
 
 from rootdk import distributed
 from rootdk.cli import main, plan
-from rootdk.distributed import checking
+from rootdk.distributed import local
 from rootdk.distributed.cost import Ring, cost, pairs
 from rootdk.distributed.layout import even_lengths, positions_of
 from rootdk.errors import ArgumentError, ArgumentTypeError
@@ -118,7 +118,7 @@ def test_the_command() -> None:
     assert "efficiency" in result.output
     found = json.loads(CliRunner().invoke(main, [*COMMAND, "--bandwidth", "12e9", "--json"]).output)
     ring = Ring(tokens=10**6, heads=32, d=128, ranks=64, flops=2e12, bandwidth=12e9)
-    assert found == {"ring": asdict(ring)} | {name: one.to_dict() for name, one in cost(ring).items()}
+    assert found == {"ring": asdict(ring)} | {name: asdict(one) for name, one in cost(ring).items()}
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_the_command_says_what_is_wrong(more: list[str], message: str) -> None:
 @pytest.mark.slow  # six processes import torch, one after the other
 def test_the_model_is_held_against_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """That it runs and adds up; how far it is off depends on what else the machine does."""
-    monkeypatch.setattr(checking, "RANKS", (1, 2))
-    report = checking.check(tokens=64, heads=2, d=8)
+    monkeypatch.setattr(local, "RANKS", (1, 2))
+    report = local.check(tokens=64, heads=2, d=8)
     assert [(row["ranks"], row["pass"]) for row in report["rows"]] == [
         (ranks, name) for ranks in (1, 2) for name in ("forward", "backward")
     ]

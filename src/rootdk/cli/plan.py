@@ -69,7 +69,7 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **size
         found = cost(ring)
         report = None
         if validate:
-            from rootdk.distributed.checking import check
+            from rootdk.distributed.local import check
 
             from .progress import Bars
 
@@ -78,7 +78,7 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **size
     except RootdkError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        passes = {name: one.to_dict() for name, one in found.items()}
+        passes = {name: asdict(one) for name, one in found.items()}
         asked = {"ring": asdict(ring)}
         click.echo(json.dumps(asked | passes | ({} if report is None else {"validation": report}), indent=2))
         return

@@ -125,10 +125,8 @@ class Rows:
             self.maximum[:] = (sinks * _LOG2_E).to(query.dtype)[:, None]
             # Not 1: the maximum was rounded, and its sum stands for the sink as it is.
             self.total[:] = torch.exp2(sinks[:, None] * _LOG2_E - self.maximum.double())
-        self._readings: dict[Piece, Reading] = {}
-        self._pieces = held
-        if measured:
-            self._readings = {piece: _nothing((*shape[:-1], piece.length), query.device, sinks) for piece in held}
+        # In the order of the rows.
+        self._readings = {piece: _unread((*shape[:-1], piece.length), query, sinks) for piece in held if measured}
 
     def add(self, piece: Piece, out: Tensor, row_state: Tensor, block: Any = None, keys: Any = None) -> None:
         """What the kernel computed for the rows of a piece over one more block of keys."""
@@ -153,15 +151,12 @@ class Rows:
 
     def reading(self) -> Reading:
         """One Reading of all rows of the shard, in their order."""
-        whole = Reading.concatenate(self._readings[piece] for piece in self._pieces)
+        whole = Reading.concatenate(self._readings.values())
         return converted(whole, lambda column: column.to(self.out.dtype) if column.is_floating_point() else column)
 
 
-def _nothing(shape: tuple[int, ...], device: Any, sinks: Tensor | None) -> Reading:
+def _unread(shape: tuple[int, ...], query: Tensor, sinks: Tensor | None) -> Reading:
     """Rows that have seen no key yet, in float64."""
-
-    def filled(value: float) -> Tensor:
-        return torch.full(shape, value, dtype=torch.float64, device=device)
-
-    keys = torch.zeros(shape, dtype=torch.int64, device=device)
-    return reading_of_nothing(filled, keys, None if sinks is None else sinks[:, None].expand(shape))
+    keys = query.new_zeros(shape, dtype=torch.int64)
+    sink_rows = None if sinks is None else sinks[:, None].expand(shape)
+    return reading_of_nothing(lambda number: query.new_full(shape, number, dtype=torch.float64), keys, sink_rows)

@@ -13,9 +13,9 @@ from ..scaling import ScaleRule
 from ..version import __version__
 from . import observing
 from .blocks import plan_of
-from .layout import Layout, check_layout, positions_of
+from .layout import Layout, check_layout, row_positions
 from .peers import Peers, agree, digest
-from .ring import RingAttention, run
+from .ring import RingAttention, forward
 
 
 def attention(
@@ -46,10 +46,10 @@ def attention(
     layout        which rows a rank holds. "contiguous": the shards follow each other in the order of the ranks.
                   "balanced": the first half of the shard of rank r is chunk r and the second half chunk 2R - 1 - r of
                   2R chunks, so that all ranks have equal work under a causal mask; rootdk.distributed.shard cuts so.
-    scale, causal, window, query_offset, key_lengths, softcap, sinks
-                  as in rootdk.attention, for the whole sequence: key_lengths count its keys, and the last query of all
-                  is aligned with the last key of all. The same on every rank.
     timeout       seconds that this rank waits for any other at any one point; None is the timeout of the group
+
+    The others are the options of rootdk.attention, for the whole sequence: key_lengths count its keys, and the last
+    query of all is aligned with the last key of all. They must be the same on every rank.
 
     Keys and values travel round the ring while the kernel works on the block at hand, so a rank needs memory for two
     blocks beside its own shards, and for two gradients of blocks more on the way back. Gradients reach query, key,
@@ -70,17 +70,12 @@ def attention(
     True
     >>> dist.destroy_process_group()
     """
-    options = Options(
-        scale=scale, causal=causal, window=window, query_offset=query_offset, key_lengths=key_lengths, softcap=softcap,
-        sinks=sinks,
-    )  # fmt: skip
+    options = _options(locals())
     listeners = observing.listening()
-    if not listeners:
-        return _call("attention", query, key, value, group, layout, timeout, options, None)
-    measured: dict[str, Any] = {}
+    measured: dict[str, Any] | None = {} if listeners else None
     out = _call("attention", query, key, value, group, layout, timeout, options, measured)
     for on_call in listeners:
-        on_call(measured["call"])
+        on_call(measured["call"])  # type: ignore[index]  # measured where somebody listens
     return out
 
 
@@ -112,17 +107,15 @@ def measure(
     [[1.0, 2.0, 3.0, 4.0]]
     >>> dist.destroy_process_group()
     """
-    options = Options(
-        scale=scale, causal=causal, window=window, query_offset=query_offset, key_lengths=key_lengths, softcap=softcap,
-        sinks=sinks,
-    )  # fmt: skip
+    options = _options(locals())
     measured: dict[str, Any] = {}
     out = _call("measure", query, key, value, group, layout, timeout, options, measured)
     return out, measured["reading"]
 
 
-# What the ring has no answer to, and so no argument for.
-_ABSENT = ("mask", "bias", "dropout", "seed")
+def _options(arguments: dict[str, Any]) -> Options:
+    """The options among the arguments of a call. For those that a ring does not have, the default."""
+    return Options(**{name: arguments[name] for name in Options._fields if name in arguments})
 
 
 def _call(
@@ -148,7 +141,7 @@ def _call(
             "dtype": str(query.dtype).removeprefix("torch."),
             "layout": layout,
             "requires_grad": learned,
-            **{option: digest(given) for option, given in options._asdict().items() if option not in _ABSENT},
+            **{option: digest(setting) for option, setting in options._asdict().items()},
             "rootdk": __version__,
         }
     except (ArgumentError, ArgumentTypeError) as error:
@@ -171,16 +164,11 @@ def _call(
         sinks = torch.atleast_1d(sinks) if isinstance(sinks, Tensor) else None
         out = RingAttention.apply(plan, notes[0]["number"], measured, query, key, value, sinks)
     else:
-        out, _ = run(plan, measured, query, key, value)
+        out, _ = forward(plan, measured, query, key, value)
     if measured is not None:
-        held = positions_of(peers.rank, query_lengths, layout)
+        positions = row_positions(peers.rank, query_lengths, layout)
         measured["call"] = observing.Measured(
-            query.detach(),
-            torch.cat([torch.arange(rows.start, rows.stop) for rows in held]),
-            measured["first_key"],
-            problem,
-            plan.row_scale,
-            measured["reading"],
+            query.detach(), positions, measured["first_key"], problem, plan.row_scale, measured["reading"]
         )
         if one_head:
             measured["reading"] = converted(measured["reading"], lambda column: column[0])

@@ -16,10 +16,9 @@ A step lasts as long as the longer of the two things that go on in it, computing
 Left out: what merging costs (linear in n), what a processor needs to move messages, and ranks that run late.
 """
 
-import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from ..checks import positive, real
 from ..errors import ArgumentError, ArgumentTypeError
 from .layout import check_layout
 
@@ -55,20 +54,17 @@ class Ring:
 
     def __post_init__(self) -> None:
         for name in ("tokens", "heads", "d", "ranks", "batch", *(("kv_heads",) if self.kv_heads is not None else ())):
-            given = getattr(self, name)
-            if isinstance(given, bool) or not isinstance(given, int):
-                raise ArgumentTypeError(f"{name}: must be an int of at least 1, got {given!r}")
-            if given < 1:
-                raise ArgumentError(f"{name}: must be an int of at least 1, got {given}")
-        for name in ("flops", "bandwidth", "latency", "backward_flops"):
-            given = getattr(self, name)
-            if given is None and name == "backward_flops":
-                continue
-            lowest = 0.0 if name == "latency" else math.ulp(0.0)
-            if isinstance(given, bool) or not isinstance(given, (int, float)):
-                raise ArgumentTypeError(f"{name}: must be a number > 0, got {given!r}")
-            if not (given >= lowest and math.isfinite(given)):
-                raise ArgumentError(f"{name}: must be a finite number > 0, got {given!r}")
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise ArgumentTypeError(f"{name}: must be an int of at least 1, got {size!r}")
+            if size < 1:
+                raise ArgumentError(f"{name}: must be an int of at least 1, got {size}")
+        positive("flops", self.flops)
+        positive("bandwidth", self.bandwidth)
+        if real("latency", self.latency, "a number >= 0") != 0:
+            positive("latency", self.latency)
+        if self.backward_flops is not None:
+            positive("backward_flops", self.backward_flops)
         if self.heads % (self.kv_heads or self.heads):
             raise ArgumentError(f"kv_heads: must divide the {self.heads} heads, got {self.kv_heads}")
         if self.dtype not in BYTES:
@@ -95,10 +91,6 @@ class Pass:
     waiting: float
     seconds: float
     efficiency: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def pairs(ring: Ring) -> float:
@@ -129,14 +121,14 @@ def cost(ring: Ring) -> dict[str, Pass]:
 
     # Inputs; two blocks if any travel; the output as it grows, that of the piece at hand, two numbers a row in each.
     state = rows * ring.heads * (real + 8 + 2 * real)
-    given = queries * item + block
-    held = given + 2.0 * block * bool(hops) + 2.0 * queries * real + state + widened
-    rates = (ring.flops, ring.flops if ring.backward_flops is None else ring.backward_flops)
-    forward = _pass(ring, flops, rates[0], [block] * bool(hops), 0.0, held)
+    inputs = queries * item + block
+    held = inputs + 2.0 * block * bool(hops) + 2.0 * queries * real + state + widened
+    backward_rate = ring.flops if ring.backward_flops is None else ring.backward_flops
+    forward = _pass(ring, flops, ring.flops, [block] * bool(hops), 0.0, held)
     # Inputs, output and its gradient; the query's gradient and the part at hand; three gradients of blocks, and parts.
-    held = given + 2.0 * queries * item + 2.0 * block * bool(hops) + 2.0 * queries * real + 4.0 * gradient + widened
+    held = inputs + 2.0 * queries * item + 2.0 * block * bool(hops) + 2.0 * queries * real + 4.0 * gradient + widened
     arriving = [block, gradient] if hops else []
-    backward = _pass(ring, BACKWARD * flops, rates[1], arriving, gradient * bool(hops), held + state)
+    backward = _pass(ring, BACKWARD * flops, backward_rate, arriving, gradient * bool(hops), held + state)
     return {"forward": forward, "backward": backward}
 
 

@@ -99,7 +99,7 @@ def positions_of(rank: int, lengths: Sequence[int], layout: str) -> list[range]:
     return [range(piece.first, piece.first + piece.length) for piece in pieces(lengths, layout)[rank]]
 
 
-def lengths_of(n: Any, ranks: int) -> list[int]:
+def _lengths(n: Any, ranks: int) -> list[int]:
     """The lengths that `n` stands for: of an even cut if it is one number, else one number per rank."""
     if isinstance(n, int) and not isinstance(n, bool):
         if n < 0:
@@ -124,14 +124,18 @@ def positions(n: Any, group: Any = None, *, layout: Layout = "contiguous") -> Te
     [0, 1, 2, 3]
     >>> dist.destroy_process_group()
     """
-    import torch
-
     from .peers import Peers
 
     check_layout(layout)
     peers = Peers(group)
-    held = positions_of(peers.rank, lengths_of(n, peers.size), layout)
-    return torch.cat([torch.arange(rows.start, rows.stop) for rows in held])
+    return row_positions(peers.rank, _lengths(n, peers.size), layout)
+
+
+def row_positions(rank: int, lengths: Sequence[int], layout: str) -> Tensor:
+    """`positions_of` as one tensor."""
+    import torch
+
+    return torch.cat([torch.arange(rows.start, rows.stop) for rows in positions_of(rank, lengths, layout)])
 
 
 def shard(tensor: Tensor, group: Any = None, *, axis: int = -2, layout: Layout = "contiguous") -> Tensor:

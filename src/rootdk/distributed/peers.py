@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..checks import real
 from ..errors import ArgumentError, ArgumentTypeError, RankError, RootdkError
 from ..scaling import ScaleRule
 
@@ -146,11 +146,12 @@ class Peers:
             raise
         except BaseException as error:
             reason = f"rank {self.rank} stopped with {type(error).__name__}: {str(error)[:500]}"
-            lost(self.group, self.rank, self.others, reason, self.rank, secondary=False)
+            self._stop(reason, self.rank, secondary=False)
             raise
 
     def _exchange(self, text: bytes, tag: int) -> dict[int, bytes]:
-        ours = _padded(text, self.device)
+        padded = text.ljust(8 if len(text) <= 8 else _NOTE)
+        ours = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(self.device)
         theirs = {peer: torch.empty_like(ours) for peer in self.others}
         operations = [(dist.isend, ours, peer, tag) for peer in self.others]
         operations += [(dist.irecv, theirs[peer], peer, tag) for peer in self.others]
@@ -165,21 +166,61 @@ class Peers:
             if silent
             else f"rank {peer} has closed its connection to rank {self.rank}: it died, or it was stopped"
         )
-        return lost(self.group, self.rank, self.others, reason, peer, secondary=not silent)
+        return self._stop(reason, peer, secondary=not silent)
 
+    def _stop(self, reason: str, blamed: int, secondary: bool) -> RankError:
+        """The error to raise. The other ranks are notified, so that none of them goes on waiting.
 
-def _padded(text: bytes, device: Any) -> Tensor:
-    size = 8 if len(text) <= 8 else _NOTE
-    return torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8).to(device)
+        blamed      which rank is the cause, as far as this one can tell
+        secondary   whether this may be the consequence of what another rank noticed before
+        """
+        cause: dict[str, Any] = {"rank": blamed, "reason": reason}
+        try:
+            cause = self._common_cause(cause, _MOMENT if secondary else 0.0)
+        except Exception:  # noqa: BLE001 -- whatever a store says that died with the rank that holds it
+            # Then nobody can tell a rank that died from one that was stopped by the death of another.
+            if secondary and blamed != 0:
+                cause = {"rank": None, "reason": f"{reason}; the store is gone too: it lives on rank 0"}
+        self._wake_others()
+        stopped = f"rank {self.rank} has stopped, nothing of this call is used, and the group cannot be used again"
+        return RankError(f"{cause['reason']}; {stopped}", cause["rank"])
+
+    def _common_cause(self, cause: dict[str, Any], patience: float) -> Any:
+        """What another rank writes within that many seconds; else ours, unless one is faster: all say the same."""
+        if hasattr(self.group, "get_group_store"):
+            store = self.group.get_group_store()
+        else:  # the only way before torch 2.8
+            store = dist.distributed_c10d._get_process_group_store(self.group)  # noqa: SLF001
+        until = time.monotonic() + patience
+        while not store.check([_KEY]):
+            if time.monotonic() >= until:
+                return json.loads(store.compare_set(_KEY, "", json.dumps(cause)))
+            time.sleep(0.02)
+        return json.loads(store.get(_KEY))
+
+    def _wake_others(self) -> None:
+        """Make every wait of the other ranks for this one fail now and not at its deadline.
+
+        gloo has no call for that (`abort` ends neither a wait here nor one over there). A wait past its deadline does
+        it as a side effect, on all connections of the process: so this waits a millisecond for a message that never
+        comes. Groups of other backends end by their own watchdogs.
+        """
+        if dist.get_backend(self.group) != "gloo":
+            return
+        for peer in self.others:
+            try:
+                never = dist.irecv(torch.empty(1), group=self.group, group_src=peer, tag=_NEVER)
+                never.wait(timedelta(milliseconds=1))
+            except RuntimeError as error:
+                if "Timed out" in str(error):
+                    return  # a connection that was closed before closes no others; this one was open
 
 
 def _seconds(timeout: Any) -> float | None:
     if timeout is None:
         return None
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, Real):
-        raise ArgumentTypeError(f"timeout: must be a number of seconds, a timedelta or None, got {timeout!r}")
-    seconds = float(seconds)
+    given = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    seconds = real("timeout", given, "a number of seconds, a timedelta or None")
     if not (seconds >= 0.001 and math.isfinite(seconds)):
         raise ArgumentError(f"timeout: must be at least 0.001 seconds, got {timeout!r}")
     return seconds
@@ -196,13 +237,13 @@ def agree(peers: Peers, note: dict[str, Any], wrong: RootdkError | None = None) 
             kind = ArgumentTypeError if theirs["refused"] == "ArgumentTypeError" else ArgumentError
             raise kind(theirs["why"] if peers.size == 1 else f"{theirs['why']} (on rank {rank})") from wrong
     for name in ("call", "number", *note):
-        answers = [_shared(name, theirs.get(name)) for theirs in notes]
+        answers = [_comparable(name, theirs.get(name)) for theirs in notes]
         if any(answer != answers[0] for answer in answers):
             raise ArgumentError(f"{name}: {_EXPECTED.get(name, 'must be the same on every rank')}, got {_who(answers)}")
     return notes
 
 
-def digest(given: Any) -> Any:
+def digest(option: Any) -> Any:
     """An option as a note can carry it: numbers and names as they are, arrays by their shape and a hash.
 
     >>> digest(True), digest("dk"), digest(0.125)
@@ -210,22 +251,22 @@ def digest(given: Any) -> Any:
     >>> digest(np.array([3, 5]))
     'int64 (2,) #a9928084'
     """
-    if given is None or isinstance(given, (bool, float)):
-        return given
-    if isinstance(given, (int, str)):
-        return given if len(str(given)) <= 60 else _short(str(given))
-    if isinstance(given, ScaleRule):
+    if option is None or isinstance(option, (bool, float)):
+        return option
+    if isinstance(option, (int, str)):
+        return option if len(str(option)) <= 60 else _short(str(option))
+    if isinstance(option, ScaleRule):
         # By what it does too: two rules may have one name, and other parameters.
-        return _short(f"the rule {given.name} ({given.factor(64, 1024, np.arange(4)[:, None])!r})")
-    if isinstance(given, Tensor):
-        given = given.detach().cpu()
-        given = given.numpy() if given.dtype.itemsize != 2 else given.float().numpy()
-    if isinstance(given, (np.ndarray, np.generic, list, tuple)):
-        array = np.asarray(given)
+        return _short(f"the rule {option.name} ({option.factor(64, 1024, np.arange(4)[:, None])!r})")
+    if isinstance(option, Tensor):
+        option = option.detach().cpu()
+        option = option.numpy() if option.dtype.itemsize != 2 else option.float().numpy()
+    if isinstance(option, (np.ndarray, np.generic, list, tuple)):
+        array = np.asarray(option)
         if array.dtype != object:
             content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:8]
             return f"{array.dtype} {array.shape} #{content}"
-    return _short(repr(given))
+    return _short(repr(option))
 
 
 def _short(text: str) -> str:
@@ -240,11 +281,13 @@ _EXPECTED = {
 }
 
 
-def _shared(name: str, answer: Any) -> Any:
-    if name in _SHARDED and isinstance(answer, list):
-        answer = list(answer)
-        answer[_SHARDED[name]] = "n"
-    return answer
+def _comparable(name: str, answer: Any) -> Any:
+    """A shape without its number of rows, anything else as it is."""
+    axis = _SHARDED.get(name)
+    if axis is None or not isinstance(answer, list):
+        return answer
+    place = axis % len(answer)
+    return [*answer[:place], "n", *answer[place + 1 :]]
 
 
 def _who(answers: list[Any]) -> str:
@@ -259,62 +302,3 @@ def _who(answers: list[Any]) -> str:
         ranks.setdefault(text, []).append(rank)
     ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
     return " and ".join(f"{text} on rank{'s' * (len(at) > 1)} {', '.join(map(str, at))}" for text, at in ordered)
-
-
-def lost(group: Any, rank: int, others: list[int], reason: str, blamed: int | None, secondary: bool) -> RankError:
-    """The error to raise. The other ranks are notified, so that none of them goes on waiting.
-
-    rank        this one
-    blamed      which rank is the cause, as far as this one can tell
-    secondary   whether this may be the consequence of what another rank noticed before
-    """
-    mine = {"rank": blamed, "reason": reason}
-    try:
-        known = _known_reason(group, _MOMENT if secondary else 0.0) or _write_reason(group, mine)
-    except Exception:  # noqa: BLE001 -- whatever a store says that died with the rank that holds it
-        # Then nobody can tell a rank that died from one that was stopped by the death of another.
-        certain = not secondary or blamed == 0
-        known = mine if certain else {"rank": None, "reason": f"{reason}; the store is gone too: it lives on rank 0"}
-    wake(group, others)
-    return RankError(
-        f"{known['reason']}; rank {rank} has stopped, nothing of this call is used, and the group cannot be used again",
-        known["rank"],
-    )
-
-
-def wake(group: Any, others: list[int]) -> None:
-    """Make every wait of the other ranks for this one fail now and not at its deadline.
-
-    gloo has no call for that (`abort` ends neither a wait here nor one over there). A wait past its deadline does it
-    as a side effect, on all connections of the process: so this waits a millisecond for a message that never comes.
-    Groups of other backends end by their own watchdogs.
-    """
-    if dist.get_backend(group) != "gloo":
-        return
-    for peer in others:
-        try:
-            dist.irecv(torch.empty(1), group=group, group_src=peer, tag=_NEVER).wait(timedelta(milliseconds=1))
-        except RuntimeError as error:
-            if "Timed out" in str(error):
-                return  # a connection that was closed before closes no others; this one was open
-
-
-def _known_reason(group: Any, patience: float) -> Any:
-    """What another rank has written, if it does within that many seconds."""
-    until, store = time.monotonic() + patience, _store(group)
-    while not store.check([_KEY]):
-        if time.monotonic() >= until:
-            return None
-        time.sleep(0.02)
-    return json.loads(store.get(_KEY))
-
-
-def _write_reason(group: Any, mine: dict[str, Any]) -> Any:
-    """Write the reason, unless somebody was faster; what is written then is what all ranks say."""
-    return json.loads(_store(group).compare_set(_KEY, "", json.dumps(mine)))
-
-
-def _store(group: Any) -> Any:
-    if hasattr(group, "get_group_store"):
-        return group.get_group_store()
-    return dist.distributed_c10d._get_process_group_store(group)  # noqa: SLF001 -- the only way before torch 2.8

@@ -32,12 +32,8 @@ from torch.autograd.function import once_differentiable
 
 from ..backends.torch import kernel as torch_kernel
 from ..backends.torch.eager import sinks_gradient
-from ..reading import Reading
 from .blocks import Plan, Rows, block, sees
 from .peers import BLOCK, GRADIENT, Message, agree
-
-# Output, row state, and if measured the Reading and the first key of the sequence.
-Result = tuple[Tensor, Tensor, Reading | None, Tensor | None]
 
 
 class _Carrier:
@@ -89,28 +85,34 @@ class _Carrier:
         return like.new_zeros(self._size(rank))
 
 
-def forward(plan: Plan, query: Tensor, key: Tensor, value: Tensor, measured: bool) -> Result:
-    """The output of this rank's rows, their row state, and their Reading if asked for."""
-    peers, wide = plan.peers, _wide(query)
-    rows = Rows(plan.problem, wide, value.shape[-1], plan.queries, measured)
-    carrier = _Carrier(plan, key, value)
-    beginning = next((rank for rank in range(peers.size) if plan.key_count(rank)), None)
-    first_key = None
-    for step in range(peers.size):
-        owner, coming = (peers.rank - step) % peers.size, (peers.rank - step - 1) % peers.size
-        under_way = carrier.pass_on(owner, coming) if step < peers.size - 1 else []
-        keys, values = carrier.present(owner)
-        if measured and owner == beginning:
-            first_key = keys[..., :1, :].clone()
-        for queries, piece in _pairs(plan, owner):
-            problem = block(plan, wide, keys, values, queries, piece)
-            state = torch_kernel.empty_row_state(problem.query)
-            reading: tuple[Any, Any] = torch_kernel.empty_reading(problem.query) if measured else (None, None)
-            out = torch_kernel.forward(problem, state, *reading)
-            rows.add(queries, out, state, *reading)
-        peers.wait(reversed(under_way))
-        carrier.swap()
-    return rows.out.to(query.dtype), rows.row_state(), rows.reading() if measured else None, first_key
+def forward(
+    plan: Plan, measured: dict[str, Any] | None, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The output of this rank's rows and their row state; Reading and first key of the sequence go into `measured`."""
+    with plan.peers.together():
+        peers, wide = plan.peers, _wide(query)
+        rows = Rows(plan.problem, wide, value.shape[-1], plan.queries, measured is not None)
+        carrier = _Carrier(plan, key, value)
+        beginning = next((rank for rank in range(peers.size) if plan.key_count(rank)), None)
+        first_key = None
+        for step in range(peers.size):
+            owner, coming = (peers.rank - step) % peers.size, (peers.rank - step - 1) % peers.size
+            under_way = carrier.pass_on(owner, coming) if step < peers.size - 1 else []
+            keys, values = carrier.present(owner)
+            if owner == beginning and measured is not None:
+                first_key = keys[..., :1, :].clone()
+            for queries, piece in _pairs(plan, owner):
+                problem = block(plan, wide, keys, values, queries, piece)
+                state = torch_kernel.empty_row_state(problem.query)
+                reading = (None, None) if measured is None else torch_kernel.empty_reading(problem.query)
+                rows.add(queries, torch_kernel.forward(problem, state, *reading), state, *reading)
+            peers.wait(reversed(under_way))
+            carrier.swap()
+        if measured is not None:
+            measured |= {"reading": rows.reading(), "first_key": first_key}
+        out, row_state = rows.out.to(query.dtype), rows.row_state()
+        peers.part()
+    return out, row_state
 
 
 def backward(
@@ -163,7 +165,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
         sinks: Any,
     ) -> Tensor:  # fmt: skip
         """The pass round the ring, and what its way back needs."""
-        out, row_state = run(plan, measured, query, key, value)
+        out, row_state = forward(plan, measured, query, key, value)
         ctx.plan, ctx.number = plan, number
         ctx.save_for_backward(query, key, value, sinks, out, row_state)
         return out
@@ -182,18 +184,6 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
         if sinks is not None and ctx.needs_input_grad[6]:
             d_sinks = sinks_gradient(d_out, out, row_state, sinks)
         return None, None, None, d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_sinks
-
-
-def run(
-    plan: Plan, measured: dict[str, Any] | None, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The forward pass without autograd: the output and the row state; the Reading goes into `measured`."""
-    with plan.peers.together():
-        out, row_state, reading, first_key = forward(plan, query, key, value, measured is not None)
-        plan.peers.part()
-    if measured is not None:
-        measured |= {"reading": reading, "first_key": first_key}
-    return out, row_state
 
 
 def _pairs(plan: Plan, owner: int) -> list[tuple[Any, Any]]:
