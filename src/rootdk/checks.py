@@ -30,6 +30,16 @@ def shown(given: Any) -> str:
     return text if len(text) <= 60 and "\n" not in text else type_name(given)
 
 
+def axis(given: Any, shape: tuple[int, ...], of: str) -> int:
+    """An axis of that shape, counted from either end."""
+    number = index(given)
+    if number is None:
+        raise ArgumentTypeError(f"axis: must be an int, got {given!r}")
+    if not -len(shape) <= number < len(shape):
+        raise ArgumentError(f"axis: must be from {-len(shape)} to {len(shape) - 1} for {of}, got {number}")
+    return number
+
+
 def truth(argument: str, given: Any) -> bool:
     """True or False, of Python or of NumPy."""
     if not isinstance(given, (bool, np.bool_)):
@@ -65,12 +75,17 @@ def share(argument: str, given: Any) -> float:
     return number
 
 
+def index(given: Any) -> int | None:
+    """The int that Python itself would take as an index, of any library; None for anything else, a bool too."""
+    try:
+        return None if isinstance(given, (bool, np.bool_, np.ma.MaskedArray)) else operator.index(given)
+    except TypeError:
+        return None
+
+
 def count(argument: str, given: Any, most: int = 2**31 - 1) -> int:
     """How many heads, threads, numbers: an int from 1 on."""
-    try:
-        number = None if isinstance(given, (bool, np.bool_, np.ma.MaskedArray)) else operator.index(given)
-    except TypeError:
-        number = None
+    number = index(given)
     expected = f"{argument}: must be an int from 1 to {most}, got"
     if number is None:
         raise ArgumentTypeError(f"{expected} {shown(given)}")
@@ -121,10 +136,7 @@ def _distance(side: Any, window: Any) -> int | None:
     if side is None:
         return None
     expected = "window: must be an int >= 0 or a pair of them (None for no limit), got"
-    try:
-        distance = None if isinstance(side, (bool, np.bool_, np.ma.MaskedArray)) else operator.index(side)
-    except TypeError:
-        distance = None
+    distance = index(side)
     if distance is None:
         raise ArgumentTypeError(f"{expected} {shown(window)}")
     if distance < 0:

@@ -10,7 +10,6 @@ readings of two sets of keys merge. Their order is that of the kernel's buffer (
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import rendering
+from . import checks, rendering
 from .errors import ArgumentError, ArgumentTypeError
 from .summary import HeadSummary
 
@@ -210,10 +209,12 @@ class Reading:
         >>> rootdk.measure(q, q, q)[1].by_head().rows.tolist()
         [32, 32, 32]
         """
-        min_keys = _integer("min_keys", min_keys)
-        if min_keys < 1:
-            raise ArgumentError(f"min_keys: must be at least 1, got {min_keys!r}")
-        return _summarise(self, min_keys)
+        least = checks.index(min_keys)
+        if least is None:
+            raise ArgumentTypeError(f"min_keys: must be an int, got {min_keys!r}")
+        if least < 1:
+            raise ArgumentError(f"min_keys: must be at least 1, got {least}")
+        return _summarise(self, least)
 
     @staticmethod
     def concatenate(readings: Iterable[Reading], axis: int = -1) -> Reading:
@@ -238,11 +239,8 @@ class Reading:
             if _library(part) is not _library(parts[0]):
                 both = " and ".join(_library(reading).__name__ for reading in (parts[0], part))
                 raise ArgumentTypeError(f"readings: must all be of one array library, got {both}")
-        axis, shape = _integer("axis", axis), parts[0].shape
-        if not -len(shape) <= axis < len(shape):
-            raise ArgumentError(
-                f"axis: must be from {-len(shape)} to {len(shape) - 1} for readings of shape {shape}, got {axis}"
-            )
+        shape = parts[0].shape
+        axis = checks.axis(axis, shape, f"readings of shape {shape}")
         for part in parts:
             if len(part.shape) != len(shape) or _without(part.shape, axis) != _without(shape, axis):
                 raise ArgumentError(
@@ -376,15 +374,6 @@ def without_head_axis(reading: Reading) -> Reading:
     """The reading of a single head, (1, n_query), as one of (n_query,): what the kernel made of 2-D arrays."""
     keys = reading.keys[0]
     return reading_of(reading.__dict__["_block"][:, 0], keys, reading.has_sinks)
-
-
-def _integer(argument: str, given: Any) -> int:
-    try:
-        if not isinstance(given, (bool, np.bool_)):
-            return operator.index(given)
-    except TypeError:
-        pass
-    raise ArgumentTypeError(f"{argument}: must be an int, got {given!r}")
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

@@ -10,12 +10,12 @@ and QK-clip (it changes weights).
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from .checks import real
 from .errors import ArgumentError, ArgumentTypeError
 
 Factor = Callable[[int, Any, Any], Any]
@@ -52,9 +52,9 @@ class ScaleRule:
         >>> rule("sqrt").score_variance(64), rule("none").score_variance(64), rule("dk").score_variance(64)
         (1.0, 64.0, 0.015625)
         """
-        given = {"keys": keys, "position": position}
+        arguments = {"keys": keys, "position": position}
         for name in sorted(self.varies):
-            if given.get(name) is None:
+            if arguments.get(name) is None:
                 raise ArgumentError(f"{name}: must be given, the rule {self.name!r} depends on it, got None")
         factor = self.factor(d_k, keys, position)
         if isinstance(factor, (str, bytes)):
@@ -68,69 +68,54 @@ def _ln(count: Any) -> Any:
 
 
 def _number(argument: str, value: Any, above: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ArgumentTypeError(f"{argument}: must be a number, got {value!r}")
-    if not math.isfinite(value) or value <= above:
+    number = real(argument, value, "a number")
+    if not math.isfinite(number) or number <= above:
         limit = "" if above == -math.inf else f" > {above:g}"
         raise ArgumentError(f"{argument}: must be a finite number{limit}, got {value!r}")
-    return float(value)
-
-
-# The factors are objects and not closures, so that a rule can be pickled and two equal rules are equal.
+    return number
 
 
 @dataclass(frozen=True, slots=True)
-class _Constant:
-    unit: float
+class _Factor:
+    """A formula with its parameters. Not a closure, so that a rule can be pickled and two equal rules are equal."""
 
-    def __call__(self, _d_k: int, _keys: Any, _position: Any) -> float:
-        return self.unit
-
-
-@dataclass(frozen=True, slots=True)
-class _OverRoot:
-    unit: float
-
-    def __call__(self, d_k: int, _keys: Any, _position: Any) -> float:
-        return self.unit / math.sqrt(d_k)
-
-
-@dataclass(frozen=True, slots=True)
-class _OverWidth:
-    unit: float
-
-    def __call__(self, d_k: int, _keys: Any, _position: Any) -> float:
-        return self.unit / d_k
-
-
-@dataclass(frozen=True, slots=True)
-class _LogCount:
-    unit: float
-    causal: bool
+    formula: Callable[..., Any]
+    parameters: tuple[float, ...]
 
     def __call__(self, d_k: int, keys: Any, position: Any) -> Any:
-        return self.unit * _ln(position + 1 if self.causal else keys) / math.sqrt(d_k)
+        return self.formula(d_k, keys, position, *self.parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class _LogPastLength:
-    unit: float
-
-    def __call__(self, d_k: int, _keys: Any, position: Any) -> Any:
-        growth = self.unit * _ln(position + 1)
-        larger = np.maximum(growth, 1.0) if isinstance(growth, np.ndarray) else max(growth, 1.0)
-        return larger / math.sqrt(d_k)
+def _constant(_d_k: int, _keys: Any, _position: Any, unit: float) -> float:
+    return unit
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    floor: float
-    strength: float
+def _over_root(d_k: int, _keys: Any, _position: Any, unit: float) -> float:
+    return unit / math.sqrt(d_k)
 
-    def __call__(self, d_k: int, _keys: Any, position: Any) -> Any:
-        steps = np.floor((np.maximum(position, -1) + 1) / self.floor)  # a query before the first key is at step 0
-        grown = (1.0 + self.strength * np.log1p(steps)) / math.sqrt(d_k)
-        return grown if isinstance(position, np.ndarray) else float(grown)
+
+def _over_width(d_k: int, _keys: Any, _position: Any, unit: float) -> float:
+    return unit / d_k
+
+
+def _log_keys(d_k: int, keys: Any, _position: Any, unit: float) -> Any:
+    return unit * _ln(keys) / math.sqrt(d_k)
+
+
+def _log_position(d_k: int, _keys: Any, position: Any, unit: float) -> Any:
+    return unit * _ln(position + 1) / math.sqrt(d_k)
+
+
+def _log_past_length(d_k: int, _keys: Any, position: Any, unit: float) -> Any:
+    growth = unit * _ln(position + 1)
+    larger = np.maximum(growth, 1.0) if isinstance(growth, np.ndarray) else max(growth, 1.0)
+    return larger / math.sqrt(d_k)
+
+
+def _steps(d_k: int, _keys: Any, position: Any, floor: float, strength: float) -> Any:
+    steps = np.floor((np.maximum(position, -1) + 1) / floor)  # a query before the first key is at step 0
+    grown = (1.0 + strength * np.log1p(steps)) / math.sqrt(d_k)
+    return grown if isinstance(position, np.ndarray) else float(grown)
 
 
 _KEYS, _POSITION = frozenset({"keys"}), frozenset({"position"})
@@ -138,7 +123,7 @@ _KEYS, _POSITION = frozenset({"keys"}), frozenset({"position"})
 NONE = ScaleRule(
     "none",
     "1",
-    _Constant(1.0),
+    _Factor(_constant, (1.0,)),
     variance="d_k",
     users="plain dot-product attention",
     source="Luong et al. 2015, arXiv:1508.04025, section 3.1",
@@ -146,7 +131,7 @@ NONE = ScaleRule(
 SQRT = ScaleRule(
     "sqrt",
     "1/sqrt(d_k)",
-    _OverRoot(1.0),
+    _Factor(_over_root, (1.0,)),
     variance="1",
     users="nearly every transformer",
     source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1",
@@ -154,7 +139,7 @@ SQRT = ScaleRule(
 DK = ScaleRule(
     "dk",
     "1/d_k",
-    _OverWidth(1.0),
+    _Factor(_over_width, (1.0,)),
     variance="1/d_k",
     users="maximal-update parametrisation, Granite",
     source="Yang et al. 2022, arXiv:2203.03466",
@@ -162,7 +147,7 @@ DK = ScaleRule(
 T5 = ScaleRule(
     "t5",
     "1",
-    _Constant(1.0),
+    _Factor(_constant, (1.0,)),
     variance="d_k; 1 under T5's own start, where W_q carries the 1/sqrt(d_k)",
     users="T5 and its descendants",
     source="Raffel et al. 2020, arXiv:1910.10683; the factor is in the initialisation of W_q",
@@ -179,7 +164,7 @@ def mup(multiplier: float) -> ScaleRule:
     return ScaleRule(
         f"mup({multiplier:g})",
         "sqrt(multiplier)/d_k",
-        _OverWidth(root),
+        _Factor(_over_width, (root,)),
         variance="multiplier/d_k",
         users="models tuned small and trained large",
         source="Yang et al. 2022, arXiv:2203.03466",
@@ -196,7 +181,7 @@ def query_pre_attn_scalar(scalar: float) -> ScaleRule:
     return ScaleRule(
         f"query_pre_attn_scalar({scalar:g})",
         "scalar^(-1/2)",
-        _Constant(factor),
+        _Factor(_constant, (factor,)),
         variance="d_k/scalar",
         users="Gemma 2, Gemma 3",
         source="Gemma 2 report, arXiv:2408.00118; `query_pre_attn_scalar` in config.json",
@@ -213,7 +198,7 @@ def attention_multiplier(multiplier: float) -> ScaleRule:
     return ScaleRule(
         f"attention_multiplier({multiplier:g})",
         "multiplier",
-        _Constant(factor),
+        _Factor(_constant, (factor,)),
         variance="d_k multiplier^2",
         users="Granite 3 and 4",
         source="`attention_multiplier` in config.json",
@@ -231,7 +216,7 @@ def layer_scaled(layer: int) -> ScaleRule:
     return ScaleRule(
         f"layer_scaled({layer})",
         "1/(sqrt(d_k) (layer+1))",
-        _OverRoot(1.0 / (layer + 1)),
+        _Factor(_over_root, (1.0 / (layer + 1),)),
         variance="1/(layer+1)^2",
         users="GPT-2 with scale_attn_by_inverse_layer_idx",
         source="Karamcheti et al. 2021, Mistral (Stanford CRFM); `scale_attn_by_inverse_layer_idx` in config.json",
@@ -288,9 +273,10 @@ def ssmax(s: float, *, causal: bool = False) -> ScaleRule:
 def _log_rule(
     name: str, formula: str, unit: float, causal: bool, *, variance: str, users: str, source: str
 ) -> ScaleRule:
-    where = _POSITION if causal else _KEYS
-    name = name[:-1] + ", causal)" if causal else name
-    return ScaleRule(name, formula, _LogCount(unit, causal), variance, users, source, where)
+    if causal:
+        name = f"{name[:-1]}, causal)"
+    factor = _Factor(_log_position if causal else _log_keys, (unit,))
+    return ScaleRule(name, formula, factor, variance, users, source, _POSITION if causal else _KEYS)
 
 
 def qwen_log_n(train_length: int) -> ScaleRule:
@@ -303,7 +289,7 @@ def qwen_log_n(train_length: int) -> ScaleRule:
     return ScaleRule(
         f"qwen_log_n({train_length})",
         "max(1, ln(i)/ln(L))/sqrt(d_k), i = position + 1",
-        _LogPastLength(unit),
+        _Factor(_log_past_length, (unit,)),
         variance="max(1, log_L i)^2",
         users="Qwen, first generation, with use_logn_attn",
         source="Bai et al. 2023, arXiv:2309.16609",
@@ -321,7 +307,7 @@ def llama4(floor: float = 8192, strength: float = 0.1) -> ScaleRule:
     return ScaleRule(
         "llama4" if (floor, strength) == (8192, 0.1) else f"llama4({floor:g}, {strength:g})",
         "(1 + strength ln(1 + floor((position+1)/floor)))/sqrt(d_k)",
-        _Steps(floor, strength),
+        _Factor(_steps, (floor, strength)),
         variance="(1 + strength ln(1 + floor((position+1)/floor)))^2",
         users="Llama 4, in layers without rotary positions",
         source="transformers, Llama4TextConfig: floor_scale, attn_scale, attn_temperature_tuning",
@@ -339,7 +325,7 @@ def yarn(stretch: float) -> ScaleRule:
     return ScaleRule(
         f"yarn({stretch:g})",
         "(0.1 ln stretch + 1)^2/sqrt(d_k)",
-        _OverRoot(growth),
+        _Factor(_over_root, (growth,)),
         variance="(0.1 ln stretch + 1)^4",
         users="models whose rotary context was extended by YaRN",
         source="Peng et al. 2023, arXiv:2309.00071, section 3.4",
@@ -359,7 +345,7 @@ def cosine(log_scale: float = math.log(10), cap: float = 100.0) -> ScaleRule:
     return ScaleRule(
         f"cosine({log_scale:g}, {cap:g})",
         "min(e^log_scale, cap), with |q| = |k| = 1",
-        _Constant(factor),
+        _Factor(_constant, (factor,)),
         variance="min(e^log_scale, cap)^2/d_k",
         users="Swin Transformer V2",
         source="Liu et al. 2022, arXiv:2111.09883",
@@ -408,9 +394,8 @@ def rule(name: str) -> ScaleRule:
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(f"name: must be the name of a rule, got {name!r}")
-    found = _NAMED.get(name)
-    if found is not None:
-        return found
+    if name in _NAMED:
+        return _NAMED[name]
     from difflib import get_close_matches
 
     parametric = {make.__name__: make for make in _FACTORIES if make.__name__ not in _NAMED}

@@ -12,7 +12,8 @@ SOURCE = Path(rootdk.__file__).parent
 # From the bottom up; rooms on one line stand side by side and do not import each other. DESIGN.md has the picture.
 FLOORS = [
     ["errors", "version", "_starting"],
-    ["files", "processes", "rendering", "scaling", "checks"],
+    ["files", "processes", "rendering", "checks"],
+    ["scaling"],
     ["summary", "options", "untrusted"],
     ["reading", "_kernel"],
     ["backends"],

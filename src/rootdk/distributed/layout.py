@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
 from ..reading import FIELDS, Reading
 
@@ -147,7 +148,7 @@ def shard(tensor: Tensor, group: Any = None, *, axis: int = -2, layout: Layout =
 
     if not isinstance(tensor, Tensor):
         raise ArgumentTypeError(f"tensor: must be a torch tensor, got {type(tensor).__name__}")
-    _check_axis(axis, tensor.dim())
+    axis = check_axis(axis, tuple(tensor.shape), f"a tensor of {tensor.dim()} axes")
     rows = positions(tensor.shape[axis], group, layout=layout)
     return tensor.index_select(axis, rows.to(tensor.device))
 
@@ -174,8 +175,7 @@ def unshard(
         return Reading(**columns, keys=whole[-1].to(torch.int64), has_sinks=shard.has_sinks)
     if not isinstance(shard, torch.Tensor):
         raise ArgumentTypeError(f"shard: must be a torch tensor or a Reading, got {type(shard).__name__}")
-    place = -2 if axis is None else axis
-    _check_axis(place, shard.dim())
+    place = check_axis(-2 if axis is None else axis, tuple(shard.shape), f"a tensor of {shard.dim()} axes")
     peers = Peers(group, timeout, shard.device)
     mine: Tensor = shard.detach().movedim(place, 0).contiguous()
     note = {"call": "rootdk.distributed.unshard", "dtype": str(mine.dtype), "layout": layout, "axis": place}
@@ -196,10 +196,3 @@ def unshard(
             together[rows.start : rows.stop] = part[begin : begin + len(rows)]
             begin += len(rows)
     return together.movedim(0, place)
-
-
-def _check_axis(axis: Any, dim: int) -> None:
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        raise ArgumentTypeError(f"axis: must be an int, got {axis!r}")
-    if not -dim <= axis < dim:
-        raise ArgumentError(f"axis: must be from {-dim} to {dim - 1} for a tensor of {dim} axes, got {axis}")

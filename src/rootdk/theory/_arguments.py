@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rootdk import checks
 from rootdk.errors import ArgumentError, ArgumentTypeError
 
 Floats = NDArray[np.float64]
@@ -17,12 +18,9 @@ def numbers(
     argument: str, given: Any, *, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
 ) -> Floats:
     """A float64 array of finite numbers with least <= x <= most and x > above."""
-    try:
-        array = np.asarray(given)
-    except (ValueError, TypeError):
-        array = np.asarray(None)
+    array = checks.numbers(argument, given)
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise ArgumentTypeError(f"{argument}: must be numbers, got {_shown(given)}")
+        raise ArgumentTypeError(f"{argument}: must be numbers, got {checks.shown(given)}")
     array = array.astype(np.float64)
     bad = ~(np.isfinite(array) & (array >= least) & (array <= most) & (array > above))
     if bad.any():
@@ -57,13 +55,18 @@ def sigmas(given: Any) -> Floats:
     return numbers("sigma", given, least=0.0, most=1e100)
 
 
-def broadcast(**given: Floats) -> tuple[Floats, ...]:
+def keys_and_sigma(keys: Any, sigma: Any, most: float = 1e100) -> tuple[Floats, ...]:
+    """Numbers of keys and standard deviations from 0 to `most`, of one shape."""
+    return broadcast(keys=keys_of(keys), sigma=numbers("sigma", sigma, least=0.0, most=most))
+
+
+def broadcast(**arrays: Floats) -> tuple[Floats, ...]:
     """All to one shape."""
     try:
-        return np.broadcast_arrays(*given.values())
+        return np.broadcast_arrays(*arrays.values())
     except ValueError:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in given.items())
-        raise ArgumentError(f"{' and '.join(given)}: must have shapes that broadcast, got {shapes}") from None
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ArgumentError(f"{' and '.join(arrays)}: must have shapes that broadcast, got {shapes}") from None
 
 
 def probabilities(given: Any) -> Floats:
@@ -88,8 +91,3 @@ def _range(least: float, most: float, above: float) -> str:
 
 def _first(array: Floats, bad: NDArray[np.bool_]) -> float:
     return float(array[bad].flat[0])
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= 60 and "\n" not in text else type(given).__name__

@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import gammaincc, gammainccinv, gammaincinv, gammaln, loggamma
 
 from ._arguments import Floats, broadcast, keys_of, numbers, whole
-from .softmax import FIELDS, SoftmaxMoments, averages_of, record
+from .softmax import AVERAGES, SoftmaxMoments, averages_of, record
 
 MOST_D_K = 1e6
 
@@ -59,9 +59,9 @@ def relative_gradient(keys: Any, d_k: Any, scale: Any) -> Any:
     4.067 0.991 0.062
     """
     counts, sizes, scales = _checked(keys, d_k, scale)
-    averages = _attention_averages(counts, sizes, scales)
-    p_squared, norm_squared, slope_squared = averages[2], averages[5], averages[len(FIELDS)]
-    return np.sqrt(scales * scales * ((sizes - 1) * norm_squared + slope_squared) / p_squared)[()]
+    average = dict(zip(AVERAGES, _attention_averages(counts, sizes, scales), strict=True))
+    change = (sizes - 1) * average["jacobian_norm_squared"] + average["slope_squared"]
+    return np.sqrt(scales * scales * change / average["p_squared"])[()]
 
 
 def _checked(keys: Any, d_k: Any, scale: Any) -> tuple[Floats, ...]:

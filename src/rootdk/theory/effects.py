@@ -23,18 +23,15 @@ def rule_variance(scale: Any, d_k: Any, keys: Any = None, position: Any = None) 
     [1.0, 4.0]
     """
     chosen = rule_of(scale)
-    given = {"d_k": whole("d_k", d_k, 1, 1e15)}
+    arguments = {"d_k": whole("d_k", d_k, 1, 1e15)}
     for name, value in (("keys", keys), ("position", position)):
         if value is not None:
-            given[name] = whole(name, value, 0, 1e15)
-    arrays = dict(zip(given, broadcast(**given), strict=True))
-    flat = {name: array.reshape(-1) for name, array in arrays.items()}
-    variances = [
-        # Rules take d_k as one int, as the operator gives it.
-        chosen.score_variance(int(flat["d_k"][i]), *(_at(flat, name, i) for name in ("keys", "position")))
-        for i in range(flat["d_k"].size)
-    ]
-    return np.array(variances, np.float64).reshape(arrays["d_k"].shape)[()]
+            arguments[name] = whole(name, value, 0, 1e15)
+    arrays = broadcast(**arguments)
+    # Rules take d_k as one int, as the operator gives it.
+    points = (map(int, point) for point in zip(*(array.flat for array in arrays), strict=True))
+    variances = [chosen.score_variance(**dict(zip(arguments, point, strict=True))) for point in points]
+    return np.array(variances, np.float64).reshape(arrays[0].shape)[()]
 
 
 def correlated_score_variance(d_k: Any, correlation_query: Any, correlation_key: Any = None) -> Any:
@@ -133,10 +130,6 @@ def rule_of(scale: Any) -> ScaleRule:
     if not isinstance(scale, ScaleRule):
         raise ArgumentTypeError(f"scale: must be a name or a rule from rootdk.scaling, got {scale!r}")
     return scale
-
-
-def _at(flat: dict[str, Floats], name: str, index: int) -> int | None:
-    return int(flat[name][index]) if name in flat else None
 
 
 def _capped(ratio: Floats, square: bool) -> Floats:

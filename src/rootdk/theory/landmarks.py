@@ -11,7 +11,7 @@ from scipy.special import log_ndtr, ndtr
 
 from rootdk.errors import ArgumentError
 
-from ._arguments import Floats, broadcast, keys_of, numbers, sigmas
+from ._arguments import Floats, broadcast, keys_and_sigma, keys_of, numbers
 
 
 def critical_sigma(keys: Any) -> Any:
@@ -90,19 +90,19 @@ def frozen_saturation(keys: Any, sigma: Any, gap: Any) -> Any:
 
 
 def _warm(keys: Any, sigma: Any) -> tuple[Floats, ...]:
-    counts, spreads = broadcast(keys=keys_of(keys), sigma=sigmas(sigma))
+    counts, spreads = keys_and_sigma(keys, sigma)
     limit = np.sqrt(2 * np.log(counts)) / 2
-    _inside(spreads < limit, "sigma: must be below sqrt(2 ln n)/2 =", limit, spreads)
-    return counts, spreads
+    return _inside(counts, spreads, spreads < limit, "below sqrt(2 ln n)/2", limit)
 
 
 def _frozen(keys: Any, sigma: Any) -> tuple[Floats, ...]:
-    counts, spreads = broadcast(keys=keys_of(keys), sigma=sigmas(sigma))
+    counts, spreads = keys_and_sigma(keys, sigma)
     limit = np.sqrt(2 * np.log(counts))
-    _inside(spreads > limit, "sigma: must be above sqrt(2 ln n) =", limit, spreads)
-    return counts, spreads
+    return _inside(counts, spreads, spreads > limit, "above sqrt(2 ln n)", limit)
 
 
-def _inside(good: Any, expected: str, limit: Floats, spreads: Floats) -> None:
+def _inside(counts: Floats, spreads: Floats, good: Any, expected: str, limit: Floats) -> tuple[Floats, ...]:
     if not good.all():
-        raise ArgumentError(f"{expected} {limit[~good].flat[0]:.4g} for this law, got {spreads[~good].flat[0]:g}")
+        bound, spread = limit[~good].flat[0], spreads[~good].flat[0]
+        raise ArgumentError(f"sigma: must be {expected} = {bound:.4g} for this law, got {spread:g}")
+    return counts, spreads

@@ -16,13 +16,13 @@ from scipy.special import gammainc, gammaincinv, gammaln
 
 from ..errors import ArgumentError
 from ..summary import HeadSummary
-from ._arguments import Floats, broadcast, numbers, whole
+from ._arguments import broadcast, numbers, whole
 from .attention import spread_nodes
 from .effects import rule_of
 from .extremes import expected_lowest, expected_maximum_logit
 from .row_law import RowLaw, row_law
 from .rows import effective_keys, saturation, top_probability
-from .softmax import FIELDS, averages_of
+from .softmax import AVERAGES, averages_of
 
 # e^-20 of an average over sigma: for the functions of sigma that take longest, and bend least.
 _COARSE = -20.0
@@ -65,10 +65,10 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
     return HeadSummary.of({name: [fields[name] for fields in settings] for name in HeadSummary.__dataclass_fields__})
 
 
-def _factor(given: Any, d_k: int, keys: int, position: int) -> float:
-    if not isinstance(given, str) and np.ndim(given) == 0 and np.asarray(given).dtype.kind in "fiu":
-        return float(numbers("rule", given, least=-1e6, most=1e6))
-    chosen = rule_of(given)
+def _factor(rule: Any, d_k: int, keys: int, position: int) -> float:
+    if not isinstance(rule, str) and np.ndim(rule) == 0 and np.asarray(rule).dtype.kind in "fiu":
+        return float(numbers("rule", rule, least=-1e6, most=1e6))
+    chosen = rule_of(rule)
     if chosen.unit_length:
         raise ArgumentError(
             f"rule: must be one for q and k as they are, got {chosen.name!r}, which wants them of length 1: "
@@ -80,18 +80,48 @@ def _factor(given: Any, d_k: int, keys: int, position: int) -> float:
 
 def _fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, float]:
     """Every field of a HeadSummary for standard normal q and k."""
+    sigma, weight = spread_nodes(keys, d_k, scale)
+    mean = dict(zip(AVERAGES, averages_of(np.full(len(sigma), keys), sigma) @ weight, strict=True))
     law = row_law(keys, d_k, scale)
-    mean = _means(keys, d_k, scale)
-    return _row_variance(keys, d_k, scale) | _extremes(keys, d_k, scale, rows, law) | mean | _by_row(keys, law, mean)
+    median = {name: float(np.median(getattr(law, name))) for name in RowLaw.__slots__}
+    median_variance = _median_row_variance(keys, d_k, scale)
+    largest = expected_maximum_logit(keys, rows, d_k, scale)
 
+    def over_rows(of_sigma: Any, log_error: float = _COARSE) -> float:
+        sigma, weight = spread_nodes(keys, d_k, scale, log_error)
+        return float(weight @ of_sigma(keys, sigma))
 
-def _row_variance(keys: float, d_k: float, scale: float) -> dict[str, float]:
-    variance = _median_row_variance(keys, d_k, scale)
+    # |J|_F is the trace where two keys share a row, and where only rare rows do that, both averages are made by the
+    # same rows: of the trace the true average is known.
+    norm_share = law.jacobian_norm.mean() / law.jacobian_trace.mean() if law.jacobian_trace.any() else 0.0
     return {
+        "rows": rows,
+        "hidden_rows": 0,
+        "non_finite_rows": 0,
+        "mean_keys": keys,
         "mean_std": abs(scale) * _mean_length(d_k) * _mean_length(keys - 1) / math.sqrt(keys),
-        "median_std": math.sqrt(variance),
+        "median_std": math.sqrt(median_variance),
         "mean_variance": scale * scale * d_k * (keys - 1) / keys,
-        "median_variance": variance,
+        "median_variance": median_variance,
+        "max_logit": largest,
+        "min_logit": -largest,
+        "mean_log_sum_exp": mean["log_sum_exp"],
+        "min_log_sum_exp": expected_lowest(keys, d_k, scale, rows, law),
+        "mean_entropy": mean["entropy"],
+        "mean_entropy_ratio": mean["entropy"] / math.log(keys),
+        "median_entropy_ratio": median["entropy"] / math.log(keys),
+        # A flat row counts n times, be it ever so rare.
+        "mean_effective_keys": over_rows(effective_keys, _COARSE - 4.0 - math.log(keys)),
+        "median_effective_keys": 1 / median["p_squared"],
+        "mean_top_probability": over_rows(top_probability),
+        "median_top_probability": median["top_probability"],
+        "saturated": over_rows(saturation),
+        "mean_p_squared": mean["p_squared"],
+        "mean_jacobian_trace": mean["jacobian_trace"],
+        "median_jacobian_trace": median["jacobian_trace"],
+        "mean_jacobian_norm": norm_share * mean["jacobian_trace"],
+        "median_jacobian_norm": median["jacobian_norm"],
+        "mean_sink_mass": 0.0,
     }
 
 
@@ -116,55 +146,3 @@ def _median_row_variance(keys: float, d_k: float, scale: float) -> float:
 
     centre = math.log(4 * gammaincinv(wide / 2, 0.5) * gammaincinv(narrow / 2, 0.5))
     return scale * scale / keys * math.exp(brentq(excess, centre - 5, centre + 5, xtol=1e-13))
-
-
-def _extremes(keys: float, d_k: float, scale: float, rows: float, law: RowLaw) -> dict[str, float]:
-    largest = expected_maximum_logit(keys, rows, d_k, scale)
-    return {
-        "rows": rows,
-        "hidden_rows": 0,
-        "non_finite_rows": 0,
-        "mean_keys": keys,
-        "mean_sink_mass": 0.0,
-        "max_logit": largest,
-        "min_logit": -largest,
-        "min_log_sum_exp": expected_lowest(keys, d_k, scale, rows, law),
-    }
-
-
-def _means(keys: float, d_k: float, scale: float) -> dict[str, float]:
-    sigma, weight = spread_nodes(keys, d_k, scale)
-    mean = dict(zip(FIELDS, averages_of(np.full(len(sigma), keys), sigma) @ weight, strict=False))
-
-    def over_rows(of_sigma: Any, log_error: float = _COARSE) -> float:
-        sigma, weight = spread_nodes(keys, d_k, scale, log_error)
-        return float(weight @ of_sigma(keys, sigma))
-
-    return {
-        "mean_log_sum_exp": float(mean["log_sum_exp"]),
-        "mean_entropy": float(mean["entropy"]),
-        "mean_entropy_ratio": float(mean["entropy"]) / math.log(keys),
-        # A flat row counts n times, be it ever so rare.
-        "mean_effective_keys": over_rows(effective_keys, _COARSE - 4.0 - math.log(keys)),
-        "mean_top_probability": over_rows(top_probability),
-        "saturated": over_rows(saturation),
-        "mean_p_squared": float(mean["p_squared"]),
-        "mean_jacobian_trace": float(mean["jacobian_trace"]),
-    }
-
-
-def _by_row(keys: float, law: RowLaw, mean: dict[str, float]) -> dict[str, float]:
-    def median(of_row: Floats) -> float:
-        return float(np.median(of_row))
-
-    # |J|_F is the trace where two keys share a row, and where only rare rows do that, both averages are made by the
-    # same rows: of the trace the true average is known.
-    share = float(law.jacobian_norm.mean() / law.jacobian_trace.mean()) if law.jacobian_trace.any() else 0.0
-    return {
-        "median_entropy_ratio": median(law.entropy) / math.log(keys),
-        "median_effective_keys": 1 / median(law.p_squared),
-        "median_top_probability": median(law.top_probability),
-        "median_jacobian_trace": median(law.jacobian_trace),
-        "mean_jacobian_norm": share * mean["mean_jacobian_trace"],
-        "median_jacobian_norm": median(law.jacobian_norm),
-    }

@@ -8,7 +8,7 @@ from scipy.special import loggamma, ndtr, ndtri
 
 from rootdk.errors import ArgumentError
 
-from ._arguments import Floats, broadcast, keys_of, numbers
+from ._arguments import Floats, broadcast, keys_and_sigma, numbers
 from ._laplace import STEP, alike, highest, one_key
 
 _LEAST_SIGMA = 0.35
@@ -25,7 +25,7 @@ def top_probability(keys: Any, sigma: Any) -> Any:
     >>> print(f"{top_probability(1024, 1.0):.4f} {top_probability(1024, 8.0):.3f}")
     0.0162 0.709
     """
-    counts, spreads = broadcast(keys=keys_of(keys), sigma=numbers("sigma", sigma, least=0.0, most=1e12))
+    counts, spreads = keys_and_sigma(keys, sigma, most=1e12)
     tops = [_top(n, s) for n, s in zip(counts.flat, spreads.flat, strict=True)]
     return np.array(tops).reshape(counts.shape)[()]
 
@@ -44,11 +44,9 @@ def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
     >>> print(f"{saturation(512, 8.0):.3f} {saturation(512, 16.0):.3f}")
     0.114 0.379
     """
-    counts, spreads, limits = broadcast(
-        keys=keys_of(keys),
-        sigma=numbers("sigma", sigma, least=0.0, most=1e12),
-        threshold=numbers("threshold", threshold, least=0.5, most=1.0 - 1e-12),
-    )
+    counts, spreads = keys_and_sigma(keys, sigma, most=1e12)
+    limits = numbers("threshold", threshold, least=0.5, most=1.0 - 1e-12)
+    counts, spreads, limits = broadcast(keys=counts, sigma=spreads, threshold=limits)
     points = zip(counts.flat, spreads.flat, limits.flat, strict=True)
     shares = np.array([SaturationLaw(n, s).above(limit) for n, s, limit in points]).reshape(counts.shape)
     if np.isnan(shares).any():
@@ -70,7 +68,7 @@ def effective_keys(keys: Any, sigma: Any) -> Any:
     >>> print(f"{effective_keys(1024, 1.0):.1f} {effective_keys(1024, 8.0):.2f}")
     386.5 2.18
     """
-    counts, spreads = broadcast(keys=keys_of(keys), sigma=numbers("sigma", sigma, least=0.0, most=1e12))
+    counts, spreads = keys_and_sigma(keys, sigma, most=1e12)
     flat_keys, flat_sigma = counts.reshape(-1), 2 * spreads.reshape(-1)
     averages = np.empty(flat_keys.size)
     # The integrand is at most n^2 e^(u + sigma^2/4) and, above -sigma^2/2, n^2 e^(-(u/sigma)^2); the result is at least

@@ -22,10 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ._arguments import Floats, broadcast, keys_of, sigmas
+from ._arguments import Floats, keys_and_sigma
 from ._laplace import alike, highest, lowest, one_key
-
-FIELDS = ("log_sum_exp", "entropy", "p_squared", "p_cubed", "jacobian_trace", "jacobian_norm_squared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,10 @@ class SoftmaxMoments:
     jacobian_norm_squared: Any
 
 
+# What is averaged, in the order of the arrays below. The last one is for the relative gradient alone.
+AVERAGES = (*SoftmaxMoments.__slots__, "slope_squared")
+
+
 def softmax_moments(keys: Any, sigma: Any) -> SoftmaxMoments:
     """The averages for `keys` independent logits of law N(mean, sigma^2); log_sum_exp is that for mean 0.
 
@@ -61,33 +63,29 @@ def softmax_moments(keys: Any, sigma: Any) -> SoftmaxMoments:
     >>> softmax_moments([2, 1e9], [[1.0], [8.0], [64.0]]).entropy.shape
     (3, 2)
     """
-    counts, spreads = broadcast(keys=keys_of(keys), sigma=sigmas(sigma))
-    return record(averages_of(counts, spreads))
+    return record(averages_of(*keys_and_sigma(keys, sigma)))
 
 
 def averages_of(keys: Floats, sigma: Floats) -> Floats:
-    """One entry per field of FIELDS and one for slope_squared, for arrays of one shape; the fields come first."""
+    """One entry per name in AVERAGES, along the first axis, for arrays of one shape."""
     # Points of attention that share n and a lattice of sigma ask for the same pair many times.
     different, back = np.unique(np.stack([keys.reshape(-1), sigma.reshape(-1)]), axis=1, return_inverse=True)
-    return _averages(*different)[:, back.reshape(-1)].reshape(-1, *keys.shape)
+    keys_of_pair, sigma_of_pair = different
+    averages = np.empty((len(AVERAGES), keys_of_pair.size))
+    low, high = lowest(*different), highest(*different)
+    for place in alike(*different):
+        limits = float(low[place].min()), float(high[place].max())
+        averages[:, place] = _together(keys_of_pair[place], sigma_of_pair[place], *limits)
+    return averages[:, back.reshape(-1)].reshape(-1, *keys.shape)
 
 
 def record(averages: Floats) -> SoftmaxMoments:
-    """The public part of an array with the fields first."""
-    return SoftmaxMoments(*(field[()] for field in averages[: len(FIELDS)]))
-
-
-def _averages(keys: Floats, sigma: Floats) -> Floats:
-    """One row per field, one column per pair of the two 1-D arrays."""
-    averages = np.empty((len(FIELDS) + 1, keys.size))
-    low, high = lowest(keys, sigma), highest(keys, sigma)
-    for place in alike(keys, sigma):
-        averages[:, place] = _together(keys[place], sigma[place], float(low[place].min()), float(high[place].max()))
-    return averages
+    """The public part of such an array."""
+    return SoftmaxMoments(*(average[()] for average in averages[:-1]))
 
 
 def _together(keys: Floats, sigma: Floats, low: float, high: float) -> Floats:
-    """The same for pairs that one grid serves.
+    """The averages, one column per pair, for pairs that one grid serves.
 
     slope_squared is E sum (dp/dsigma)^2 = E sum p^2 (x - sum p x)^2, what the relative gradient needs:
 
