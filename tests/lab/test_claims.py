@@ -14,8 +14,8 @@ from scipy.optimize import minimize_scalar
 
 from rootdk.cli.claims import lines
 from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, VERDICTS, CheckedClaim, Sampling
-from rootdk.lab.checks.definition import by_the_formula, derivative, pulled_back, softmax
-from rootdk.lab.checks.gradient_flow import live_entries
+from rootdk.lab.checks.definition import by_the_formula, softmax
+from rootdk.lab.checks.gradient_flow import jacobian_of_softmax, live_entries
 from rootdk.lab.checks.printed import EIGHTH, POWERS, TENTH
 from rootdk.lab.checks.sampler import generator, normal, over_groups, reading
 from rootdk.lab.checks.sharpness import root
@@ -80,7 +80,7 @@ def shifted(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 def all_positive(weights: Any) -> Any:
-    return np.abs(derivative(weights))
+    return np.abs(softmax_jacobian(weights))
 
 
 def too_large(keys: Any, d_k: Any, scale: Any) -> Any:
@@ -203,8 +203,8 @@ def test_derivative_is_that_of_torch() -> None:
 
     logits = np.random.default_rng(0).standard_normal(9)
     by_torch = torch.autograd.functional.jacobian(lambda s: s.softmax(0), torch.tensor(logits)).numpy()
-    assert np.abs(derivative(softmax(logits)) - by_torch).max() < 1e-15
-    assert np.abs(pulled_back(logits) - by_torch).max() < 1e-14
+    assert np.abs(softmax_jacobian(softmax(logits)) - by_torch).max() < 1e-15
+    assert np.abs(jacobian_of_softmax(logits[None])[0] - by_torch).max() < 1e-14
 
 
 def test_measured_rows_agree_with_theory() -> None:

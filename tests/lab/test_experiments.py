@@ -195,7 +195,7 @@ def test_other_code_has_other_entries(tmp_path: Path, monkeypatch: pytest.Monkey
     cache = Cache(tmp_path)
     before = cache.path(SMALL)
     assert before != cache.path(replace(SMALL, rows=51))
-    monkeypatch.setattr("rootdk.lab.checks.cache._code", lambda: "other")
+    monkeypatch.setattr("rootdk.lab.checks.experiment._code", lambda: "other")
     assert before != cache.path(SMALL)
 
 

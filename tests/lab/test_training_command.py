@@ -27,8 +27,7 @@ from rootdk.lab.training import Results, RunSpec
 from rootdk.lab.training.engine import Advanced, Failed, Finished
 from rootdk.lab.training.local_engine import LocalEngine
 from rootdk.lab.training.run_lists import plan
-from rootdk.lab.training.sweep import cost
-from rootdk.lab.training.tally import Tally
+from rootdk.lab.training.sweep import Tally, cost
 
 SUPPORT = Path(__file__).parents[1] / "support"
 

@@ -22,8 +22,8 @@ def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int,
     from rootdk.lab.checks import LEDGER
 
     try:
-        for one in ids:
-            LEDGER[one]
+        for number in ids:
+            LEDGER[number]
     except RootdkError as error:
         raise options.bad_parameter(error) from error
     return ids
@@ -98,9 +98,11 @@ def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
             yield from _entry("condition" if claim.verdict == CONDITIONAL else "because", claim.condition, width)
         if claim.evidence:
             yield " " * _INDENT + "evidence"
-        for one in claim.evidence:
-            yield from _number(one, width)
-        for text in dict.fromkeys(f"{number(one.predicted)}: {one.choice}" for one in claim.evidence if one.choice):
+        for comparison in claim.evidence:
+            yield from _number(comparison, width)
+        for text in dict.fromkeys(
+            f"{number(comparison.predicted)}: {comparison.choice}" for comparison in claim.evidence if comparison.choice
+        ):
             yield from _entry("our choice", text, width)
         yield ""
     yield from textwrap.wrap(summary(claims), width)
@@ -126,15 +128,15 @@ def _entry(label: str, text: str, width: int) -> Iterator[str]:
     )
 
 
-def _number(one: "Comparison", width: int) -> Iterator[str]:
+def _number(comparison: "Comparison", width: int) -> Iterator[str]:
     """Name, value, standard error or 'exact', what the claim says of it, and "no" where it is not so."""
     from rootdk.lab.checks.comparison import SHOWN, number
 
     columns = width - _INDENT - 2 - _FIGURES
-    error = "exact" if one.standard_error is None else f"± {one.standard_error:.1g}"
-    asked = f"{one.relation} {number(one.predicted)}" if one.relation else ""
-    wrong = "" if one.agrees or one.role == SHOWN else "  no"
-    measured = "–" if one.measured is None else number(one.measured)
-    first, *rest = textwrap.wrap(one.quantity, columns, break_on_hyphens=False)
+    error = "exact" if comparison.standard_error is None else f"± {comparison.standard_error:.1g}"
+    asked = f"{comparison.relation} {number(comparison.predicted)}" if comparison.relation else ""
+    wrong = "" if comparison.agrees or comparison.role == SHOWN else "  no"
+    measured = "–" if comparison.measured is None else number(comparison.measured)
+    first, *rest = textwrap.wrap(comparison.quantity, columns, break_on_hyphens=False)
     yield f"{'':{_INDENT + 2}}{first:<{columns}}{measured:>10} {error:<8} {asked}{wrong}".rstrip()
     yield from (" " * (_INDENT + 4) + line for line in rest)

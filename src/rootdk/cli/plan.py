@@ -23,11 +23,11 @@ _CHECKED = {"heads": 4, "d": 64}
 _CHECKED_TOKENS = 16384
 
 
-def _rate(_ctx: click.Context, _option: click.Parameter, given: float) -> float:
+def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
     """A rate; click's own range would let NaN pass."""
-    if not (given > 0.0 and math.isfinite(given)):
-        raise click.BadParameter(f"must be a finite number above 0, got {given:g}")
-    return given
+    if not (rate > 0.0 and math.isfinite(rate)):
+        raise click.BadParameter(f"must be a finite number above 0, got {rate:g}")
+    return rate
 
 
 @click.command()
@@ -66,7 +66,7 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **size
 
     try:
         ring = Ring(causal=not full, **sizes)
-        found = cost(ring)
+        costs = cost(ring)
         report = None
         if validate:
             from rootdk.distributed.local import check
@@ -78,16 +78,16 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **size
     except RootdkError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        passes = {name: asdict(one) for name, one in found.items()}
+        passes = {name: asdict(direction) for name, direction in costs.items()}
         asked = {"ring": asdict(ring)}
         click.echo(json.dumps(asked | passes | ({} if report is None else {"validation": report}), indent=2))
         return
-    click.echo("\n".join(_costs(ring, found)))
+    click.echo("\n".join(_costs(ring, costs)))
     if report is not None:
         click.echo("\n".join(_validation(report)))
 
 
-def _costs(ring: "Ring", found: Mapping[str, "Pass"]) -> Iterator[str]:
+def _costs(ring: "Ring", costs: Mapping[str, "Pass"]) -> Iterator[str]:
     """The cost of both passes, side by side."""
     mask = f"causal, {ring.layout}" if ring.causal else "full"
     kv_heads = ring.kv_heads or ring.heads
@@ -98,7 +98,7 @@ def _costs(ring: "Ring", found: Mapping[str, "Pass"]) -> Iterator[str]:
         WIDTH,
     )
     yield ""
-    passes = [found["forward"], found["backward"]]
+    passes = [costs["forward"], costs["backward"]]
     yield f"  {'each rank':<32}{'forward':>14}{'backward':>14}"
     for words, field, unit in (
         ("operations", "flops", "flop"),
@@ -109,9 +109,9 @@ def _costs(ring: "Ring", found: Mapping[str, "Pass"]) -> Iterator[str]:
         ("waiting for messages", "waiting", "s"),
         ("whole pass", "seconds", "s"),
     ):
-        yield f"  {words:<32}" + "".join(f"{_scaled(getattr(one, field)) + unit:>14}" for one in passes)
-    yield f"  {'efficiency':<32}" + "".join(f"{one.efficiency:>14.1%}" for one in passes)
-    hidden = [1 - one.waiting / one.messages if one.messages else 1.0 for one in passes]
+        yield f"  {words:<32}" + "".join(f"{_scaled(getattr(direction, field)) + unit:>14}" for direction in passes)
+    yield f"  {'efficiency':<32}" + "".join(f"{direction.efficiency:>14.1%}" for direction in passes)
+    hidden = [1 - direction.waiting / direction.messages if direction.messages else 1.0 for direction in passes]
     yield f"  {'messages behind the work':<32}" + "".join(f"{share:>14.0%}" for share in hidden)
 
 

@@ -28,27 +28,27 @@ _FIELDS = (
 )
 
 
-def _rule_or_number(_ctx: click.Context, _option: click.Parameter, given: str) -> str | float:
+def _rule_or_number(_ctx: click.Context, _option: click.Parameter, text: str) -> str | float:
     """A name of a rule, or the scale itself."""
     from rootdk.scaling import rule
 
     try:
-        number = float(given)
+        number = float(text)
     except ValueError:
         try:
-            return rule(given).name
+            return rule(text).name
         except RootdkError as error:
             raise options.bad_parameter(error, "; a number is taken as the scale") from error
     if not math.isfinite(number) or abs(number) > 1e3:
-        raise click.BadParameter(f"must be the name of a rule or a number up to 1000 in size, got {given}")
+        raise click.BadParameter(f"must be the name of a rule or a number up to 1000 in size, got {text}")
     return number
 
 
-def _spread(_ctx: click.Context, _option: click.Parameter, given: float) -> float:
+def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> float:
     """A standard deviation; click's own range would let NaN pass."""
-    if not 0.0 < given <= 1e3:
-        raise click.BadParameter(f"must be a number above 0 and up to 1000, got {given:g}")
-    return given
+    if not 0.0 < sigma <= 1e3:
+        raise click.BadParameter(f"must be a number above 0 and up to 1000, got {sigma:g}")
+    return sigma
 
 
 @click.command()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ from . import options
 if TYPE_CHECKING:
     from rootdk.lab.training import Group, Interval, Results, RunSpec
     from rootdk.lab.training.engine import Engine, Event
-    from rootdk.lab.training.tally import Tally
+    from rootdk.lab.training.sweep import Tally
 
     from .progress import Bars
 
@@ -57,18 +57,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 @options.as_json("Print JSON in place of the summary.")
 @click.pass_context
 def train_study(
-    ctx: click.Context,
-    size: str | None,
-    tasks: tuple[str, ...],
-    spec: Path | None,
-    runs: Path | None,
-    workers: int | None,
-    engine: str,
-    address: str | None,
-    out: Path | None,
-    report: Path | None,
-    fresh: bool,
-    as_json: bool,
+    ctx: click.Context, /, size: str | None, out: Path | None, report: Path | None, as_json: bool, **asked: Any
 ) -> None:
     """What the scale does when a model learns.
 
@@ -76,16 +65,18 @@ def train_study(
     runs are kept: interrupted, the same command goes on where it was. Exit code 0: done; 1: a run or a file failed, or
     another study uses the folder of runs; 2: an option is wrong; 130: interrupted.
     """
-    if spec is not None and (size or tasks):
+    order = Order(size=size or "default", **asked)
+    if order.spec is not None and (size or order.tasks):
         raise click.UsageError(f"--spec and {f'--{size}' if size else '--task'} exclude each other", ctx)
-    if address is not None and engine != "ray":
+    if order.address is not None and order.engine != "ray":
         raise click.UsageError("--address needs --engine ray", ctx)
-    answer(
-        Order(size or "default", tasks, spec, runs, workers, engine, address, fresh),
-        out=out,
-        report=report,
-        as_json=as_json,
-    )
+    from rootdk.lab.training.store import Store
+
+    from .ending import last_words
+
+    kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command goes on from there"
+    with last_words(f"interrupted; {kept}"):
+        _answer(order, out, report, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +114,8 @@ class Order:
         return LocalEngine(self.workers)
 
 
-def answer(order: Order, *, out: Path | None, report: Path | None, as_json: bool) -> None:
-    """Do the order. What is wrong with it is said before anything runs."""
-    from rootdk.lab.training.store import Store
-
-    from .ending import last_words
-
-    kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command goes on from there"
-    with last_words(f"interrupted; {kept}"):
-        _answer(order, out, report, as_json)
-
-
 def _answer(order: Order, out: Path | None, report: Path | None, as_json: bool) -> None:
+    """Do the order. What is wrong with it is said before anything runs."""
     from rootdk.lab.training.engine import check_installed
 
     specs = order.specs()
@@ -203,7 +184,7 @@ def _about(order: Order, seconds: float) -> dict[str, str]:
 def _shown(specs: Sequence["RunSpec"]) -> Iterator[Callable[["Event"], None]]:
     """What takes the events inside the block: bars on a terminal, elsewhere a line now and then."""
     from rootdk.lab.training.engine import Again, Failed, title
-    from rootdk.lab.training.tally import Tally
+    from rootdk.lab.training.sweep import Tally
 
     from .progress import Bars
 
@@ -236,7 +217,7 @@ def _shown(specs: Sequence["RunSpec"]) -> Iterator[Callable[["Event"], None]]:
 def _draw(tally: "Tally", bars: "Bars") -> None:
     """A bar for all, one per task, and one for each run that is under way."""
     from rootdk.lab.training.engine import title
-    from rootdk.lab.training.tally import clock_face
+    from rootdk.lab.training.sweep import clock_face
 
     left = "" if tally.remaining is None else f", about {clock_face(tally.remaining)} left"
     bars(f"{tally.finished} of {len(tally.specs)} runs{left}", tally.done(tally.specs))
@@ -256,39 +237,39 @@ def lines(results: "Results") -> Iterator[str]:
     from rootdk.lab.training import grouped, panels
 
     groups = grouped(results.runs)
-    seeds = sorted({len(one.best.runs) for one in groups})
+    seeds = sorted({len(group.best.runs) for group in groups})
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
     count = f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}"
     yield f"{count}. Loss at the end, at the best learning rate; {sure}"
-    for heading, some in panels(groups).items():
+    for heading, panel in panels(groups).items():
         yield ""
         yield from textwrap.wrap(heading, WIDTH, subsequent_indent="  ")
         yield f"{'rule':<{_NAME}} {'d_k':>4}  {'loss':>13}  {'accuracy':>8}  {'rate':>8}  {'diverged':>8}"
-        for one in sorted(some, key=lambda one: one.spec.d_k):
-            yield from _row(one)
+        for group in sorted(panel, key=lambda group: group.spec.d_k):
+            yield from _row(group)
 
 
-def _row(one: "Group") -> Iterator[str]:
-    best = one.best
+def _row(group: "Group") -> Iterator[str]:
+    best = group.best
     right = f"{100 * best.accuracy.mean:.1f}%" if math.isfinite(best.loss.mean) else "-"
-    lost = f"{one.diverged} of {sum(len(outcome.runs) for outcome in one.outcomes)}" if one.diverged else "-"
-    name = one.line
+    lost = f"{group.diverged} of {sum(len(outcome.runs) for outcome in group.outcomes)}" if group.diverged else "-"
+    name = group.line
     if len(name) > _NAME:
         yield name
         name = ""
-    yield f"{name:<{_NAME}} {one.spec.d_k:>4}  {_spread(best.loss):>13}  {right:>8}  {best.rate:>8.3g}  {lost:>8}"
+    yield f"{name:<{_NAME}} {group.spec.d_k:>4}  {_spread(best.loss):>13}  {right:>8}  {best.rate:>8.3g}  {lost:>8}"
 
 
-def _spread(found: "Interval") -> str:
+def _spread(loss: "Interval") -> str:
     """mean ± half, or the mean alone where one seed says nothing about others.
 
     >>> from rootdk.lab.training import Interval
     >>> _spread(Interval(1.2345, 0.0678, 3)), _spread(Interval(float("inf"), float("inf"), 3))
     ('1.234 ± 0.068', 'diverged')
     """
-    if not math.isfinite(found.mean):
+    if not math.isfinite(loss.mean):
         return "diverged"
-    if found.half is None:
-        return f"{found.mean:.3f}"
-    return f"{found.mean:.3f} ± {found.half:.3f}"
+    if loss.half is None:
+        return f"{loss.mean:.3f}"
+    return f"{loss.mean:.3f} ± {loss.half:.3f}"

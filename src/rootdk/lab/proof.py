@@ -9,7 +9,6 @@ import numpy as np
 from rootdk.theory import exact_score_moments, square_term_counts
 from rootdk.theory._arguments import count
 
-from .checks.experiment import check_seed
 from .checks.sampler import chunks, compare, generator, normal
 
 MOST_WRITTEN_OUT = 6  # 36 terms are a table to read; 49 are not
@@ -61,7 +60,7 @@ def prove(d: Any, seed: Any = 0) -> Proof:
     >>> proof.crosses[0]
     'q1 k1 q2 k2'
     """
-    size, start = count("d", d, 1, 10**6), check_seed(seed)
+    size, start = count("d", d, 1, 10**6), count("seed", seed, 0, 2**63 - 1)
     counts = square_term_counts(size)
     places = range(1, size + 1) if size <= MOST_WRITTEN_OUT else range(0)
     pairs = max(100, min(20_000, _MOST_DRAWN // size))

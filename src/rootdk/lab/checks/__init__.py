@@ -9,7 +9,7 @@
 
 `comparison` is the record that both share and `sampler` draws for both. Every other file is a subject: `moments`,
 `scores`, `sharpness`, `gradient_flow`, `rules`, `length`, `rounding`, `premises`, `definition`, `printed`, `learning`,
-`breaking`, with its experiment, its claims or both. All files of this folder are loaded here: a new one needs no
+with its experiment, its claims or both. All files of this folder are loaded here: a new one needs no
 line elsewhere.
 
 >>> from rootdk.lab.checks import LEDGER
@@ -23,9 +23,8 @@ e^50 is given as 5,184,705,528,587,072,045 and is 5,184,705,528,587,072,464,087
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .cache import Cache
 from .comparison import Comparison
-from .experiment import EXPERIMENTS, SIZES, Experiment, name_of, plan, register, run, run_all, spec_from_dict
+from .experiment import EXPERIMENTS, SIZES, Cache, Experiment, name_of, plan, register, run, run_all, spec_from_dict
 from .ledger import CONDITIONAL, FAILS, HOLDS, LEDGER, OPEN, VERDICTS, CheckedClaim, Claim, Ledger
 from .result import Grid, Result, Series
 from .sampler import Sampling

@@ -121,7 +121,7 @@ class Comparison:
         return cls(**plain)
 
 
-_FIELDS = tuple(one.name for one in fields(Comparison))
+_FIELDS = tuple(each.name for each in fields(Comparison))
 _OPTIONAL = frozenset({"slack", "otherwise", "choice", "setting"})
 
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from rootdk.attention import attention, attention_vjp
+from rootdk.attention import attention
+from rootdk.theory import softmax_jacobian
 
 from .comparison import Comparison
+from .gradient_flow import jacobian_of_softmax
 from .ledger import LATER, LEDGER, PAPER
 from .sampler import Floats, Sampling, generator
 
@@ -78,18 +79,6 @@ def _rounding(query: Floats, key: Floats, value: Floats) -> float:
     return float((4 * score + (2 * keys + 12) * unit) * np.abs(value).max())
 
 
-def derivative(weights: Floats) -> Floats:
-    """s_i (1 - s_i) on the diagonal, -s_i s_j off it.
-
-    >>> derivative(np.array([0.5, 0.5]))
-    array([[ 0.25, -0.25],
-           [-0.25,  0.25]])
-    """
-    table = -np.outer(weights, weights)
-    np.fill_diagonal(table, weights * (1 - weights))
-    return table
-
-
 @LEDGER.claim(
     14,
     title="derivative of softmax",
@@ -99,33 +88,16 @@ def derivative(weights: Floats) -> Floats:
     "back: largest difference over random rows of 16 scores.",
 )
 def derivative_holds(
-    sampling: Sampling, formula: Callable[[Floats], Floats] = derivative, keys: int = 16, rows: int = 24
+    sampling: Sampling, formula: Callable[[Floats], Floats] = softmax_jacobian, keys: int = 16, rows: int = 24
 ) -> Iterator[Comparison]:
     """formula maps the weights of one row to its table of derivatives."""
     step, unit = 1e-5, float(np.finfo(np.float64).eps)
-    by_difference = by_operator = 0.0
-    for logits in generator(sampling.seed, 14).standard_normal((rows, keys)) * 2:
-        table = formula(softmax(logits))
-        up, down = (softmax(logits + sign * step * np.eye(keys)) for sign in (1, -1))
-        by_difference = max(by_difference, float(np.abs((up - down).T / (2 * step) - table).max()))
-        by_operator = max(by_operator, float(np.abs(pulled_back(logits) - table).max()))
+    logits = generator(sampling.seed, 14).standard_normal((rows, keys)) * 2
+    table = np.stack([formula(weights) for weights in softmax(logits)])
+    up, down = (softmax(logits[:, None] + sign * step * np.eye(keys)) for sign in (1, -1))
+    by_difference = float(np.abs((up - down).swapaxes(1, 2) / (2 * step) - table).max())
+    by_operator = float(np.abs(jacobian_of_softmax(logits) - table).max())
     # Central differences leave step^2/6 of a third derivative that is below 1, and lose the digits that the step eats.
     yield Comparison("largest gap to finite differences", by_difference, "<", step**2 + 4 * unit / step)
     # A weight of the operator is off by some units of rounding, and so is the product of two.
     yield Comparison("largest gap to attention_vjp", by_operator, "<", (2 * keys + 24) * unit)
-
-
-def pulled_back(logits: Any) -> Floats:
-    """The table of derivatives by way of the operator: q = 1, keys are the scores, values the unit vectors.
-
-    >>> pulled_back(np.array([0.0, 0.0]))
-    array([[ 0.25, -0.25],
-           [-0.25,  0.25]])
-    """
-    keys = len(logits)
-    unit = np.eye(keys)
-    # One batch entry per output weight, so that a single pull-back gives every row of the table.
-    query, key = np.ones((keys, 1, 1, 1)), np.broadcast_to(logits[:, None], (keys, 1, keys, 1)).copy()
-    value = np.broadcast_to(unit, (keys, 1, keys, keys)).copy()
-    _, pull_back = attention_vjp(query, key, value, scale=1.0)
-    return np.asarray(pull_back(unit[:, None, None, :].copy())[1][:, 0, :, 0])

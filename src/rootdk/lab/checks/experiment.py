@@ -3,21 +3,25 @@
 A file registers its experiment when it is loaded, and loading `rootdk.lab.checks` loads all files of the folder.
 """
 
+import functools
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rootdk.errors import ArgumentError, ArgumentTypeError
+from rootdk import version
+from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
+from rootdk.files import cache_folder, write_atomically
 from rootdk.lab.drawing import Picture
 from rootdk.scaling import rule
 from rootdk.theory._arguments import count, numbers
+from rootdk.untrusted import read_json
 
 from .result import Result
-
-if TYPE_CHECKING:
-    from .cache import Cache
 
 Progress = Callable[[float], None]
 NamedProgress = Callable[[str, float], None]
@@ -122,14 +126,67 @@ def plan(
     return specs
 
 
-def run(spec: Any, *, cache: "Cache | None" = None, progress: NamedProgress = lambda _name, _share: None) -> Result:
+class Cache:
+    """Results in a folder, one JSON file each: the same spec run by the same code is not run twice.
+
+    What can not be read or written is passed over, with a `note`. A file is named by a hash of the experiment, the spec
+    and every file of the installed package, so that a result of other code is never taken for this one's. ROOTDK_CACHE
+    names the folder; without it the platform's own place is used.
+    """
+
+    def __init__(self, place: Path | None = None, note: Callable[[str], None] = lambda _text: None) -> None:
+        self.place, self.note = place or cache_folder(), note
+
+    def path(self, spec: Any) -> Path:
+        """The file that the result of this spec has or would have."""
+        asked = json.dumps([name_of(spec), asdict(spec), _code()], sort_keys=True)
+        return self.place / f"{name_of(spec)}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
+
+    def get(self, spec: Any) -> Result | None:
+        """The kept result, or None if there is none that can be used."""
+        path = self.path(spec)
+        try:
+            kept = Result.from_dict(read_json(path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.note(f"cache: cannot read {path}: {error.strerror or error}; running again")
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError, RootdkError):
+            self.note(f"cache: {path} is damaged; running again")
+            return None
+        if json.dumps(kept.spec) != json.dumps(asdict(spec)):
+            self.note(f"cache: {path} belongs to another spec; running again")
+            return None
+        return kept
+
+    def put(self, spec: Any, result: Result) -> None:
+        """Keep it; a reader sees the whole file or none."""
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path(spec), json.dumps(result.to_dict(), allow_nan=False))
+        except OSError as error:
+            self.note(f"cache: cannot write to {self.place}: {error.strerror or error}; the result is not kept")
+
+
+@functools.cache
+def _code() -> str:
+    """A hash of the package's files: Python, and the compiled module whose last digits the results carry."""
+    home, total = Path(version.__file__).parent, hashlib.sha256()
+    for file in sorted(home.rglob("*")):
+        if file.suffix in {".py", ".so", ".pyd"}:
+            total.update(file.relative_to(home).as_posix().encode() + b"\0" + file.read_bytes())
+    return f"{version.__version__}-{total.hexdigest()}"
+
+
+def run(spec: Any, *, cache: Cache | None = None, progress: NamedProgress = lambda _name, _share: None) -> Result:
     """Run one experiment, or take its result out of the cache.
 
     progress is called with the experiment's name and the share that is done, from 0 to 1. The same spec gives the same
     numbers; seconds is how long the run took that made them.
 
     >>> result = run(EXPERIMENTS["variance"].spec(d_k=(16,), laws=("sign",), rows=1000))
-    >>> [one.quantity for one in result.comparisons], result.comparisons[1].predicted
+    >>> [comparison.quantity for comparison in result.comparisons], result.comparisons[1].predicted
     (['score mean', 'score variance'], 16.0)
     """
     name = name_of(spec)
@@ -146,48 +203,70 @@ def run(spec: Any, *, cache: "Cache | None" = None, progress: NamedProgress = la
 
 
 def run_all(
-    specs: Iterable[Any], *, cache: "Cache | None" = None, progress: NamedProgress = lambda _name, _share: None
+    specs: Iterable[Any], *, cache: Cache | None = None, progress: NamedProgress = lambda _name, _share: None
 ) -> list[Result]:
     """`run` one after the other: the operator uses all cores by itself."""
     return [run(spec, cache=cache, progress=progress) for spec in specs]
 
 
-# What a spec may hold. Each checks its own fields when it is made, so that a bad one never starts.
+class Spec:
+    """What the specs of all experiments share: each field is checked, as it was declared, when a spec is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for declared in self.__dataclass_fields__.values():  # type: ignore[attr-defined]
+            declared.metadata["check"](declared.name, getattr(self, declared.name))
 
 
-def check_counts(argument: str, given: Any, least: int, most: int) -> tuple[int, ...]:
-    """Whole numbers, at least one of them."""
-    return tuple(count(argument, entry, least, most) for entry in _several(argument, given))
+def _field(default: Any, check: Callable[[str, Any], object]) -> Any:
+    return field(default=default, metadata={"check": check})
 
 
-def check_positive(argument: str, given: Any) -> tuple[float, ...]:
-    """Finite numbers above 0."""
-    return tuple(float(numbers(argument, entry, above=0.0)) for entry in _several(argument, given))
+def _several(check: Callable[[str, Any], object]) -> Callable[[str, Any], None]:
+    """A check of every entry of a tuple that holds at least one."""
+
+    def check_all(name: str, entries: Any) -> None:
+        if not isinstance(entries, (tuple, list)):
+            raise ArgumentTypeError(f"{name}: must be a tuple, got {entries!r}")
+        if not entries:
+            raise ArgumentError(f"{name}: must hold at least one entry, got none")
+        for entry in entries:
+            check(name, entry)
+
+    return check_all
 
 
-def check_names(argument: str, given: Any, known: Any) -> tuple[str, ...]:
-    """Names out of a list."""
-    for name in _several(argument, given):
+def a_count(default: int, least: int, most: int) -> Any:
+    """A field for a whole number."""
+    return _field(default, lambda name, value: count(name, value, least, most))
+
+
+def counts(default: tuple[int, ...], least: int, most: int) -> Any:
+    """A field for whole numbers."""
+    return _field(default, _several(lambda name, value: count(name, value, least, most)))
+
+
+def positives(default: tuple[float, ...]) -> Any:
+    """A field for finite numbers above 0."""
+    return _field(default, _several(lambda name, value: numbers(name, value, above=0.0)))
+
+
+def names(default: tuple[str, ...], known: Iterable[str]) -> Any:
+    """A field for names out of a list."""
+
+    def check(field_name: str, name: Any) -> None:
         if name not in known:
-            raise ArgumentError(f"{argument}: must be some of {', '.join(map(repr, known))}, got {name!r}")
-    return tuple(given)
+            raise ArgumentError(f"{field_name}: must be some of {', '.join(map(repr, known))}, got {name!r}")
+
+    return _field(default, _several(check))
 
 
-def check_rules(given: Any) -> tuple[str, ...]:
-    """Names of scale rules for q and k as they are."""
-    for name in _several("rules", given):
-        rule(name)
-    return tuple(given)
+def rule_names(default: tuple[str, ...]) -> Any:
+    """A field for names of scale rules."""
+    return _field(default, _several(lambda _field_name, name: rule(name)))
 
 
-def check_seed(given: Any) -> int:
-    """A seed of the random numbers."""
-    return count("seed", given, 0, 2**63 - 1)
-
-
-def _several(argument: str, given: Any) -> tuple[Any, ...]:
-    if not isinstance(given, (tuple, list)):
-        raise ArgumentTypeError(f"{argument}: must be a tuple, got {given!r}")
-    if not given:
-        raise ArgumentError(f"{argument}: must hold at least one entry, got none")
-    return tuple(given)
+def a_seed() -> Any:
+    """A field for the seed of the random numbers."""
+    return a_count(0, 0, 2**63 - 1)

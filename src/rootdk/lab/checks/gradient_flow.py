@@ -17,7 +17,7 @@ from rootdk.lab.formulas import JACOBIAN
 from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian, softmax_moments
 
 from .comparison import DECIDES, LIMITS, SHOWN, Comparison, Parameters
-from .experiment import Experiment, Progress, check_counts, check_positive, check_rules, check_seed, register
+from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, positives, register, rule_names
 from .ledger import LATER, LEDGER, PAPER
 from .result import Grid, Result
 from .sampler import Floats, Sampling, compare, compare_ratio, factor_of, generator, normal, over_groups, reading
@@ -25,33 +25,22 @@ from .sharpness import KEYS, Scale, root, unscaled
 
 
 @dataclass(frozen=True, slots=True)
-class GradientSpec:
+class GradientSpec(Spec):
     """Whole Jacobians, and the flow to the query.
 
     For each sigma the Jacobians of `jacobians` rows of `logits` Gaussian logits; for each d_k and rule groups x rows
     queries over `keys` keys, with values of width d_k.
     """
 
-    sigma: tuple[float, ...] = (0.125, 1.0, 8.0)
-    logits: int = 16
-    jacobians: int = 2000
-    d_k: tuple[int, ...] = (16, 64, 256)
-    rules: tuple[str, ...] = ("none", "sqrt", "dk")
-    keys: int = 256
-    groups: int = 64
-    rows: int = 32
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_positive("sigma", self.sigma)
-        check_counts("logits", (self.logits,), 2, 512)
-        check_counts("jacobians", (self.jacobians,), 2, 10**6)
-        check_counts("d_k", self.d_k, 1, 8192)
-        check_rules(self.rules)
-        check_counts("keys", (self.keys,), 2, 65_536)
-        check_counts("groups", (self.groups,), 2, 10**5)
-        check_counts("rows", (self.rows,), 1, 10**5)
-        check_seed(self.seed)
+    sigma: tuple[float, ...] = positives((0.125, 1.0, 8.0))
+    logits: int = a_count(16, 2, 512)
+    jacobians: int = a_count(2000, 2, 10**6)
+    d_k: tuple[int, ...] = counts((16, 64, 256), 1, 8192)
+    rules: tuple[str, ...] = rule_names(("none", "sqrt", "dk"))
+    keys: int = a_count(256, 2, 65_536)
+    groups: int = a_count(64, 2, 10**5)
+    rows: int = a_count(32, 1, 10**5)
+    seed: int = a_seed()
 
 
 def run(spec: GradientSpec, progress: Progress) -> Result:
@@ -238,7 +227,7 @@ def skewed_rows(
     trace, error = over_groups(reading(sampling, d_k, KEYS, scale(d_k)).jacobian_trace, np.median)
     tiny = "of the trace of an even row, which is next to 1, a tenth"
     yield Comparison("median tr J", trace, "<", 0.1, error, choice=tiny)
-    skewed, even = (live_entries(sampling, d_k, KEYS, one) for one in (scale(d_k), root(d_k)))
+    skewed, even = (live_entries(sampling, d_k, KEYS, factor) for factor in (scale(d_k), root(d_k)))
     most = "most is 99 of 100 entries; tiny is below 1/1000, where an entry can reach 1/4"
     yield Comparison("entries of J from .001 on", skewed[0], "<", 0.01, skewed[1], choice=most)
     yield Comparison("the same with 1/sqrt(d_k)", even[0], standard_error=even[1], role=SHOWN)

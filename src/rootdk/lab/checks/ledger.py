@@ -51,8 +51,8 @@ class CheckedClaim:
     @property
     def verdict(self) -> str:
         """One of VERDICTS."""
-        against = {one.role for one in self.evidence if not one.agrees} - {SHOWN}
-        if all(one.role == SHOWN for one in self.evidence):
+        against = {comparison.role for comparison in self.evidence if not comparison.agrees} - {SHOWN}
+        if all(comparison.role == SHOWN for comparison in self.evidence):
             return OPEN
         if not against:
             return HOLDS
@@ -62,7 +62,9 @@ class CheckedClaim:
     def condition(self) -> str:
         """In words: under which condition it holds, or what speaks against it. Empty where it simply holds."""
         roles = {FAILS: (DECIDES,), CONDITIONAL: (LIMITS,)}.get(self.verdict, ())
-        words = [one.objection for one in self.evidence if one.role in roles and not one.agrees]
+        words = [
+            comparison.objection for comparison in self.evidence if comparison.role in roles and not comparison.agrees
+        ]
         return "; ".join(dict.fromkeys(words))
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +75,7 @@ class CheckedClaim:
             **{name: getattr(self, name) for name in _TEXTS},
             "verdict": self.verdict,
             "condition": self.condition,
-            "evidence": [one.to_dict() for one in self.evidence],
+            "evidence": [comparison.to_dict() for comparison in self.evidence],
         }
 
     def to_json(self) -> str:
@@ -85,7 +87,7 @@ class CheckedClaim:
         """What `to_dict` was called on. A verdict that the evidence does not give is an error."""
         expect_kind(data, _KIND)
         expect_fields(data, ("id", *_TEXTS, "verdict", "evidence"))
-        evidence = tuple(Comparison.from_dict(one, "evidence") for one in data["evidence"])
+        evidence = tuple(Comparison.from_dict(entry, "evidence") for entry in data["evidence"])
         statement, source, method = (str(data[name]) for name in _TEXTS)
         checked = cls(int(data["id"]), statement, source, method, evidence)
         if data["verdict"] != checked.verdict:

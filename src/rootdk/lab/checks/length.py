@@ -12,31 +12,22 @@ from rootdk.lab.drawing import POWERS, Picture, grouped_by, plot, predicted_and_
 from rootdk.theory import attention_moments
 
 from .comparison import Comparison, Parameters
-from .experiment import Experiment, Progress, check_counts, check_rules, check_seed, register
+from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, register, rule_names
 from .result import Result
 from .sampler import compare, computed, factor_of, generator, normal
 
 
 @dataclass(frozen=True, slots=True)
-class LengthSpec:
+class LengthSpec(Spec):
     """measured: numbers of keys that are drawn, groups x rows queries each; computed: those for theory alone."""
 
-    d_k: int = 64
-    rules: tuple[str, ...] = ("none", "sqrt", "entropy_invariant")
-    measured: tuple[int, ...] = (16, 256, 4096, 100_000)
-    computed: tuple[int, ...] = (64, 1024, 16_384, 10**6, 10**7, 10**8, 10**9)
-    groups: int = 16
-    rows: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_counts("d_k", (self.d_k,), 1, 8192)
-        check_rules(self.rules)
-        check_counts("measured", self.measured, 2, 10**6)
-        check_counts("computed", self.computed, 2, 10**12)
-        check_counts("groups", (self.groups,), 2, 10**5)
-        check_counts("rows", (self.rows,), 1, 10**5)
-        check_seed(self.seed)
+    d_k: int = a_count(64, 1, 8192)
+    rules: tuple[str, ...] = rule_names(("none", "sqrt", "entropy_invariant"))
+    measured: tuple[int, ...] = counts((16, 256, 4096, 100_000), 2, 10**6)
+    computed: tuple[int, ...] = counts((64, 1024, 16_384, 10**6, 10**7, 10**8, 10**9), 2, 10**12)
+    groups: int = a_count(16, 2, 10**5)
+    rows: int = a_count(16, 1, 10**5)
+    seed: int = a_seed()
 
 
 def run(spec: LengthSpec, progress: Progress) -> Result:
@@ -76,10 +67,10 @@ def _measured(spec: LengthSpec, keys: int, groups: int) -> list[Comparison]:
             _, reading = measure(query, key, value, scale=factor_of(rule, spec.d_k, keys))
             kept[rule].append((float(np.mean(reading.entropy)), float(np.mean(reading.jacobian_trace))))
     comparisons = []
-    for one in _computed(spec, keys):
-        entropy, trace = np.array(kept[str(one.setting["rule"])]).T
-        samples = {"entropy": entropy, "H / ln n": entropy / math.log(keys), "trace of J": trace}[one.quantity]
-        comparisons.append(compare(one.quantity, one.setting, one.predicted, samples))
+    for comparison in _computed(spec, keys):
+        entropy, trace = np.array(kept[str(comparison.setting["rule"])]).T
+        samples = {"entropy": entropy, "H / ln n": entropy / math.log(keys), "trace of J": trace}[comparison.quantity]
+        comparisons.append(compare(comparison.quantity, comparison.setting, comparison.predicted, samples))
     return comparisons
 
 
@@ -99,7 +90,7 @@ def _along_keys(result: Result, quantity: str, name: str, title: str, caption: s
 
 def _powers_of_ten(chosen: Sequence[Comparison]) -> dict[str, Any]:
     """Every second power of ten, and space for the label of the last one."""
-    ends = [math.log10(float(one.setting["keys"])) for one in chosen]
+    ends = [math.log10(float(comparison.setting["keys"])) for comparison in chosen]
     reach = {"range": [min(ends) - 0.3, max(ends) + 0.3]} if ends else {}
     return POWERS | {"tick0": 1, "dtick": 2} | reach
 

@@ -13,7 +13,7 @@ from rootdk.scaling import rule
 from rootdk.theory import exact_score_moments
 
 from .comparison import LIMITS, SHOWN, Comparison, Parameters
-from .experiment import Experiment, Progress, check_counts, check_names, check_seed, register
+from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, names, register
 from .ledger import LATER, LEDGER, PAPER
 from .result import Result
 from .sampler import (
@@ -36,19 +36,13 @@ _SIDE = 4  # 16 scores from 8 vectors: drawing them is what takes the time
 
 
 @dataclass(frozen=True, slots=True)
-class VarianceSpec:
+class VarianceSpec(Spec):
     """At least `rows` scores for every d_k and law, in groups of 4 queries with 4 keys; groups are independent."""
 
-    d_k: tuple[int, ...] = (4, 16, 64, 256, 1024)
-    laws: tuple[str, ...] = ("gaussian", "uniform", "sign", "laplace")
-    rows: int = 20_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_counts("d_k", self.d_k, 1, 10**6)
-        check_names("laws", self.laws, LAWS)
-        check_counts("rows", (self.rows,), 2, 10**8)
-        check_seed(self.seed)
+    d_k: tuple[int, ...] = counts((4, 16, 64, 256, 1024), 1, 10**6)
+    laws: tuple[str, ...] = names(("gaussian", "uniform", "sign", "laplace"), LAWS)
+    rows: int = a_count(20_000, 2, 10**8)
+    seed: int = a_seed()
 
 
 def run(spec: VarianceSpec, progress: Progress) -> Result:
@@ -76,11 +70,11 @@ def _pictures(result: Result) -> list[Picture]:
 
 def _against_d_k(result: Result) -> Picture:
     chosen = result.select("score variance")
-    sizes = sorted({float(one.setting["d_k"]) for one in chosen})
+    sizes = sorted({float(comparison.setting["d_k"]) for comparison in chosen})
     traces = [line(sizes, sizes, "theory: d_k", GREY)]
     for number, (law, of_law) in enumerate(grouped_by(chosen, "law").items()):
         marker = {"color": HUES[number], "size": 7 + 5 * number, "symbol": "circle-open", "line": {"width": 2}}
-        x, y = [one.setting["d_k"] for one in of_law], [one.measured for one in of_law]
+        x, y = [comparison.setting["d_k"] for comparison in of_law], [comparison.measured for comparison in of_law]
         traces.append(points(x, y, law, HUES[number], marker=marker, hovertemplate="measured %{y:.4g}"))
     figure = plot(traces, "d<sub>k</sub>", "variance of q·k", xaxis=ticks_at(sizes), yaxis=POWERS)
     caption = "Line: theory. Rings: random pairs with components of four laws, one inside the other."
@@ -90,14 +84,14 @@ def _against_d_k(result: Result) -> Picture:
 def _over_d_k(result: Result) -> Picture:
     chosen, traces = result.select("score variance"), []
     for number, (law, of_law) in enumerate(grouped_by(chosen, "law").items()):
-        sizes = np.array([float(one.setting["d_k"]) for one in of_law])
+        sizes = np.array([float(comparison.setting["d_k"]) for comparison in of_law])
         # Side by side, so that the bars of error can be told apart.
         x = sizes * 1.12 ** (number - 1.5)
-        y = np.array([one.measured or 0.0 for one in of_law]) / sizes
-        errors = np.array([one.standard_error or 0.0 for one in of_law]) / sizes
+        y = np.array([comparison.measured or 0.0 for comparison in of_law]) / sizes
+        errors = np.array([comparison.standard_error or 0.0 for comparison in of_law]) / sizes
         marker = {"color": HUES[number], "size": 7}
         traces.append(points(x, y, law, HUES[number], errors, marker=marker, hovertemplate="measured %{y:.4f}"))
-    axis = ticks_at(float(one.setting["d_k"]) for one in chosen)
+    axis = ticks_at(float(comparison.setting["d_k"]) for comparison in chosen)
     figure = plot(traces, "d<sub>k</sub>", "variance / d<sub>k</sub>", xaxis=axis, shapes=[level(1.0)])
     return Picture("variance-ratio", "The same, over d_k", "Measured, with two standard errors. Theory: 1.", figure)
 

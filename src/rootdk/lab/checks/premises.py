@@ -9,34 +9,28 @@ from rootdk.lab.drawing import COLOURS, GREY, Picture, bars, plot, points
 from rootdk.theory import correlated_score_variance, score_excess_kurtosis, shared_mean_variance
 
 from .comparison import Comparison
-from .experiment import Experiment, Progress, check_counts, check_names, check_positive, check_seed, register
+from .experiment import Experiment, Progress, Spec, a_count, a_seed, names, positives, register
 from .result import Result
 from .sampler import LAWS, Floats, Generator, compare, draw, generator, normal
 
 
 @dataclass(frozen=True, slots=True)
-class PremisesSpec:
+class PremisesSpec(Spec):
     """groups of rows queries and `keys` keys; every score under 1/sqrt(d_k)."""
 
-    d_k: int = 64
-    correlation: tuple[float, ...] = (0.1, 0.5)
-    mean: tuple[float, ...] = (0.5, 2.0)
-    laws: tuple[str, ...] = ("laplace", "student_t")
-    keys: int = 64
-    rows: int = 16
-    groups: int = 1000
-    seed: int = 0
+    d_k: int = a_count(64, 2, 8192)
+    correlation: tuple[float, ...] = positives((0.1, 0.5))
+    mean: tuple[float, ...] = positives((0.5, 2.0))
+    laws: tuple[str, ...] = names(("laplace", "student_t"), LAWS)
+    keys: int = a_count(64, 2, 65_536)
+    rows: int = a_count(16, 1, 10**5)
+    groups: int = a_count(1000, 2, 10**6)
+    seed: int = a_seed()
 
     def __post_init__(self) -> None:
-        check_counts("d_k", (self.d_k,), 2, 8192)
-        for correlation in check_positive("correlation", self.correlation):
+        Spec.__post_init__(self)
+        for correlation in self.correlation:
             correlated_score_variance(self.d_k, correlation)
-        check_positive("mean", self.mean)
-        check_names("laws", self.laws, LAWS)
-        check_counts("keys", (self.keys,), 2, 65_536)
-        check_counts("rows", (self.rows,), 1, 10**5)
-        check_counts("groups", (self.groups,), 2, 10**6)
-        check_seed(self.seed)
 
 
 def run(spec: PremisesSpec, progress: Progress) -> Result:
@@ -45,9 +39,9 @@ def run(spec: PremisesSpec, progress: Progress) -> Result:
     d_k, steps = spec.d_k, len(spec.correlation) + 2 * len(spec.mean) + len(spec.laws)
     comparisons: list[Comparison] = []
 
-    def note(one: Comparison) -> None:
-        comparisons.append(one)
-        done = len({one.setting["premise"] for one in comparisons})
+    def note(comparison: Comparison) -> None:
+        comparisons.append(comparison)
+        done = len({comparison.setting["premise"] for comparison in comparisons})
         progress(min(1.0, done / steps))
 
     for r in spec.correlation:
@@ -96,15 +90,15 @@ def _inside(spec: PremisesSpec, premise: str, predicted: float, vectors: tuple[F
 
 def _pictures(result: Result) -> list[Picture]:
     chosen = result.select("variance inside a row")[::-1]
-    names = [str(one.setting["premise"]) for one in chosen]
-    errors = [2 * (one.standard_error or 0.0) for one in chosen]
+    names = [str(comparison.setting["premise"]) for comparison in chosen]
+    errors = [2 * (comparison.standard_error or 0.0) for comparison in chosen]
     traces = [
         bars(
-            [one.predicted for one in chosen], names, "theory", GREY, orientation="h", opacity=0.55,
+            [comparison.predicted for comparison in chosen], names, "theory", GREY, orientation="h", opacity=0.55,
             hovertemplate="theory %{x:.4g}",
         ),
         points(
-            [one.measured for one in chosen], names, "measured", COLOURS["sqrt"],
+            [comparison.measured for comparison in chosen], names, "measured", COLOURS["sqrt"],
             marker={"color": COLOURS["sqrt"], "size": 9}, error_x={"type": "data", "array": errors},
             hovertemplate="measured %{x:.4g}",
         ),

@@ -126,10 +126,10 @@ def powers_of_e(_sampling: Sampling, printed: Powers = POWERS) -> Iterator[Compa
     with localcontext() as context:
         context.prec = 50
         for exponent, text in printed.items():
-            given = Decimal(text.replace(",", ""))
-            rounded = Decimal(exponent).exp().quantize(Decimal(1).scaleb(int(given.as_tuple().exponent)))
+            as_printed = Decimal(text.replace(",", ""))
+            rounded = Decimal(exponent).exp().quantize(Decimal(1).scaleb(int(as_printed.as_tuple().exponent)))
             # The difference is taken here: float64 has 16 digits and the longest figure 19.
-            off = float(abs(given - rounded) / rounded)
+            off = float(abs(as_printed - rounded) / rounded)
             yield Comparison(
                 f"e^{exponent}: |printed - true| / true",
                 off,
@@ -138,7 +138,7 @@ def powers_of_e(_sampling: Sampling, printed: Powers = POWERS) -> Iterator[Compa
                 otherwise=f"e^{exponent} is given as {text} and is {rounded:,}",
             )
             if off:
-                yield Comparison(f"e^{exponent}: true / printed", float(rounded / given), role=SHOWN)
+                yield Comparison(f"e^{exponent}: true / printed", float(rounded / as_printed), role=SHOWN)
 
 
 def _weights(logits: Sequence[float]) -> Floats:

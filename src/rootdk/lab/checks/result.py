@@ -5,7 +5,7 @@ All of it is plain data and goes to JSON and back without loss.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rootdk import rendering
@@ -49,31 +49,32 @@ class Result:
     seconds: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
-        for one in self.comparisons:
+        for comparison in self.comparisons:
             for name in ("predicted", "measured", "standard_error"):
-                value = getattr(one, name)
+                value = getattr(comparison, name)
                 if value is not None and not math.isfinite(value):
-                    where = f"{one.quantity} at {dict(one.setting)}"
+                    where = f"{comparison.quantity} at {dict(comparison.setting)}"
                     raise ArgumentError(f"{name}: must be finite in an experiment, got {value} for {where}")
-            if (one.measured is None) != (one.standard_error is None):
+            if (comparison.measured is None) != (comparison.standard_error is None):
                 raise ArgumentError("standard_error: must be given exactly where measured is, in an experiment")
 
     @property
     def compared(self) -> int:
         """How many numbers were both predicted and measured."""
-        return sum(one.measured is not None for one in self.comparisons)
+        return sum(comparison.measured is not None for comparison in self.comparisons)
 
     @property
     def worst(self) -> Comparison:
         """The comparison with the largest disagreement."""
-        return max(self.comparisons, key=lambda one: abs(one.disagreement or 0.0))
+        return max(self.comparisons, key=lambda comparison: abs(comparison.disagreement or 0.0))
 
     def select(self, quantity: str, **setting: float | str) -> tuple[Comparison, ...]:
         """The comparisons of that quantity whose setting has these values."""
         return tuple(
-            one
-            for one in self.comparisons
-            if one.quantity == quantity and all(one.setting.get(name) == value for name, value in setting.items())
+            comparison
+            for comparison in self.comparisons
+            if comparison.quantity == quantity
+            and all(comparison.setting.get(name) == value for name, value in setting.items())
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,10 +82,10 @@ class Result:
         return {
             "kind": _KIND,
             "experiment": self.experiment,
-            "spec": {name: _plain(value) for name, value in self.spec.items()},
-            "comparisons": [one.to_dict() for one in self.comparisons],
-            "series": [{name: _plain(getattr(one, name)) for name in _SERIES} for one in self.series],
-            "grids": [{name: _plain(getattr(one, name)) for name in _GRID} for one in self.grids],
+            "spec": _lists(self.spec),
+            "comparisons": [comparison.to_dict() for comparison in self.comparisons],
+            "series": [_lists(asdict(series)) for series in self.series],
+            "grids": [_lists(asdict(grid)) for grid in self.grids],
             "seconds": self.seconds,
         }
 
@@ -93,34 +94,28 @@ class Result:
         """The result that `to_dict` was called on; an error if the dictionary holds something else."""
         rendering.expect_kind(data, _KIND)
         rendering.expect_fields(data, ["experiment", "spec", "comparisons", "series", "grids", "seconds"])
-        for part, names in (("series", _SERIES), ("grids", _GRID)):
-            for one in data[part]:
-                rendering.expect_fields(one, names, f"data[{part!r}]")
+        for part, kind in (("series", Series), ("grids", Grid)):
+            for entry in data[part]:
+                rendering.expect_fields(entry, list(kind.__dataclass_fields__), f"data[{part!r}]")
         return cls(
             experiment=str(data["experiment"]),
-            # JSON made lists of the tuples.
-            spec={
-                name: tuple(value) if isinstance(value, list) else value for name, value in dict(data["spec"]).items()
-            },
-            comparisons=tuple(Comparison.from_dict(one, "data['comparisons']") for one in data["comparisons"]),
-            series=tuple(
-                Series(one["name"], one["kind"], dict(one["setting"]), tuple(one["x"]), tuple(one["y"]))
-                for one in data["series"]
-            ),
-            grids=tuple(
-                Grid(one["name"], one["kind"], dict(one["setting"]), tuple(tuple(row) for row in one["rows"]))
-                for one in data["grids"]
-            ),
+            spec=_tuples(dict(data["spec"])),
+            comparisons=tuple(Comparison.from_dict(entry, "data['comparisons']") for entry in data["comparisons"]),
+            series=tuple(Series(**_tuples(entry)) for entry in data["series"]),
+            grids=tuple(Grid(**_tuples(entry)) for entry in data["grids"]),
             seconds=float(data["seconds"]),
         )
 
 
-_SERIES = tuple(Series.__dataclass_fields__)
-_GRID = tuple(Grid.__dataclass_fields__)
-
-
-def _plain(value: Any) -> Any:
+def _lists(value: Any) -> Any:
     """Tuples as lists, for a dictionary that equals what JSON gives back."""
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return dict(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return {name: _lists(entry) for name, entry in value.items()}
+    return [_lists(entry) for entry in value] if isinstance(value, (tuple, list)) else value
+
+
+def _tuples(value: Any) -> Any:
+    """The way back."""
+    if isinstance(value, Mapping):
+        return {name: _tuples(entry) for name, entry in value.items()}
+    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value

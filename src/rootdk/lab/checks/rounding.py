@@ -13,7 +13,7 @@ from rootdk.theory import format_effect
 from rootdk.theory.formats import FORMATS as KINDS
 
 from .comparison import LIMITS, SHOWN, Comparison, Parameters
-from .experiment import Experiment, Progress, check_counts, check_names, check_positive, check_seed, register
+from .experiment import Experiment, Progress, Spec, a_count, a_seed, names, positives, register
 from .ledger import LATER, LEDGER
 from .result import Result
 from .sampler import Floats, Sampling, compare_ratio, compare_share, generator, over_groups
@@ -22,19 +22,13 @@ FORMATS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class FormatsSpec:
+class FormatsSpec(Spec):
     """rows scores of law N(0, sigma^2). sigma is sqrt(d_k), 1 and 1/sqrt(d_k) under the three usual rules."""
 
-    sigma: tuple[float, ...] = (0.044, 0.125, 1.0, 8.0, 22.6, 30_000.0)
-    formats: tuple[str, ...] = FORMATS
-    rows: int = 200_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_positive("sigma", self.sigma)
-        check_names("formats", self.formats, FORMATS)
-        check_counts("rows", (self.rows,), 2, 10**8)
-        check_seed(self.seed)
+    sigma: tuple[float, ...] = positives((0.044, 0.125, 1.0, 8.0, 22.6, 30_000.0))
+    formats: tuple[str, ...] = names(FORMATS, FORMATS)
+    rows: int = a_count(200_000, 2, 10**8)
+    seed: int = a_seed()
 
 
 def run(spec: FormatsSpec, progress: Progress) -> Result:

@@ -14,7 +14,7 @@ from rootdk.theory import attention_moments
 from rootdk.theory.prediction import predict
 
 from .comparison import Comparison, Parameters
-from .experiment import Experiment, Progress, check_counts, check_rules, check_seed, register
+from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, register, rule_names
 from .result import Result, Series
 from .sampler import Floats, compare, compare_share, computed, factor_of, generator, normal
 
@@ -23,7 +23,7 @@ _SHOWN_KEYS = 16  # bars that a person can tell apart
 
 
 @dataclass(frozen=True, slots=True)
-class RulesSpec:
+class RulesSpec(Spec):
     """groups x rows queries over `keys` keys per group, the same q and k under every rule.
 
     d_k       where everything is compared
@@ -31,29 +31,22 @@ class RulesSpec:
     computed  further points of that curve, for theory alone
     """
 
-    d_k: tuple[int, ...] = (64, 512)
-    curve: tuple[int, ...] = (4, 16, 64, 256)
-    computed: tuple[int, ...] = (8, 32, 128, 512)
-    rules: tuple[str, ...] = ("none", "sqrt", "dk")
-    keys: int = 1024
-    groups: int = 64
-    rows: int = 64
-    seed: int = 0
+    d_k: tuple[int, ...] = counts((64, 512), 1, 8192)
+    curve: tuple[int, ...] = counts((4, 16, 64, 256), 1, 8192)
+    computed: tuple[int, ...] = counts((8, 32, 128, 512), 1, 8192)
+    rules: tuple[str, ...] = rule_names(("none", "sqrt", "dk"))
+    keys: int = a_count(1024, 2, 262_144)
+    groups: int = a_count(64, 2, 10**5)
+    rows: int = a_count(64, 1, 10**5)
+    seed: int = a_seed()
 
     def __post_init__(self) -> None:
-        check_counts("d_k", self.d_k, 1, 8192)
-        check_counts("curve", self.curve, 1, 8192)
-        check_counts("computed", self.computed, 1, 8192)
-        check_rules(self.rules)
-        check_counts("keys", (self.keys,), 2, 262_144)
+        Spec.__post_init__(self)
         if self.keys * max(*self.d_k, *self.curve) > _LARGEST_GROUP:
             largest = max(*self.d_k, *self.curve)
             raise ArgumentError(
                 f"keys: must be at most {_LARGEST_GROUP // largest} at d_k = {largest}, got {self.keys}"
             )
-        check_counts("groups", (self.groups,), 2, 10**5)
-        check_counts("rows", (self.rows,), 1, 10**5)
-        check_seed(self.seed)
 
 
 def run(spec: RulesSpec, progress: Progress) -> Result:
@@ -71,9 +64,10 @@ def run(spec: RulesSpec, progress: Progress) -> Result:
                 comparisons += _at(reading, spec, d_k, rule, scale)
                 series.append(weights)
         progress(float(cost[number] / cost[-1]))
-    comparisons += [
-        one for d_k in spec.computed if d_k not in sizes for rule in spec.rules for one in _along(spec, d_k, rule)
-    ]
+    for d_k in spec.computed:
+        if d_k not in sizes:
+            for rule in spec.rules:
+                comparisons += _along(spec, d_k, rule)
     return Result("rules", asdict(spec), tuple(comparisons), tuple(series))
 
 

@@ -42,11 +42,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, least, most in (("rows", 1024, 1_000_000), ("seed", 0, 2**63 - 1)):
-            given = getattr(self, name)
-            if isinstance(given, bool) or not isinstance(given, int):
-                raise ArgumentTypeError(f"{name}: must be an int, got {given!r}")
-            if not least <= given <= most:
-                raise ArgumentError(f"{name}: must be from {least} to {most}, got {given}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ArgumentTypeError(f"{name}: must be an int, got {value!r}")
+            if not least <= value <= most:
+                raise ArgumentError(f"{name}: must be from {least} to {most}, got {value}")
 
     @property
     def groups(self) -> int:

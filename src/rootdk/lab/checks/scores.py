@@ -9,7 +9,7 @@ from rootdk.lab.formulas import SCALED
 from rootdk.theory import score_density, score_excess_kurtosis, score_tail
 
 from .comparison import Comparison, Parameters
-from .experiment import Experiment, Progress, check_counts, check_seed, register
+from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, register
 from .result import Result, Series
 from .sampler import Floats, compare, compare_share, generator, normal
 
@@ -18,17 +18,12 @@ _REACH, _BINS = 7, 113  # in standard deviations: beyond it nothing is counted o
 
 
 @dataclass(frozen=True, slots=True)
-class ScoresSpec:
+class ScoresSpec(Spec):
     """groups of 64 Gaussian queries and 64 keys, every query with every key."""
 
-    d_k: tuple[int, ...] = (4, 64, 512)
-    groups: int = 100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_counts("d_k", self.d_k, 3, 10**5)
-        check_counts("groups", (self.groups,), 2, 10**6)
-        check_seed(self.seed)
+    d_k: tuple[int, ...] = counts((4, 64, 512), 3, 10**5)
+    groups: int = a_count(100, 2, 10**6)
+    seed: int = a_seed()
 
 
 def run(spec: ScoresSpec, progress: Progress) -> Result:

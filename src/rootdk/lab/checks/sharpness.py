@@ -19,31 +19,35 @@ from rootdk.theory import (
 )
 
 from .comparison import LIMITS, SHOWN, Comparison, Parameters
-from .experiment import Experiment, Progress, check_counts, check_positive, check_seed, register
+from .experiment import Experiment, Progress, Spec, a_count, a_seed, positives, register
 from .ledger import LATER, LEDGER
 from .result import Result
-from .sampler import Floats, Sampling, chunks, compare, compare_share, computed, generator, over_groups, reading
+from .sampler import (
+    Floats,
+    Sampling,
+    chunks,
+    compare,
+    compare_share,
+    computed,
+    factor_of,
+    generator,
+    over_groups,
+    reading,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class SharpnessSpec:
+class SharpnessSpec(Spec):
     """rows of `keys` logits, no logit in two rows; every sigma sees the same rows, stretched.
 
     computed   further values of sigma, for theory alone
     """
 
-    sigma: tuple[float, ...] = (0.125, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-    computed: tuple[float, ...] = (0.18, 0.25, 0.35, 0.7, 1.4, 2.4, 2.8, 3.4, 4.8, 5.7, 6.7, 9.5, 11.3, 13.5)
-    keys: int = 1024
-    rows: int = 20_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_positive("sigma", self.sigma)
-        check_positive("computed", self.computed)
-        check_counts("keys", (self.keys,), 2, 10**7)
-        check_counts("rows", (self.rows,), 2, 10**8)
-        check_seed(self.seed)
+    sigma: tuple[float, ...] = positives((0.125, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0))
+    computed: tuple[float, ...] = positives((0.18, 0.25, 0.35, 0.7, 1.4, 2.4, 2.8, 3.4, 4.8, 5.7, 6.7, 9.5, 11.3, 13.5))
+    keys: int = a_count(1024, 2, 10**7)
+    rows: int = a_count(20_000, 2, 10**8)
+    seed: int = a_seed()
 
 
 # Property of a Reading -> what the comparison is called.
@@ -262,11 +266,13 @@ def divided_by_d_k(
         top, error = over_groups(rows.top_probability * KEYS)
         near = "twice 1/n at most is near 1/n; with 1/sqrt(d_k) the largest weight is several times that"
         yield Comparison(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error, choice=near)
-        gradient = float(relative_gradient(KEYS, d_k, rule_factor(rule, d_k)) / relative_gradient(KEYS, d_k, root(d_k)))
+        gradient = float(
+            relative_gradient(KEYS, d_k, factor_of(rule, d_k, KEYS)) / relative_gradient(KEYS, d_k, root(d_k))
+        )
         less = "a quarter of what passes with 1/sqrt(d_k) is clearly less able"
         yield Comparison(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", gradient, "<", 0.25, choice=less)
     grown = {
-        d_k: over_groups(reading(sampling, d_k, KEYS, rule_factor(rule, d_k) * growth(d_k) ** 2).entropy_ratio)
+        d_k: over_groups(reading(sampling, d_k, KEYS, factor_of(rule, d_k, KEYS) * growth(d_k) ** 2).entropy_ratio)
         for d_k in d_ks
     }
     condition = "while q and k have variance 1, as at the start: training can grow them, and "
@@ -275,8 +281,3 @@ def divided_by_d_k(
     for d_k, (ratio, error) in grown.items():
         text = f"d_k = {d_k}, grown q and k: entropy / ln n"
         yield Comparison(text, ratio, ">", 0.99, error, role=LIMITS, otherwise=condition, choice=_EVEN)
-
-
-def rule_factor(rule: str, d_k: int) -> float:
-    """What a rule multiplies scores by, from their variance under it."""
-    return math.sqrt(float(rule_variance(rule, d_k)) / d_k)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from rootdk.errors import RootdkError
+from rootdk.errors import ArgumentError, RootdkError
 
 from .run import Run, RunSpec
 
@@ -109,6 +110,26 @@ def attempt(trainer: Trainer, task: Task, progress: Callable[[int], None]) -> Fi
         return Failed(task.spec, _in_one_line(error), no_space)
 
 
+def now_and_then(notify: Callable[[int], None], last: int, seconds: float) -> Callable[[int], None]:
+    """Passes the first step on at once, the last one in any case, and between them one every so many seconds."""
+    latest = 0.0
+
+    def progress(step: int) -> None:
+        nonlocal latest
+        now = time.monotonic()
+        if now - latest >= seconds or step >= last:
+            latest = now
+            notify(step)
+
+    return progress
+
+
+def check_workers(workers: int | None) -> None:
+    """How many runs at a time; None leaves it to the engine."""
+    if workers is not None and workers < 1:
+        raise ArgumentError(f"workers: must be at least 1, got {workers}")
+
+
 def _in_one_line(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
     words = " ".join(str(error).split())
@@ -145,10 +166,10 @@ def check_ray() -> None:
 
 def _need(what: str, module: str, package: str, extra: str) -> None:
     try:
-        found = find_spec(module)
+        module_spec = find_spec(module)
     except ValueError:  # a module that was loaded by other means than a file
-        found = None
-    if found is None:
+        module_spec = None
+    if module_spec is None:
         raise TrainingMissingError(
             f"{what}: needs {package}, which is not installed; get it with: pip install 'rootdk[{extra}]'"
         )

@@ -12,10 +12,22 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
 from typing import Any
 
-from rootdk.errors import ArgumentError
 from rootdk.processes import holding_ctrl_c, standing_elsewhere
 
-from .engine import ONE_THREAD, Advanced, Again, Event, Failed, Task, Trainer, attempt, train_on_one_core
+from .engine import (
+    ONE_THREAD,
+    Advanced,
+    Again,
+    Event,
+    Failed,
+    Task,
+    Trainer,
+    attempt,
+    check_workers,
+    now_and_then,
+    train_on_one_core,
+)
+from .run import RunSpec
 
 _SECONDS_BETWEEN_WORDS = 0.2
 _SECONDS_TO_END = 0.7
@@ -29,8 +41,7 @@ class LocalEngine:
     """
 
     def __init__(self, workers: int | None = None, trainer: Trainer = train_on_one_core) -> None:
-        if workers is not None and workers < 1:
-            raise ArgumentError(f"workers: must be at least 1, got {workers}")
+        check_workers(workers)
         self.workers = workers or cores()
         self.trainer = trainer
 
@@ -157,17 +168,8 @@ def _work(line: "Connection[Any, Any]", trainer: Trainer) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task: Task = line.recv()
-            line.send(attempt(trainer, task, _StepNotifier(line, task)))
 
+            def notify(step: int, spec: RunSpec = task.spec) -> None:
+                line.send(Advanced(spec, step))
 
-class _StepNotifier:
-    """Says how far a run has come: at once, and then not too often."""
-
-    def __init__(self, line: "Connection[Any, Any]", task: Task) -> None:
-        self.line, self.task, self.last = line, task, 0.0
-
-    def __call__(self, step: int) -> None:
-        now = time.monotonic()
-        if now - self.last >= _SECONDS_BETWEEN_WORDS or step >= self.task.spec.steps:
-            self.last = now
-            self.line.send(Advanced(self.task.spec, step))
+            line.send(attempt(trainer, task, now_and_then(notify, task.spec.steps, _SECONDS_BETWEEN_WORDS)))

@@ -55,8 +55,8 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
         is_causal: bool = False,  # noqa: ARG002 -- the mask says it
     ) -> tuple[Tensor, None]:
         """The output; attn_mask is True where a key is hidden."""
-        given = ((query, self.q_proj_weight), (key, self.k_proj_weight), (value, self.v_proj_weight))
-        q, k, v = (nn.functional.linear(x, w).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x, w in given)
+        projected = ((query, self.q_proj_weight), (key, self.k_proj_weight), (value, self.v_proj_weight))
+        q, k, v = (nn.functional.linear(x, w).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x, w in projected)
         scores = torch.cat([self._scores(rows, k) for rows in q.split(_rows_at_once(k), dim=2)], dim=2)
         mask = None if attn_mask is None else ~attn_mask
         nothing = q.new_zeros((*q.shape[:-1], 1)), k.new_zeros((*k.shape[:-1], 1))

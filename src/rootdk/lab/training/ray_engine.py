@@ -12,17 +12,31 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rootdk import processes
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.processes import standing_elsewhere
 
-from .engine import Advanced, Again, Event, Failed, Finished, Task, Trainer, attempt, check_ray, train_on_one_core
+from .engine import (
+    Advanced,
+    Again,
+    Event,
+    Failed,
+    Finished,
+    Task,
+    Trainer,
+    attempt,
+    check_ray,
+    check_workers,
+    now_and_then,
+    train_on_one_core,
+)
 from .local_engine import cores
+from .run import Run, RunSpec
 from .store import code
 
 _SECONDS_BETWEEN_WORDS = 0.5
@@ -49,8 +63,7 @@ class RayEngine:
         self, address: str | None = None, workers: int | None = None, trainer: Trainer = train_on_one_core
     ) -> None:
         check_ray()
-        if workers is not None and workers < 1:
-            raise ArgumentError(f"workers: must be at least 1, got {workers}")
+        check_workers(workers)
         if address is not None:
             _check_answers(address)
         self.address, self.workers, self.trainer = address, workers, trainer
@@ -76,9 +89,9 @@ class RayEngine:
                 done, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_WORDS)
                 for spec, step in _steps(ray, board).items():
                     yield Advanced(spec, step)
-                for one in done:
-                    task = running.pop(one)
-                    event = _outcome(ray, one, task)
+                for reference in done:
+                    task = running.pop(reference)
+                    event = _outcome(ray, reference, task)
                     if isinstance(event, Again):
                         lost[task] += 1
                         if lost[task] < _ATTEMPTS:
@@ -87,20 +100,20 @@ class RayEngine:
                             event = Failed(task.spec, f"{event.reason}, {_ATTEMPTS} times")
                     yield event
         finally:
-            for one in running:
+            for reference in running:
                 with contextlib.suppress(Exception):
-                    ray.cancel(one, force=True)
+                    ray.cancel(reference, force=True)
 
 
-def _outcome(ray: Any, one: Any, task: Task) -> Finished | Failed | Again:
+def _outcome(ray: Any, reference: Any, task: Task) -> Finished | Failed | Again:
     try:
-        found: Finished | Failed = ray.get(one)
+        event: Finished | Failed = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         cause = str(getattr(error, "cause", None) or error).strip().splitlines()
         return Failed(task.spec, cause[-1] if cause else type(error).__name__)
     except ray.exceptions.RayError as error:
         return Again(task.spec, f"its worker was lost ({type(error).__name__})")
-    return found
+    return event
 
 
 def _work(trainer: Trainer, task: Task, expected: str, board: Any) -> Finished | Failed:
@@ -110,27 +123,16 @@ def _work(trainer: Trainer, task: Task, expected: str, board: Any) -> Finished |
             task.spec,
             f"host {socket.gethostname()} has another rootdk, torch, numpy or Python than the host that asks for it",
         )
+
+    def notify(step: int) -> None:
+        board.write.remote(task.spec, step)  # and waits for no answer
+
+    def stateless(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:  # noqa: ARG001
+        return trainer(spec, keep=None, progress=progress)
+
     # Without the folder on this host there is nowhere to keep a state: a new folder would be one that nobody looks at.
-    if not task.keep.parent.is_dir():
-        return attempt(_stateless(trainer), task, _Teller(board, task))
-    return attempt(trainer, task, _Teller(board, task))
-
-
-def _stateless(trainer: Trainer) -> Trainer:
-    return lambda spec, *, keep, progress: trainer(spec, keep=None, progress=progress)
-
-
-class _Teller:
-    """Writes the step on the board, not too often, and waits for no answer."""
-
-    def __init__(self, board: Any, task: Task) -> None:
-        self.board, self.task, self.last = board, task, 0.0
-
-    def __call__(self, step: int) -> None:
-        now = time.monotonic()
-        if now - self.last >= _SECONDS_BETWEEN_WORDS or step >= self.task.spec.steps:
-            self.last = now
-            self.board.write.remote(self.task.spec, step)
+    here = trainer if task.keep.parent.is_dir() else stateless
+    return attempt(here, task, now_and_then(notify, task.spec.steps, _SECONDS_BETWEEN_WORDS))
 
 
 class _Board:
@@ -157,10 +159,10 @@ def _board(ray: Any) -> Any:
 def _steps(ray: Any, board: Any) -> dict[Any, int]:
     """What was written since; nothing if the board is slow or gone, for runs do not hang on it."""
     try:
-        found: dict[Any, int] = ray.get(board.take.remote(), timeout=_SECONDS_TO_CONNECT)
+        steps: dict[Any, int] = ray.get(board.take.remote(), timeout=_SECONDS_TO_CONNECT)
     except ray.exceptions.RayError:
         return {}
-    return found
+    return steps
 
 
 @contextlib.contextmanager

@@ -178,7 +178,7 @@ def lost(outcome: Outcome, against: Outcome) -> tuple[float, float]:
 
 
 # transplant does not count: it happens after the training and changes none of it.
-_IN_COMMON = tuple(one.name for one in fields(RunSpec) if one.name not in {"seed", "learning_rate", "transplant"})
+_IN_COMMON = tuple(entry.name for entry in fields(RunSpec) if entry.name not in {"seed", "learning_rate", "transplant"})
 _OF_A_PANEL = ("optimizer", "layers", "width", "heads")
 _POWERS = {0.25: "√√d_k", 0.5: "√d_k", 1.0: "d_k", -0.25: "1/√√d_k", -0.5: "1/√d_k", -1.0: "1/d_k"}
 

@@ -82,7 +82,7 @@ class RunSpec:
         """The spec that `to_dict` was called on; what is left out has its default, and an unknown name is an error."""
         if not isinstance(data, Mapping):
             raise ArgumentTypeError(f"spec: must be an object with the fields of RunSpec, got {type(data).__name__}")
-        known = [one.name for one in fields(cls)]
+        known = [entry.name for entry in fields(cls)]
         for name in data:
             _among("spec", name, known)
         plain = dict(data)
@@ -145,8 +145,8 @@ class Run:
 
     def along(self, name: str, layer: int | None = None) -> tuple[list[int], list[float | None]]:
         """Steps and values: of a moment's own number, or of one that belongs to a layer."""
-        whose = [one if layer is None else one.layers[layer] for one in self.moments]
-        return [one.step for one in self.moments], [getattr(one, name) for one in whose]
+        whose = [moment if layer is None else moment.layers[layer] for moment in self.moments]
+        return [moment.step for moment in self.moments], [getattr(moment, name) for moment in whose]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, ready for JSON; layers as columns, because there are many of them."""
@@ -155,8 +155,8 @@ class Run:
             "spec": self.spec.to_dict(),
             "diverged": self.diverged,
             "seconds": self.seconds,
-            "transplant": [list(one) for one in self.transplant],
-            **{name: [getattr(one, name) for one in self.moments] for name in _MOMENT},
+            "transplant": [list(entry) for entry in self.transplant],
+            **{name: [getattr(moment, name) for moment in self.moments] for name in _MOMENT},
             "layers": [
                 {name: self.along(name, layer)[1] for name in _LAYER} for layer in range(len(self.moments[0].layers))
             ],
@@ -185,8 +185,8 @@ class Run:
         )
 
 
-_MOMENT = tuple(one.name for one in fields(Moment) if one.name != "layers")
-_LAYER = tuple(one.name for one in fields(Layer))
+_MOMENT = tuple(entry.name for entry in fields(Moment) if entry.name != "layers")
+_LAYER = tuple(entry.name for entry in fields(Layer))
 
 
 def _among(name: str, value: Any, known: Any) -> None:

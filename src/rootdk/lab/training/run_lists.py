@@ -139,7 +139,7 @@ def read_specs(path: Path) -> tuple[RunSpec, ...]:
             "an empty list" if runs == [] else f"{type(data).__name__} without it" if runs is None else repr(runs)[:40]
         )
         raise ArgumentError(f'spec: {path} must hold a list of runs, alone or under "runs", got {came}')
-    return tuple(_spec(path, number, one) for number, one in enumerate(runs))
+    return tuple(_spec(path, number, entry) for number, entry in enumerate(runs))
 
 
 def _spec(path: Path, number: int, entry: Any) -> RunSpec:

@@ -107,8 +107,8 @@ class Store:
         """The kept run, or None if there is none that can be used."""
         path = self.path(spec)
         try:
-            found = Run.from_dict(read_json(path))
-            _ = found.last
+            run = Run.from_dict(read_json(path))
+            _ = run.last
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -116,10 +116,10 @@ class Store:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RootdkError):
             self.note(f"runs: {path} is damaged; running again")
             return None
-        if found.spec != spec:
+        if run.spec != spec:
             self.note(f"runs: {path} belongs to another spec; running again")
             return None
-        return found
+        return run
 
     def put(self, run: Run) -> None:
         """Keep it, whole or not at all, and drop the state from which it would have gone on."""
@@ -208,10 +208,10 @@ def code() -> str:
 
 def _files() -> Iterator[tuple[str, bytes]]:
     home = Path(os.fspath(package.__file__)).parent
-    found = [
+    python = [
         file for name in _DECIDES for file in ((home / name).rglob("*.py") if (home / name).is_dir() else [home / name])
     ]
     compiled = [file for file in home.glob("_kernel*") if file.suffix in {".so", ".pyd"}]
-    for file in sorted([*found, *compiled]):
+    for file in sorted([*python, *compiled]):
         if not (file.parent.name == "training" and file.stem in _ARRANGES):
             yield file.relative_to(home).as_posix(), file.read_bytes()

@@ -42,7 +42,7 @@ class Task:
     def held_out(self) -> list[Batch]:
         """Batches for judging, the same for every seed."""
         batches, size = self.held_out_size
-        return [self._tensors(np.random.default_rng([_HELD_OUT, one]), size, True) for one in range(batches)]
+        return [self._tensors(np.random.default_rng([_HELD_OUT, number]), size, True) for number in range(batches)]
 
     def _tensors(self, rng: np.random.Generator, count: int, held_out: bool) -> Batch:
         inputs, targets = self.draw(rng, count, held_out)
