@@ -18,12 +18,7 @@ from rootdk.errors import ArgumentError
 from rootdk.lab.explorer.chapter import KINDS, Chapter, Control, View, plain
 from rootdk.lab.explorer.chapters import CHAPTERS
 from rootdk.lab.explorer.server import warm_up
-from rootdk.lab.explorer.shared import (
-    WIDTHS,
-    flow_over_widths,
-    median_over_widths,
-    norm_over_widths,
-)
+from rootdk.lab.explorer.shared import WIDTHS, over_widths
 from rootdk.lab.explorer.values import read_values
 from rootdk.lab.training import interval
 from rootdk.theory.formats import FORMATS, spacing
@@ -134,8 +129,8 @@ QUOTED = {
         "4": lambda: all(abs(view("choosing", keys=n).numbers[4].value - 1) < 0.04 for n in (16, 512, 4096)),
         "16": lambda: WIDTHS[0] == 16,
         "1024": lambda: WIDTHS[-1] == 1024,
-        "0.84": lambda: np.allclose(flow_over_widths(16, 0.5), 0.84, atol=0.006),
-        "1": lambda: np.allclose(flow_over_widths(4096, 0.5), 1, atol=0.04),
+        "0.84": lambda: np.allclose(over_widths("flow", 16, 0.5), 0.84, atol=0.006),
+        "1": lambda: np.allclose(over_widths("flow", 4096, 0.5), 1, atol=0.04),
     },
     "context": {
         "3.7": lambda: round(float(theory.critical_sigma(1000)), 1) == 3.7,
@@ -167,16 +162,12 @@ def test_every_figure_in_what_is_true_is_true(chapter: Chapter) -> None:
 
 
 def test_what_the_gradients_chapter_says() -> None:
-    def trace(rows: object) -> float:
-        return float(np.median(rows.jacobian_trace))
-
-    none, root = norm_over_widths(512, 0.0), norm_over_widths(512, 0.5)
-    assert (none > root).all()
-    assert (np.diff(flow_over_widths(512, 0.0)) > 0).all()
-    assert median_over_widths(512, 0.0, trace)[-1] < 0.01
-    assert median_over_widths(512, 0.5, trace)[-1] > 0.99
-    assert median_over_widths(512, 1.0, trace)[-1] > 0.99
-    assert flow_over_widths(512, 1.0)[-1] < 0.05
+    assert (over_widths("rms", 512, 0.0) > over_widths("rms", 512, 0.5)).all()
+    assert (np.diff(over_widths("flow", 512, 0.0)) > 0).all()
+    assert over_widths("trace", 512, 0.0)[-1] < 0.01
+    assert over_widths("trace", 512, 0.5)[-1] > 0.99
+    assert over_widths("trace", 512, 1.0)[-1] > 0.99
+    assert over_widths("flow", 512, 1.0)[-1] < 0.05
 
 
 def test_what_the_not_dk_chapter_says() -> None:
@@ -207,8 +198,8 @@ def test_what_the_growth_chapter_says() -> None:
     assert both["variance_theory"] > 10 * 64
     keys = values_of(view("growth", mean_key=2))
     assert keys["variance_theory"] == pytest.approx(5 * 64)
-    assert keys["felt_theory"] == pytest.approx(1)
-    assert values_of(view("growth", mean_query=2))["felt_theory"] == pytest.approx(5)
+    assert keys["inside_theory"] == pytest.approx(1)
+    assert values_of(view("growth", mean_query=2))["inside_theory"] == pytest.approx(5)
 
 
 # Every setting

@@ -8,11 +8,7 @@ from explorer_views import values_of, view
 
 import rootdk
 from rootdk import theory
-from rootdk.lab.explorer.shared import (
-    WIDTHS,
-    vectors,
-    vectors_in_python,
-)
+from rootdk.lab.explorer.shared import WIDTHS, vectors, vectors_in_python
 from rootdk.theory.formats import spacing
 
 # Measured beside theory
@@ -34,7 +30,7 @@ CLEAR = 5.0  # standard errors
 )
 def test_scores_spread_as_theory_says(raw: dict[str, object]) -> None:
     found = [values_of(view("growth", seed=seed, **raw)) for seed in range(8)]
-    for measured, told in (("variance", "variance_theory"), ("felt", "felt_theory")):
+    for measured, told in (("variance", "variance_theory"), ("inside", "inside_theory")):
         seen = np.array([one[measured] for one in found])
         assert abs(seen.mean() - found[0][told]) < CLEAR * seen.std(ddof=1) / math.sqrt(len(seen))
     one = found[0]

@@ -70,8 +70,8 @@ def line(
     x: Any, y: Any, name: str, colour: str, dash: str = "solid", shape: str = "linear", **more: Any
 ) -> dict[str, Any]:
     """A curve: what theory says. shape "hv" makes steps."""
-    drawn = {"color": colour, "width": 2, "dash": dash, "shape": shape}
-    return {"type": "scatter", "mode": "lines", "x": short(x), "y": short(y), "name": name, "line": drawn} | more
+    style = {"color": colour, "width": 2, "dash": dash, "shape": shape}
+    return {"type": "scatter", "mode": "lines", "x": short(x), "y": short(y), "name": name, "line": style} | more
 
 
 def points(x: Any, y: Any, name: str, colour: str, errors: Any = None, **more: Any) -> dict[str, Any]:
@@ -97,12 +97,21 @@ def heat(z: Any, limits: tuple[float, float], both_sides: bool = False, **more: 
     return {"type": "heatmap", "z": short(z)} | shown | more
 
 
+def square_map(z: Any, limits: tuple[float, float], x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
+    """A figure of a square matrix: rows and columns count from 1, and a cell is as high as it is wide."""
+    places = list(range(1, len(z) + 1))
+    cells = heat(z, limits, both_sides=True, x=places, y=places, hovertemplate=f"{hover}<extra></extra>", **more)
+    across = {"constrain": "domain"} | ({"dtick": 1} if len(places) <= 16 else {})
+    return plot([cells], x, y, xaxis=across, yaxis=across | {"autorange": "reversed", "scaleanchor": "x"})
+
+
 def plot(data: Sequence[dict[str, Any]], x: str, y: str, **layout: Any) -> dict[str, Any]:
-    """Axis titles and the space they take; `xaxis` and `yaxis` in layout add to them."""
+    """Axis titles and the space they take; `xaxis` and `yaxis` in layout add to them. d_k gets its subscript."""
     axes = {
-        "xaxis": {"title": {"text": x, "standoff": 8}, "zeroline": False},
-        "yaxis": {"title": {"text": y, "standoff": 8}, "zeroline": False, "automargin": True},
+        "xaxis": {"title": {"text": with_subscript(x), "standoff": 8}, "zeroline": False},
+        "yaxis": {"title": {"text": with_subscript(y), "standoff": 8}, "zeroline": False, "automargin": True},
     }
+    data = [trace | {"name": with_subscript(trace["name"])} if trace.get("name") else trace for trace in data]
     shared = {
         "margin": {"l": 44, "r": 12, "t": 8, "b": 48},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
@@ -111,19 +120,25 @@ def plot(data: Sequence[dict[str, Any]], x: str, y: str, **layout: Any) -> dict[
         "plot_bgcolor": "rgba(0,0,0,0)",
     }
     axes = {name: axis | layout.pop(name, {}) for name, axis in axes.items()}
-    return {"data": list(data), "layout": shared | axes | layout}
+    return {"data": data, "layout": shared | axes | layout}
+
+
+def with_subscript(text: str) -> str:
+    """As plotly reads it."""
+    return text.replace("d_k", "d<sub>k</sub>")
+
+
+_DOTTED = {"type": "line", "line": {"color": GREY, "dash": "dot"}}
 
 
 def upright(x: float) -> dict[str, Any]:
     """A dotted line from bottom to top."""
-    place = {"yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x}
-    return {"type": "line", **place, "line": {"color": GREY, "dash": "dot"}}
+    return _DOTTED | {"yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x}
 
 
 def level(y: float) -> dict[str, Any]:
     """A dotted line across the picture."""
-    place = {"xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}
-    return {"type": "line", **place, "line": {"color": GREY, "dash": "dot"}}
+    return _DOTTED | {"xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}
 
 
 def ticks_at(values: Iterable[float | str]) -> dict[str, Any]:
@@ -138,14 +153,14 @@ def ticks_at(values: Iterable[float | str]) -> dict[str, Any]:
 
 def ticks_along(comparisons: "Iterable[Comparison]", along: str) -> dict[str, Any]:
     """`ticks_at` for what was measured along one entry of the settings."""
-    return ticks_at(one.setting[along] for one in comparisons if one.measured is not None)
+    return ticks_at(comparison.setting[along] for comparison in comparisons if comparison.measured is not None)
 
 
 def grouped_by(comparisons: "Sequence[Comparison]", entry: str) -> "dict[str, Sequence[Comparison]]":
     """By one entry of their settings, in the order in which they come."""
     groups: dict[str, list[Comparison]] = {}
-    for one in comparisons:
-        groups.setdefault(str(one.setting[entry]), []).append(one)
+    for comparison in comparisons:
+        groups.setdefault(str(comparison.setting[entry]), []).append(comparison)
     return dict(groups)
 
 
@@ -153,20 +168,13 @@ def predicted_and_measured(groups: "Mapping[str, Sequence[Comparison]]", along: 
     """Per group a line through what theory says and markers, with two standard errors, where it was measured."""
     traces = []
     for number, (name, comparisons) in enumerate(groups.items()):
-        ordered = sorted(comparisons, key=lambda one: float(one.setting[along]))
-        measured = [one for one in ordered if one.measured is not None]
         colour = colour_of(name, number)
-        traces.append(
-            line(
-                [one.setting[along] for one in ordered], [one.predicted for one in ordered], name, colour,
-                legendgroup=name, hovertemplate="theory %{y:.4g}",
-            )
-        )  # fmt: skip
-        traces.append(
-            points(
-                [one.setting[along] for one in measured], [one.measured for one in measured], f"{name}, measured",
-                colour, [one.standard_error or 0.0 for one in measured], legendgroup=name, showlegend=False,
-                hovertemplate="measured %{y:.4g}",
-            )
-        )  # fmt: skip
+        ordered = sorted(comparisons, key=lambda comparison: float(comparison.setting[along]))
+        x, theory = [each.setting[along] for each in ordered], [each.predicted for each in ordered]
+        traces.append(line(x, theory, name, colour, legendgroup=name, hovertemplate="theory %{y:.4g}"))
+        seen = [each for each in ordered if each.measured is not None]
+        x, measured = [each.setting[along] for each in seen], [each.measured for each in seen]
+        errors = [each.standard_error or 0.0 for each in seen]
+        hidden = {"legendgroup": name, "showlegend": False, "hovertemplate": "measured %{y:.4g}"}
+        traces.append(points(x, measured, f"{name}, measured", colour, errors, **hidden))
     return traces

@@ -8,7 +8,6 @@ drawing. A point of theory takes milliseconds, and is kept once it is computed.
 """
 
 import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from threading import Lock
@@ -17,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.attention import attention
+from rootdk.attention import attention, measure
 from rootdk.lab.drawing import ticks_at
+from rootdk.reading import Reading
 from rootdk.theory import attention_moments, relative_gradient
 from rootdk.theory.row_law import RowLaw, row_law
 
@@ -33,10 +33,12 @@ RULES = Control(
     labels=("1/√d_k", "none", "1/d_k"),
     help="What every score is multiplied by before softmax.",
 )
+# What a person reads for a rule, and the a of its scale d_k^-a.
+RULE_WORDS = dict(zip(RULES.choices, RULES.labels, strict=True))
+EXPONENTS = {"none": 0.0, "sqrt": 0.5, "dk": 1.0}
 SEED = Control("seed", "seed", "int", 0, 0, 999, 1, help="Which random numbers are drawn.")
 QUERIES, WIDEST = 64, 1024
 Floats32 = NDArray[np.float32]
-
 
 _BLOCK = 512
 _KEYS = 7  # beside the seed and the block: no other draw of a chapter has three numbers for its seed
@@ -45,7 +47,6 @@ _drawers = ThreadPoolExecutor(2, "draws")  # NumPy draws without the interpreter
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
 # Room for the first and the last number below the axis.
 WIDTH_AXIS = ticks_at(WIDTHS) | {"range": [math.log10(14), math.log10(1180)]}
-EXPONENTS = {"none": 0.0, "sqrt": 0.5, "dk": 1.0}
 
 
 def d_k_knob(default: int, low: int = 4, high: int = 1024) -> Control:
@@ -58,17 +59,7 @@ def keys_knob(default: int, low: int = 2, high: int = 4096) -> Control:
     return Control("keys", "keys n", "int", default, low, high, 1, log=True, help="Keys that the query sees.")
 
 
-def rule_words(name: str, figure: bool = False) -> str:
-    """A rule as a person reads it; for a figure, where the page does not set it, with plotly's own subscript.
-
-    >>> rule_words("sqrt"), rule_words("dk", figure=True)
-    ('1/√d_k', '1/d<sub>k</sub>')
-    """
-    words = RULES.labels[RULES.choices.index(name)]
-    return words.replace("d_k", "d<sub>k</sub>") if figure else words
-
-
-class _Drawn:
+class _Vectors:
     """The vectors of one seed; keys are drawn when they are first asked for, 512 at a time, each from its own seed."""
 
     def __init__(self, seed: int) -> None:
@@ -91,9 +82,7 @@ class _Drawn:
         np.random.default_rng([self._seed, _KEYS, block]).standard_normal(dtype=np.float32, out=into)
 
 
-@lru_cache(maxsize=4)
-def _drawn(seed: int) -> _Drawn:
-    return _Drawn(seed)
+_vectors_of = lru_cache(maxsize=4)(_Vectors)
 
 
 def vectors(seed: int, keys: int, d_k: int) -> tuple[Floats32, Floats32]:
@@ -104,18 +93,31 @@ def vectors(seed: int, keys: int, d_k: int) -> tuple[Floats32, Floats32]:
     >>> query.shape, key.shape, bool((more[:3, :8] == key).all())
     ((64, 8), (3, 8), True)
     """
-    found = _drawn(seed)
-    return found.query[:, :d_k], found.keys(keys)[:, :d_k]
+    whole = _vectors_of(seed)
+    return whole.query[:, :d_k], whole.keys(keys)[:, :d_k]
 
 
 def vectors_in_python(seed: int, keys: int, d_k: int) -> str:
     """The same as lines to run."""
     return f"""\
+import numpy as np
+import rootdk
+
 rng = np.random.default_rng({seed})
 query = rng.standard_normal(({QUERIES}, {WIDEST}), np.float32)[:, :{d_k}]
 blocks = [np.random.default_rng([{seed}, {_KEYS}, block]) for block in range({-(-keys // _BLOCK)})]
-key = np.concatenate([one.standard_normal(({_BLOCK}, {WIDEST}), np.float32) for one in blocks])[:{keys}, :{d_k}]
+key = np.concatenate([rng.standard_normal(({_BLOCK}, {WIDEST}), np.float32) for rng in blocks])[:{keys}, :{d_k}]
 """
+
+
+def reading_of(query: NDArray[Any], key: NDArray[Any], scale: Any) -> Reading:
+    """What the operator measures; it depends on queries and keys alone, so one column of values is enough."""
+    return measure(query, key, np.ones((*key.shape[:-1], 1), np.float32), scale=scale)[1]
+
+
+def median(rows: Any) -> float:
+    """Over rows, in float64."""
+    return float(np.median(np.asarray(rows, np.float64)))
 
 
 def keys_in_order(query: NDArray[Any], key: NDArray[Any]) -> NDArray[Any]:
@@ -147,28 +149,39 @@ def flow(keys: int, d_k: int, scale: float) -> float:
     return float(relative_gradient(keys, d_k, scale))
 
 
-@lru_cache(maxsize=256)
-def flow_over_widths(keys: int, exponent: float) -> NDArray[Any]:
-    """|do/dq|/|o| under d_k^-exponent at every width."""
+# What can be drawn over d_k, by theory.
+QUANTITIES = {
+    "trace": "median of tr J",
+    "live": "share of rows where no key has over 99 %",
+    "norm": "median of |J|",
+    "rms": "root mean square of |J|",
+    "flow": "|∂o/∂q| / |o|",
+    "variance": "variance of the scores",
+    "entropy": "entropy / ln n",
+}
+
+
+def quantity_knob(default: str, names: tuple[str, ...]) -> Control:
+    """Which of these QUANTITIES is drawn."""
+    labels = tuple(QUANTITIES[name] for name in names)
+    return Control("shown", "drawn over d_k", "choice", default, choices=names, labels=labels)
+
+
+@lru_cache(maxsize=1024)
+def over_widths(quantity: str, keys: int, exponent: float) -> NDArray[Any]:
+    """One of QUANTITIES under the scale d_k^-exponent, at every width."""
     widths = np.array(WIDTHS)
-    return np.asarray(relative_gradient(keys, widths, widths**-exponent))
-
-
-@lru_cache(maxsize=256)
-def entropy_over_widths(keys: int, exponent: float) -> NDArray[Any]:
-    """E H/ln n under d_k^-exponent at every width."""
-    widths = np.array(WIDTHS)
-    return np.asarray(attention_moments(keys, widths, widths**-exponent).entropy / np.log(keys))
-
-
-@lru_cache(maxsize=256)
-def norm_over_widths(keys: int, exponent: float) -> NDArray[Any]:
-    """sqrt(E |J|_F^2) under d_k^-exponent at every width."""
-    widths = np.array(WIDTHS)
-    return np.asarray(np.sqrt(attention_moments(keys, widths, widths**-exponent).jacobian_norm_squared))
-
-
-@lru_cache(maxsize=256)
-def median_over_widths(keys: int, exponent: float, of_rows: Callable[[RowLaw], Any]) -> NDArray[Any]:
-    """A number of the rows, such as a median, under d_k^-exponent at every width."""
-    return np.array([float(of_rows(rows_of(keys, d_k, float(d_k**-exponent)))) for d_k in WIDTHS])
+    scales = widths**-exponent
+    if quantity == "variance":
+        return np.asarray(widths * scales**2)
+    if quantity == "flow":
+        return np.asarray(relative_gradient(keys, widths, scales))
+    if quantity in ("entropy", "rms"):
+        moments = attention_moments(keys, widths, scales)
+        return np.asarray(
+            moments.entropy / np.log(keys) if quantity == "entropy" else moments.jacobian_norm_squared**0.5
+        )
+    laws = [rows_of(keys, d_k, float(scale)) for d_k, scale in zip(WIDTHS, scales, strict=True)]
+    if quantity == "live":
+        return np.array([(law.top_probability <= 0.99).mean() for law in laws])
+    return np.array([np.median(law.jacobian_trace if quantity == "trace" else law.jacobian_norm) for law in laws])

@@ -1,34 +1,19 @@
 """Choosing c: all scales d_k^-a side by side, to see which a keeps things as they are when d_k changes."""
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, level, line, plot, points
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import WIDTH_AXIS, WIDTHS, entropy_over_widths, flow_over_widths
+from rootdk.lab.explorer.shared import QUANTITIES, WIDTH_AXIS, WIDTHS, over_widths, quantity_knob
 from rootdk.lab.formulas import SCALED
-from rootdk.scaling import ScaleRule
-from rootdk.theory import rule_variance
 
 _FIXED = (0.0, 0.25, 0.5, 0.75, 1.0)
 _KEYS = ("16", "512", "4096")
 
 
-@lru_cache(maxsize=256)
-def _variance(_keys: int, exponent: float) -> NDArray[Any]:
-    power = ScaleRule("power", "d_k^-a", lambda d_k, _n, _position: float(d_k**-exponent))
-    return np.asarray(rule_variance(power, WIDTHS))
-
-
-_SHOWN: dict[str, tuple[str, Callable[[int, float], NDArray[Any]]]] = {
-    "flow": ("|∂o/∂q| / |o|", flow_over_widths),
-    "variance": ("variance of the scores", _variance),
-    "entropy": ("entropy / ln n", entropy_over_widths),
-}
 _LINES = {
     "flow": "from rootdk.theory import relative_gradient\n\ny = relative_gradient({keys}, widths, widths**-{a})",
     "variance": "y = widths * (widths**-{a}) ** 2      # d_k scale^2",
@@ -40,8 +25,8 @@ _LINES = {
 def compute(values: Mapping[str, Any]) -> View:
     """Curves over d_k for five exponents and the one chosen, and how much each changes from one end to the other."""
     keys, exponent = int(values["keys"]), values["exponent"]
-    label, over_widths = _SHOWN[values["shown"]]
-    curves = {a: over_widths(keys, a) for a in sorted({*_FIXED, exponent})}
+    label = QUANTITIES[values["shown"]]
+    curves = {a: over_widths(values["shown"], keys, a) for a in sorted({*_FIXED, exponent})}
     here = curves[exponent]
     change = {a: float(y[-1] / y[0]) for a, y in curves.items()}
     numbers = (
@@ -62,33 +47,24 @@ def _over_widths(label: str, curves: Mapping[float, NDArray[Any]], values: Mappi
     marker = {"color": GREY, "size": 9, "symbol": "diamond"}
     data.append(points(WIDTHS, chosen, f"your a = {values['exponent']:g}", GREY, marker=marker))
     axis: dict[str, Any] = {"range": [0, 1.05]} if values["shown"] == "entropy" else ONES_AND_THREES
-    drawn = plot(data, "d<sub>k</sub>", label, xaxis=WIDTH_AXIS, yaxis=axis)
-    first, last, root = (written(float(one), 3) for one in (chosen[0], chosen[-1], curves[0.5][-1]))
+    figure = plot(data, "d_k", label, xaxis=WIDTH_AXIS, yaxis=axis)
+    first, last, root = (written(float(y), 3) for y in (chosen[0], chosen[-1], curves[0.5][-1]))
     text = (
         f"{label} over d_k, theory. With a = {values['exponent']:g} it goes from {first} at d_k = {WIDTHS[0]} to "
         f"{last} at {WIDTHS[-1]}; with a = 1/2 it is {root} there."
     )
-    return Figure("curves", "Scales d_k to the power -a", drawn, text)
+    return Figure("curves", "Scales d_k to the power -a", figure, text)
 
 
 def _over_exponents(change: Mapping[float, float], values: Mapping[str, Any]) -> Figure:
     a, y = list(change), list(change.values())
     chosen = values["exponent"]
     data = [line(a, y, "change", GREY), points([chosen], [change[chosen]], f"your a = {chosen:g}", COLOURS["sqrt"])]
-    drawn = plot(
-        data,
-        "a",
-        f"value at {WIDTHS[-1]} / value at {WIDTHS[0]}",
-        yaxis=ONES_AND_THREES,
-        shapes=[level(1.0)],
-    )
-    told = ", ".join(f"{written(change[one], 3)} for a = {one:g}" for one in _FIXED)
-    return Figure(
-        "change",
-        "How much it changes with d_k",
-        drawn,
-        f"Value at d_k = {WIDTHS[-1]} over that at {WIDTHS[0]}: {told}.",
-    )
+    label = f"value at {WIDTHS[-1]} / value at {WIDTHS[0]}"
+    figure = plot(data, "a", label, yaxis=ONES_AND_THREES, shapes=[level(1.0)])
+    changes = ", ".join(f"{written(change[a], 3)} for a = {a:g}" for a in _FIXED)
+    text = f"Value at d_k = {WIDTHS[-1]} over that at {WIDTHS[0]}: {changes}."
+    return Figure("change", "How much it changes with d_k", figure, text)
 
 
 def _python(values: Mapping[str, Any]) -> str:
@@ -120,14 +96,7 @@ CHAPTER = Chapter(
     "but with 16 keys that level is 0.84 and not 1, and nothing here says that a variance of 1 trains best.",
     controls=(
         Control("exponent", "a in d_k to the power -a", "float", 0.5, 0.0, 1.0, 0.05),
-        Control(
-            "shown",
-            "drawn over d_k",
-            "choice",
-            "flow",
-            choices=tuple(_SHOWN),
-            labels=tuple(label for label, _ in _SHOWN.values()),
-        ),
+        quantity_knob("flow", ("flow", "variance", "entropy")),
         Control("keys", "keys n", "choice", "512", choices=_KEYS),
     ),
     compute=compute,

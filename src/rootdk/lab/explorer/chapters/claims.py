@@ -24,18 +24,18 @@ _lock = Lock()
 
 def compute(values: Mapping[str, Any]) -> View:
     """All records, or those of one verdict; the counts are of all."""
-    found = _records()
-    shown = [one for one in found if values["verdict"] in (_ALL, one.verdict)]
-    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
+    records = _records()
+    shown = [one for one in records if values["verdict"] in (_ALL, one.verdict)]
+    counts = {verdict: sum(one.verdict == verdict for one in records) for verdict in VERDICTS}
     numbers = tuple(number(verdict.replace(" ", "_"), verdict, count) for verdict, count in counts.items())
-    told = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
+    totals = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
     # Lying, so that there is room for the words.
     lying = {"orientation": "h", "marker": {"color": [_COLOURS[verdict] for verdict in counts]}}
     trace = {"type": "bar", "x": list(counts.values()), "y": list(counts), "name": "claims"} | lying
-    drawn = plot([trace], "claims", "", xaxis={"dtick": 5}, yaxis={"autorange": "reversed"})
-    figure = Figure("verdicts", "Verdicts", drawn, f"Verdicts on {len(found)} claims: {told}.")
+    chart = plot([trace], "claims", "", xaxis={"dtick": 5}, yaxis={"autorange": "reversed"})
+    figure = Figure("verdicts", "Verdicts", chart, f"Verdicts on {len(records)} claims: {totals}.")
     rows = tuple(
-        (one.id, one.statement, one.verdict, one.condition, one.source, _told(one.evidence) or one.method)
+        (one.id, one.statement, one.verdict, one.condition, one.source, _evidence(one.evidence) or one.method)
         for one in shown
     )
     headings = ("number", "claim", "verdict", "condition, or what speaks against it", "said in", "evidence")
@@ -53,7 +53,7 @@ def _checked() -> tuple[CheckedClaim, ...]:
     return tuple(LEDGER.check(sampling=Sampling(rows=_ROWS)))
 
 
-def _told(evidence: Sequence[Comparison]) -> str:
+def _evidence(evidence: Sequence[Comparison]) -> str:
     """Every number with its standard error, and what the claim makes of it."""
     parts = []
     for one in evidence:

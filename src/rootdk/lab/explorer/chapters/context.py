@@ -42,69 +42,48 @@ def _sigma(name: str, s: float, d_k: int, keys: Any) -> NDArray[Any]:
 def _curve(name: str, s: float, d_k: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """sigma, entropy / ln n and 1 / E sum p^2 at every length."""
     sigma = _sigma(name, s, d_k, _LENGTHS)
-    told = softmax_moments(_LENGTHS, sigma)
-    return sigma, np.asarray(told.entropy / np.log(_LENGTHS)), np.asarray(1 / told.p_squared)
+    moments = softmax_moments(_LENGTHS, sigma)
+    return sigma, np.asarray(moments.entropy / np.log(_LENGTHS)), np.asarray(1 / moments.p_squared)
 
 
 def compute(values: Mapping[str, Any]) -> View:
     """Rows whose scores are N(0, sigma^2): every query of length sqrt(d_k). Exact for any number of keys."""
     keys, d_k, s = values["keys"], values["d_k"], values["s"]
     # What a rule does not depend on is left out of the key of the cache.
-    of = {name: (name, s if name == "ssmax" else 1.0, d_k if name == "none" else 64) for name in _NAMES}
-    sigma = np.array([float(_sigma(*of[name], keys)) for name in _NAMES])
-    told = softmax_moments(keys, sigma)
-    entropy, effective = told.entropy / math.log(keys), 1 / told.p_squared
-    critical = float(critical_sigma(keys))
-    numbers = (
-        number("critical", "√(2 ln n), where softmax freezes", critical, "theory"),
-        *(
-            number(f"entropy_{name}", f"{words}: entropy / ln n", share, "theory")
-            for (name, (words, _)), share in zip(_NAMES.items(), entropy, strict=True)
-        ),
-    )
-    figures = (
-        _shares(values, of, entropy if values["shown"] == "entropy" else effective),
-        _spread(values, of, sigma, critical),
-    )
-    return View(figures, numbers, _python(values))
+    settings = {name: (name, s if name == "ssmax" else 1.0, d_k if name == "none" else 64) for name in _NAMES}
+    sigma = np.array([float(_sigma(*setting, keys)) for setting in settings.values()])
+    moments = softmax_moments(keys, sigma)
+    entropy, critical = moments.entropy / math.log(keys), float(critical_sigma(keys))
+    numbers = [number("critical", "√(2 ln n), where softmax freezes", critical, "theory")]
+    for (name, (words, _)), share in zip(_NAMES.items(), entropy, strict=True):
+        numbers.append(number(f"entropy_{name}", f"{words}: entropy / ln n", share, "theory"))
 
+    def lines(which: int, **more: Any) -> list[dict[str, Any]]:
+        styles = zip(settings.values(), _NAMES.values(), strict=True)
+        return [line(_LENGTHS, _curve(*setting)[which], words, colour, **more) for setting, (words, colour) in styles]
 
-def _shares(values: Mapping[str, Any], of: Mapping[str, tuple[str, float, int]], here: NDArray[Any]) -> Figure:
+    here = {"xaxis": _AXIS, "shapes": [upright(keys)]}
     label, which = ("entropy / ln n", 1) if values["shown"] == "entropy" else ("effective keys", 2)
-    axis: dict[str, Any] = {"range": [0, 1.05]} if which == 1 else POWERS
+    at_n = entropy if which == 1 else 1 / moments.p_squared
     marks = [
-        points([values["keys"]], [one], words, colour, showlegend=False)
-        for (words, colour), one in zip(_NAMES.values(), here, strict=True)
+        points([keys], [y], words, colour, showlegend=False)
+        for (words, colour), y in zip(_NAMES.values(), at_n, strict=True)
     ]
-    shape = [upright(values["keys"])]
-    drawn = plot([*_lines(of, which), *marks], "keys n", label, xaxis=_AXIS, yaxis=axis, shapes=shape)
-    return Figure("shares", label, drawn, f"{label} at {values['keys']:,} keys: {_told(here)}.")
-
-
-def _spread(
-    values: Mapping[str, Any], of: Mapping[str, tuple[str, float, int]], here: NDArray[Any], critical: float
-) -> Figure:
+    axis: dict[str, Any] = {"range": [0, 1.05]} if which == 1 else POWERS
+    shares = plot([*lines(which), *marks], "keys n", label, yaxis=axis, **here)
     frozen = line(_LENGTHS, critical_sigma(_LENGTHS), "√(2 ln n): frozen above", GREY, "dash")
-    shape = [upright(values["keys"])]
-    drawn = plot(
-        [*_lines(of, 0, showlegend=False), frozen], "keys n", "σ", xaxis=_AXIS, yaxis=ONES_AND_THREES, shapes=shape
+    spread = plot([*lines(0, showlegend=False), frozen], "keys n", "σ", yaxis=ONES_AND_THREES, **here)
+    text = f"Standard deviation of the scores at {keys:,} keys: {_listed(sigma)}; "
+    text += f"softmax freezes at {written(critical, 3)}."
+    figures = (
+        Figure("shares", label, shares, f"{label} at {keys:,} keys: {_listed(at_n)}."),
+        Figure("spread", "Spread of the scores, colours as before", spread, text),
     )
-    text = (
-        f"Standard deviation of the scores at {values['keys']:,} keys: {_told(here)}; softmax freezes at "
-        f"{written(critical, 3)}."
-    )
-    return Figure("spread", "Spread of the scores, colours as before", drawn, text)
+    return View(figures, tuple(numbers), _python(values))
 
 
-def _lines(of: Mapping[str, tuple[str, float, int]], which: int, **more: Any) -> list[dict[str, Any]]:
-    return [
-        line(_LENGTHS, _curve(*of[name])[which], words.replace("d_k", "d<sub>k</sub>"), colour, **more)
-        for name, (words, colour) in _NAMES.items()
-    ]
-
-
-def _told(here: NDArray[Any]) -> str:
-    return ", ".join(f"{words} {written(float(one), 3)}" for (words, _), one in zip(_NAMES.values(), here, strict=True))
+def _listed(by_rule: NDArray[Any]) -> str:
+    return ", ".join(f"{words} {written(float(y), 3)}" for (words, _), y in zip(_NAMES.values(), by_rule, strict=True))
 
 
 def _python(values: Mapping[str, Any]) -> str:

@@ -11,41 +11,43 @@ from numpy.typing import NDArray
 from rootdk.lab.checks.rounding import FORMATS, rounded
 from rootdk.lab.drawing import HUES, POWERS, level, line, plot, upright
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.lab.explorer.shared import RULES, SEED, d_k_knob
+from rootdk.lab.explorer.shared import EXPONENTS, RULES, SEED, d_k_knob
 from rootdk.lab.formulas import SCALED
-from rootdk.scaling import rule
 from rootdk.theory import format_effect
 from rootdk.theory.formats import FORMATS as KINDS
 from rootdk.theory.formats import spacing
 
-_DRAWN = 20_000
+_SCORES = 20_000
 _SIGMAS = np.geomspace(1e-3, 1e6, 46)
+_AXES = {"xaxis": POWERS, "yaxis": POWERS | {"dtick": 2}}
+# A float64 array z rounded to a format, in NumPy.
+_ROUNDED = {
+    "float32": "z.astype(np.float32).astype(float)",
+    "float16": "z.astype(np.float16).astype(float)",
+    # To the nearest multiple of the distance between stored numbers; a half goes to the even one.
+    "bfloat16": "np.round(np.float32(z) / (step := 2.0 ** (np.floor(np.log2(abs(np.float32(z)))) - 7))) * step",
+}
 
 
 def compute(values: Mapping[str, Any]) -> View:
     """Scores of law N(0, sigma^2), stored: the error of theory, and that of 20,000 rounded numbers."""
     d_k, name = values["d_k"], values["format"]
     raw = values["spread"] ** 2 * math.sqrt(d_k)
-    sigma = raw * float(rule(values["rule"]).factor(d_k, None, None))
-    told, before = format_effect(sigma, name), format_effect(raw, name)
-    z = sigma * np.random.default_rng(values["seed"]).standard_normal(_DRAWN)
+    sigma = raw * d_k ** -EXPONENTS[values["rule"]]
+    effect, before = format_effect(sigma, name), format_effect(raw, name)
+    z = sigma * np.random.default_rng(values["seed"]).standard_normal(_SCORES)
     stored = rounded(z, name)
     kept = np.isfinite(stored)
     error = math.sqrt(float(((stored[kept] - z[kept]) ** 2).mean())) if kept.any() else math.nan
+    unscaled = "share that overflows if q·k is stored before the scale"
     numbers = (
         number("sigma", "standard deviation of the scores", sigma, "theory"),
         number("spacing", "distance of stored numbers at that size", spacing(sigma, name), "theory", 3),
         number("error", "error of a stored score, root mean square", error, "measured", 3),
-        number("error_theory", "error of a stored score, root mean square", float(told.score_error), "theory", 3),
-        number("weight_error", "relative error of its weight e^z", float(told.weight_error), "theory", 3),
-        number("overflow", "share of the scores that overflow", float(told.overflow), "theory", 3),
-        number(
-            "overflow_raw",
-            "share that overflows if q·k is stored before the scale",
-            float(before.overflow),
-            "theory",
-            3,
-        ),
+        number("error_theory", "error of a stored score, root mean square", float(effect.score_error), "theory", 3),
+        number("weight_error", "relative error of its weight e^z", float(effect.weight_error), "theory", 3),
+        number("overflow", "share of the scores that overflow", float(effect.overflow), "theory", 3),
+        number("overflow_raw", unscaled, float(before.overflow), "theory", 3),
     )
     return View((_errors(values, sigma), _spacings(sigma)), numbers, _python(values), _table(sigma, raw))
 
@@ -61,20 +63,14 @@ def _errors(values: Mapping[str, Any], sigma: float) -> Figure:
         y = _weight_errors(name)
         shown = y < 1e3
         data.append(line(_SIGMAS[shown], y[shown], name, colour, "solid" if name == values["format"] else "dot"))
-    drawn = plot(
-        data,
-        "standard deviation σ of the scores",
-        "relative error of a weight",
-        xaxis=POWERS,
-        yaxis=POWERS | {"dtick": 2},
-        shapes=[upright(sigma), level(1.0)],
-    )
-    told = ", ".join(f"{written(float(format_effect(sigma, one).weight_error), 2)} in {one}" for one in FORMATS)
+    marks = [upright(sigma), level(1.0)]
+    figure = plot(data, "standard deviation σ of the scores", "relative error of a weight", shapes=marks, **_AXES)
+    errors = ", ".join(f"{written(float(format_effect(sigma, name).weight_error), 2)} in {name}" for name in FORMATS)
     text = (
-        f"Relative error that rounding a score gives its weight, at σ = {written(sigma, 3)}: {told}. Past 1, the "
+        f"Relative error that rounding a score gives its weight, at σ = {written(sigma, 3)}: {errors}. Past 1, the "
         "dotted line across, weights are noise."
     )
-    return Figure("errors", "What rounding does to a weight", drawn, text)
+    return Figure("errors", "What rounding does to a weight", figure, text)
 
 
 def _spacings(sigma: float) -> Figure:
@@ -83,39 +79,21 @@ def _spacings(sigma: float) -> Figure:
     for name, colour in zip(FORMATS, HUES, strict=False):
         y = np.array([spacing(size, name) for size in sizes])
         data.append(line(sizes[np.isfinite(y)], y[np.isfinite(y)], name, colour, shape="hv"))
-    drawn = plot(
-        data,
-        "size of a score",
-        "distance to the next stored number",
-        xaxis=POWERS,
-        yaxis=POWERS | {"dtick": 2},
-        shapes=[upright(sigma)],
-    )
-    told = ", ".join(f"{written(spacing(sigma, one), 3)} in {one}" for one in FORMATS)
-    return Figure(
-        "spacing",
-        "How far apart scores are stored",
-        drawn,
-        f"Distance of stored numbers near {written(sigma, 3)}: {told}. The float16 line ends at 65504.",
-    )
+    figure = plot(data, "size of a score", "distance to the next stored number", shapes=[upright(sigma)], **_AXES)
+    distances = ", ".join(f"{written(spacing(sigma, name), 3)} in {name}" for name in FORMATS)
+    text = f"Distance of stored numbers near {written(sigma, 3)}: {distances}. The float16 line ends at 65504."
+    return Figure("spacing", "How far apart scores are stored", figure, text)
 
 
 def _table(sigma: float, raw: float) -> Table:
     rows = []
     for name in FORMATS:
-        told, before = format_effect(sigma, name), format_effect(raw, name)
-        kind = KINDS[name]
-        cells = (kind.digits, kind.largest, spacing(sigma, name), told.weight_error, told.overflow, before.overflow)
-        rows.append((name, *(written(float(one), 3) for one in cells)))
-    headings = (
-        "format",
-        "binary digits",
-        "largest number",
-        "distance at σ",
-        "error of a weight",
-        "overflow",
-        "overflow of q·k unscaled",
-    )
+        effect, kind = format_effect(sigma, name), KINDS[name]
+        cells = (kind.digits, kind.largest, spacing(sigma, name), effect.weight_error, effect.overflow,
+                 format_effect(raw, name).overflow)  # fmt: skip
+        rows.append((name, *(written(float(cell), 3) for cell in cells)))
+    headings = ("format", "binary digits", "largest number", "distance at σ", "error of a weight", "overflow",
+                "overflow of q·k unscaled")  # fmt: skip
     return Table(headings, tuple(rows))
 
 
@@ -123,15 +101,13 @@ def _python(values: Mapping[str, Any]) -> str:
     name, d_k = values["format"], values["d_k"]
     return f"""\
 import numpy as np
-import rootdk
-from rootdk.lab.checks.rounding import rounded
 from rootdk.theory import format_effect
 from rootdk.theory.formats import spacing
 
 raw = {values["spread"]}**2 * {d_k}**0.5
-sigma = raw * rootdk.scaling.rule("{values["rule"]}").factor({d_k}, None, None)
-z = sigma * np.random.default_rng({values["seed"]}).standard_normal({_DRAWN})
-stored = rounded(z, "{name}")
+sigma = raw * {d_k} ** -{EXPONENTS[values["rule"]]}
+z = sigma * np.random.default_rng({values["seed"]}).standard_normal({_SCORES})
+stored = {_ROUNDED[name]}
 kept = np.isfinite(stored)
 print("sigma", sigma)
 print("spacing", spacing(sigma, "{name}"))

@@ -9,9 +9,8 @@ from rootdk.attention import attention, measure
 from rootdk.errors import ArgumentError
 from rootdk.lab.drawing import COLOURS, GREY, bars, plot
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.lab.explorer.shared import RULES
+from rootdk.lab.explorer.shared import EXPONENTS, RULES
 from rootdk.lab.formulas import ATTENTION
-from rootdk.scaling import rule
 
 # The vectors of the usual examples, as far as they are not 0. Three unit values: the output then is the weights.
 _UNIT = "1 0 0; 0 1 0; 0 0 1"
@@ -33,52 +32,39 @@ def compute(values: Mapping[str, Any]) -> View:
     query, key = (np.pad(array, ((0, 0), (0, values["zeros"]))) for array in (query, key))
     d_k, names = query.shape[1], [f"key {place}" for place in range(1, len(key) + 1)]
     scores = (query @ key.T)[0]
-    factor = rule(values["rule"]).factor(d_k, None, None)
+    factor = d_k ** -EXPONENTS[values["rule"]]
+    scaled = scores * factor
     weights = attention(query, key, np.eye(len(key)), scale=values["rule"])[0]
     output, reading = measure(query, key, value, scale=values["rule"])
-    top = int(weights.argmax())
     numbers = (
         number("d_k", "d_k", d_k),
         number("factor", "every score is multiplied by", factor),
-        number("top", "largest weight", weights[top]),
+        number("top", "largest weight", weights.max()),
         number("entropy", "entropy of the weights", reading.entropy[0]),
         number("effective", "effective keys", reading.effective_keys[0]),
     )
-    told = ", ".join(f"{name} {written(one, 3)}" for name, one in zip(names, weights, strict=True))
-    steps = [
-        bars(names, scores, "q·k", GREY),
-        bars(names, scores * factor, "scaled", COLOURS[values["rule"]]),
-    ]
-    figures = (
-        Figure("scores", "Scores", plot(steps, "", "score", barmode="group"), _scores_text(scores, scores * factor)),
-        Figure(
-            "weights",
-            "Weights",
-            plot([bars(names, weights, "weight", COLOURS[values["rule"]])], "", "weight", yaxis={"range": [0, 1]}),
-            f"Weights after softmax: {told}.",
-        ),
-        Figure(
-            "output",
-            "Output",
-            plot(
-                [bars([f"component {i}" for i in range(1, output.shape[1] + 1)], output[0], "output", COLOURS["sqrt"])],
-                "",
-                "output",
-            ),
-            f"Output: {', '.join(written(one, 3) for one in output[0])}.",
-        ),
+    colour = COLOURS[values["rule"]]
+    steps = plot(
+        [bars(names, scores, "q·k", GREY), bars(names, scaled, "scaled", colour)], "", "score", barmode="group"
     )
-    rows = zip(names, scores, scores * factor, np.exp(scores * factor - (scores * factor).max()), weights, strict=True)
+    pairs = ", ".join(f"{written(a, 3)} becomes {written(b, 3)}" for a, b in zip(scores, scaled, strict=True))
+    shares = ", ".join(f"{name} {written(weight, 3)}" for name, weight in zip(names, weights, strict=True))
+    components = [f"component {place}" for place in range(1, output.shape[1] + 1)]
+    mixed = plot([bars(components, output[0], "output", COLOURS["sqrt"])], "", "output")
+    figures = (
+        Figure("scores", "Scores", steps, f"Scores before and after the scale: {pairs}."),
+        Figure(
+            "weights", "Weights", plot([bars(names, weights, "weight", colour)], "", "weight", yaxis={"range": [0, 1]}),
+            f"Weights after softmax: {shares}.",
+        ),
+        Figure("output", "Output", mixed, f"Output: {', '.join(written(x, 3) for x in output[0])}."),
+    )  # fmt: skip
+    rows = zip(names, scores, scaled, np.exp(scaled - scaled.max()), weights, strict=True)
     table = Table(
         ("", "q·k", "scaled score z", "e^(z - largest z)", "weight"),
-        tuple((name, *(written(float(one)) for one in cells)) for name, *cells in rows),
+        tuple((name, *(written(float(cell)) for cell in cells)) for name, *cells in rows),
     )
     return View(figures, numbers, _python(values), table)
-
-
-def _scores_text(scores: Any, scaled: Any) -> str:
-    pairs = ", ".join(f"{written(a, 3)} becomes {written(b, 3)}" for a, b in zip(scores, scaled, strict=True))
-    return f"Scores before and after the scale: {pairs}."
 
 
 def _python(values: Mapping[str, Any]) -> str:
@@ -94,7 +80,7 @@ values = np.array({value})
 output, reading = rootdk.measure(query, keys, values, scale="{values["rule"]}")
 weights = rootdk.attention(query, keys, np.eye(len(keys)), scale="{values["rule"]}")
 print("d_k", query.shape[1])
-print("factor", rootdk.scaling.rule("{values["rule"]}").factor(query.shape[1], None, None))
+print("factor", query.shape[1] ** -{EXPONENTS[values["rule"]]})
 print("top", weights.max())
 print("entropy", reading.entropy[0])
 print("effective", reading.effective_keys[0])

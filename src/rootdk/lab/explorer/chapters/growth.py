@@ -1,4 +1,4 @@
-"""Dot products grow: the law of the scores, measured and told, and what happens where the premise fails."""
+"""Dot products grow: the law of the scores, measured and computed, and what happens where the premise fails."""
 
 import math
 from collections.abc import Mapping
@@ -8,72 +8,67 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.attention import measure
 from rootdk.lab.checks import sampler
-from rootdk.lab.checks.sampler import compare
 from rootdk.lab.drawing import COLOURS, GREY, bars, line, plot
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import RULES, SEED, d_k_knob
+from rootdk.lab.explorer.shared import EXPONENTS, RULE_WORDS, RULES, SEED, d_k_knob, reading_of
 from rootdk.lab.formulas import SCALED
-from rootdk.scaling import rule
 from rootdk.theory import row_variance, score_density, score_variance
 
 # 16 independent groups give the standard error; 8 queries and 24 keys each are 3072 scores from few enough vectors.
 _GROUPS, _QUERIES, _KEYS = 16, 8, 24
-_LAWS = {"normal": sampler.normal, "sign": sampler.sign, "uniform": sampler.uniform, "student": sampler.student}
-_LAW_LABELS = ("normal", "sign: -1 or 1", "uniform", "heavy tails: Student's t, 5 degrees of freedom")
+# A law of the components: how it is drawn here, what a person reads, and the same draw as a line of NumPy.
+_LAWS = {
+    "normal": (sampler.normal, "normal", "rng.standard_normal({shape}, np.float32)"),
+    "sign": (sampler.sign, "sign: -1 or 1", "np.float32(rng.integers(0, 2, {shape}, np.int8) * 2 - 1)"),
+    "uniform": (sampler.uniform, "uniform", "(rng.random({shape}, np.float32) * 2 - 1) * np.float32(3**0.5)"),
+    "student": (
+        sampler.student,
+        "heavy tails: Student's t, 5 degrees of freedom",
+        "(1.5 / rng.standard_gamma(2.5, {shape}, np.float32)) ** 0.5 * rng.standard_normal({shape}, np.float32)",
+    ),
+}
+_PREMISES = ("correlation_query", "correlation_key", "mean_query", "mean_key")
 
 
 def compute(values: Mapping[str, Any]) -> View:
     """3072 scores, their histogram before and after the scale, and the variance that theory gives them."""
-    d_k, factor = values["d_k"], rule(values["rule"]).factor(values["d_k"], None, None)
+    d_k, factor = values["d_k"], values["d_k"] ** -EXPONENTS[values["rule"]]
     mean, whole, inside = _theory(values)
     query, key = _vectors(values)
     scores = np.matmul(query, key.transpose(0, 2, 1)).astype(np.float64)
-    reading = measure(query, key, np.ones((_GROUPS, _KEYS, 1), np.float32), scale="none")[1]
-    spread = compare("variance of all", {}, whole, (scores - mean) ** 2)
+    spread = sampler.compare("variance of all", {}, whole, (scores - mean) ** 2)
     # A row about its own mean shows (n - 1)/n of the variance.
-    felt = compare("inside a row", {}, inside, np.asarray(reading.variance, np.float64) * (_KEYS / (_KEYS - 1)))
-    square = factor * factor
+    row = reading_of(query, key, "none").variance.mean(dtype=float) * _KEYS / (_KEYS - 1)
     numbers = (
         number("variance", "variance of q·k", spread.measured, "measured"),
         number("variance_error", "its standard error", spread.standard_error, "measured", 2),
         number("variance_theory", "variance of q·k", whole, "theory"),
         number("premise", "times the d_k of the premise", whole / d_k, "theory"),
-        number(
-            "felt",
-            "variance inside a row, scaled: what softmax feels",
-            square * float(felt.measured or 0.0),
-            "measured",
-        ),
-        number("felt_theory", "variance inside a row, scaled", square * inside, "theory"),
+        number("inside", "variance inside a row, scaled: what softmax sees", factor**2 * row, "measured"),
+        number("inside_theory", "variance inside a row, scaled", factor**2 * inside, "theory"),
     )
-    figures = tuple(
-        _histogram(name, title, scores * by, values, mean * by, whole * by * by, by, reach)
-        for name, title, by, reach in (("scores", "q·k", 1.0, 100.0), ("scaled", "After the scale", factor, 5.0))
-    )
-    return View(figures, numbers, _python(values))
+    return View((_before(scores, values, mean, whole), _after(scores, values, mean, whole)), numbers, _python(values))
 
 
 @lru_cache(maxsize=4)
-def _drawn(law: str, d_k: int, seed: int) -> tuple[tuple[NDArray[Any], NDArray[Any]], ...]:
+def _parts(law: str, d_k: int, seed: int) -> tuple[tuple[NDArray[Any], NDArray[Any]], ...]:
     """(own, shared) of the queries and of the keys: kept, so that dragging a mean or a correlation draws nothing."""
     rng = np.random.default_rng(seed)
     return tuple(
-        (_LAWS[law](rng, (_GROUPS, count, d_k)), rng.standard_normal((_GROUPS, count, 1), np.float32))
+        (_LAWS[law][0](rng, (_GROUPS, count, d_k)), rng.standard_normal((_GROUPS, count, 1), np.float32))
         for count in (_QUERIES, _KEYS)
     )
 
 
 def _vectors(values: Mapping[str, Any]) -> list[NDArray[Any]]:
     """Queries and keys: a part of its own in each component, a part that all components of a vector share, a mean."""
-    found = []
-    for whose, (own, shared) in zip(
-        ("query", "key"), _drawn(values["law"], values["d_k"], values["seed"]), strict=True
-    ):
-        r, mean = values[f"correlation_{whose}"], np.float32(values[f"mean_{whose}"])
-        found.append(np.float32((1 - r) ** 0.5) * own + np.float32(r**0.5) * shared + mean)
-    return found
+    parts = _parts(values["law"], values["d_k"], values["seed"])
+    vectors = []
+    for name, (own, shared) in zip(("query", "key"), parts, strict=True):
+        r, mean = values[f"correlation_{name}"], np.float32(values[f"mean_{name}"])
+        vectors.append(np.float32((1 - r) ** 0.5) * own + np.float32(r**0.5) * shared + mean)
+    return vectors
 
 
 def _theory(values: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -91,16 +86,33 @@ def _theory(values: Mapping[str, Any]) -> tuple[float, float, float]:
     return m_query * m_key, whole, float(row_variance(*along, m_query)) + across
 
 
+def _before(scores: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float) -> Figure:
+    """On axes that hold every d_k, with the narrowest and the widest law behind: what moves is the scores alone."""
+    x = np.linspace(-100, 100, 401)
+    ghosts = [line(x, score_density(x, d_k), f"d_k = {d_k}", GREY, "dot") for d_k in (4, 1024)]
+    return _histogram("scores", "q·k", scores, values, mean, variance, 1.0, COLOURS["none"], ghosts, (100.0, 0.26))
+
+
+def _after(scores: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float) -> Figure:
+    """On the same axes under every rule, with what the other rules make of the same scores behind."""
+    d_k, rule = values["d_k"], values["rule"]
+    by, ghosts = d_k ** -EXPONENTS[rule], []
+    for other in EXPONENTS:
+        if other != rule:
+            factor = d_k ** -EXPONENTS[other]
+            x, _, density = _density(values, mean, variance, factor)
+            ghosts.append(line(x, density, RULE_WORDS[other], COLOURS[other], "dot"))
+    title = "After the scale"
+    return _histogram(
+        "scaled", title, scores * by, values, mean * by, variance * by**2, by, COLOURS[rule], ghosts, (12.0, 0.55)
+    )
+
+
 def _histogram(
-    name: str,
-    title: str,
-    z: NDArray[Any],
-    values: Mapping[str, Any],
-    mean: float,
-    variance: float,
-    by: float,
-    reach: float,
-) -> Figure:
+    name: str, title: str, z: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float, by: float,
+    colour: str, ghosts: list[dict[str, Any]], axes: tuple[float, float],
+) -> Figure:  # fmt: skip
+    """Bars of what was measured, the curve of theory, ghosts behind; axes are half the width and the height."""
     sigma = math.sqrt(variance)
     width = 0.25 * sigma
     if values["law"] == "sign":
@@ -109,50 +121,54 @@ def _histogram(
     steps = math.ceil(5 * sigma / width)
     edges = mean + width * (np.arange(-steps, steps + 2) - 0.5)
     counts, _ = np.histogram(z, edges)
-    centres, height = (edges[1:] + edges[:-1]) / 2, counts / z.size / width
-    curve = mean + sigma * np.linspace(-5, 5, 161)
-    told, density = _density(values, curve, mean, sigma, by)
-    colour = COLOURS["none" if name == "scores" else values["rule"]]
-    half = max(reach, abs(mean) + 4 * sigma)
-    drawn = plot(
-        [bars(centres, height, "measured", colour, opacity=0.45, width=width), line(curve, density, told, GREY)],
+    heights = counts / z.size / width
+    x, law, density = _density(values, mean / by, variance / by**2, by)
+    measured = bars((edges[1:] + edges[:-1]) / 2, heights, "measured", colour, opacity=0.45, width=width)
+    # Where the premise fails scores may leave the axes; then these grow.
+    half = max(axes[0], abs(mean) + 4 * sigma) if any(values[one] for one in _PREMISES) else axes[0]
+    figure = plot(
+        [*ghosts, measured, line(x, density, law, GREY)],
         "score",
         "density",
         bargap=0,
         xaxis={"range": [-half, half]},
-        yaxis={"rangemode": "tozero"},
+        yaxis={"range": [0, axes[1]]},
     )
     share = float((np.abs(z - mean) < sigma).mean())
     text = (
         f"Histogram of {z.size} scores around {written(mean, 3)}, standard deviation {written(sigma, 3)} by theory; "
         f"{share:.0%} of them are nearer to the middle than that."
     )
-    return Figure(name, title, drawn, text)
+    if density.max() > axes[1]:
+        text += f" Its top, {written(float(density.max()), 3)}, is above the figure."
+    return Figure(name, title, figure, text)
 
 
-def _density(values: Mapping[str, Any], x: Any, mean: float, sigma: float, by: float) -> tuple[str, Any]:
-    plain = not any(values[name] for name in ("correlation_query", "correlation_key", "mean_query", "mean_key"))
-    if values["law"] == "normal" and plain:
-        return "theory: exact density", score_density(x, values["d_k"], by)
+def _density(values: Mapping[str, Any], mean: float, variance: float, by: float) -> tuple[NDArray[Any], str, Any]:
+    """Places, the name of the law, and its density there, for scores times `by`."""
+    sigma, middle = by * math.sqrt(variance), by * mean
+    x = middle + sigma * np.linspace(-5, 5, 161)
+    if values["law"] == "normal" and not any(values[one] for one in _PREMISES):
+        return x, "theory: exact density", score_density(x, values["d_k"], by)
     # For other components there is no simple density; how far the bars are from this curve is worth seeing.
-    return "normal law of that variance", np.exp(-(((x - mean) / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi))
+    normal = np.exp(-(((x - middle) / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi))
+    return x, "normal law of that variance", normal
 
 
 def _python(values: Mapping[str, Any]) -> str:
-    d_k, own, shared = values["d_k"], "np.float32((1 - {r}) ** 0.5)", "np.float32({r} ** 0.5)"
-    lines = []
+    d_k, lines = values["d_k"], []
     for name, whose, count in (("q", "query", _QUERIES), ("k", "key", _KEYS)):
         r = values[f"correlation_{whose}"]
+        law = _LAWS[values["law"]][2].format(shape=f"({_GROUPS}, {count}, {d_k})")
         lines += [
-            f"{name} = {own.format(r=r)} * {values['law']}(rng, ({_GROUPS}, {count}, {d_k}))",
-            f"{name} += {shared.format(r=r)} * rng.standard_normal(({_GROUPS}, {count}, 1), np.float32)",
+            f"{name} = np.float32((1 - {r}) ** 0.5) * {law}",
+            f"{name} += np.float32({r} ** 0.5) * rng.standard_normal(({_GROUPS}, {count}, 1), np.float32)",
             f"{name} += np.float32({values[f'mean_{whose}']})",
         ]
     vectors = "\n".join(lines)
     return f"""\
 import numpy as np
 import rootdk
-from rootdk.lab.checks.sampler import {values["law"]}
 from rootdk.theory import row_variance, score_variance
 
 rng = np.random.default_rng({values["seed"]})
@@ -165,12 +181,12 @@ print("variance_error", by_group.std(ddof=1) / {_GROUPS} ** 0.5)
 cov_q, cov_k = ((1 - r) * np.eye({d_k}) + r for r in ({values["correlation_query"]}, {values["correlation_key"]}))
 whole = score_variance(cov_q, cov_k, {values["mean_query"]}, {values["mean_key"]})
 inside = row_variance(cov_q, cov_k, {values["mean_query"]})
-factor = rootdk.scaling.rule("{values["rule"]}").factor({d_k}, None, None)
+scale = {d_k} ** -{EXPONENTS[values["rule"]]}
 print("variance_theory", whole)
 print("premise", whole / {d_k})
-print("felt_theory", factor**2 * inside)
+print("inside_theory", scale**2 * inside)
 reading = rootdk.measure(q, k, np.ones(({_GROUPS}, {_KEYS}, 1), np.float32), scale="none")[1]
-print("felt", factor**2 * reading.variance.mean(dtype=float) * {_KEYS} / {_KEYS - 1})
+print("inside", scale**2 * reading.variance.mean(dtype=float) * {_KEYS} / {_KEYS - 1})
 """
 
 
@@ -188,7 +204,10 @@ CHAPTER = Chapter(
     controls=(
         d_k_knob(64),
         RULES,
-        Control("law", "law of the components", "choice", "normal", choices=tuple(_LAWS), labels=_LAW_LABELS),
+        Control(
+            "law", "law of the components", "choice", "normal", choices=tuple(_LAWS),
+            labels=tuple(label for _, label, _ in _LAWS.values()),
+        ),
         Control("correlation_query", "correlation inside a query", "float", 0.0, 0.0, 1.0, 0.01),
         Control("correlation_key", "correlation inside a key", "float", 0.0, 0.0, 1.0, 0.01),
         Control("mean_query", "mean of the queries", "float", 0.0, -2.0, 2.0, 0.05),
@@ -196,4 +215,4 @@ CHAPTER = Chapter(
         SEED,
     ),
     compute=compute,
-)
+)  # fmt: skip

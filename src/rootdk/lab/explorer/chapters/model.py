@@ -43,9 +43,7 @@ def _view(metric: str) -> View:
     return model_view(_example(), {"metric": metric}, _READ)
 
 
-@lru_cache(maxsize=1)
-def _example() -> dict[str, Any]:
-    return demonstrate().to_dict()
+_example = lru_cache(maxsize=1)(lambda: demonstrate().to_dict())
 
 
 def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = _FROM_FILE) -> View:
@@ -59,7 +57,7 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
     layers = audit["layers"]
     metric = _chosen(present(layers), values["metric"])
     known = [value for row in grid(layers, metric.name) for value in row if math.isfinite(value)]
-    told = [value for layer in layers if (value := layer.get("baseline", {}).get(metric.name)) is not None]
+    baselines = [value for layer in layers if (value := layer.get("baseline", {}).get(metric.name)) is not None]
     counts = {kind: sum(one["severity"] == kind for one in audit["findings"]) for kind in SEVERITIES}
     kind = "" if metric.name in _OF_WEIGHTS else "measured"
     numbers = [
@@ -71,14 +69,14 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
         number("middle", f"{metric.short}, median of the heads", median(known), kind),
         number("largest", f"{metric.short}, largest", max(known), kind),
     ]
-    if told:
-        numbers.append(number("theory", f"{metric.short}, median of the layers", median(told), "theory"))
-    drawn = map_picture(metric, layers)
-    figures = [Figure(drawn.name, drawn.title, drawn.figure, _map_text(metric, layers))]
+    if baselines:
+        numbers.append(number("theory", f"{metric.short}, median of the layers", median(baselines), "theory"))
+    picture = map_picture(metric, layers)
+    figures = [Figure(picture.name, picture.title, picture.figure, _map_text(metric, layers))]
     if len(layers) > 1:
-        drawn = spread_picture(metric, layers)
-        figures.append(Figure(drawn.name, drawn.title, drawn.figure, _layers_text(metric, layers, told)))
-    return View(tuple(figures), tuple(numbers), _python(read, metric.name, bool(told)), _table(audit))
+        picture = spread_picture(metric, layers)
+        figures.append(Figure(picture.name, picture.title, picture.figure, _layers_text(metric, layers, baselines)))
+    return View(tuple(figures), tuple(numbers), _python(read, metric.name, bool(baselines)), _table(audit))
 
 
 def _readable(audit: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,19 +129,19 @@ def _map_text(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _layers_text(metric: Metric, layers: Sequence[Mapping[str, Any]], told: Sequence[float]) -> str:
+def _layers_text(metric: Metric, layers: Sequence[Mapping[str, Any]], baselines: Sequence[float]) -> str:
     """Which layers stand out, and what theory says."""
     rows = [[value for value in row if math.isfinite(value)] for row in grid(layers, metric.name)]
     middles = [(median(row), str(layer["name"])) for layer, row in zip(layers, rows, strict=True) if row]
     low, high = min(middles), max(middles)
-    theory = f"; theory from {written(min(told), 3)} to {written(max(told), 3)}" if told else ""
+    theory = f"; theory from {written(min(baselines), 3)} to {written(max(baselines), 3)}" if baselines else ""
     return (
         f"Medians of the layers: {metric.short} from {written(low[0], 3)} ({low[1]}) to {written(high[0], 3)} "
         f"({high[1]}){theory}."
     )
 
 
-def _python(read: str, metric: str, told: bool) -> str:
+def _python(read: str, metric: str, with_theory: bool) -> str:
     lines = f"""\
 from statistics import median
 {read}
@@ -158,7 +156,7 @@ print("smallest", min(known))
 print("middle", median(known))
 print("largest", max(known))
 """
-    if told:
+    if with_theory:
         lines += f"""\
 theory = [layer.get("baseline", {{}}).get("{metric}") for layer in audit["layers"]]
 print("theory", median(one for one in theory if one is not None))

@@ -7,112 +7,82 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.attention import measure
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
+from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import (
-    EXPONENTS,
-    SEED,
-    WIDTH_AXIS,
-    WIDTHS,
-    d_k_knob,
-    flow,
-    flow_over_widths,
-    keys_in_order,
-    keys_knob,
-    rule_words,
-    vectors,
-    vectors_in_python,
-    weights_at,
-)
+from rootdk.lab.explorer.shared import EXPONENTS, RULE_WORDS, WIDTHS, median
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import format_effect
 
 _CURVE_KEYS = 512
-_MOST_DRAWN = 128
+_MOST_KEYS = 128
 _BOTH = ("sqrt", "dk")
 
 
 def compute(values: Mapping[str, Any]) -> View:
     """The same row under both scales. q and k that are g times as large are a scale that is g^2 times as large."""
     d_k, keys, grown = values["d_k"], values["keys"], values["grown"]
-    query, key = vectors(values["seed"], keys, d_k)
-    ones = np.ones((keys, 1), np.float32)
-    scales = {name: grown**2 * float(d_k ** -EXPONENTS[name]) for name in _BOTH}
-    readings = {name: measure(query, key, ones, scale=scale)[1] for name, scale in scales.items()}
-    entropy = {name: float(np.median(one.entropy_ratio.astype(float))) for name, one in readings.items()}
-    top = {name: float(np.median(one.top_probability.astype(float))) * keys for name, one in readings.items()}
+    query, key = shared.vectors(values["seed"], keys, d_k)
+    scales = {rule: grown**2 * float(d_k ** -EXPONENTS[rule]) for rule in _BOTH}
     # By q as it is, g times as large as the unit normal one of the formula: so the derivative is 1/g of that.
-    gradient = {name: flow(keys, d_k, scale) / grown for name, scale in scales.items()}
-    error = {
-        name: float(format_effect(scale * math.sqrt(d_k), "float16").weight_error) for name, scale in scales.items()
-    }
-    numbers = (
-        number("entropy_sqrt", "1/√d_k: entropy / ln n, median of 64 rows", entropy["sqrt"], "measured"),
-        number("entropy_dk", "1/d_k: entropy / ln n, median of 64 rows", entropy["dk"], "measured"),
-        number("top_sqrt", "1/√d_k: largest weight times n, median", top["sqrt"], "measured"),
-        number("top_dk", "1/d_k: largest weight times n, median", top["dk"], "measured"),
-        number("flow_sqrt", "1/√d_k: |∂o/∂q| / |o|", gradient["sqrt"], "theory"),
-        number("flow_dk", "1/d_k: |∂o/∂q| / |o|", gradient["dk"], "theory"),
-        number("ratio", "gradient under 1/√d_k over that under 1/d_k", gradient["sqrt"] / gradient["dk"], "theory"),
-        number("root", "√d_k", math.sqrt(d_k), "theory"),
-        number("error_sqrt", "1/√d_k: error of a weight whose score is stored in float16", error["sqrt"], "theory", 2),
-        number("error_dk", "1/d_k: error of a weight whose score is stored in float16", error["dk"], "theory", 2),
-    )
-    return View((_weights(query, key, scales), _gradient(values, gradient)), numbers, _python(values))
+    gradient = {rule: shared.flow(keys, d_k, scale) / grown for rule, scale in scales.items()}
+    numbers = []
+    for rule, scale in scales.items():
+        words, reading = RULE_WORDS[rule], shared.reading_of(query, key, scale)
+        error = format_effect(scale * math.sqrt(d_k), "float16").weight_error
+        numbers += [
+            number(f"entropy_{rule}", f"{words}: entropy / ln n, median of 64 rows", median(reading.entropy_ratio),
+                   "measured"),
+            number(f"top_{rule}", f"{words}: largest weight times n, median", median(reading.top_probability) * keys,
+                   "measured"),
+            number(f"flow_{rule}", f"{words}: |∂o/∂q| / |o|", gradient[rule], "theory"),
+            number(f"error_{rule}", f"{words}: error of a weight whose score is stored in float16", float(error),
+                   "theory", 2),
+        ]  # fmt: skip
+    ratio = gradient["sqrt"] / gradient["dk"]
+    numbers.append(number("ratio", "gradient under 1/√d_k over that under 1/d_k", ratio, "theory"))
+    numbers.append(number("root", "√d_k", math.sqrt(d_k), "theory"))
+    return View((_weights(query, key, scales), _gradient(values, gradient)), tuple(numbers), _python(values))
 
 
 def _weights(query: NDArray[Any], key: NDArray[Any], scales: Mapping[str, float]) -> Figure:
     keys = len(key)
-    places = keys_in_order(query, key)[:_MOST_DRAWN]
+    places = shared.keys_in_order(query, key)[:_MOST_KEYS]
     data, tops = [], []
-    for name, scale in scales.items():
-        weights = weights_at(query, key, places, scale)
-        data.append(line(np.arange(1, len(places) + 1), weights, rule_words(name, figure=True), COLOURS[name]))
-        tops.append(f"{written(float(weights[0]) * keys, 3)} times that under {rule_words(name)}")
-    drawn = plot(
-        data,
-        f"the {len(places)} keys with the largest weights",
-        "weight",
-        yaxis={"rangemode": "tozero"},
-        shapes=[level(1 / keys)],
-    )
+    for rule, scale in scales.items():
+        weights = shared.weights_at(query, key, places, scale)
+        data.append(line(np.arange(1, len(places) + 1), weights, RULE_WORDS[rule], COLOURS[rule]))
+        tops.append(f"{written(float(weights[0]) * keys, 3)} times that under {RULE_WORDS[rule]}")
+    across = f"the {len(places)} keys with the largest weights"
+    figure = plot(data, across, "weight", yaxis={"rangemode": "tozero"}, shapes=[level(1 / keys)])
     text = (
         f"Weights of one row of {keys} keys, largest first. Equal weights, the dotted line, are "
         f"{written(1 / keys, 3)}; the largest is {' and '.join(tops)}."
     )
-    return Figure("weights", "The weights of one row", drawn, text)
+    return Figure("weights", "The weights of one row", figure, text)
 
 
-def _gradient(values: Mapping[str, Any], here: Mapping[str, float]) -> Figure:
+def _gradient(values: Mapping[str, Any], gradient: Mapping[str, float]) -> Figure:
     data, ends = [], []
-    for name in _BOTH:
-        y = flow_over_widths(_CURVE_KEYS, EXPONENTS[name])
-        data.append(line(WIDTHS, y, rule_words(name, figure=True), COLOURS[name]))
-        data.append(points([values["d_k"]], [here[name]], "at the knobs", COLOURS[name], showlegend=False))
-        ends.append(f"{rule_words(name)} from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}")
-    drawn = plot(
-        data,
-        "d<sub>k</sub>",
-        "|∂o/∂q| / |o|",
-        xaxis=WIDTH_AXIS,
-        yaxis=ONES_AND_THREES,
-    )
+    for rule in _BOTH:
+        y = shared.over_widths("flow", _CURVE_KEYS, EXPONENTS[rule])
+        data.append(line(WIDTHS, y, RULE_WORDS[rule], COLOURS[rule]))
+        data.append(points([values["d_k"]], [gradient[rule]], "at the knobs", COLOURS[rule], showlegend=False))
+        ends.append(f"{RULE_WORDS[rule]} from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}")
+    figure = plot(data, "d_k", "|∂o/∂q| / |o|", xaxis=shared.WIDTH_AXIS, yaxis=ONES_AND_THREES)
     text = (
         f"Gradient of the query relative to the output, q and k as at the start, {_CURVE_KEYS} keys, for d_k from "
         f"{WIDTHS[0]} to {WIDTHS[-1]}: {'; '.join(ends)}."
     )
-    return Figure("gradient", f"What a change of q does, {_CURVE_KEYS} keys", drawn, text)
+    return Figure("gradient", f"What a change of q does, {_CURVE_KEYS} keys", figure, text)
 
 
 def _python(values: Mapping[str, Any]) -> str:
     d_k, keys, grown = values["d_k"], values["keys"], values["grown"]
     return f"""\
-import numpy as np
-import rootdk
+{shared.vectors_in_python(values["seed"], keys, d_k)}
 from rootdk.theory import format_effect, relative_gradient
 
-{vectors_in_python(values["seed"], keys, d_k)}
 flow = {{}}
 for name, exponent in (("sqrt", 0.5), ("dk", 1.0)):
     scale = {grown}**2 * {d_k}**-exponent      # q and k {grown} times as large
@@ -138,19 +108,13 @@ CHAPTER = Chapter(
     true="Uniform and with less gradient at the start, yes; but q and k can grow, 1/d_k is in use (maximal-update "
     "parametrisation, Granite), and small scores lose no digits: only a float16 gradient can fall below the format.",
     controls=(
-        d_k_knob(64, low=16),
-        keys_knob(512),
+        shared.d_k_knob(64, low=16),
+        shared.keys_knob(512),
         Control(
-            "grown",
-            "standard deviation of the components of q and k",
-            "float",
-            1.0,
-            1.0,
-            6.0,
-            0.1,
+            "grown", "standard deviation of the components of q and k", "float", 1.0, 1.0, 6.0, 0.1,
             help="1 at the start; training can make it larger.",
         ),
-        SEED,
+        shared.SEED,
     ),
     compute=compute,
-)
+)  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.lab.drawing import HUES, POWERS, heat, level, line, plot, points
+from rootdk.lab.drawing import HUES, POWERS, level, line, plot, points, square_map
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.lab.explorer.shared import SEED
 from rootdk.lab.formulas import SQUARE
@@ -20,66 +20,57 @@ def compute(values: Mapping[str, Any]) -> View:
     d, samples = values["d"], values["samples"]
     products = _products(d, samples, values["seed"])
     table = products.T @ products / samples
-    told, counts = square_terms(d), square_term_counts(d)
-    diagonal, across = np.trace(table) / d, (table.sum() - np.trace(table)) / max(1, d * (d - 1))
     squares, sums = (products**2).sum(axis=1), products.sum(axis=1) ** 2
     # Samples are independent, terms of one sample are not: the error of each mean is taken over samples.
-    errors = {"ones": squares / d, "zeros": (sums - squares) / max(1, d * (d - 1)), "total": sums}
-    found = {name: part.std(ddof=1) / samples**0.5 for name, part in errors.items()}
-    numbers = (
-        number("ones", f"average over the {d} terms on the diagonal", diagonal, "measured"),
-        number("ones_error", "its standard error", found["ones"], "measured", 2),
-        number("zeros", f"average over the other {d * (d - 1)}", across, "measured"),
-        number("zeros_error", "its standard error", found["zeros"], "measured", 2),
-        number("total", "sum of all averages", table.sum(), "measured"),
-        number("total_error", "its standard error", found["total"], "measured", 2),
-        number("total_theory", "sum of all averages: the variance", told.sum(), "theory"),
-        number("terms", "terms", counts["terms"], "theory"),
-    )
-    return View((_grid(table, samples), _settling(errors, d, samples)), numbers, _python(values))
+    parts = {"ones": squares / d, "zeros": (sums - squares) / (d * (d - 1)), "total": sums}
+    labels = {
+        "ones": f"average over the {d} terms on the diagonal",
+        "zeros": f"average over the other {d * (d - 1)}",
+        "total": "sum of all averages",
+    }
+    diagonal = np.trace(table)
+    averages = {"ones": diagonal / d, "zeros": (table.sum() - diagonal) / (d * (d - 1)), "total": table.sum()}
+    numbers = []
+    for name, average in averages.items():
+        error = parts[name].std(ddof=1) / samples**0.5
+        numbers.append(number(name, labels[name], average, "measured"))
+        numbers.append(number(f"{name}_error", "its standard error", error, "measured", 2))
+    numbers.append(number("total_theory", "sum of all averages: the variance", square_terms(d).sum(), "theory"))
+    numbers.append(number("terms", "terms", square_term_counts(d)["terms"], "theory"))
+    return View((_grid(table, samples), _settling(parts, d, samples)), tuple(numbers), _python(values))
 
 
 def _products(d: int, samples: int, seed: int) -> NDArray[Any]:
     """q_i k_i, one sample a row. One sample after the other, so that more samples keep the ones there were."""
-    drawn = np.random.default_rng(seed).standard_normal((samples, 2, d))
-    return np.asarray(drawn[:, 0] * drawn[:, 1])
+    pairs = np.random.default_rng(seed).standard_normal((samples, 2, d))
+    return np.asarray(pairs[:, 0] * pairs[:, 1])
 
 
 def _grid(table: NDArray[Any], samples: int) -> Figure:
     d = len(table)
-    places = list(range(1, d + 1))
     cells = {"texttemplate": "%{z:.2f}"} if d <= 8 else {}
-    told = "i %{y}, j %{x}: %{z:.3f}<extra></extra>"
-    drawn = plot(
-        [heat(table, (-1, 1), both_sides=True, x=places, y=places, hovertemplate=told, **cells)],
-        "j",
-        "i",
-        xaxis={"dtick": 1, "constrain": "domain"},
-        yaxis={"autorange": "reversed", "dtick": 1, "scaleanchor": "x", "constrain": "domain"},
-    )
+    figure = square_map(table, (-1, 1), "j", "i", "i %{y}, j %{x}: %{z:.3f}", **cells)
     off = table[~np.eye(d, dtype=bool)]
     text = (
         f"Grid of {d} by {d} averages over {samples} samples. Diagonal from {written(np.diag(table).min(), 3)} to "
         f"{written(np.diag(table).max(), 3)}; the others from {written(off.min(), 3)} to {written(off.max(), 3)}."
     )
-    return Figure("grid", "Averages of qᵢkᵢqⱼkⱼ", drawn, text)
+    return Figure("grid", "Averages of qᵢkᵢqⱼkⱼ", figure, text)
 
 
-def _settling(errors: Mapping[str, NDArray[Any]], d: int, samples: int) -> Figure:
+def _settling(parts: Mapping[str, NDArray[Any]], d: int, samples: int) -> Figure:
     """Running means at counts that grow by powers, each with the band of two standard errors."""
     counts = np.unique(np.geomspace(2, samples, 48).astype(int))
-    shown = {"ones": ("diagonal", 1.0), "zeros": ("others", 1.0), "total": ("sum / d", 1.0 / d)}
+    shown = {"diagonal": parts["ones"], "others": parts["zeros"], "sum / d": parts["total"] / d}
     data = []
-    for (name, (label, by)), colour in zip(shown.items(), HUES, strict=False):
-        part = errors[name] * by
+    for (label, part), colour in zip(shown.items(), HUES, strict=False):
         mean = np.cumsum(part)[counts - 1] / counts
         square = np.cumsum(part * part)[counts - 1] / counts
         error = np.sqrt(np.maximum(square - mean * mean, 0.0) / (counts - 1))
         data.append(line(counts, mean, label, colour))
-        if name != "total":
-            last = slice(-1, None)
-            data.append(points(counts[last], mean[last], label, colour, error[last], showlegend=False))
-    drawn = plot(
+        if label != "sum / d":
+            data.append(points(counts[-1:], mean[-1:], label, colour, error[-1:], showlegend=False))
+    figure = plot(
         data,
         "samples",
         "average so far",
@@ -87,8 +78,8 @@ def _settling(errors: Mapping[str, NDArray[Any]], d: int, samples: int) -> Figur
         yaxis={"range": [-0.5, 2.5]},
         shapes=[level(1.0), level(0.0)],
     )
-    ends = ", ".join(f"{label} {written(errors[name].mean() * by, 3)}" for name, (label, by) in shown.items())
-    return Figure("settling", "Averages as samples are added", drawn, f"After {samples} samples: {ends}.")
+    ends = ", ".join(f"{label} {written(part.mean(), 3)}" for label, part in shown.items())
+    return Figure("settling", "Averages as samples are added", figure, f"After {samples} samples: {ends}.")
 
 
 def _python(values: Mapping[str, Any]) -> str:
@@ -97,8 +88,8 @@ def _python(values: Mapping[str, Any]) -> str:
 import numpy as np
 from rootdk.theory import square_terms
 
-drawn = np.random.default_rng({values["seed"]}).standard_normal(({samples}, 2, {d}))
-products = drawn[:, 0] * drawn[:, 1]
+pairs = np.random.default_rng({values["seed"]}).standard_normal(({samples}, 2, {d}))
+products = pairs[:, 0] * pairs[:, 1]
 table = products.T @ products / {samples}
 squares = (products**2).sum(axis=1)
 others = products.sum(axis=1) ** 2 - squares
@@ -121,10 +112,10 @@ CHAPTER = Chapter(
     to_see="The diagonal settles at 1 and everything else at 0, so the d × d averages add up to d.",
     said="The dot product is a sum of d terms of variance 1, so its variance is d.",
     true="It is exact and needs no normal law and no large d: of the d² terms the d squares average 1, and the "
-    "d(d - 1) cross terms average 0 because the components are independent with mean 0; only drawn averages wander.",
+    "d(d - 1) cross terms average 0 because the components are independent with mean 0; only sample averages wander.",
     controls=(
         Control("d", "d", "int", 6, 2, 16, 1, help="Components of q and k."),
-        Control("samples", "samples", "int", 400, 8, _MOST, 1, log=True, play=True, help="Pairs of q and k drawn."),
+        Control("samples", "samples", "int", 400, 8, _MOST, 1, log=True, play=True, help="Random pairs of q and k."),
         SEED,
     ),
     compute=compute,

@@ -9,26 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.attention import measure
 from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
+from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import (
-    RULES,
-    SEED,
-    d_k_knob,
-    keys_in_order,
-    keys_knob,
-    rows_of,
-    rule_words,
-    vectors,
-    vectors_in_python,
-    weights_at,
-)
+from rootdk.lab.explorer.shared import EXPONENTS, RULE_WORDS, median
 from rootdk.lab.formulas import ATTENTION
-from rootdk.reading import Reading
-from rootdk.scaling import rule
 from rootdk.theory import critical_sigma, softmax_moments
-from rootdk.theory.row_law import RowLaw
 
 _MOST_BARS = 512
 _beside = ThreadPoolExecutor(2, "theory")
@@ -36,84 +22,69 @@ _beside = ThreadPoolExecutor(2, "theory")
 
 def compute(values: Mapping[str, Any]) -> View:
     """The first of 64 queries in bars; medians over all 64 beside those of theory."""
-    d_k, keys, name = values["d_k"], values["keys"], values["rule"]
-    factor = float(rule(name).factor(d_k, None, None))
-    law = _beside.submit(rows_of, keys, d_k, factor)  # as long as all the rest, and most of it without the lock
-    query, key = vectors(values["seed"], keys, d_k)
-    reading = measure(query, key, np.ones((keys, 1), np.float32), scale=name)[1]
-    order = keys_in_order(query, key) if values["sorted"] else np.arange(keys)
-    weights = weights_at(query, key, order[:_MOST_BARS], name)
-    sigma = factor * math.sqrt(d_k)
-    figures = (_bars(weights, float(reading.top_probability[0]), values), _curve(keys, d_k, name, sigma))
-    return View(figures, _numbers(reading, law.result(), keys), _python(values))
-
-
-def _numbers(reading: Reading, law: RowLaw, keys: int) -> tuple[Any, ...]:
-    log_n = math.log(keys)
-    return (
-        number(
-            "entropy", "entropy / ln n, median of 64 rows", np.median(reading.entropy_ratio.astype(float)), "measured"
-        ),
-        number("entropy_theory", "entropy / ln n of the median row", np.median(law.entropy) / log_n, "theory"),
-        number(
-            "effective",
-            "effective keys, median of 64 rows",
-            np.median(reading.effective_keys.astype(float)),
-            "measured",
-        ),
-        number("effective_theory", "effective keys of the median row", 1 / np.median(law.p_squared), "theory"),
-        number(
-            "top", "largest weight, median of 64 rows", np.median(reading.top_probability.astype(float)), "measured"
-        ),
-        number("top_theory", "largest weight of the median row", np.median(law.top_probability), "theory"),
+    d_k, keys, rule = values["d_k"], values["keys"], values["rule"]
+    # As long as all the rest, and most of it without the lock.
+    rows = _beside.submit(shared.rows_of, keys, d_k, float(d_k ** -EXPONENTS[rule]))
+    query, key = shared.vectors(values["seed"], keys, d_k)
+    reading = shared.reading_of(query, key, rule)
+    figures = (_weights(query, key, values), _curve(keys, d_k, rule))
+    law = rows.result()
+    numbers = (
+        number("entropy", "entropy / ln n, median of 64 rows", median(reading.entropy_ratio), "measured"),
+        number("entropy_theory", "entropy / ln n of the median row", median(law.entropy) / math.log(keys), "theory"),
+        number("effective", "effective keys, median of 64 rows", median(reading.effective_keys), "measured"),
+        number("effective_theory", "effective keys of the median row", 1 / median(law.p_squared), "theory"),
+        number("top", "largest weight, median of 64 rows", median(reading.top_probability), "measured"),
+        number("top_theory", "largest weight of the median row", median(law.top_probability), "theory"),
         number("saturated", "rows of 64 where one key has over 99 %", int(reading.saturated().sum()), "measured"),
     )
+    return View(figures, numbers, _python(values))
 
 
-def _bars(weights: NDArray[Any], top: float, values: Mapping[str, Any]) -> Figure:
+def _weights(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) -> Figure:
+    """In bars, from 0 to 1 under every rule, with what the other rules give the same keys behind."""
     keys = values["keys"]
-    axis = "keys, largest weight first" if values["sorted"] else "keys, as they come"
-    drawn = plot(
-        [bars(np.arange(1, len(weights) + 1), weights, "weight", COLOURS[values["rule"]])],
-        axis,
+    order = shared.keys_in_order(query, key) if values["sorted"] else np.arange(keys)
+    places = np.arange(1, min(keys, _MOST_BARS) + 1)
+    weights = {rule: shared.weights_at(query, key, order[:_MOST_BARS], rule) for rule in EXPONENTS}
+    chosen = weights.pop(values["rule"])
+    ghosts = [line(places, y, RULE_WORDS[rule], COLOURS[rule], "dot") for rule, y in weights.items()]
+    figure = plot(
+        [bars(places, chosen, "weight", COLOURS[values["rule"]]), *ghosts],
+        "keys, largest weight first" if values["sorted"] else "keys, as they come",
         "weight",
         bargap=0.1,
-        yaxis={"rangemode": "tozero"},
+        yaxis={"range": [0, 1]},
         shapes=[level(1 / keys)],
     )
     text = (
-        f"Weights of one row of {keys} keys: the largest is {written(top, 3)}; equal weights would be "
-        f"{written(1 / keys, 3)}, the dotted line."
+        f"Weights of one row of {keys} keys: the largest is {written(float(chosen.max()), 3)}; equal weights would be "
+        f"{written(1 / keys, 3)}, the dotted line across."
     )
-    if len(weights) < keys:
-        text += f" The first {len(weights)} are drawn; they hold {weights.sum():.0%} of the weight."
-    return Figure("weights", "The weights of one row", drawn, text)
+    if len(places) < keys:
+        text += f" The first {len(places)} are drawn; they hold {chosen.sum():.0%} of the weight."
+    return Figure("weights", "The weights of one row", figure, text)
 
 
-@lru_cache(maxsize=64)
-def _entropy(keys: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    sigma = np.geomspace(1 / 32, 32, 16)
-    return sigma, np.asarray(softmax_moments(keys, sigma).entropy / math.log(keys))
-
-
-def _at(keys: int, spreads: NDArray[Any]) -> list[float]:
+@lru_cache(maxsize=256)
+def _entropy(keys: int, spreads: tuple[float, ...]) -> list[float]:
     """Entropy / ln n at these standard deviations of the scores."""
-    found: list[float] = (softmax_moments(keys, spreads).entropy / math.log(keys)).tolist()
-    return found
+    shares: list[float] = (softmax_moments(keys, np.array(spreads)).entropy / math.log(keys)).tolist()
+    return shares
 
 
-def _curve(keys: int, d_k: int, name: str, sigma: float) -> Figure:
-    spread, entropy = _entropy(keys)
-    rules = ("dk", "sqrt", "none")
-    spreads = np.array([float(rule(one).factor(d_k, None, None)) * math.sqrt(d_k) for one in rules])
-    at_rules = dict(zip(rules, zip(spreads.tolist(), _at(keys, spreads), strict=True), strict=True))
-    here = at_rules[name][1]
+_SPREADS = tuple(np.geomspace(1 / 32, 32, 16).tolist())
+
+
+def _curve(keys: int, d_k: int, rule: str) -> Figure:
+    spreads = {name: float(d_k ** (0.5 - a)) for name, a in EXPONENTS.items()}
+    shares = dict(zip(spreads, _entropy(keys, tuple(spreads.values())), strict=True))
     critical = float(critical_sigma(keys))
-    data = [line(spread, entropy, "entropy / ln n", GREY)]
-    for one, (x, y) in at_rules.items():
-        marker = {"color": COLOURS[one], "size": 12, "symbol": "circle" if one == name else "circle-open"}
-        data.append(points([x], [y], rule_words(one, figure=True), COLOURS[one], marker=marker))
-    drawn = plot(
+    data = [line(_SPREADS, _entropy(keys, _SPREADS), "entropy / ln n", GREY)]
+    for name, sigma in spreads.items():
+        marker = {"color": COLOURS[name], "size": 12, "symbol": "circle" if name == rule else "circle-open"}
+        data.append(points([sigma], [shares[name]], RULE_WORDS[name], COLOURS[name], marker=marker))
+    figure = plot(
         data,
         "standard deviation σ of the scores",
         "entropy / ln n",
@@ -122,29 +93,26 @@ def _curve(keys: int, d_k: int, name: str, sigma: float) -> Figure:
         shapes=[upright(critical)],
     )
     text = (
-        f"Entropy over ln n against the spread σ of the scores, by theory. At σ = {written(sigma, 3)} it is "
-        f"{written(here, 3)}; past the dotted line, σ = √(2 ln n) = {written(critical, 3)}, a few keys take all."
+        f"Entropy over ln n against the spread σ of the scores, by theory. At σ = {written(spreads[rule], 3)} it is "
+        f"{written(shares[rule], 3)}; past the dotted line, σ = √(2 ln n) = {written(critical, 3)}, few keys take all."
     )
-    return Figure("entropy", "From even to frozen", drawn, text)
+    return Figure("entropy", "From even to frozen", figure, text)
 
 
 def _python(values: Mapping[str, Any]) -> str:
-    d_k, keys, name = values["d_k"], values["keys"], values["rule"]
+    d_k, keys, rule = values["d_k"], values["keys"], values["rule"]
     return f"""\
-import numpy as np
-import rootdk
-
-{vectors_in_python(values["seed"], keys, d_k)}
-reading = rootdk.measure(query, key, np.ones(({keys}, 1), np.float32), scale="{name}")[1]
+{shared.vectors_in_python(values["seed"], keys, d_k)}
+reading = rootdk.measure(query, key, np.ones(({keys}, 1), np.float32), scale="{rule}")[1]
 print("entropy", np.median(reading.entropy_ratio.astype(float)))
 print("effective", np.median(reading.effective_keys.astype(float)))
 print("top", np.median(reading.top_probability.astype(float)))
 print("saturated", reading.saturated().sum())
 
-told = rootdk.predict({d_k}, {keys}, "{name}")
-print("entropy_theory", told.median_entropy_ratio[0])
-print("effective_theory", told.median_effective_keys[0])
-print("top_theory", told.median_top_probability[0])
+theory = rootdk.predict({d_k}, {keys}, "{rule}")
+print("entropy_theory", theory.median_entropy_ratio[0])
+print("effective_theory", theory.median_effective_keys[0])
+print("top_theory", theory.median_top_probability[0])
 """
 
 
@@ -158,11 +126,11 @@ CHAPTER = Chapter(
     true="In some rows: with 1024 keys it takes over 99 % in about half of them at d_k = 512, and in a tenth at "
     "d_k = 64; what decides is the spread of the scores against √(2 ln n).",
     controls=(
-        d_k_knob(64),
-        RULES,
-        keys_knob(128),
+        shared.d_k_knob(64),
+        shared.RULES,
+        shared.keys_knob(128),
         Control("sorted", "largest weight first", "flag", True),
-        SEED,
+        shared.SEED,
     ),
     compute=compute,
 )

@@ -21,17 +21,17 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
 
     read   Python lines that leave the same runs in `results`
     """
-    found = panels(grouped(results.runs))
-    names = {slug(name): name for name in found}
+    groups_of = panels(grouped(results.runs))
+    names = {slug(name): name for name in groups_of}
     sizes = [str(d_k) for d_k in results.values("d_k")]
     # The panel with the most runs, and of its d_k the one in the middle.
-    largest = max(found, key=lambda name: sum(len(group.runs) for group in found[name]))
-    there = sorted({group.spec.d_k for group in found[largest]})
+    largest = max(groups_of, key=lambda name: sum(len(group.runs) for group in groups_of[name]))
+    there = sorted({group.spec.d_k for group in groups_of[largest]})
 
-    # Plotly's own classes take some milliseconds a picture, and the runs do not change.
+    # The runs do not change.
     @lru_cache(maxsize=256)
     def view(panel: str, d_k: int) -> View:
-        return _view(names[panel], found[names[panel]], d_k, read)
+        return _view(names[panel], groups_of[names[panel]], d_k, read)
 
     def compute(values: Mapping[str, Any]) -> View:
         """Loss along training at one d_k, and at the end over all of them."""
@@ -80,11 +80,11 @@ def _view(panel: str, groups: Sequence[Group], d_k: int, read: str) -> View:
 
 
 def _loss(group: Group) -> Number:
-    found = group.best.loss
-    half = "" if found.half is None else f" ± {found.half:.2g}"
-    text = f"{written(found.mean)}{half}" if math.isfinite(found.mean) else "diverged"
+    loss = group.best.loss
+    half = "" if loss.half is None else f" ± {loss.half:.2g}"
+    text = f"{written(loss.mean)}{half}" if math.isfinite(loss.mean) else "diverged"
     label = f"{group.line}: loss at the end, learning rate {group.best.rate:g}"
-    return Number(f"loss_{slug(group.line)}", label, found.mean, text, "measured")
+    return Number(f"loss_{slug(group.line)}", label, loss.mean, text, "measured")
 
 
 def _figure(picture: Picture) -> Figure:
@@ -95,8 +95,8 @@ def _figure(picture: Picture) -> Figure:
         if trace.get("name") and known:
             first, last = known[0], known[-1]
             ends.append(f"{trace['name']} from {written(first[1], 3)} to {written(last[1], 3)}")
-    told = "; ".join(ends).replace("d<sub>k</sub>", "d_k")
-    return Figure(picture.name, picture.title, picture.figure, f"{picture.title}. {told}. {picture.caption}")
+    lines = "; ".join(ends).replace("d<sub>k</sub>", "d_k")
+    return Figure(picture.name, picture.title, picture.figure, f"{picture.title}. {lines}. {picture.caption}")
 
 
 def _python(panel: str, d_k: int, read: str) -> str:
