@@ -66,3 +66,22 @@ def browser() -> Iterator[Any]:
         started = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield started
         started.close()
+
+
+@pytest.fixture(scope="module")
+def _opened(browser: Any, server: Any) -> Iterator[Any]:
+    """One page for many tests: reading plotly.js is most of what a new one costs."""
+    from visit import Visit
+
+    visit = Visit(browser, 1280, server=server.address)
+    yield visit
+    visit.page.context.close()
+
+
+@pytest.fixture
+def visit(_opened: Any) -> Iterator[Any]:
+    """A visit to the explorer of the module's `server`, on which nothing left and nothing was complained of."""
+    yield _opened
+    complaints, _opened.complaints[:] = list(_opened.complaints), []
+    assert _opened.outside == []
+    assert complaints == []

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from visit import Visit, keep
+from visit import assert_opens_and_fits
 
 from rootdk.audit import read_checkpoint
 from rootdk.audit.demonstration import demonstrate
@@ -53,24 +53,11 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_opens_offline_and_fits(browser: Any, page: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    visit = Visit(browser, width, scheme)
-    shown = visit.open(page)
-    keep(shown, tmp_path, f"audit-{page.stem}-{width}-{scheme}")
-    assert visit.outside == []
-    assert visit.complaints == []
-    assert shown.evaluate("document.documentElement.scrollWidth") == width
-    drawn = shown.evaluate(
-        "[...document.querySelectorAll('.plot')].map(plot => plot.querySelector('svg.main-svg') !== null)"
-    )
-    assert len(drawn) >= 3
-    assert all(drawn)
-    boxes = shown.evaluate(
-        "[...document.querySelectorAll('.plot .main-svg')].map(e => e.getBoundingClientRect().toJSON())"
-    )
-    assert all(box["left"] >= 0 and box["right"] <= width for box in boxes)
+    shown = assert_opens_and_fits(browser, page, width, scheme, tmp_path, f"audit-{page.stem}", least=3)
     # A map keeps half of its place for the cells, whatever its labels are.
     cells = shown.evaluate(
         "[...document.querySelectorAll('.plot .hm image')].map(e => e.getBoundingClientRect().width)"
     )
+    widths = shown.evaluate("[...document.querySelectorAll('.plot .main-svg')].map(e => e.clientWidth)")
     assert cells
-    assert min(cells) > 0.4 * min(box["width"] for box in boxes)
+    assert min(cells) > 0.4 * min(widths)

@@ -26,22 +26,6 @@ def server() -> Iterator[Served]:
         yield one
 
 
-@pytest.fixture(scope="module")
-def opened(browser: Any, server: Served) -> Iterator[Visit]:
-    """One page for many tests: reading plotly.js is most of what a new one costs."""
-    visit = Visit(browser, 1280, server=server.address)
-    yield visit
-    visit.page.context.close()
-
-
-@pytest.fixture
-def visit(opened: Visit) -> Iterator[Visit]:
-    yield opened
-    complaints, opened.complaints[:] = list(opened.complaints), []
-    assert opened.outside == []
-    assert complaints == []
-
-
 def test_a_chapter_is_shown_whole(visit: Visit, server: Served) -> None:
     page = open_at(visit, server.address)
     assert_shows(page, stand_in.POWERS)
@@ -325,7 +309,7 @@ def test_the_rules_can_be_broken(visit: Visit, server: Served) -> None:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("export") / "page.html"
-    path.write_text(exported_page(stand_in.CHAPTERS, stand_in.model_view), "utf-8")
+    path.write_text(exported_page(stand_in.CHAPTERS), "utf-8")
     return path
 
 
@@ -359,7 +343,7 @@ def test_an_exported_page_works_offline(browser: Any, exported: Path) -> None:
 def test_an_exported_page_opens_with_the_state_that_was_saved(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     link = "http://127.0.0.1:8765/#matrix?unit=ten&entries=5+6%3B+7+8"
-    path.write_text(exported_page(stand_in.CHAPTERS, stand_in.model_view, at=link), "utf-8")
+    path.write_text(exported_page(stand_in.CHAPTERS, at=link), "utf-8")
     visit = Visit(browser, 1280)
     page = visit.page
     page.goto(path.as_uri())

@@ -17,7 +17,7 @@ HERE = f"http://127.0.0.1:{PORT}"
 
 
 def client(**options: Any) -> TestClient:
-    app = application(PORT, (*stand_in.CHAPTERS, stand_in.BROKEN), stand_in.model_view, **options)
+    app = application(PORT, (*stand_in.CHAPTERS, stand_in.BROKEN), **options)
     return TestClient(app, base_url=HERE, raise_server_exceptions=False)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from visit import Visit, keep
+from visit import Visit, assert_opens_and_fits
 
 from rootdk.files import write_atomically
 from rootdk.lab.checks import LEDGER, Sampling, plan, run_all
@@ -27,22 +27,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_opens_offline_and_fits(browser: Any, report: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    visit = Visit(browser, width, scheme)
-    page = visit.open(report)
-    keep(page, tmp_path, f"report-{width}-{scheme}")
-    assert visit.outside == []
-    assert visit.complaints == []
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    drawn = page.evaluate(
-        "[...document.querySelectorAll('.plot')].map(plot => plot.querySelector('svg.main-svg') !== null)"
-    )
-    assert len(drawn) > 15
-    assert all(drawn)
-    # Every figure lies inside the screen, and is as high as it is meant to be.
-    boxes = page.evaluate(
-        "[...document.querySelectorAll('.plot .main-svg')].map(e => e.getBoundingClientRect().toJSON())"
-    )
-    assert all(box["left"] >= 0 and box["right"] <= width and box["height"] == 340 for box in boxes)
+    assert_opens_and_fits(browser, report, width, scheme, tmp_path, "report", least=16)
 
 
 def test_text_is_readable_in_both_schemes(browser: Any, report: Path) -> None:

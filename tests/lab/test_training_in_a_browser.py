@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import training_stand_in as stand_in
-from visit import Visit, keep
+from visit import assert_opens_and_fits
 
 from rootdk.files import write_atomically
 from rootdk.lab.report import render_training
@@ -32,18 +32,5 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_opens_offline_and_fits(browser: Any, report: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    visit = Visit(browser, width, scheme)
-    page = visit.open(report)
-    keep(page, tmp_path, f"training-{width}-{scheme}")
-    assert visit.outside == []
-    assert visit.complaints == []
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    drawn = page.evaluate(
-        "[...document.querySelectorAll('.plot')].map(plot => plot.querySelector('svg .trace') !== null)"
-    )
-    assert len(drawn) > 20
-    assert all(drawn)
-    boxes = page.evaluate(
-        "[...document.querySelectorAll('.plot .main-svg')].map(e => e.getBoundingClientRect().toJSON())"
-    )
-    assert all(box["left"] >= 0 and box["right"] <= width and box["height"] == 340 for box in boxes)
+    page = assert_opens_and_fits(browser, report, width, scheme, tmp_path, "training", least=21)
+    assert page.evaluate("[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg .trace'))")

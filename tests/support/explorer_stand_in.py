@@ -82,7 +82,7 @@ MATRIX = Chapter(
 BROKEN = Chapter(id="broken", title="Broken", controls=(), compute=broken, **TEXTS)
 MODEL = Chapter(
     id="model", title="Your model", controls=(Control("layer", "layer", "int", 0, 0, 99),),
-    compute=lambda values: model_view({"layers": []}, values), **TEXTS,
+    compute=lambda values: model_view({"layers": []}, values), show_audit=model_view, **TEXTS,
 )  # fmt: skip
 CHAPTERS = (POWERS, MATRIX, MODEL)
 
@@ -110,9 +110,9 @@ def serve(port: str, patience: str = "10") -> None:
     from rootdk.lab.explorer.server import application, listening, run
 
     with listening(int(port)) as socket:
-        found = socket.getsockname()[1]
-        print(f"The explorer is at http://127.0.0.1:{found}/", flush=True)
-        run(application(found, (*CHAPTERS, SLOW, BEGUN), model_view), socket, patience=float(patience))
+        free = socket.getsockname()[1]
+        print(f"The explorer is at http://127.0.0.1:{free}/", flush=True)
+        run(application(free, (*CHAPTERS, SLOW, BEGUN)), socket, patience=float(patience))
 
 
 if __name__ == "__main__":  # a server of these chapters on the port that is named, ended as a command is

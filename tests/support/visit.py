@@ -51,3 +51,39 @@ class Visit:
 def keep(page: Any, folder: Path, name: str) -> None:
     place = Path(os.environ.get("ROOTDK_SCREENSHOTS") or folder)
     page.screenshot(path=place / f"{name}.png", full_page=True)
+
+
+def drawn_whole(page: Any) -> Any:
+    """The page once every figure is drawn: those below wait until somebody scrolls to them."""
+    for _ in range(200):
+        undrawn = page.evaluate(
+            """() => {
+              const plots = [...document.querySelectorAll('.plot')];
+              const waiting = plots.filter(plot => !plot.querySelector('svg.main-svg'));
+              waiting[0]?.scrollIntoView();
+              return waiting.length;
+            }"""
+        )
+        if not undrawn:
+            page.evaluate("scrollTo(0, 0)")
+            return page
+        page.wait_for_timeout(30)
+    raise AssertionError(f"{undrawn} figures were never drawn")
+
+
+def assert_opens_and_fits(
+    browser: Any, path: Path, width: int, scheme: str, folder: Path, name: str, least: int = 1
+) -> Any:
+    """A report opens offline and without complaint, all of it inside the screen, with at least so many figures."""
+    visit = Visit(browser, width, scheme)
+    page = drawn_whole(visit.open(path))
+    keep(page, folder, f"{name}-{width}-{scheme}")
+    assert visit.outside == []
+    assert visit.complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('.plot .main-svg')].map(e => e.getBoundingClientRect().toJSON())"
+    )
+    assert page.locator(".plot").count() >= least
+    assert all(box["left"] >= 0 and box["right"] <= width and box["height"] >= 200 for box in boxes)
+    return page

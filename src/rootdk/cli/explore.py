@@ -115,12 +115,12 @@ def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str 
     from rootdk.lab.explorer.server import application, listening, run, warm_up
 
     with listening(port) as socket:
-        host, found = socket.getsockname()
-        if found != port:
-            click.echo(f"Port {port} is taken: using {found}.", err=True)
-        app = application(found, audit=audit)
+        host, free = socket.getsockname()
+        if free != port:
+            click.echo(f"Port {port} is taken: using {free}.", err=True)
+        app = application(free, audit=audit)
         fragment = at.rpartition("#")[2] if at is not None else "model" if audit is not None else ""
-        address = f"http://{host}:{found}/" + (f"#{fragment}" if fragment else "")
+        address = f"http://{host}:{free}/" + (f"#{fragment}" if fragment else "")
         click.echo(f"The explorer is at {address} until Ctrl-C.")
         if browser:
             _open(address)

@@ -72,10 +72,10 @@ def _finding(place: str, finding: Any) -> None:
     _number(f"{place}.threshold", finding["threshold"], null=False)
 
 
-def _numbers(place: str, given: Any) -> None:
-    if not isinstance(given, Mapping):
-        raise ArgumentError(f"{place}: must be an object of numbers, got {_kind(given)}")
-    for name, value in given.items():
+def _numbers(place: str, by_name: Any) -> None:
+    if not isinstance(by_name, Mapping):
+        raise ArgumentError(f"{place}: must be an object of numbers, got {_kind(by_name)}")
+    for name, value in by_name.items():
         _number(f"{place}.{printable(str(name)[:40])}", value)
 
 
@@ -91,7 +91,7 @@ def _number(place: str, value: Any, *, null: bool = True) -> None:
 def _text(place: str, value: Any) -> None:
     if not isinstance(value, str) or len(value) > _LONGEST:
         raise ArgumentError(f"{place}: must be a text of at most {_LONGEST} characters, got {_kind(value)}")
-    if any("\ud800" <= one <= "\udfff" for one in value):
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ArgumentError(
             f"{place}: must be a text that UTF-8 can hold, got {value[:40]!r}, which has half a character"
         )
@@ -151,12 +151,12 @@ def parsed(body: bytes) -> dict[str, Any]:
     if len(body) > LARGEST_BODY:
         raise _too_large()
     try:
-        found = parse_json(body, constants=False, halves=True)
+        audit = parse_json(body, constants=False, halves=True)
     except JsonError as error:
         raise BodyError(422, f"must be JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise BodyError(422, f"must be a JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(audit, dict):
+        raise BodyError(422, f"must be a JSON object, got {type(audit).__name__}")
+    return audit
 
 
 def _too_large() -> BodyError:

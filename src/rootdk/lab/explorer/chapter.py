@@ -28,7 +28,7 @@ class Control:
     low, high inclusive bounds of an int or a float, and of each entry of numbers
     step      of the slider; not a rule for values, any value within the bounds is taken
     log       the slider moves by powers; an int is rounded
-    choices   the values of a choice, and `labels` what a person reads for each (the values themselves unless given)
+    choices   the values of a choice, and `labels` what a person reads for each (without them the values themselves)
     sets      of a choice: value -> {other knob: text}. Choosing the value writes these into the other knobs, and while
               it is chosen they are the defaults. Moving such a knob by hand puts the choice back to its first value,
               which sets nothing.
@@ -103,8 +103,8 @@ class View:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: plain lists and numbers, None where a number is not finite."""
-        found: dict[str, Any] = plain(self)
-        return found
+        view: dict[str, Any] = plain(self)
+        return view
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,7 @@ class Chapter:
     to_try, to_see, said, true   one sentence each: what to try, what to see, what is usually said, what is true
     compute   takes the values that `read_values` gives and returns a View. Where knobs must fit each other it raises
               ArgumentError, whose message begins with the knob's name like those of `read_values`.
+    show_audit   the same for the audit of a model, which it takes before the values
     """
 
     id: str
@@ -127,10 +128,12 @@ class Chapter:
     true: str
     controls: tuple[Control, ...]
     compute: Callable[[Mapping[str, Any]], View]
+    show_audit: Callable[[Mapping[str, Any], Mapping[str, Any]], View] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All but `compute`, ready for JSON."""
-        return {one.name: plain(getattr(self, one.name)) for one in fields(self) if one.name != "compute"}
+        """All but the functions, ready for JSON."""
+        names = [field.name for field in fields(self) if field.name not in ("compute", "show_audit")]
+        return {name: plain(getattr(self, name)) for name in names}
 
 
 def number(name: str, label: str, value: Any, kind: str = "", digits: int = 4) -> Number:
@@ -169,7 +172,7 @@ def plain(thing: Any) -> Any:
     if thing is None or isinstance(thing, (str, bool, int)):
         return thing
     if isinstance(thing, (list, tuple)):
-        return [plain(one) for one in thing]
+        return [plain(entry) for entry in thing]
     if isinstance(thing, Mapping):
         return {str(name): plain(value) for name, value in thing.items()}
     if isinstance(thing, np.ndarray):

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,21 +24,18 @@ from rootdk.lab.report.document import check_plotly
 from rootdk.version import __version__
 
 from .audit_input import BodyError, parsed, read_body
-from .chapter import Chapter, View
+from .chapter import Chapter
 from .values import read_values
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-MODEL = "model"
 _LONGEST_QUERY = 8192
 # More at once would only make each of them slower on few cores.
 _AT_ONCE = 2
 
-ModelView = Callable[[Mapping[str, Any], Mapping[str, Any]], View]
 
-
-def answer(found: Any, status: int = 200) -> Response:
+def answer(content: Any, status: int = 200) -> Response:
     """JSON that any browser reads: never NaN or Infinity. Nothing is kept: what is shown is what was computed now."""
-    text = json.dumps(found, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
 
 
@@ -75,34 +72,32 @@ def plotly_js() -> str:
     check_plotly()
     from plotly.offline import get_plotlyjs
 
-    found: str = get_plotlyjs()
-    return found
+    return str(get_plotlyjs())
 
 
 @cache
 def static_text() -> Mapping[str, str]:
     """Every file of the page by its name; the colours are the report's."""
     here = files(__package__).joinpath("static")
-    found = {one.name: one.read_text("utf-8") for one in here.iterdir() if one.name.endswith(tuple(_TYPES))}
-    return {**found, "palette.css": files("rootdk.lab").joinpath("palette.css").read_text("utf-8")}
+    texts = {file.name: file.read_text("utf-8") for file in here.iterdir() if file.name.endswith(tuple(_TYPES))}
+    return {**texts, "palette.css": files("rootdk.lab").joinpath("palette.css").read_text("utf-8")}
 
 
 def static_assets() -> dict[str, Asset]:
     """By the path under which each is served."""
-    found = {
+    assets = {
         f"/static/{name}": asset(text.encode(), f".{name.rpartition('.')[2]}") for name, text in static_text().items()
     }
-    found["/"] = found.pop("/static/index.html")
-    found["/plotly.js"] = asset(plotly_js().encode(), ".js")
-    return found
+    assets["/"] = assets.pop("/static/index.html")
+    assets["/plotly.js"] = asset(plotly_js().encode(), ".js")
+    return assets
 
 
 @dataclass
 class Api:
-    """The chapters, what shows an audit, and the audit that was named on the command line."""
+    """The chapters, and the audit that was named on the command line."""
 
     chapters: tuple[Chapter, ...]
-    model_view: ModelView
     audit: Mapping[str, Any] | None = None
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
     uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
@@ -111,15 +106,15 @@ class Api:
 
     def described(self) -> dict[str, Any]:
         """What the page needs to know at its start."""
-        chapters = [one.to_dict() for one in self.chapters]
+        chapters = [chapter.to_dict() for chapter in self.chapters]
         return {"version": __version__, "model": self.audit is not None, "chapters": chapters}
 
     def shown(self, chapter: Chapter, raw: Mapping[str, str], audit: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The view for the values of a query, as the page gets it."""
         values = read_values(chapter, raw)
         audit = self.audit if audit is None else audit
-        if chapter.id == MODEL and audit is not None:
-            return self.model_view(audit, values).to_dict()
+        if chapter.show_audit is not None and audit is not None:
+            return chapter.show_audit(audit, values).to_dict()
         return chapter.compute(values).to_dict()
 
     async def list_chapters(self, request: Request) -> Response:  # noqa: ARG002 -- the signature is Starlette's
@@ -128,15 +123,15 @@ class Api:
 
     async def view(self, request: Request) -> Response:
         """GET /api/view/<chapter>?name=value."""
-        chapter = self._chapter(request.path_params["chapter"])
+        by_id = {chapter.id: chapter for chapter in self.chapters}
+        chapter = by_id.get(request.path_params["chapter"])
         if chapter is None:
-            known = ", ".join(one.id for one in self.chapters)
-            return refusal(404, f"chapter: must be one of {known}", "chapter")
+            return refusal(404, f"chapter: must be one of {', '.join(by_id)}", "chapter")
         return await self._compute(request, chapter)
 
     async def model(self, request: Request) -> Response:
         """POST /api/model?name=value with an audit as its body. The server keeps nothing of it."""
-        chapter = self._chapter(MODEL)
+        chapter = next((chapter for chapter in self.chapters if chapter.show_audit), None)
         if chapter is None:
             return refusal(404, "chapter: this server has no chapter for a model", "chapter")
         # As many bodies are held as views are computed; the others wait with the first bytes of theirs.
@@ -148,9 +143,6 @@ class Api:
             except ClientDisconnect:
                 return _gone()
             return await self._compute(request, chapter, body)
-
-    def _chapter(self, name: str) -> Chapter | None:
-        return next((one for one in self.chapters if one.id == name), None)
 
     async def _compute(self, request: Request, chapter: Chapter, body: bytes | None = None) -> Response:
         if len(request.url.query) > _LONGEST_QUERY:

@@ -22,7 +22,7 @@ from rootdk.errors import RootdkError
 from rootdk.lab.report.document import script_text
 
 from .chapter import Chapter, Control, plain
-from .endpoints import Api, ModelView, plotly_js, static_text
+from .endpoints import Api, plotly_js, static_text
 from .security import hashes, sheets_in
 from .values import started_at
 
@@ -43,7 +43,6 @@ _DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\
 
 def exported_page(
     chapters: tuple[Chapter, ...] | None = None,
-    model_view: ModelView | None = None,
     audit: Mapping[str, Any] | None = None,
     progress: Progress = lambda name, share: None,
     at: str | None = None,
@@ -52,31 +51,29 @@ def exported_page(
 
     at is the address of the view that it opens with, such as growth?d_k=512.
     """
-    if chapters is None or model_view is None:
+    if chapters is None:
         from .chapters import CHAPTERS
-        from .server import shown_audit
 
-        chapters, model_view = chapters or CHAPTERS, model_view or shown_audit
+        chapters = CHAPTERS
     start = None
     if at is not None:
         start, chapters = started_at(chapters, at)
-    return _inlined(static_text(), precomputed(Api(chapters, model_view, audit), progress) | {"start": start})
+    return _inlined(static_text(), precomputed(Api(chapters, audit), progress) | {"start": start})
 
 
 def precomputed(api: Api, progress: Progress = lambda name, share: None) -> dict[str, Any]:
     """What the server would answer: the description of the chapters, and their views by knob and value."""
     described = api.described()
     total = sum(1 + sum(len(texts_of(one)) for one in chapter.controls) for chapter in api.chapters)
-    views: dict[str, dict[str, Any]] = {}
+    views: dict[str, dict[str, list[Any]]] = {}
     done = 0
     for place, chapter in enumerate(api.chapters):
         described["chapters"][place]["controls"] = [with_stops(one) for one in chapter.controls]
-        found: dict[str, Any] = {}
+        by_knob = views[chapter.id] = {}
         for name, raw in _settings(chapter):
-            found.setdefault(name, []).append(_shown(api, chapter, raw))
+            by_knob.setdefault(name, []).append(_shown(api, chapter, raw))
             done += 1
             progress(chapter.title, done / total)
-        views[chapter.id] = found
     return {**described, "views": views}
 
 
@@ -101,8 +98,8 @@ def _inlined(texts: Mapping[str, str], data: Mapping[str, Any]) -> str:
     styles: list[str] = []
     # A browser reads \r\n in HTML as \n, and the hash is of what it read.
     scripts = [
-        script_text(one).replace("\r\n", "\n")
-        for one in (plotly_js(), bundle({name: text for name, text in texts.items() if name.endswith(".js")}))
+        script_text(script).replace("\r\n", "\n")
+        for script in (plotly_js(), bundle({name: text for name, text in texts.items() if name.endswith(".js")}))
     ]
 
     def styled(link: re.Match[str]) -> str:
@@ -114,20 +111,13 @@ def _inlined(texts: Mapping[str, str], data: Mapping[str, Any]) -> str:
         r'<link rel="stylesheet"(?P<id> id="[^"]*")? href="/static/(?P<name>[^"]*)">', styled, texts["index.html"]
     )
     page = re.sub(r"<script [^>]*></script>\n", "", page)
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {hashes(scripts)}",
-            f"style-src-elem {hashes(styles + sheets_in(plotly_js()))}",
-            "style-src-attr 'unsafe-inline'",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+    policy = (
+        f"default-src 'none'; script-src {hashes(scripts)}; style-src-elem {hashes(styles + sheets_in(plotly_js()))}; "
+        "style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     head, body = page.split("<head>\n", 1)
     held = f'<script type="application/octet-stream" id="exported" data-note="{_NOTE}">{packed.decode()}</script>\n'
-    running = "".join(f"<script>{one}</script>\n" for one in scripts)
+    running = "".join(f"<script>{script}</script>\n" for script in scripts)
     return f'{head}<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">\n' + body.replace(
         "</body>", f"{held}{running}</body>"
     )
@@ -143,7 +133,7 @@ def texts_of(control: Control, number: int | None = None) -> list[str]:
         return list(control.choices)
     if control.kind == "flag":
         return ["false", "true"]
-    return [str(one) for one in stops_of(control, number)]
+    return [str(stop) for stop in stops_of(control, number)]
 
 
 def stops_of(control: Control, number: int | None = None) -> list[float]:
@@ -157,7 +147,7 @@ def stops_of(control: Control, number: int | None = None) -> list[float]:
     if control.kind not in ("int", "float") or control.low is None or control.high is None:
         return []
     if control.name == "seed":
-        return [control.default + one for one in range(number or SEEDS) if control.default + one <= control.high]
+        return [seed for seed in range(control.default, control.default + (number or SEEDS)) if seed <= control.high]
     number = number or (PLAYED_STOPS if control.play else STOPS)
     if control.log and control.low > 0:
         spaced = np.geomspace(control.low, control.high, number)
@@ -166,17 +156,16 @@ def stops_of(control: Control, number: int | None = None) -> list[float]:
         if control.step:
             spaced = control.low + control.step * np.round((spaced - control.low) / control.step)
     whole = control.kind == "int"
-    tidy = {round(one) if whole else float(f"{one:.4g}") for one in spaced.tolist()}
-    found = sorted({*tidy, control.default})
-    return [one for one in found if control.low <= one <= control.high]
+    tidy = {round(stop) if whole else float(f"{stop:.4g}") for stop in spaced.tolist()}
+    return [stop for stop in sorted({*tidy, control.default}) if control.low <= stop <= control.high]
 
 
 def with_stops(control: Control) -> dict[str, Any]:
     """The knob as the exported page gets it: numbers cannot be changed, the others stop where there is a view."""
-    found: dict[str, Any] = plain(control)
+    described: dict[str, Any] = plain(control)
     if control.kind == "numbers":
-        return found | {"fixed": True}
-    return found | ({"stops": stops_of(control)} if control.kind in ("int", "float") else {})
+        return described | {"fixed": True}
+    return described | ({"stops": stops_of(control)} if control.kind in ("int", "float") else {})
 
 
 class BundleError(RootdkError):
@@ -216,11 +205,11 @@ def bundle(modules: Mapping[str, str], first: str = "main.js") -> str:
     return f'(() => {{\n"use strict";\n{body}}})();'
 
 
-def _collect(name: str, modules: Mapping[str, str], found: dict[str, str], above: tuple[str, ...]) -> None:
+def _collect(name: str, modules: Mapping[str, str], ordered: dict[str, str], above: tuple[str, ...]) -> None:
     if name in above:
         raise BundleError(f"modules: must not import in a circle, got {' -> '.join((*above, name))}")
-    if name in found:
+    if name in ordered:
         return
-    for one in imports_of(modules[name]):
-        _collect(one, modules, found, (*above, name))
-    found[name] = modules[name]
+    for needed in imports_of(modules[name]):
+        _collect(needed, modules, ordered, (*above, name))
+    ordered[name] = modules[name]

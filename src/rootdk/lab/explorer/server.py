@@ -31,8 +31,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 
 from rootdk.errors import ArgumentError
 
-from .chapter import Chapter, View
-from .endpoints import Api, Asset, ModelView, plotly_js, refusal, static_assets
+from .chapter import Chapter
+from .endpoints import Api, Asset, plotly_js, refusal, static_assets
 from .security import App, Guard, policy
 from .values import read_values
 
@@ -50,24 +50,12 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Lengt
 _FEW = 25
 
 
-def shown_audit(audit: Mapping[str, Any], values: Mapping[str, Any]) -> View:
-    """The chapter of the reader's own model; loaded when there is one."""
-    from .chapters.model import model_view
-
-    return model_view(audit, values)
-
-
-def application(
-    port: int,
-    chapters: tuple[Chapter, ...] | None = None,
-    model_view: ModelView = shown_audit,
-    audit: Mapping[str, Any] | None = None,
-) -> App:
+def application(port: int, chapters: tuple[Chapter, ...] | None = None, audit: Mapping[str, Any] | None = None) -> App:
     """The ASGI application for a server on that port; by default with all chapters."""
     from .chapters import CHAPTERS
 
-    api = Api(CHAPTERS if chapters is None else chapters, model_view, audit)
-    routes = [Route(path, _served(found)) for path, found in static_assets().items()]
+    api = Api(CHAPTERS if chapters is None else chapters, audit)
+    routes = [Route(path, _served(asset)) for path, asset in static_assets().items()]
     routes += [
         Route("/api/chapters", api.list_chapters),
         Route("/api/view/{chapter}", api.view),
@@ -83,7 +71,7 @@ def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUE
     config = uvicorn.Config(
         app,
         http=partial(BoundedProtocol, patience=patience),
-        # Faults are told by the guard, a line each; what is left are tracebacks of requests that Ctrl-C cut short.
+        # The guard prints a line for each fault; what is left are tracebacks of requests that Ctrl-C cut short.
         log_level="critical",
         access_log=False,
         backlog=MOST_CONNECTIONS,
@@ -105,9 +93,9 @@ def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUE
     asyncio.run(serve())
 
 
-def _served(found: Asset) -> Callable[[Request], Any]:
+def _served(asset: Asset) -> Callable[[Request], Any]:
     async def serve(request: Request) -> Response:
-        return found.response(request)
+        return asset.response(request)
 
     return serve
 
@@ -115,12 +103,11 @@ def _served(found: Asset) -> Callable[[Request], Any]:
 async def _said(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 -- what the handler is registered for
     if error.status_code == 405:
-        found = refusal(405, f"method: {request.method} is not for {request.url.path[:80]}", "method")
+        response = refusal(405, f"method: {request.method} is not for {request.url.path[:80]}", "method")
     else:
-        found = refusal(error.status_code, f"path: there is nothing at {request.url.path[:80]}", "path")
-    for name, value in (error.headers or {}).items():
-        found.headers[name] = value
-    return found
+        response = refusal(error.status_code, f"path: there is nothing at {request.url.path[:80]}", "path")
+    response.headers.update(error.headers or {})
+    return response
 
 
 class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen without its types
@@ -188,18 +175,18 @@ def listening(first: int = PORT) -> socket.socket:
     for port in range(first, min(first + _TRIES, 65536)):
         # TCP by name: asyncio sends small answers at once (TCP_NODELAY) on such a socket alone. Without it, head and
         # body of an answer wait 40 ms for each other.
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         # The port of a server that has just stopped is free again at once; one that still listens stays taken.
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((HOST, port))
-            found.listen(128)
+            listener.bind((HOST, port))
+            listener.listen(128)
         except OSError as error:
-            found.close()
+            listener.close()
             if error.errno == errno.EADDRINUSE:
                 continue
             raise ArgumentError(f"port: {HOST}:{port} cannot be used: {error.strerror}") from error
-        return found
+        return listener
     raise ArgumentError(f"port: must have a free one among {first} to {min(first + _TRIES, 65536) - 1}, all are taken")
 
 

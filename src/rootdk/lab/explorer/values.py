@@ -95,19 +95,18 @@ def _matrix(control: Control, text: str) -> tuple[tuple[float, ...], ...]:
         raise RefusedValueError(control.name, "must hold at least one number", text)
     if control.rows is not None and len(lines) > control.rows:
         raise RefusedValueError(control.name, f"must have at most {control.rows} rows", f"{len(lines)} rows")
-    found = tuple(
+    rows = tuple(
         tuple(float(_number(control, entry)) for entry in re.split(r"[,\s]+", line.strip(" ,\t\r"))) for line in lines
     )
-    widths = sorted({len(row) for row in found})
+    widths = sorted({len(row) for row in rows})
     if len(widths) > 1:
-        raise RefusedValueError(
-            control.name, "must have rows of one length", f"rows of {' and '.join(map(str, widths))}"
-        )
+        lengths = " and ".join(map(str, widths))
+        raise RefusedValueError(control.name, "must have rows of one length", f"rows of {lengths}")
     if control.columns is not None and widths[0] > control.columns:
         raise RefusedValueError(
             control.name, f"must have at most {control.columns} numbers in a row", f"{widths[0]} numbers"
         )
-    return found
+    return rows
 
 
 def _within(control: Control) -> str:
@@ -137,21 +136,16 @@ def started_at(chapters: tuple[Chapter, ...], text: str) -> tuple[str, tuple[Cha
     An unknown chapter or knob, or a value out of bounds, is an error that names it.
     """
     wanted, raw = read_address(text)
-    known = [one.id for one in chapters]
+    known = [chapter.id for chapter in chapters]
     if wanted not in known:
         raise ArgumentError(f"at: must begin with a chapter, one of {', '.join(known)}, got {wanted!r}")
-    return wanted, tuple(_moved(one, raw) if one.id == wanted else one for one in chapters)
+    return wanted, tuple(_moved(chapter, raw) if chapter.id == wanted else chapter for chapter in chapters)
 
 
 def _moved(chapter: Chapter, raw: dict[str, str]) -> Chapter:
     values = read_values(chapter, raw)
     # Numbers in rows stay the text that they were written as, as their defaults are.
-    return replace(
-        chapter,
-        controls=tuple(
-            replace(one, default=raw[one.name] if one.kind == "numbers" else values[one.name])
-            if one.name in raw
-            else one
-            for one in chapter.controls
-        ),
-    )
+    defaults = {knob.name: raw[knob.name] if knob.kind == "numbers" else values[knob.name]
+                for knob in chapter.controls if knob.name in raw}  # fmt: skip
+    controls = (replace(knob, default=defaults.get(knob.name, knob.default)) for knob in chapter.controls)
+    return replace(chapter, controls=tuple(controls))

@@ -185,4 +185,5 @@ CHAPTER = Chapter(
         ),
     ),
     compute=compute,
+    show_audit=model_view,
 )
