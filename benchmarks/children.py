@@ -25,6 +25,7 @@ from benchmarks.section import Report, Row, Setting
 from benchmarks.sections import all_sections, judge
 from rootdk import machine, processes
 from rootdk.backends import kernel
+from rootdk.cli.progress import Bars
 from rootdk.errors import RootdkError
 
 FOLDER = Path(__file__).resolve().parent
@@ -95,9 +96,6 @@ def measuring_process(options: str, file: str) -> None:
 
 def measure_all(sections: list[str], peers: list[str], threads: int, quick: bool) -> Report:
     """Run the sections that were asked for, and return the report."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     _narrow_affinity(threads)
     kernel().set_num_threads(threads)
     ready, absent = open_peers(peers or list(OPEN), threads)
@@ -117,17 +115,14 @@ def measure_all(sections: list[str], peers: list[str], threads: int, quick: bool
         "absent": absent,
     }
     steps = [step for section in asked for step in section.steps(setting)]
-    columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(steps))
-        for step in steps:
-            progress.update(task, description=step.label)
+    with Bars() as bars:
+        for number, step in enumerate(steps):
+            bars(f"{number + 1} of {len(steps)}: {step.label}", number / len(steps))
             result = step.run()
             if step.whole:
                 report[step.key] = result
             else:
                 report.setdefault(step.key, []).append(result)
-            progress.advance(task)
     report["targets"] = judge(report)
     return report
 

@@ -142,8 +142,8 @@ def _rows(report: Report) -> list[Row]:
 
 
 def _targets(targets: Sequence[Verdict]) -> Table:
-    made = table("Targets, judged by the worse of best and median", "target", "wanted", "best / median", "")
+    lines = table("Targets, judged by the worse of best and median", "target", "wanted", "best / median", "")
     words = {True: Text("met", "green"), False: Text("short", "red"), None: Text("-")}
     for target in targets:
-        made.add_row(target["name"], target["wanted"], target["reached"], words[target["met"]])
-    return made
+        lines.add_row(target["name"], target["wanted"], target["reached"], words[target["met"]])
+    return lines

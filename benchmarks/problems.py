@@ -100,16 +100,16 @@ class Inputs:
             for name, option in self.options.items()
         }
         arrays = (self.query[:1, :group], self.key[:1, :1], self.value[:1, :1])
-        found = reference.backward(_problem(*arrays, options), self.d_out[:1, :group])
-        return tuple(gradient[0] for gradient in found if gradient is not None)
+        gradients = reference.backward(problem_of(*arrays, **options), self.d_out[:1, :group])
+        return tuple(gradient[0] for gradient in gradients if gradient is not None)
 
     def check(self, result: npt.ArrayLike, limit: float = RELATIVE_LIMIT) -> float:
         """Largest error over some rows of every head, relative to the largest value; raises when too large."""
-        found = np.asarray(result)
+        out = np.asarray(result)
         shape = self.query.shape[:-1] + self.value.shape[-1:]
-        if found.shape != shape:
-            raise WrongAnswerError(f"result has shape {found.shape}, expected {shape}")
-        return check_near(self.chosen_rows(found), self.chosen_answer, limit)
+        if out.shape != shape:
+            raise WrongAnswerError(f"result has shape {out.shape}, expected {shape}")
+        return check_near(self.chosen_rows(out), self.chosen_answer, limit)
 
     def chosen_rows(self, result: Any) -> Any:
         """The rows of a result that `chosen_answer` is about."""
@@ -118,12 +118,13 @@ class Inputs:
     def check_gradients(self, result: tuple[npt.ArrayLike, ...]) -> float:
         """The same for (d_query, d_key, d_value), or with a fourth gradient, that of the bias."""
         group = self.shape.heads // self.shape.kv_heads
-        found = [np.asarray(gradient) for gradient in result]
-        arrays = [*self.arrays, *([self.options["bias"]] if len(found) == 4 else [])]
-        for name, gradient, array in zip(("query", "key", "value", "bias"), found, arrays, strict=False):
+        gradients = [np.asarray(gradient) for gradient in result]
+        arrays = [*self.arrays, *([self.options["bias"]] if len(gradients) == 4 else [])]
+        for name, gradient, array in zip(("query", "key", "value", "bias"), gradients, arrays, strict=False):
             if gradient.shape != array.shape:
                 raise WrongAnswerError(f"gradient of {name} has shape {gradient.shape}, expected {array.shape}")
-        firsts = (found[0][0, :group], found[1][0, :1], found[2][0, :1], *(rest[0, :group] for rest in found[3:]))
+        heads = (group, 1, 1, group)
+        firsts = [gradient[0, :count] for gradient, count in zip(gradients, heads, strict=False)]
         # A bias may be there without its gradient being asked for.
         pairs = zip(firsts, self.first_gradients, strict=False)
         return max(check_near(gradient, expected) for gradient, expected in pairs)
@@ -132,7 +133,7 @@ class Inputs:
         options: dict[str, Any] = {"query_offset": rows.start, **self.options}
         for name in {"mask", "bias"} & options.keys():
             options[name] = options[name][..., rows, :]
-        return _problem(self.query[..., rows, :], self.key, self.value, options)
+        return problem_of(self.query[..., rows, :], self.key, self.value, **options)
 
 
 def make_inputs(shape: Shape, seed: int = 0, **options: Any) -> Inputs:
@@ -146,13 +147,13 @@ def make_inputs(shape: Shape, seed: int = 0, **options: Any) -> Inputs:
 
 def answer(query: Any, key: Any, value: Any, **options: Any) -> DoubleArray:
     """rootdk.attention(query, key, value, **options) by the float64 reference."""
-    out: DoubleArray = reference.forward(_problem(query, key, value, options))
+    out: DoubleArray = reference.forward(problem_of(query, key, value, **options))
     return out
 
 
-def check_near(found: Any, expected: DoubleArray, limit: float = RELATIVE_LIMIT) -> float:
+def check_near(result: Any, expected: DoubleArray, limit: float = RELATIVE_LIMIT) -> float:
     """Largest error relative to the largest value; raises when too large."""
-    error = float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+    error = float(np.max(np.abs(result - expected)) / np.max(np.abs(expected)))
     # A NaN compares false with everything, so the test asks for "not within".
     if not error <= limit:
         raise WrongAnswerError(f"relative error {error:.1e}, more than the {limit:.0e} of its type")
@@ -165,9 +166,9 @@ def check_dropped(result: npt.ArrayLike, kept_all: DoubleArray, rate: float) -> 
     Weights are 0 or grow by 1/(1 - rate), so the mean is kept and the noise has the relative size sqrt(rate/(1 - rate))
     of a sum of independent terms. Returns the share; raises when it is off by more than 5 %, or the noise by half.
     """
-    found = np.asarray(result, dtype=np.float64)
-    share = float(np.vdot(found, kept_all) / np.vdot(kept_all, kept_all))
-    noise = float(np.linalg.norm(found - kept_all) / np.linalg.norm(kept_all))
+    out = np.asarray(result, dtype=np.float64)
+    share = float(np.vdot(out, kept_all) / np.vdot(kept_all, kept_all))
+    noise = float(np.linalg.norm(out - kept_all) / np.linalg.norm(kept_all))
     expected = float(np.sqrt(rate / (1 - rate)))
     if not (abs(share - 1) <= 0.05 and expected / 2 <= noise <= expected * 2):
         raise WrongAnswerError(
@@ -175,11 +176,6 @@ def check_dropped(result: npt.ArrayLike, kept_all: DoubleArray, rate: float) -> 
             f"expected 1.00 and about {expected:.2f}"
         )
     return share
-
-
-def _problem(query: Any, key: Any, value: Any, options: Mapping[str, Any]) -> Problem:
-    """What rootdk.attention would be asked to compute."""
-    return problem_of(query, key, value, **options)
 
 
 def _stretches(n: int) -> Iterator[slice]:

@@ -264,5 +264,5 @@ def beside_sgemm(calls: dict[str, Call], left_out: dict[str, str], budget: float
 
 def sgemm_rate(timings: Mapping[str, Timing]) -> dict[str, float]:
     """Rate of the fastest product in operations per second, by its best call and by its median."""
-    products = [found for name, found in timings.items() if name.startswith(SGEMM)]
+    products = [product for name, product in timings.items() if name.startswith(SGEMM)]
     return {statistic: 2 * SGEMM_SIZE**3 / min(t[statistic] for t in products) for statistic in ("best", "median")}

@@ -179,10 +179,10 @@ def ratio(key: str, *deeper: str) -> Figure:
     """A ratio that the row carries itself."""
 
     def figure(row: Row, statistic: str) -> float:
-        found = row[key]
+        figures = row[key]
         for name in deeper:
-            found = found[name]
-        return float(found[statistic])
+            figures = figures[name]
+        return float(figures[statistic])
 
     return figure
 
@@ -215,18 +215,18 @@ def of(key: str, wanted: Any) -> Callable[[Row], bool]:
 
 def table(title: str, *headings: str) -> Table:
     """First column to the left, the others to the right: five peers must fit in 80 columns."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, min_width=len(title) + 2)
+    lines = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, min_width=len(title) + 2)
     for number, heading in enumerate(headings):
-        made.add_column(heading, justify="right" if number else "left", no_wrap=number == 0)
-    return made
+        lines.add_column(heading, justify="right" if number else "left", no_wrap=number == 0)
+    return lines
 
 
 def filled(title: str, first: str, rows: Iterable[Row], columns: Mapping[str, Cell]) -> Table:
     """One line per row: its name, then every column's cell."""
-    made = table(title, first, *columns)
+    lines = table(title, first, *columns)
     for row in rows:
-        made.add_row(row["name"], *(cell(row) for cell in columns.values()))
-    return made
+        lines.add_row(row["name"], *(cell(row) for cell in columns.values()))
+    return lines
 
 
 def cell(figure: Figure, form: str, *needs: str) -> Cell:

@@ -10,8 +10,8 @@ from benchmarks.section import Report, Section, Verdict
 @cache
 def all_sections() -> dict[str, Section]:
     """By name, in the order of their files."""
-    files = sorted(found.name for found in iter_modules(__path__))
-    return {one.name: one for file in files for one in import_module(f"{__name__}.{file}").SECTIONS}
+    files = sorted(module.name for module in iter_modules(__path__))
+    return {section.name: section for file in files for section in import_module(f"{__name__}.{file}").SECTIONS}
 
 
 def judge(report: Report) -> list[Verdict]:
@@ -20,7 +20,7 @@ def judge(report: Report) -> list[Verdict]:
     A target that could not be judged is there too, with the reason. A quick report shows what it reached and judges
     nothing: the targets are about the shapes of a full one.
     """
-    found = [one for name in report["sections"] for one in all_sections()[name].judge(report)]
+    verdicts = [verdict for name in report["sections"] for verdict in all_sections()[name].judge(report)]
     if report.get("quick"):
-        return [one | {"met": None, "why": one["why"] or "quick"} for one in found]
-    return found
+        return [verdict | {"met": None, "why": verdict["why"] or "quick"} for verdict in verdicts]
+    return verdicts

@@ -260,13 +260,13 @@ def _rivals(title: str, rows: list[Row]) -> Iterator[Table]:
             return "-"
         return "/".join(f"{fold([faster(name)(row, statistic) for row in present]):.2f}" for statistic in STATISTICS)
 
-    made = table(f"{title}: how many times faster than the others, best/median", "shape", *names)
+    lines = table(f"{title}: how many times faster than the others, best/median", "shape", *names)
     for row in rows:
-        made.add_row(row["name"], *(folded([row], name, min) for name in names))
-    made.add_section()
-    made.add_row("geometric mean", *(folded(rows, name, geometric_mean) for name in names))
-    made.add_row("slowest shape", *(folded(rows, name, min) for name in names))
-    yield made
+        lines.add_row(row["name"], *(folded([row], name, min) for name in names))
+    lines.add_section()
+    lines.add_row("geometric mean", *(folded(rows, name, geometric_mean) for name in names))
+    lines.add_row("slowest shape", *(folded(rows, name, min) for name in names))
+    yield lines
 
 
 SECTIONS = (

@@ -66,23 +66,23 @@ def measure_import(rounds: int, module: str = "rootdk") -> dict[str, Any]:
 
 
 def _judge_import(report: Report) -> Iterator[Verdict]:
-    found = report["import"]
-    both = [found["seconds"]["rootdk"][statistic] for statistic in STATISTICS]
+    row = report["import"]
+    both = [row["seconds"]["rootdk"][statistic] for statistic in STATISTICS]
     reached = " / ".join(f"{seconds:.3f}" for seconds in both)
     yield verdict("import rootdk, seconds", f"<= {IMPORT_SECONDS:.2f}", reached, met=max(both) <= IMPORT_SECONDS)
-    loaded = ", ".join(found["frameworks"]) or "none"
-    yield verdict("import rootdk, frameworks loaded", "none", loaded, met=not found["frameworks"])
+    loaded = ", ".join(row["frameworks"]) or "none"
+    yield verdict("import rootdk, frameworks loaded", "none", loaded, met=not row["frameworks"])
 
 
 def _show_import(report: Report) -> Iterator[str]:
-    found = report["import"]
+    row = report["import"]
     whole, numpy, above = (
         " / ".join(f"{times[statistic]:.3f}" for statistic in STATISTICS)
-        for times in (found["seconds"]["rootdk"], found["seconds"]["numpy"], found["above_numpy"])
+        for times in (row["seconds"]["rootdk"], row["seconds"]["numpy"], row["above_numpy"])
     )
     yield (
         f"import rootdk: {whole} s in a fresh process, best / median; NumPy alone {numpy} s, "
-        f"the part above it {above} s; frameworks loaded: {', '.join(found['frameworks']) or 'none'}."
+        f"the part above it {above} s; frameworks loaded: {', '.join(row['frameworks']) or 'none'}."
     )
 
 

@@ -71,8 +71,8 @@ def race(task: dict[str, Any]) -> Row:
 def memory(ranks: int, tokens: int) -> Row:
     """Bytes that a rank needs, and how many tokens would fit in what is free."""
     used = run_ranks(ranks, __name__, {"memory": tokens}, package=FOLDER)
-    extra, given = max(of_rank["extra"] for of_rank in used), used[0]["given"]
-    per_token = (extra + given) / (tokens / ranks)
+    extra, inputs = max(of_rank["extra"] for of_rank in used), used[0]["given"]
+    per_token = (extra + inputs) / (tokens / ranks)
     # All ranks share this machine, so together they may take what is free.
     return {
         "name": f"memory, {ranks} ranks",
@@ -80,7 +80,7 @@ def memory(ranks: int, tokens: int) -> Row:
         "tokens": tokens,
         "d": D,
         "extra_bytes": extra,
-        "input_bytes": given,
+        "input_bytes": inputs,
         "bytes_per_token": per_token,
         "largest": int(_free() / per_token),
         "seconds": {},

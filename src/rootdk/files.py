@@ -45,9 +45,9 @@ def check_destination(path: Path) -> None:
 def remove_unfinished() -> None:
     """For a process that ends without going through the blocks in which files are written."""
     _changing.acquire(timeout=0.1)  # for good: no file is begun any more
-    for one in list(_unfinished):
+    for file in list(_unfinished):
         with contextlib.suppress(OSError):
-            one.unlink()
+            file.unlink()
 
 
 @contextlib.contextmanager

@@ -48,21 +48,22 @@ def started(
     function, package   as in command()
     options             those of subprocess.Popen
     """
-    own: list[subprocess.Popen[str]] = []
+    children: list[subprocess.Popen[str]] = []
     try:
         for arguments in argument_lists:
             line = command(function, *arguments, package=package)
             with holding_ctrl_c(), _changing:
-                own.append(subprocess.Popen(line, text=True, **options))  # noqa: S603 -- our interpreter, our module
-                _running.add(own[-1])
-        yield own
+                child = subprocess.Popen(line, text=True, **options)  # noqa: S603 -- our interpreter, our module
+                children.append(child)
+                _running.add(child)
+        yield children
     finally:
-        left = [one for one in own if one.poll() is None]
-        for one in left:
-            one.kill()  # all of them before the first is waited for
-        for one in left:
-            one.communicate()
-        _running.difference_update(own)
+        left = [child for child in children if child.poll() is None]
+        for child in left:
+            child.kill()  # all of them before the first is waited for
+        for child in left:
+            child.communicate()
+        _running.difference_update(children)
 
 
 def _current_folder() -> str | None:
@@ -116,17 +117,17 @@ class Process(NamedTuple):
 def below(root: int, mark: str | None = None) -> set[Process]:
     """All that run below a process; with a mark, a `NAME=value`, those that were started with it and all below them."""
     parents = dict(_all())
-    found = {
+    known = {
         process
         for process, parent in parents.items()
         if (parent == root if mark is None else process.number != root and _environment_has(process, mark))
     }
-    front = {process.number for process in found}
-    while front:
-        more = {process for process, parent in parents.items() if parent in front} - found
-        front = {process.number for process in more}
-        found |= more
-    return found
+    newest = known
+    while newest:
+        numbers = {process.number for process in newest}
+        newest = {process for process, parent in parents.items() if parent in numbers} - known
+        known = known | newest
+    return known
 
 
 def end(processes: Iterable[Process], root: int, mark: str | None = None) -> None:
@@ -144,14 +145,14 @@ def end(processes: Iterable[Process], root: int, mark: str | None = None) -> Non
 
 def _all() -> list[tuple[Process, int]]:
     """Every process that runs, with its parent's number."""
-    found = []
+    running = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it is gone
             # The name of a program may hold anything, so count from its last bracket.
             fields = file.read_text(errors="replace").rpartition(")")[2].split()
             if fields[0] not in _ENDED:
-                found.append((Process(int(file.parent.name), fields[19]), int(fields[1])))
-    return found
+                running.append((Process(int(file.parent.name), fields[19]), int(fields[1])))
+    return running
 
 
 def _environment_has(process: Process, mark: str) -> bool:
@@ -182,11 +183,11 @@ def module_path(own: Sequence[str], parent: Sequence[str], current: str | None, 
     >>> module_path(["/lib"], ["/lib", "/work"], "/lib", "/work"), module_path(["/lib"], ["/work"], "/work", "/work")
     (['/lib', '/work'], ['/work'])
     """
-    found = [one for one in parent if Path(one).is_absolute()]
+    folders = [folder for folder in parent if Path(folder).is_absolute()]
     here = current and os.path.realpath(current)
-    if here in {os.path.realpath(one) for one in (*own, package_home)}:
-        return found
-    return [one for one in found if os.path.realpath(one) != here]
+    if here in {os.path.realpath(folder) for folder in (*own, package_home)}:
+        return folders
+    return [folder for folder in folders if os.path.realpath(folder) != here]
 
 
 def _be_a_child(facts: str, function: str, *arguments: str) -> None:

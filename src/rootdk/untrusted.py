@@ -52,25 +52,26 @@ def kind_of(path: Path) -> str | None:
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else None
 
 
-def _check_regular(found: os.stat_result) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _check_regular(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def read_regular(path: Path, most: int = LARGEST_JSON) -> bytes:
     """All bytes of a regular file; an OSError if it has more than `most`, before they are read."""
+    too_large = OSError(errno.EFBIG, f"it is larger than {most / 2**20:g} MB")
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, f"it is larger than {_megabytes(most)}")
-        found = bytearray()
+            raise too_large
+        content = bytearray()
         # Some files of the system say 0 and go on for ever, and another process may still be writing.
-        while part := file.read(most + 1 - len(found)):
-            found += part
-    if len(found) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {_megabytes(most)}")
-    return bytes(found)
+        while part := file.read(most + 1 - len(content)):
+            content += part
+    if len(content) > most:
+        raise too_large
+    return bytes(content)
 
 
 def parse_json(text: bytes, *, constants: bool = True, unique: bool = False, halves: bool = False) -> Any:
@@ -93,15 +94,15 @@ def parse_json(text: bytes, *, constants: bool = True, unique: bool = False, hal
     if unique:
         options["object_pairs_hook"] = _unique
     try:
-        found = json.loads(text.decode("utf-8"), parse_int=_whole, **options)
+        tree = json.loads(text.decode("utf-8"), parse_int=_whole, **options)
     except RecursionError:
         raise JsonError(f"nested deeper than {DEEPEST} levels") from None
     except UnicodeDecodeError as error:
         raise JsonError(f"no UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise JsonError(f"{shown_text(error.msg)} at line {error.lineno}, column {error.colno}") from None
-    _check_tree(found, surrogates=b"\\u" in text and not halves)
-    return found
+    _check_tree(tree, surrogates=b"\\u" in text and not halves)
+    return tree
 
 
 def read_json(path: Path, most: int = LARGEST_JSON, *, constants: bool = True, unique: bool = False) -> Any:
@@ -120,12 +121,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise JsonError(f"the key {shown_text(twice, 80)!r} comes twice")
-    return found
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in members:
+            raise JsonError(f"the key {shown_text(key, 80)!r} comes twice")
+        members[key] = value
+    return members
 
 
 def _check_tree(tree: Any, *, surrogates: bool) -> None:
@@ -135,15 +136,15 @@ def _check_tree(tree: Any, *, surrogates: bool) -> None:
         if depth > DEEPEST:
             raise JsonError(f"nested deeper than {DEEPEST} levels")
         below: list[Any] = []
-        for one in level:
+        for value in level:
             if surrogates:
-                texts = (one,) if isinstance(one, str) else one if isinstance(one, dict) else ()
+                texts = (value,) if isinstance(value, str) else value if isinstance(value, dict) else ()
                 if not all(_is_text(text) for text in texts):
                     raise JsonError("a text with half of a surrogate pair")
-            if isinstance(one, dict):
-                below.extend(one.values())
-            elif isinstance(one, list):
-                below.extend(one)
+            if isinstance(value, dict):
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
         level, depth = below, depth + 1
 
 
@@ -191,11 +192,7 @@ def shown_values(value: Any, most: int = 600) -> Any:
     if isinstance(value, str):
         return shown_text(value, most)
     if isinstance(value, Mapping):
-        return {shown_text(key, most): shown_values(one, most) for key, one in value.items()}
+        return {shown_text(key, most): shown_values(entry, most) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shown_values(one, most) for one in value]
+        return [shown_values(entry, most) for entry in value]
     return value
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 2**20:g} MB"

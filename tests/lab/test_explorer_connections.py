@@ -1,5 +1,6 @@
 """Connections of the explorer that do not behave: slow ones, many of them, and ones that are cut."""
 
+import asyncio
 import contextlib
 import resource
 import socket
@@ -8,12 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
+import explorer_stand_in as stand_in
 import httpx
 import pytest
 from explorer_process import STAND_IN, Served
 
-from rootdk.lab.explorer.server import MOST_CONNECTIONS
+from rootdk.lab.explorer.chapter import View
+from rootdk.lab.explorer.endpoints import AT_ONCE
+from rootdk.lab.explorer.server import MOST_CONNECTIONS, application
 
 PATIENCE = "1.5"
 
@@ -121,3 +127,78 @@ def test_ctrl_c_does_not_wait_for_a_computation(server: Served) -> None:
         time.sleep(0.02)
     assert server.stop() == (130, "interrupted\n")
     worker.join()
+
+
+def test_one_connection_too_many_is_cut_and_the_others_stay() -> None:
+    ask = b"GET /api/chapters HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: close\r\n\r\n"
+    with Served(*STAND_IN, "0", "60") as server, contextlib.ExitStack() as kept:
+        taken = [kept.enter_context(connected(server)) for _ in range(MOST_CONNECTIONS)]
+        with connected(server) as refused:
+            assert answer_to(refused) == b""  # long before the 60 s for a request are over: it has no place
+        for number in (0, -1):  # the first and the last that were taken
+            taken[number].sendall(ask % server.port)
+            assert answer_to(taken[number]).startswith(b"HTTP/1.1 200 OK\r\n")
+        # Both have ended, so there is a place again.
+        with connected(server) as later:
+            later.sendall(ask % server.port)
+            assert answer_to(later).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+class Counter:
+    """A computation that ends when as many as are allowed have met in it; `most` is how many ever were in it."""
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.changing = threading.Lock()
+        self.met = threading.Barrier(AT_ONCE)
+
+    def view(self, *_: Any) -> View:
+        with self.changing:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.met.wait(timeout=60)
+        time.sleep(0.2)  # time for one more to come in, if it may
+        with self.changing:
+            self.running -= 1
+        return View((), (), "")
+
+
+def served(counter: Counter) -> httpx.AsyncClient:
+    """The application in this process, with one chapter that counts, which is that of a model too."""
+    app = application(8765, (replace(stand_in.MODEL, compute=counter.view),), counter.view)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8765", timeout=120)
+
+
+def test_so_many_views_are_computed_at_once_and_no_more() -> None:
+    counter = Counter()
+
+    async def ask() -> list[httpx.Response]:
+        async with served(counter) as client:
+            return await asyncio.gather(*(client.get("/api/view/model") for _ in range(3 * AT_ONCE)))
+
+    assert [answer.status_code for answer in asyncio.run(ask())] == [200] * (3 * AT_ONCE)
+    assert counter.most == AT_ONCE
+
+
+def test_so_many_audits_are_held_at_once_and_no_more() -> None:
+    """The body of one more is not read before the view of another is done."""
+    counter, begun, done = Counter(), [], []
+
+    async def ask() -> list[httpx.Response]:
+        async with served(counter) as client:
+
+            async def upload(number: int) -> httpx.Response:
+                async def body() -> Any:
+                    begun.append(number)
+                    assert len(begun) - len(done) <= AT_ONCE
+                    yield b"{}"
+
+                headers = {"Origin": "http://127.0.0.1:8765", "Content-Type": "application/json"}
+                answer = await client.post("/api/model", content=body(), headers=headers)
+                done.append(number)
+                return answer
+
+            return await asyncio.gather(*(upload(number) for number in range(3 * AT_ONCE)))
+
+    assert [answer.status_code for answer in asyncio.run(ask())] == [200] * (3 * AT_ONCE)
+    assert (counter.most, len(begun)) == (AT_ONCE, 3 * AT_ONCE)

@@ -12,6 +12,7 @@ from rootdk import untrusted
 from rootdk._kernel import most_threads
 from rootdk.audit import limits
 from rootdk.lab.explorer.audit_input import LARGEST_BODY, MOST_CELLS, MOST_FINDINGS
+from rootdk.lab.explorer.endpoints import AT_ONCE
 from rootdk.lab.explorer.server import MOST_CONNECTIONS, SECONDS_FOR_A_REQUEST
 from rootdk.options import scale_number
 
@@ -48,6 +49,7 @@ SIZES = {
         "findings": f"{MOST_FINDINGS:,}",
         "time for a request to arrive": f"{SECONDS_FOR_A_REQUEST:g} s",
         "connections": f"{MOST_CONNECTIONS:,}",
+        "views that are computed at once, and audits that are held": f"{AT_ONCE}",
     },
 }
 

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rootdk.untrusted import kind_of, shown_text
+from rootdk.version import __version__
 
 from . import options
 
@@ -70,90 +70,66 @@ def audit(
         raise click.UsageError("--text and --tokens exclude each other", ctx)
     if path is None and (text is not None or tokens is not None):
         raise click.UsageError(f"{'--text' if text is not None else '--tokens'} needs a PATH to run", ctx)
-    if out is not None:
-        _check_report(out)
-    words = _read(text)
+    if out is not None:  # before the work, so that nobody waits for a report that cannot be
+        from rootdk.lab.report import check_plotly
+
+        check_plotly()
+        options.check_writable(out, "--out")
+    words = None if text is None else _read(text)
     if path is not None and (words or tokens) and kind_of(path) and kind_of(path / "config.json") != "file":
         click.echo(
             f"{shown_text(path)} is no transformers folder and cannot be run: its weights alone are read.", err=True
         )
         words = tokens = None
     with Bars() as bars:
-        found = audit_of(Order(path, words, tokens, keys, phase, seed), bars)
+        result = audit_of(path, words, tokens, keys, phase, seed, bars)
     if as_json:
-        click.echo(json.dumps(found, indent=2, allow_nan=False))
+        click.echo(json.dumps(result, indent=2, allow_nan=False))
     else:
-        Console().print(view(found, maps=True))
+        Console().print(view(result, maps=True))
     if out is not None:
-        _write_report(found, out, path)
+        from rootdk.lab.report import render_audit
+
+        about = {"version": __version__} | ({} if path is None else {"path": shown_text(path)})
+        options.write(out, render_audit(result, about), "--out")
         click.echo(f"Report: {out}", err=as_json)
-    if fail_on is not None and found["verdict"] in ("critical", fail_on):
+    if fail_on is not None and result["verdict"] in ("critical", fail_on):
         ctx.exit(_FAILED)
 
 
-def _read(text: Any) -> str | None:
+def _read(text: Any) -> str:
     from rootdk.audit.limits import LARGEST_TEXT
 
-    if text is None:
-        return None
     try:
-        found = str(text.read(LARGEST_TEXT + 1))
+        words = str(text.read(LARGEST_TEXT + 1))
     except UnicodeDecodeError as error:
         raise click.BadParameter(f"{shown_text(text.name)} is not UTF-8 text", param_hint="'--text'") from error
-    if len(found) > LARGEST_TEXT:
+    if len(words) > LARGEST_TEXT:
         raise click.BadParameter(
             f"{shown_text(text.name)} must have at most {LARGEST_TEXT} characters", param_hint="'--text'"
         )
-    return found
+    return words
 
 
-def _check_report(out: Path) -> None:
-    """Before the work, so that nobody waits for a report that cannot be."""
-    from rootdk.lab.report import check_plotly
-
-    check_plotly()
-    options.check_writable(out, "--out")
-
-
-def _write_report(found: dict[str, Any], out: Path, path: Path | None) -> None:
-    from rootdk.lab.report import render_audit
-    from rootdk.version import __version__
-
-    about = {"version": __version__} | ({} if path is None else {"path": shown_text(path)})
-    options.write(out, render_audit(found, about), "--out")
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What was asked for; without a path, the demonstration."""
-
-    path: Path | None
-    text: str | None
-    tokens: int | None
-    keys: int
-    phase: "Phase"
-    seed: int
-
-
-def audit_of(order: Order, progress: Progress) -> dict[str, Any]:
-    """The audit as the dictionary that is its JSON."""
-    if order.path is None:
+def audit_of(
+    path: Path | None, text: str | None, tokens: int | None, keys: int, phase: "Phase", seed: int, progress: Progress
+) -> dict[str, Any]:
+    """The audit as the dictionary that is its JSON; without a path, that of the demonstration."""
+    if path is None:
         from rootdk.audit.demonstration import demonstrate
 
-        return demonstrate(seed=order.seed, progress=progress).to_dict()
+        return demonstrate(seed=seed, progress=progress).to_dict()
     from rootdk.audit import read_checkpoint
 
-    watched = order.text is not None or order.tokens is not None
+    watched = text is not None or tokens is not None
     share = 0.3 if watched else 1.0
-    weights = read_checkpoint(
-        order.path, keys=order.keys, phase=order.phase, progress=lambda name, done: progress(name, share * done)
-    )
+    weights = read_checkpoint(path, keys=keys, phase=phase, progress=lambda name, done: progress(name, share * done))
     if not watched:
         return weights.to_dict()
     from rootdk.audit.running import run_checkpoint
 
     run = run_checkpoint(
-        order.path, text=order.text, tokens=order.tokens, seed=order.seed, phase=order.phase,
+        path, text=text, tokens=tokens, seed=seed, phase=phase,
         progress=lambda name, done: progress(name, share + (1 - share) * done),
     )  # fmt: skip
     return weights.merge(run).to_dict()

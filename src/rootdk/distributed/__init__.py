@@ -11,23 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .calls import attention, measure
-    from .layout import positions, shard, unshard
-
-_PLACES = {
-    "attention": "calls",
-    "measure": "calls",
-    "positions": "layout",
-    "shard": "layout",
-    "unshard": "layout",
-}
+    from .calls import attention, measure, positions, shard, unshard
 
 __all__ = ["attention", "measure", "positions", "shard", "unshard"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    function = getattr(import_module(f".{_PLACES[name]}", __name__), name)
-    globals()[name] = function
-    return function
+    return getattr(import_module(".calls", __name__), name)

@@ -1,21 +1,29 @@
-"""attention() and measure() on a ring of ranks: check, agree, resolve, run."""
+"""What each rank of a ring calls: attention() and measure(); positions(), shard() and unshard() around them.
 
-from typing import Any
+A call is checked on each rank, the ranks agree on it, the whole call is resolved, and then it goes round the ring.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..backends import torch as adapter
+from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
 from ..options import Options, check_shapes, resolve
-from ..reading import Reading, converted
+from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
 from . import observing
 from .blocks import plan_of
-from .layout import Layout, check_layout, row_positions
-from .peers import Peers, agree, digest
+from .layout import Layout, check_layout, even_lengths, positions_of
+from .peers import BLOCK, Peers, agree, digest
 from .ring import RingAttention, forward
+
+Whole = TypeVar("Whole", Tensor, Reading)
 
 
 def attention(
@@ -113,6 +121,75 @@ def measure(
     return out, measured["reading"]
 
 
+def positions(n: Any, group: Any = None, *, layout: Layout = "contiguous") -> Tensor:
+    """Where the rows of this rank stand in the whole sequence, (n_r,) of int64: for rotary positions, labels, masks.
+
+    n   how many rows there are in all, cut as `shard` does; or one number per rank where the shards have other lengths
+
+    >>> import tempfile, torch.distributed as dist
+    >>> where = f"file://{tempfile.mkdtemp()}/meet"
+    >>> dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    >>> positions(4, layout="balanced").tolist()
+    [0, 1, 2, 3]
+    >>> dist.destroy_process_group()
+    """
+    check_layout(layout)
+    peers = Peers(group)
+    return _positions(peers.rank, _lengths(n, peers.size), layout)
+
+
+def shard(tensor: Tensor, group: Any = None, *, axis: int = -2, layout: Layout = "contiguous") -> Tensor:
+    """This rank's rows of a tensor that every rank has whole; differentiable, and no message is sent.
+
+    axis   that of the sequence. Where its length is no multiple of the ranks, the first ones get one row more.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ArgumentTypeError(f"tensor: must be a torch tensor, got {type(tensor).__name__}")
+    axis = check_axis(axis, tuple(tensor.shape), f"a tensor of {tensor.dim()} axes")
+    rows = positions(tensor.shape[axis], group, layout=layout)
+    return tensor.index_select(axis, rows.to(tensor.device))
+
+
+def unshard(
+    shard: Whole, group: Any = None, *, axis: int | None = None, layout: Layout = "contiguous", timeout: Any = None
+) -> Whole:
+    """The whole of what every rank has a shard of, on every rank: a tensor, or a Reading. Detached.
+
+    axis   that of the sequence; -2 for a tensor, where it may be another, and always the rows of a Reading
+
+    Every rank sends its shard to every other and needs memory for the whole: for results that are to be looked at.
+    """
+    check_layout(layout)
+    if isinstance(shard, Reading):
+        fields = torch.stack([getattr(shard, name).double() for name in (*FIELDS, "keys")])
+        whole = unshard(fields, group, axis=-1, layout=layout, timeout=timeout)
+        columns = {name: whole[i].to(shard.variance.dtype) for i, name in enumerate(FIELDS)}
+        return Reading(**columns, keys=whole[-1].to(torch.int64), has_sinks=shard.has_sinks)
+    if not isinstance(shard, Tensor):
+        raise ArgumentTypeError(f"shard: must be a torch tensor or a Reading, got {type(shard).__name__}")
+    place = check_axis(-2 if axis is None else axis, tuple(shard.shape), f"a tensor of {shard.dim()} axes")
+    peers = Peers(group, timeout, shard.device)
+    mine: Tensor = shard.detach().movedim(place, 0).contiguous()
+    note = {"call": "rootdk.distributed.unshard", "dtype": str(mine.dtype), "layout": layout, "axis": place}
+    notes = agree(peers, note | {"shard": [len(mine), *mine.shape[1:]]})
+    lengths = [theirs["shard"][0] for theirs in notes]
+    parts = {peer: mine.new_empty((lengths[peer], *mine.shape[1:])) for peer in peers.others}
+    with peers.together():
+        if parts:
+            operations = [(dist.isend, mine, peer, BLOCK) for peer in peers.others]
+            operations += [(dist.irecv, parts[peer], peer, BLOCK) for peer in peers.others]
+            peers.wait(reversed(peers.post(*operations)))
+            peers.part()
+    parts[peers.rank] = mine
+    together = mine.new_empty((sum(lengths), *mine.shape[1:]))
+    for rank, part in parts.items():
+        begin = 0
+        for rows in positions_of(rank, lengths, layout):
+            together[rows.start : rows.stop] = part[begin : begin + len(rows)]
+            begin += len(rows)
+    return together.movedim(0, place)
+
+
 def _options(arguments: dict[str, Any]) -> Options:
     """The options among the arguments of a call. For those that a ring does not have, the default."""
     return Options(**{name: arguments[name] for name in Options._fields if name in arguments})
@@ -166,7 +243,7 @@ def _call(
     else:
         out, _ = forward(plan, measured, query, key, value)
     if measured is not None:
-        positions = row_positions(peers.rank, query_lengths, layout)
+        positions = _positions(peers.rank, query_lengths, layout)
         measured["call"] = observing.Measured(
             query.detach(), positions, measured["first_key"], problem, plan.row_scale, measured["reading"]
         )
@@ -188,3 +265,21 @@ def _checked(query: Any, key: Any, value: Any, options: Options) -> tuple[Tensor
 def _shape_of(tensor: Tensor, rows: int) -> Tensor:
     """Of the whole shape, with one number in memory."""
     return tensor.new_empty(()).expand(*tensor.shape[:-2], rows, tensor.shape[-1])
+
+
+def _lengths(n: Any, ranks: int) -> list[int]:
+    """The lengths that `n` stands for: of an even cut if it is one number, else one number per rank."""
+    if isinstance(n, int) and not isinstance(n, bool):
+        if n < 0:
+            raise ArgumentError(f"n: must be at least 0, got {n}")
+        return even_lengths(n, ranks)
+    if not isinstance(n, Sequence) or not all(isinstance(length, int) for length in n):
+        raise ArgumentTypeError(f"n: must be an int or one int per rank, got {n!r}")
+    if len(n) != ranks or min(n, default=0) < 0:
+        raise ArgumentError(f"n: must be {ranks} ints of at least 0, one per rank, got {list(n)!r}")
+    return list(n)
+
+
+def _positions(rank: int, lengths: Sequence[int], layout: str) -> Tensor:
+    """Where the rows of a rank stand, as one tensor."""
+    return torch.cat([torch.arange(rows.start, rows.stop) for rows in positions_of(rank, lengths, layout)])

@@ -1,4 +1,4 @@
-"""Which rows of the whole sequence a rank holds; cutting a sequence into shards, and putting it together again.
+"""Which rows of the whole sequence a rank holds.
 
 contiguous   rank r holds one piece, and the pieces follow each other in the order of the ranks
 balanced     the sequence is cut into 2R chunks and rank r holds chunks r and 2R - 1 - r, one from each end
@@ -9,26 +9,16 @@ last one nearly twice the average; in a balanced layout an early chunk and a lat
     4 ranks, 8 chunks       0  1  2  3  4  5  6  7
     held by rank            0  1  2  3  3  2  1  0
 
-The functions with tensors load torch when they are called: the model of the cost asks for the layouts alone.
+Without torch: the model of the cost asks for the layouts too.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, get_args
 
-from ..checks import axis as check_axis
-from ..errors import ArgumentError, ArgumentTypeError
-from ..reading import FIELDS, Reading
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Whole = TypeVar("Whole", Tensor, Reading)
+from ..errors import ArgumentError
 
 Layout = Literal["contiguous", "balanced"]
-LAYOUTS = ("contiguous", "balanced")
 
 
 class Piece(NamedTuple):
@@ -46,7 +36,7 @@ class Piece(NamedTuple):
 
 def check_layout(layout: Any) -> None:
     """An error for anything that is no name of a layout."""
-    if layout not in LAYOUTS:
+    if layout not in get_args(Layout):
         raise ArgumentError(f"layout: must be 'contiguous' or 'balanced', got {layout!r}")
 
 
@@ -98,101 +88,3 @@ def positions_of(rank: int, lengths: Sequence[int], layout: str) -> list[range]:
     [range(0, 2), range(4, 5)]
     """
     return [range(piece.first, piece.first + piece.length) for piece in pieces(lengths, layout)[rank]]
-
-
-def _lengths(n: Any, ranks: int) -> list[int]:
-    """The lengths that `n` stands for: of an even cut if it is one number, else one number per rank."""
-    if isinstance(n, int) and not isinstance(n, bool):
-        if n < 0:
-            raise ArgumentError(f"n: must be at least 0, got {n}")
-        return even_lengths(n, ranks)
-    if not isinstance(n, Sequence) or not all(isinstance(length, int) for length in n):
-        raise ArgumentTypeError(f"n: must be an int or one int per rank, got {n!r}")
-    if len(n) != ranks or min(n, default=0) < 0:
-        raise ArgumentError(f"n: must be {ranks} ints of at least 0, one per rank, got {list(n)!r}")
-    return list(n)
-
-
-def positions(n: Any, group: Any = None, *, layout: Layout = "contiguous") -> Tensor:
-    """Where the rows of this rank stand in the whole sequence, (n_r,) of int64: for rotary positions, labels, masks.
-
-    n   how many rows there are in all, cut as `shard` does; or one number per rank where the shards have other lengths
-
-    >>> import tempfile, torch.distributed as dist
-    >>> where = f"file://{tempfile.mkdtemp()}/meet"
-    >>> dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
-    >>> positions(4, layout="balanced").tolist()
-    [0, 1, 2, 3]
-    >>> dist.destroy_process_group()
-    """
-    from .peers import Peers
-
-    check_layout(layout)
-    peers = Peers(group)
-    return row_positions(peers.rank, _lengths(n, peers.size), layout)
-
-
-def row_positions(rank: int, lengths: Sequence[int], layout: str) -> Tensor:
-    """`positions_of` as one tensor."""
-    import torch
-
-    return torch.cat([torch.arange(rows.start, rows.stop) for rows in positions_of(rank, lengths, layout)])
-
-
-def shard(tensor: Tensor, group: Any = None, *, axis: int = -2, layout: Layout = "contiguous") -> Tensor:
-    """This rank's rows of a tensor that every rank has whole; differentiable, and no message is sent.
-
-    axis   that of the sequence. Where its length is no multiple of the ranks, the first ones get one row more.
-    """
-    from torch import Tensor
-
-    if not isinstance(tensor, Tensor):
-        raise ArgumentTypeError(f"tensor: must be a torch tensor, got {type(tensor).__name__}")
-    axis = check_axis(axis, tuple(tensor.shape), f"a tensor of {tensor.dim()} axes")
-    rows = positions(tensor.shape[axis], group, layout=layout)
-    return tensor.index_select(axis, rows.to(tensor.device))
-
-
-def unshard(
-    shard: Whole, group: Any = None, *, axis: int | None = None, layout: Layout = "contiguous", timeout: Any = None
-) -> Whole:
-    """The whole of what every rank has a shard of, on every rank: a tensor, or a Reading. Detached.
-
-    axis   that of the sequence; -2 for a tensor, where it may be another, and always the rows of a Reading
-
-    Every rank sends its shard to every other and needs memory for the whole: for results that are to be looked at.
-    """
-    import torch
-    import torch.distributed as dist
-
-    from .peers import BLOCK, Peers, agree
-
-    check_layout(layout)
-    if isinstance(shard, Reading):
-        fields = torch.stack([getattr(shard, name).double() for name in (*FIELDS, "keys")])
-        whole = unshard(fields, group, axis=-1, layout=layout, timeout=timeout)
-        columns = {name: whole[i].to(shard.variance.dtype) for i, name in enumerate(FIELDS)}
-        return Reading(**columns, keys=whole[-1].to(torch.int64), has_sinks=shard.has_sinks)
-    if not isinstance(shard, torch.Tensor):
-        raise ArgumentTypeError(f"shard: must be a torch tensor or a Reading, got {type(shard).__name__}")
-    place = check_axis(-2 if axis is None else axis, tuple(shard.shape), f"a tensor of {shard.dim()} axes")
-    peers = Peers(group, timeout, shard.device)
-    mine: Tensor = shard.detach().movedim(place, 0).contiguous()
-    note = {"call": "rootdk.distributed.unshard", "dtype": str(mine.dtype), "layout": layout, "axis": place}
-    notes = agree(peers, note | {"shard": [len(mine), *mine.shape[1:]]})
-    lengths = [theirs["shard"][0] for theirs in notes]
-    parts = {peer: mine.new_empty((lengths[peer], *mine.shape[1:])) for peer in peers.others}
-    with peers.together():
-        if parts:
-            operations = [(dist.isend, mine, peer, BLOCK) for peer in peers.others]
-            operations += [(dist.irecv, parts[peer], peer, BLOCK) for peer in peers.others]
-            peers.wait(reversed(peers.post(*operations)))
-            peers.part()
-    parts[peers.rank] = mine
-    together = mine.new_empty((sum(lengths), *mine.shape[1:]))
-    for rank, part in parts.items():
-        begin = 0
-        for rows in positions_of(rank, lengths, layout):
-            together[rows.start : rows.stop] = part[begin : begin + len(rows)]
-            begin += len(rows)
-    return together.movedim(0, place)

@@ -91,9 +91,9 @@ class Peers:
 
     def post(self, *operations: tuple[Any, Tensor, int, int]) -> list[Message]:
         """Start to send and to receive: (dist.isend or dist.irecv, tensor, rank in the group, tag) each."""
-        made = [dist.P2POp(do, tensor, group=self.group, group_peer=to, tag=tag) for do, tensor, to, tag in operations]
+        posts = [dist.P2POp(do, tensor, group=self.group, group_peer=to, tag=tag) for do, tensor, to, tag in operations]
         # gloo starts them one by one in any case; apart, an error says whose connection it is about.
-        batches = [[operation] for operation in made] if dist.get_backend(self.group) == "gloo" else [made]
+        batches = [[post] for post in posts] if dist.get_backend(self.group) == "gloo" else [posts]
         messages: list[Message] = []
         for batch in batches:
             try:
@@ -102,8 +102,7 @@ class Peers:
                 raise self._lost(batch[0].group_peer, error) from error
             # A backend may make one out of all.
             messages += [
-                Message(works[min(i, len(works) - 1)], operation.group_peer, operation.tensor)
-                for i, operation in enumerate(batch)
+                Message(works[min(i, len(works) - 1)], post.group_peer, post.tensor) for i, post in enumerate(batch)
             ]
         return messages
 
@@ -219,8 +218,8 @@ class Peers:
 def _seconds(timeout: Any) -> float | None:
     if timeout is None:
         return None
-    given = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    seconds = real("timeout", given, "a number of seconds, a timedelta or None")
+    number = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    seconds = real("timeout", number, "a number of seconds, a timedelta or None")
     if not (seconds >= 0.001 and math.isfinite(seconds)):
         raise ArgumentError(f"timeout: must be at least 0.001 seconds, got {timeout!r}")
     return seconds

@@ -140,8 +140,8 @@ def _laws(cov_query: Any, cov_key: Any, mean_query: Any, mean_key: Any) -> tuple
     if s_key.shape[-1] != d:
         raise ArgumentError(f"cov_key: last axes must be ({d}, {d}) to match cov_query, got {s_key.shape[-2:]}")
     means = []
-    for name, given in (("mean_query", mean_query), ("mean_key", mean_key)):
-        mean = numbers(name, given)
+    for name, argument in (("mean_query", mean_query), ("mean_key", mean_key)):
+        mean = numbers(name, argument)
         if mean.ndim and mean.shape[-1] not in (1, d):
             raise ArgumentError(f"{name}: last axis must be {d} to match cov_query, got {mean.shape[-1]}")
         means.append(np.broadcast_to(mean, (*mean.shape[:-1], d)))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rootdk.audit.watching.handle import Watch
+else:
+    Watch = Any  # so that typing.get_type_hints works without torch
 
 
 def watch(model: Any, every: int = 1, rows: int | None = None) -> "Watch":

@@ -30,7 +30,7 @@ from .values import read_values
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LONGEST_QUERY = 8192
 # More at once would only make each of them slower on few cores.
-_AT_ONCE = 2
+AT_ONCE = 2
 
 
 def answer(content: Any, status: int = 200) -> Response:
@@ -99,10 +99,10 @@ class Api:
 
     chapters: tuple[Chapter, ...]
     audit: Mapping[str, Any] | None = None
-    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
-    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     # Not asyncio's own threads, which it waits for when the server ends.
-    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE))
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(AT_ONCE))
 
     def described(self) -> dict[str, Any]:
         """What the page needs to know at its start."""
