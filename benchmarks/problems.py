@@ -129,10 +129,23 @@ class Inputs:
         pairs = zip(firsts, self.first_gradients, strict=False)
         return max(check_near(gradient, expected) for gradient, expected in pairs)
 
+    def check_shared_bias_gradient(self, result: npt.ArrayLike) -> float:
+        """The gradient of a bias (1, 1, n, n) that all heads share, on the rows that `chosen_answer` is about.
+
+        A row of it takes only that row of the queries.
+        """
+        parts = [
+            reference.backward(self._problem(rows), self.d_out[..., rows, :])[3]
+            for rows in _stretches(self.query.shape[-2])
+        ]
+        expected = np.concatenate([np.asarray(part).sum(axis=(0, 1), keepdims=True) for part in parts], axis=-2)
+        return check_near(self.chosen_rows(np.asarray(result)), expected)
+
     def _problem(self, rows: slice) -> Problem:
         options: dict[str, Any] = {"query_offset": rows.start, **self.options}
         for name in {"mask", "bias"} & options.keys():
-            options[name] = options[name][..., rows, :]
+            if options[name].shape[-2] > 1:
+                options[name] = options[name][..., rows, :]
         return problem_of(self.query[..., rows, :], self.key, self.value, **options)
 
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "visibility.h"
 // clang-format off
 #include "simd-inl.h"
 #include "powers-inl.h"

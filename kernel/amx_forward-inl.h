@@ -19,6 +19,7 @@ struct tile_scratch {
   bool* by_hand;  // per panel: some query is not finite, and split
   float *factor, *ones, *scores, *product, *sums_out, *dropped;
   panel<float>* places;
+  block_view* views;
   row_sums<float>* rows;
   int64_t bytes;
 
@@ -40,6 +41,7 @@ struct tile_scratch {
     dropped = carve.take<float>(problem.dropout > 0 ? key_block * tile_lanes : 0);
     by_hand = carve.take<bool>(panels);
     places = carve.take<panel<float>>(panels);
+    views = carve.take<block_view>(panels);
     rows = carve.take<row_sums<float>>(panels);
     bytes = carve.used;
   }
@@ -60,12 +62,14 @@ struct tile_keys {
   int64_t row_bytes;
   bool by_hand;  // some are not finite, and split
 };
+// Whether every panel begins with the first key of a block that some panel sees.
+inline bool begin_together(const attention_problem& problem) { return problem.left < 0 && !problem.seen; }
 template <typename stored>
 inline tile_keys fetch_tile_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t first, int64_t last,
                                  const tile_scratch<stored>& s) {
   const stored* from = row_pointer<stored>(problem.key, batch, kv_head, first);
-  // Without a left limit every panel begins at `first`, and the last tile ends with the block.
-  const bool inside = last + tile_side <= problem.n_key || (problem.left < 0 && (last - first) % tile_side == 0);
+  // Where all begin at `first`, the last tile ends with the block.
+  const bool inside = last + tile_side <= problem.n_key || (begin_together(problem) && (last - first) % tile_side == 0);
   if (s.parts == 1 && problem.d_k == s.d_k && inside) {
     const char* rows = reinterpret_cast<const char*>(from);
     return {{rows, rows}, problem.key.row_stride * int64_t(sizeof(stored)), false};
@@ -99,11 +103,10 @@ inline void careful_scores(const attention_problem& problem, int64_t batch, int6
   }
 }
 
-// The products of the i-th panel with the keys from `start` on, which are the block's from `from` on.
+// The products of the i-th panel with the keys of its view, which are those at hand from `from` on.
 template <typename stored>
 inline void tile_scores(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t i, const panel<float>& p,
-                        const tile_keys& keys, int64_t start, int64_t from, const block_view& view,
-                        const tile_scratch<stored>& s) {
+                        const tile_keys& keys, int64_t from, const block_view& view, const tile_scratch<stored>& s) {
   const bf16_pair* queries = s.queries + i * s.parts * s.query_part;
   for (int64_t key = 0; key < view.keys(); key += 2 * tile_side) {
     const bool two_rows = key + tile_side < view.keys();
@@ -120,7 +123,7 @@ inline void tile_scores(const attention_problem& problem, int64_t batch, int64_t
       tile_products(terms, keys.row_bytes, two_rows, tile_lanes, steps, to, tile_lanes);
     }
   }
-  if (keys.by_hand || s.by_hand[i]) careful_scores<stored>(problem, batch, kv_head, p, start, view.keys(), s.scores);
+  if (keys.by_hand || s.by_hand[i]) careful_scores<stored>(problem, batch, kv_head, p, view.start, view.keys(), s.scores);
 }
 
 template <typename stored>
@@ -166,10 +169,10 @@ inline void add_tile_values(int64_t from, const block_view& view, const rescale_
 // whether it is 0 matter: its leading part tells.
 template <typename stored>
 inline void careful_values(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
-                           int64_t start, const block_view& view, const rescale_add<float>& finish, const float* split,
-                           const float* marks, float* out) {
+                           const block_view& view, const rescale_add<float>& finish, const float* split, const float* marks,
+                           float* out) {
   for (int64_t key = 0; key < view.keys(); ++key) {
-    const stored* v = row_pointer<stored>(problem.value, batch, kv_head, start + key);
+    const stored* v = row_pointer<stored>(problem.value, batch, kv_head, view.start + key);
     if (finite_row(v, problem.d_v)) continue;
     for (int lane = 0; lane < p.live; ++lane) {
       if (key >= view.stop[lane / tile_side] || marks[key * tile_lanes + lane] < 0) continue;
@@ -203,25 +206,26 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
 
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     if (between_steps(problem)) whole_tiles::configure();
-    const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
+    const auto [block_first, block_last] = view_panels(problem, panels, block, at_most(block + key_block, problem.n_key),
+                                                       s.views, [&](int64_t i) { return s.places + i; });
+    if (block_first >= block_last) continue;
     const tile_keys keys_of_block = fetch_tile_keys<stored>(problem, batch, kv_head, block_first, block_last, s);
-    const int64_t pairs = round_up(block_last - block_first, 2 * tile_pairs) / 2 + (problem.left < 0 ? 0 : tile_pairs);
+    const int64_t pairs = round_up(block_last - block_first, 2 * tile_pairs) / 2 + (begin_together(problem) ? 0 : tile_pairs);
     pack_values(row_pointer<stored>(problem.value, batch, kv_head, block_first), problem.value.row_stride,
                 block_last - block_first, problem.d_v, marks != nullptr, pairs, value_pairs, s.value_part, s.values);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<float>& p = s.places[i];
-      const int64_t start = at_least(block_first, p.first_any), stop = at_most(block_last, p.last_any);
-      if (start >= stop) continue;
-      const int64_t keys = stop - start;
-      const block_view view = view_block(problem, p, start, keys);
-      tile_scores(problem, batch, kv_head, i, p, keys_of_block, start, start - block_first, view, s);
+      const block_view& view = s.views[i];
+      const int64_t start = view.start, keys = view.keys();
+      if (keys == 0) continue;
+      tile_scores(problem, batch, kv_head, i, p, keys_of_block, start - block_first, view, s);
       // Softcap and bias want logits; else the softmax multiplies on its way.
       const float* factor = s.factor + i * tile_lanes;
       if (!products_will_do(problem, factor)) {
         scale_scores(factor, view, s);
         factor = s.ones;
       }
-      shape_scores(problem, batch, p, start, view, s.scores, static_cast<float*>(nullptr));
+      shape_scores(problem, batch, p, view, s.scores, static_cast<float*>(nullptr));
       if (marks) mark_hidden(s.scores, keys * tile_lanes, marks);
       rescale_add<float> finish;
       if (problem.dropout > 0) {
@@ -232,10 +236,10 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
       } else {
         softmax(problem, s.scores, view, s.rows[i], finish, panel_vectors, products_to_split_weights{factor});
       }
-      if (stop == p.last_any) finish_rows(problem, p, s.rows[i]);
+      if (view.end() == p.last_any) finish_rows(problem, p, s.rows[i]);
       float* out = s.sums_out + i * s.d_v * tile_lanes;
       add_tile_values(start - block_first, view, finish, problem.d_v, out, s);
-      if (marks) careful_values<stored>(problem, batch, kv_head, p, start, view, finish, s.scores, marks, out);
+      if (marks) careful_values<stored>(problem, batch, kv_head, p, view, finish, s.scores, marks, out);
     }
   }
 
@@ -295,11 +299,11 @@ class tile_scores_again {
     keys_ = fetch_tile_keys<stored>(problem, batch, kv_head, first, last, s_);
   }
   void make(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t i, const panel<float>& p, const float*,
-            row_block<float>, int64_t start, const block_view& view, float* scores, float* slope) {
+            row_block<float>, const block_view& view, float* scores, float* slope) {
     s_.scores = scores;
-    tile_scores(problem, batch, kv_head, i, p, keys_, start, start - first_, view, s_);
+    tile_scores(problem, batch, kv_head, i, p, keys_, view.start - first_, view, s_);
     scale_scores(s_.factor + i * tile_lanes, view, s_);
-    shape_scores(problem, batch, p, start, view, scores, slope);
+    shape_scores(problem, batch, p, view, scores, slope);
   }
 
  private:

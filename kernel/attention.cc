@@ -6,11 +6,13 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "amx_permission.h"
 #include "interruption.h"
 #include "pool.h"
+#include "visibility.h"
 #include "waves.h"
 
 #if defined(__x86_64__)
@@ -126,24 +128,43 @@ int threads_for(const attention_problem& problem) {
   return work < serial_work ? 1 : num_threads();
 }
 
+void in_parallel(const attention_problem& problem, int64_t count, const std::function<void(int64_t)>& body) {
+  parallel_for(count, threads_for(problem), body, problem.team, problem.stop);
+  // Asked while this thread waited, when the others were at their last steps.
+  if (problem.stop && problem.stop->given_up()) throw call_given_up();
+}
+
 void run(const attention_problem& problem, const kernel_pass& pass) {
-  const int threads = threads_for(problem);
   thread_scratch shared;
   void* shared_buffer = shared.get(pass.shared_bytes);
-  const auto in_parallel = [&](int64_t count, const std::function<void(int64_t)>& body) {
-    parallel_for(count, threads, body, problem.team, problem.stop);
-    // Asked while this thread waited, when the others were at their last steps.
-    if (problem.stop && problem.stop->given_up()) throw call_given_up();
-  };
-  in_parallel(pass.items, [&](int64_t item) {
+  in_parallel(problem, pass.items, [&](int64_t item) {
     pass.item(problem, item, scratch.get(pass.scratch_bytes), shared_buffer);
     scratch.shrink();
   });
-  in_parallel(pass.merges, [&](int64_t merge) {
+  in_parallel(problem, pass.merges, [&](int64_t merge) {
     between_steps(problem);
     pass.merge(problem, merge, shared_buffer);
   });
 }
+
+// The problem with what its rows see, found here.
+class seen_problem {
+ public:
+  explicit seen_problem(const attention_problem& problem) : problem_(problem) {
+    if (!visibility::needed(problem)) return;
+    seen_.emplace(problem);
+    in_parallel(problem, seen_->scans(), [&](int64_t item) {
+      between_steps(problem);
+      seen_->scan(item);
+    });
+    problem_.seen = &*seen_;
+  }
+  const attention_problem& get() const { return problem_; }
+
+ private:
+  attention_problem problem_;
+  std::optional<visibility> seen_;
+};
 
 // One wave after the other, each a backward pass over its own pairs.
 void run_waves(attention_problem problem, const kernel_target& target) {
@@ -169,12 +190,16 @@ bool between_steps(const attention_problem& problem) {
   return asks;
 }
 
-void attention_forward(const attention_problem& problem) {
-  if (problem.rows() > 0) run(problem, current_target().forward(problem));
+void attention_forward(const attention_problem& given) {
+  if (given.rows() == 0) return;
+  const seen_problem seen(given);
+  run(seen.get(), current_target().forward(seen.get()));
 }
 
-void attention_backward(const attention_problem& problem) {
+void attention_backward(const attention_problem& given) {
   const kernel_target& target = current_target();
+  const seen_problem seen(given);
+  const attention_problem& problem = seen.get();
   if (!problem.d_bias.data) return run(problem, target.backward(problem));
   bias_copies copies(problem);
   if (!copies.useful()) return run_waves(problem, target);

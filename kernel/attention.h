@@ -43,6 +43,7 @@ enum reading_field {
 };
 
 class interruption;
+class visibility;
 
 struct attention_problem {
   element type = element::float32;
@@ -77,6 +78,9 @@ struct attention_problem {
   // The (batch, key head) pairs to work on, each as batch * kv_heads + kv_head; null: all of them.
   const int64_t* pair_list = nullptr;
   int64_t pair_list_size = 0;
+
+  // Found by the kernel itself: null when it is called.
+  const visibility* seen = nullptr;
 
   int64_t pairs() const { return pair_list ? pair_list_size : batch * kv_heads; }
   int64_t pair(int64_t i) const { return pair_list ? pair_list[i] : i; }

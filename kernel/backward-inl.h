@@ -21,6 +21,7 @@ template <typename real>
 struct backward_panel {
   static constexpr int lanes = panel_lanes<real>;
   panel<real> place;
+  bool sees_chunk;  // else nothing below is set
   alignas(64) real maximum[lanes], inverse_sum[lanes], delta[lanes], query_factor[lanes];
   alignas(64) real bias_sum[lanes];  // of dS over the chunk's keys; only where the bias has no axis of keys
   bool stretched;                    // as in a panel, for the gradient of the keys: what query_factor had to leave,
@@ -37,6 +38,7 @@ struct backward_scratch {
   real *d_key, *d_value;  // sums of the chunk, [key][padded d]
   real *scores, *gradient, *slope, *d_bias, *factors, *key_copy, *value_copy, *out_packed, *marks;
   backward_panel<real>* rows;
+  block_view* views;
   int64_t bytes;
 
   backward_scratch(const attention_problem& problem, void* buffer) {
@@ -56,6 +58,7 @@ struct backward_scratch {
     out_packed = carve.take<real>(problem.d_v * lanes);
     marks = carve.take<real>(key_block * lanes);
     rows = carve.take<backward_panel<real>>(panels);
+    views = carve.take<block_view>(panels);
     for (int64_t i = 0; i < panels; ++i) {
       real* const pieces[] = {carve.take<real>(problem.d_k * lanes), carve.take<real>(problem.d_v * lanes),
                               carve.take<real>(padded<real>(problem.d_k) * lanes),
@@ -86,11 +89,11 @@ struct vector_scores {
   void after_foreign_code() {}
   void take_keys(const attention_problem&, int64_t /*batch*/, int64_t /*kv_head*/, int64_t /*first*/, int64_t /*last*/) {}
   void make(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t /*i*/, const panel<real>& p,
-            const real* q_packed, row_block<real> k, int64_t start, const block_view& view, real* scores, real* slope) {
+            const real* q_packed, row_block<real> k, const block_view& view, real* scores, real* slope) {
     if (has_few_rows<real>(problem))
-      few_scores<stored>(problem, batch, kv_head, p, q_packed, start, view, scores, slope);
+      few_scores<stored>(problem, batch, kv_head, p, q_packed, view, scores, slope);
     else
-      compute_scores<real>(problem, batch, p, q_packed, k, start, view, scores, slope);
+      compute_scores<real>(problem, batch, p, q_packed, k, view, scores, slope);
   }
 };
 
@@ -210,19 +213,20 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   first = at_least(first, chunk_first), last = at_most(last, chunk_last);
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     if (between_steps(problem)) scores.after_foreign_code();
-    const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
+    const block_range range = view_panels<true>(problem, panels, at_least(block, first), at_most(block + key_block, last),
+                                                s.views, [&](int64_t i) { return &s.rows[i].place; });
+    if (range.empty()) continue;
     const key_rows<real> rows =
-        fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first, s.key_copy, s.value_copy);
-    scores.take_keys(problem, batch, kv_head, block_first, block_last);
+        fetch_keys<stored>(problem, batch, kv_head, range.first, range.last - range.first, s.key_copy, s.value_copy);
+    scores.take_keys(problem, batch, kv_head, range.first, range.last);
     for (int64_t i = 0; i < panels; ++i) {
       backward_panel<real>& b = s.rows[i];
-      const int64_t start = at_least(block_first, b.place.first_any), stop = at_most(block_last, b.place.last_any);
-      if (start >= stop) continue;
-      const int64_t keys = stop - start;
-      const auto [k, v] = rows.from(start - block_first);
-      const block_view view = whole_block(view_block(problem, b.place, start, keys));
+      const block_view& view = s.views[i];
+      const int64_t start = view.start, keys = view.keys();
+      if (keys == 0) continue;
+      const auto [k, v] = rows.from(start - range.first);
       real* slope = problem.softcap > 0 ? s.slope : nullptr;
-      scores.make(problem, batch, kv_head, i, b.place, b.q_packed, k, start, view, s.scores, slope);
+      scores.make(problem, batch, kv_head, i, b.place, b.q_packed, k, view, s.scores, slope);
       if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
       product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
                                            overwrite{});
@@ -242,7 +246,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
     }
   }
   for (int64_t i = 0; i < panels; ++i)
-    if (!all_finite(s.rows[i].d_query, problem.d_k, s.rows[i].place.live)) return false;
+    if (s.rows[i].sees_chunk && !all_finite(s.rows[i].d_query, problem.d_k, s.rows[i].place.live)) return false;
   return true;
 }
 
@@ -267,15 +271,29 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
     const int64_t stop = at_most(start + item_rows<real>, rows), panels = ceil_div(stop - start, lanes);
     for (int64_t i = 0; i < panels; ++i) {
       place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), s.rows[i].place);
-      prepare_rows<stored>(problem, batch, i, s.rows[i], s.out_packed, scores);
+      const panel<real>& p = s.rows[i].place;
+      s.rows[i].sees_chunk = at_least(p.first_any, chunk_first) < at_most(p.last_any, chunk_last);
+      if (s.rows[i].sees_chunk) prepare_rows<stored>(problem, batch, i, s.rows[i], s.out_packed, scores);
     }
     finite &= walk_chunk(problem, batch, kv_head, panels, chunk_first, chunk_last, s, scores, slow_path);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<real>& p = s.rows[i].place;
       const int64_t row = item / chunks * rows + start + i * lanes;
-      if (bias_lacks_keys(problem) && !slow_path)
-        std::memcpy(partial_bias<real>(problem, shared, chunk, row), s.rows[i].bias_sum, size_t(p.live) * sizeof(real));
-      if (chunks == 1) {
+      if (bias_lacks_keys(problem) && !slow_path) {
+        real* const sums = partial_bias<real>(problem, shared, chunk, row);
+        if (s.rows[i].sees_chunk)
+          std::memcpy(sums, s.rows[i].bias_sum, size_t(p.live) * sizeof(real));
+        else
+          std::memset(sums, 0, size_t(p.live) * sizeof(real));
+      }
+      if (!s.rows[i].sees_chunk) {  // the bits of 0 are those of a number 0 in every type
+        for (int lane = 0; lane < p.live; ++lane)
+          if (chunks == 1)
+            std::memset(row_pointer<stored>(problem.d_query, batch, p.head[lane], p.query[lane]), 0,
+                        size_t(problem.d_k) * sizeof(stored));
+          else
+            std::memset(partial_row<real>(problem, shared, chunk, row + lane), 0, size_t(problem.d_k) * sizeof(real));
+      } else if (chunks == 1) {
         stored* to[lanes];
         row_pointers(problem.d_query, batch, p, to);
         unpack_transposed<stored>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);

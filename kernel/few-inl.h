@@ -128,9 +128,9 @@ inline void few_dots(const stored* keys, int64_t stride, int64_t count, const co
 // compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike.
 template <typename stored>
 inline __attribute__((noinline)) void few_scores(const attention_problem& problem, int64_t batch, int64_t kv_head,
-                                                 const panel<compute<stored>>& p, const compute<stored>* queries, int64_t start,
+                                                 const panel<compute<stored>>& p, const compute<stored>* queries,
                                                  const block_view& view, compute<stored>* scores, compute<stored>* slope) {
-  const stored* keys = row_pointer<stored>(problem.key, batch, kv_head, start);
+  const stored* keys = row_pointer<stored>(problem.key, batch, kv_head, view.start);
   const int64_t stride = problem.key.row_stride, count = view.keys(), d_k = problem.d_k;
   int row = 0;
   // Several rows at once load and widen a key once.
@@ -138,7 +138,7 @@ inline __attribute__((noinline)) void few_scores(const attention_problem& proble
     for (; row + rows <= p.live; row += rows)
       few_dots<stored, rows>(keys, stride, count, queries + row * d_k, d_k, scores + row);
   });
-  shape_scores(problem, batch, p, start, view, scores, slope);
+  shape_scores(problem, batch, p, view, scores, slope);
 }
 
 // Two registers of numbers out of memory, in an order that is cheap to make, and back in the order of memory. A register of
@@ -260,9 +260,10 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
   part.rows->reset();
   std::memset(part.out, 0, size_t(p.live * problem.d_v) * sizeof(real));
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
-    const int64_t start = at_least(block, first), keys = at_most(block + key_block, last) - start;
-    const block_view view = view_block(problem, p, start, keys);
-    few_scores<stored>(problem, batch, kv_head, p, s.queries, start, view, s.scores, static_cast<real*>(nullptr));
+    block_view view;
+    if (!view_block(problem, p, at_least(block, first), at_most(block + key_block, last), view)) continue;
+    const int64_t start = view.start, keys = view.keys();
+    few_scores<stored>(problem, batch, kv_head, p, s.queries, view, s.scores, static_cast<real*>(nullptr));
     if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
     rescale_add<real> finish;
     softmax(problem, s.scores, view, *part.rows, finish, 1);

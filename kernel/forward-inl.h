@@ -3,8 +3,6 @@
 
 namespace rootdk::ROOTDK_TARGET {
 
-constexpr int64_t key_block = 128;
-
 // Rows of one item. 128 floats wide, the keys and values of a block are each used 128 times per fetch.
 template <typename real>
 constexpr int64_t item_rows = 512 / int64_t(sizeof(real));
@@ -27,6 +25,7 @@ struct forward_scratch {
   static constexpr int64_t panels = item_rows<real> / panel_lanes<real>;
   real *q_packed, *sums_out, *scores, *factors, *key_copy, *value_copy;
   panel<real>* places;
+  block_view* views;
   row_sums<real>* rows;
   int64_t bytes;
 
@@ -41,6 +40,7 @@ struct forward_scratch {
     key_copy = carve.take<real>(converted ? key_block * problem.d_k : 0);
     value_copy = carve.take<real>(converted ? key_block * problem.d_v : 0);
     places = carve.take<panel<real>>(panels);
+    views = carve.take<block_view>(panels);
     rows = carve.take<row_sums<real>>(panels);
     bytes = carve.used;
   }
@@ -98,6 +98,7 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
   constexpr int lanes = panel_lanes<real>;
   real* const factor = rows.normalise;
   if (rows.fresh) rows.clear();
+  rows.finished = true;
   alignas(64) real scores_maximum[lanes], sink[lanes], sink_weight[lanes] = {};
   std::memcpy(scores_maximum, rows.maximum, sizeof scores_maximum);
   for (int lane = 0; lane < lanes; ++lane) factor[lane] = 1;
@@ -134,22 +135,23 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
 
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     between_steps(problem);
-    const int64_t block_first = at_least(block, first), block_last = at_most(block + key_block, last);
+    const block_range range = view_panels(problem, panels, block, at_most(block + key_block, problem.n_key), s.views,
+                                          [&](int64_t i) { return s.places + i; });
+    if (range.empty()) continue;
     const key_rows<real> rows =
-        fetch_keys<stored>(problem, batch, kv_head, block_first, block_last - block_first, s.key_copy, s.value_copy);
+        fetch_keys<stored>(problem, batch, kv_head, range.first, range.last - range.first, s.key_copy, s.value_copy);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<real>& p = s.places[i];
-      const int64_t start = at_least(block_first, p.first_any), stop = at_most(block_last, p.last_any);
-      if (start >= stop) continue;
-      const int64_t keys = stop - start;
-      const auto [k, v] = rows.from(start - block_first);
-      const block_view view = view_block(problem, p, start, keys);
-      compute_scores<real>(problem, batch, p, s.q_packed + i * problem.d_k * lanes, k, start, view, s.scores,
+      const block_view& view = s.views[i];
+      const int64_t start = view.start, keys = view.keys();
+      if (keys == 0) continue;
+      const auto [k, v] = rows.from(start - range.first);
+      compute_scores<real>(problem, batch, p, s.q_packed + i * problem.d_k * lanes, k, view, s.scores,
                            static_cast<real*>(nullptr));
       if (marks) mark_hidden(s.scores, keys * lanes, marks);
       rescale_add<real> finish;
       softmax(problem, s.scores, view, s.rows[i], finish);
-      if (stop == p.last_any) finish_rows(problem, p, s.rows[i]);
+      if (view.end() == p.last_any) finish_rows(problem, p, s.rows[i]);
       if (problem.dropout > 0) {
         dropout_factors(problem, p, start, keys, s.factors);
         for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
@@ -180,7 +182,8 @@ template <typename stored>
 inline void finish_panels(const attention_problem& problem, int64_t batch, int64_t panels, const panel<compute<stored>>* places,
                           row_sums<compute<stored>>* rows, const compute<stored>* sums_out, int64_t panel_size) {
   for (int64_t i = 0; i < panels; ++i) {
-    if (rows[i].fresh) finish_rows(problem, places[i], rows[i]);  // no key was in sight
+    // No key was in sight, or a mask hides those that would have been the last.
+    if (!rows[i].finished) finish_rows(problem, places[i], rows[i]);
     write_outputs<stored>(problem, batch, places[i], rows[i], sums_out + i * panel_size);
   }
   if (problem.reading) fence_streams();

@@ -15,8 +15,10 @@ struct panel {
   int64_t flat;            // the first lane's row in (batch, heads, n_query); the others follow it
   int64_t head[lanes];     // query head
   int64_t query[lanes];    // row within that head
-  int64_t first[lanes];    // the row sees keys first <= j < last, before any mask
+  int64_t first[lanes];    // the row sees keys first <= j < last, and between them
   int64_t last[lanes];
+  const visibility::run* runs[lanes];  // only these of each block; null: all of them
+  bool holes;                          // some lane has
   int64_t first_any, last_any;  // some lane sees these
   // Per vector, because under a causal limit the first vector is done earlier than the second.
   int64_t first_all[panel_vectors], last_all[panel_vectors];  // every lane of the vector sees these
@@ -38,11 +40,12 @@ inline __attribute__((noinline)) void place_panel(const attention_problem& probl
   p.flat = (batch * problem.heads + kv_head * problem.group()) * problem.n_query + start;
   int64_t head = kv_head * problem.group() + start / problem.n_query, query = start % problem.n_query;
   p.first_any = problem.n_key, p.last_any = 0;
-  p.stretched = false;
+  p.stretched = p.holes = false;
   for (int v = 0; v < panel_vectors; ++v) p.first_all[v] = 0, p.last_all[v] = problem.n_key, p.vector_last[v] = 0;
   for (int lane = 0; lane < p.lanes; ++lane) {
     if (lane >= p.live) {
       p.first[lane] = p.last[lane] = 0;
+      p.runs[lane] = nullptr;
       continue;
     }
     if (query == problem.n_query) query = 0, ++head;
@@ -52,6 +55,13 @@ inline __attribute__((noinline)) void place_panel(const attention_problem& probl
     // Clamped to [0, n_key] on both sides; a row that sees nothing gets an empty range.
     int64_t first = problem.left < 0 ? 0 : at_least(position - problem.left, 0);
     int64_t last = problem.right < 0 ? length : at_most(length, position + problem.right + 1);
+    p.runs[lane] = nullptr;
+    if (problem.seen) {
+      const int64_t row = problem.seen->row_index(batch, head, p.query[lane]);
+      const visibility::row& seen = problem.seen->at(row);
+      first = at_least(first, seen.first), last = at_most(last, seen.last);
+      if (seen.holes) p.runs[lane] = problem.seen->runs(row), p.holes = true;
+    }
     if (last <= first) first = last = 0;
     p.first[lane] = first, p.last[lane] = last;
     if (first < last) {

@@ -139,47 +139,117 @@ inline void hide_masked(const attention_problem& problem, int64_t batch, const p
   });
 }
 
-// What the vectors of a panel see of one block: every lane the first clean[v] keys, none anything from stop[v] on.
-// Where one vector sees further than the other (on a causal diagonal, or where the other's lanes are not in use), the
+// What a panel sees of one block of keys, from `start` on. Every lane of a vector sees the first clean[v] keys, none anything from
+// stop[v] on. Where one vector sees further than the other (on a causal diagonal, or where the other's lanes are not in use), the
 // rest is computed for that one alone.
 struct block_view {
+  static constexpr int most_lanes = panel_lanes<float>;
+  int64_t start;
   int64_t clean[panel_vectors], stop[panel_vectors];
+  int64_t within[panel_vectors];  // as clean, by the limits alone: a bias may hide any key
+  bool looks;                     // at the mask: some lane has holes here
+  alignas(64) uint8_t first[most_lanes], last[most_lanes];  // per lane, from `start`; set where within is less than stop
   int64_t both() const { return at_most(stop[0], stop[1]); }
   int64_t keys() const { return at_least(stop[0], stop[1]); }
+  int64_t end() const { return start + keys(); }
   int longer() const { return stop[1] > stop[0] ? 1 : 0; }
 };
 
+// Some lanes have holes: the runs of this block, cut by the limits. False if nothing of the block is seen.
 template <typename real>
-ROOTDK_INLINE block_view view_block(const attention_problem& problem, const panel<real>& p, int64_t start, int64_t keys) {
-  const bool anywhere = problem.mask.data || problem.bias.data;  // then any key may be hidden
-  block_view view;
-  for (int v = 0; v < panel_vectors; ++v) {
-    view.stop[v] = at_least(at_most(p.vector_last[v] - start, keys), 0);
-    view.clean[v] = anywhere || start < p.first_all[v] ? 0 : at_least(at_most(p.last_all[v] - start, view.stop[v]), 0);
+inline __attribute__((noinline)) bool view_runs(const panel<real>& p, int64_t start, block_view& view) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const int64_t block = start / key_block, origin = block * key_block;
+  int lowest = 127;
+  uint8_t holes = 0;
+  for (int lane = 0; lane < p.live; ++lane) {
+    visibility::run seen = {0, uint8_t(key_block)};
+    if (p.runs[lane]) seen = p.runs[lane][block];
+    holes |= seen.first_and_holes;
+    const int64_t first = at_least(seen.first_and_holes & ~visibility::holes_bit, p.first[lane] - origin);
+    const int64_t last = at_most(seen.last, p.last[lane] - origin);
+    view.first[lane] = uint8_t(first < last ? first : 127), view.last[lane] = uint8_t(first < last ? last : 0);
+    lowest = view.first[lane] < lowest ? view.first[lane] : lowest;
   }
-  return view;
+  lowest -= lowest % 2;  // as first_any
+  view.looks = holes & visibility::holes_bit;
+  view.start = origin + lowest;
+  for (int v = 0; v < panel_vectors; ++v) {
+    view.stop[v] = 0, view.within[v] = key_block;
+    int64_t last_first = 0;
+    for (int lane = v * width; lane < (v + 1) * width && lane < p.live; ++lane) {
+      view.first[lane] = uint8_t(view.first[lane] - lowest);
+      view.last[lane] = uint8_t(at_least(view.last[lane] - lowest, 0));
+      view.stop[v] = at_least(view.stop[v], view.last[lane]), view.within[v] = at_most(view.within[v], view.last[lane]);
+      last_first = at_least(last_first, view.first[lane]);
+    }
+    view.within[v] = last_first > 0 ? 0 : at_most(view.within[v], view.stop[v]);
+  }
+  for (int lane = p.live; lane < lanes; ++lane) view.first[lane] = view.last[lane] = 0;
+  return view.keys() > 0;
 }
 
-// Both vectors over all keys: for the paths that look at every lane.
-inline block_view whole_block(block_view view) {
-  view.stop[0] = view.stop[1] = view.keys();
-  return view;
+// What the panel sees of the keys from `block_first` to `block_last`, which lie in one block. False if nothing. `whole`: both
+// vectors over all keys, for the paths that look at every lane.
+template <bool whole = false, typename real>
+ROOTDK_INLINE bool view_block(const attention_problem& problem, const panel<real>& p, int64_t block_first, int64_t block_last,
+                              block_view& view) {
+  constexpr int width = simd<real>::width;
+  const int64_t start = at_least(block_first, p.first_any), keys = at_most(block_last, p.last_any) - start;
+  if (keys <= 0) return false;
+  if (unlikely(p.holes)) {
+    if (!view_runs(p, start, view)) return false;
+    if (whole) view.stop[0] = view.stop[1] = view.keys();
+  } else {
+    view.start = start;
+    view.looks = false;
+    for (int v = 0; v < panel_vectors; ++v) {
+      view.stop[v] = whole ? keys : at_least(at_most(p.vector_last[v] - start, keys), 0);
+      view.within[v] = start < p.first_all[v] ? 0 : at_least(at_most(p.last_all[v] - start, view.stop[v]), 0);
+      if (view.within[v] < view.stop[v])
+        for (int lane = v * width; lane < (v + 1) * width; ++lane) {
+          view.first[lane] = uint8_t(at_least(at_most(p.first[lane] - start, view.stop[v]), 0));
+          view.last[lane] = uint8_t(at_least(at_most(p.last[lane] - start, view.stop[v]), 0));
+        }
+    }
+  }
+  const bool anywhere = view.looks || problem.bias.data;  // then any key may be hidden
+  for (int v = 0; v < panel_vectors; ++v) view.clean[v] = anywhere ? 0 : view.within[v];
+  return true;
 }
 
+// Keys of one block that some panel sees.
+struct block_range {
+  int64_t first, last;
+  bool empty() const { return first >= last; }
+};
+
+// What each panel of an item sees of one block; a view without keys where that is nothing. `place_of(i)` is the i-th panel.
+template <bool whole = false, typename place_t>
+ROOTDK_INLINE block_range view_panels(const attention_problem& problem, int64_t panels, int64_t block_first, int64_t block_last,
+                                      block_view* views, const place_t& place_of) {
+  block_range range{block_last, block_first};
+  for (int64_t i = 0; i < panels; ++i) {
+    if (!view_block<whole>(problem, *place_of(i), block_first, block_last, views[i])) {
+      views[i].stop[0] = views[i].stop[1] = 0;
+      continue;
+    }
+    range.first = at_most(range.first, views[i].start), range.last = at_least(range.last, views[i].end());
+  }
+  return range;
+}
+
+// Between clean and stop some lanes see a key and others do not: by their limits.
 template <typename real>
-inline void hide_beyond_limits(const panel<real>& p, int64_t start, const block_view& view, real* scores) {
+inline void hide_beyond_limits(const block_view& view, real* scores) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   for (int v = 0; v < panel_vectors; ++v) {
-    const int64_t from = start < p.first_all[v] ? 0 : at_least(at_most(p.last_all[v] - start, view.stop[v]), 0);
-    if (from >= view.stop[v]) continue;
-    // Relative to the block the limits are small numbers: 32-bit lanes hold them however many keys there are.
+    if (view.within[v] >= view.stop[v]) continue;
     alignas(64) lane_int<real> first[width], last[width];
-    for (int lane = 0; lane < width; ++lane) {
-      first[lane] = lane_int<real>(at_least(at_most(p.first[v * width + lane] - start, view.stop[v]), 0));
-      last[lane] = lane_int<real>(at_least(at_most(p.last[v * width + lane] - start, view.stop[v]), 0));
-    }
+    for (int lane = 0; lane < width; ++lane)
+      first[lane] = view.first[v * width + lane], last[lane] = view.last[v * width + lane];
     const ivec<real> first_v = load_int<real>(first), last_v = load_int<real>(last);
-    for (int64_t key = from; key < view.stop[v]; ++key) {
+    for (int64_t key = view.within[v]; key < view.stop[v]; ++key) {
       const ivec<real> key_v = lane_int<real>(key) - ivec<real>{};
       real* at = scores + key * lanes + v * width;
       store(at, select<real>((key_v >= first_v) & (key_v < last_v), load(at), broadcast(minus_infinity<real>)));
@@ -189,9 +259,9 @@ inline void hide_beyond_limits(const panel<real>& p, int64_t start, const block_
 
 // Products -> logits: softcap, bias, and -inf where a pair is hidden.
 template <typename real>
-inline void shape_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
-                         const block_view& view, real* scores, real* slope) {
-  const int64_t keys = view.keys();
+inline void shape_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
+                         real* scores, real* slope) {
+  const int64_t start = view.start, keys = view.keys();
   if (unlikely(p.stretched)) multiply_lanes(p.stretch, keys, scores);
   if (problem.softcap > 0) cap_scores<real>(problem.softcap, keys, scores, slope);
   if (problem.bias.data) {
@@ -202,13 +272,13 @@ inline void shape_scores(const attention_problem& problem, int64_t batch, const 
       case element::bfloat16: add_bias<bfloat_bits>(problem, batch, p, start, keys, scores); break;
     }
   }
-  if (problem.mask.data) hide_masked(problem, batch, p, start, keys, scores);
-  hide_beyond_limits(p, start, view, scores);
+  if (view.looks) hide_masked(problem, batch, p, start, keys, scores);
+  hide_beyond_limits(view, scores);
 }
 
 template <typename real>
 inline void compute_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const real* q_packed,
-                           row_block<real> key_rows, int64_t start, const block_view& view, real* scores, real* slope) {
+                           row_block<real> key_rows, const block_view& view, real* scores, real* slope) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const int64_t both = view.both(), keys = view.keys(), at = view.longer() * width;
   product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, both,
@@ -216,7 +286,7 @@ inline void compute_scores(const attention_problem& problem, int64_t batch, cons
   if (both < keys)
     product<real, a_rows, 1>(key_rows.data + both * key_rows.stride, key_rows.stride, q_packed + at, lanes, problem.d_k,
                              scores + both * lanes + at, lanes, keys - both, overwrite{});
-  shape_scores(problem, batch, p, start, view, scores, slope);
+  shape_scores(problem, batch, p, view, scores, slope);
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

@@ -8,7 +8,8 @@ namespace rootdk::ROOTDK_TARGET {
 template <typename real>
 struct row_sums {
   static constexpr int lanes = panel_lanes<real>;
-  bool fresh;  // no block yet: nothing below is set
+  bool fresh;     // no block yet: nothing below is set
+  bool finished;  // by finish_rows
   alignas(64) real maximum[lanes];   // of the scores so far
   alignas(64) real sum[lanes];       // of e = 2^(score - maximum)
   alignas(64) real normalise[lanes];  // what the output is multiplied with; set at the end of the row
@@ -25,6 +26,7 @@ struct row_sums {
 
   void reset() {
     fresh = true;
+    finished = false;
     for (int64_t& number : alike) number = -1;
   }
 

@@ -21,7 +21,7 @@ from benchmarks.peers import open_peers
 from benchmarks.problems import Shape
 from benchmarks.race import Call
 from benchmarks.section import Setting, Step
-from benchmarks.sections import all_sections, attention, beside, decode, fresh, half, options, ring, tiny, watch
+from benchmarks.sections import all_sections, attention, beside, decode, fresh, half, masks, options, ring, tiny, watch
 from rootdk.distributed.local import LocalRanksError, run_ranks
 
 SMALL = Shape(1, 4, 4, 40, 16, causal=False)
@@ -53,7 +53,7 @@ def test_every_section_has_steps() -> None:
 
 def test_without_torch_what_needs_it_is_left_out_of_the_plan() -> None:
     keys = [step.key for step in steps_of(peers=("numpy",))]
-    assert not {"half", "options", "beside", "watch", "ring"} & set(keys)
+    assert not {"half", "masks", "options", "beside", "watch", "ring"} & set(keys)
     assert keys.count("decode") == len(decode.FORMS)
     assert keys.count("tiny") == len(tiny.SHAPES)
 
@@ -98,6 +98,17 @@ def test_an_option_that_is_ignored_is_a_wrong_answer(name: str, monkeypatch: pyt
     shape = replace(SMALL, n=200) if name == "dropout" else SMALL
     found = options.race(name, options.FORWARD[name], shape, gradient=False, budget=0.0)
     assert ("rootdk" in found["left_out"]) == (name not in ("d_v = 2 d_k", "grouped heads"))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("name", masks.CASES)
+def test_masks_agree_with_float64(name: str, gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = masks.race(name, masks.CASES[name], 16, gradient=gradient, budget=0.0)
+    assert found["left_out"] == {}
+    assert set(found["seconds"]) == {"rootdk", "torch"} | ({"option"} if "causal as a mask" in name else set())
+    attention = rootdk.attention
+    monkeypatch.setattr(rootdk, "attention", lambda query, key, value, **_: attention(query, key, value))
+    assert "rootdk" in masks.race(name, masks.CASES[name], 16, gradient=gradient, budget=0.0)["left_out"]
 
 
 def test_tiny_calls_are_checked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 // where they must and where they must not be felt.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <sstream>
 
@@ -127,14 +128,41 @@ inline strided_array pairs_array(random_source& random, const random_problem& p,
   return strided_array(random, type, item_bytes, {f.batch, f.heads, f.n_query, f.n_key}, choice);
 }
 
+// Which pairs a mask with a structure shows: documents, a band, or blocks that are hidden, open or neither; so that rows have no
+// holes, holes between runs, or holes inside them.
+inline std::function<bool(int64_t, int64_t)> draw_structure(random_source& random, const rootdk::attention_problem& f) {
+  const int64_t n = std::max<int64_t>(f.n_key, 1);
+  switch (random.below(4)) {
+    case 0: return [](int64_t, int64_t) { return true; };
+    case 1: {
+      const int64_t length = random.between(1, n);
+      return [=](int64_t i, int64_t j) { return i / length == j / length; };
+    }
+    case 2: {
+      const int64_t offset = random.between(-n, n), width = random.between(0, n), sinks = random.pick<int64_t>({0, 0, 1, 5});
+      return [=](int64_t i, int64_t j) { return (j - i - offset >= 0 && j - i - offset <= width) || j < sinks; };
+    }
+    default: {
+      const int64_t rows = random.between(1, 40), keys = random.pick<int64_t>({1, 3, 16, 127, 128, 129});
+      const uint64_t salt = random.next();
+      return [=](int64_t i, int64_t j) {
+        random_source kind(salt + uint64_t(i / rows) * 8191 + uint64_t(j / keys));
+        return kind.below(3) == 0 || (kind.below(3) == 0 && (i * 7 + j * 3) % 5 < 2);
+      };
+    }
+  }
+}
+
 inline void draw_mask(random_source& random, random_problem& p) {
   p.mask = pairs_array(random, p, element::float32, 1);
-  const double keep = random.pick<double>({0, 0.1, 0.5, 0.9, 1});
+  const auto shows = draw_structure(random, p.facts);
+  const double keep = random.pick<double>({0, 0.1, 0.5, 0.9, 1, 1, 1});
   const int64_t hidden_start = random.chance(0.3) ? random.between(0, p.facts.n_key) : 0;
   std::vector<char> column(size_t(p.facts.n_key));
-  for (char& hidden : column) hidden = random.chance(0.15);
+  const double hole = random.pick<double>({0, 0.15});
+  for (char& hidden : column) hidden = random.chance(hole);
   p.mask.each([&](int64_t b, int64_t h, int64_t i, int64_t j) {
-    const bool seen = j >= hidden_start && !column[size_t(j)] && random.chance(keep);
+    const bool seen = j >= hidden_start && !column[size_t(j)] && random.chance(keep) && shows(i, j);
     *p.mask.at({b, h, i, j}) = seen ? random.pick<char>({1, 1, 1, char(0xff)}) : 0;
   });
   p.facts.mask = p.mask.pairs();

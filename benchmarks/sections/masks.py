@@ -1,0 +1,218 @@
+"""The masks that models pass, and a bias of every pair, against torch: forward, and with the gradient.
+
+A mask is given to both as a bool array. "causal as a mask" has a third contestant, rootdk told by its flag: finding
+out that a mask is a triangle must cost nearly nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import rootdk
+from benchmarks.problems import Inputs, Shape, make_inputs
+from benchmarks.race import Call, beside_sgemm, only_right
+from benchmarks.section import (
+    Report,
+    Row,
+    Setting,
+    Step,
+    Verdict,
+    at_least,
+    at_most,
+    faster,
+    judge_rows,
+    mean,
+    milliseconds,
+    of,
+    of_rows,
+    times_faster,
+)
+
+GRADIENT_SHARE = 0.8  # of a forward target, with the gradient
+FLAG_LIMIT = 1.1
+MEAN_OF_MASKS = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One mask or bias. `wanted`: times faster than torch. `option`: the same said to rootdk by an option."""
+
+    inputs: Inputs
+    wanted: float
+    option: dict[str, Any] = field(default_factory=dict)
+
+
+def steps(setting: Setting) -> Iterator[Step]:
+    """Every mask forward, then with the gradient."""
+    if not setting.torch:
+        return
+    for gradient in (False, True):
+        for label, make in CASES.items():
+            name = f"{label}, {'forward + backward' if gradient else 'forward'}"
+            shrink, budget = (4 if setting.quick else 1), setting.seconds(3.0)
+            work = partial(race, name, make, shrink, gradient=gradient, budget=budget)
+            yield Step("masks", name, work)
+
+
+def race(name: str, make: Callable[[int], Case], shrink: int, *, gradient: bool, budget: float) -> Row:
+    """rootdk and torch on the same tensors."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    case = make(shrink)
+    inputs = case.inputs
+    (kind, pairs), *_ = [(kind, inputs.options[kind]) for kind in ("mask", "bias") if kind in inputs.options]
+    learned = gradient and kind == "bias"
+    tensors = [torch.from_numpy(array) for array in (*inputs.arrays, pairs)]
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors[: 3 + learned]]
+    rest = tensors[3 + learned :]
+    d_out = torch.from_numpy(inputs.d_out)
+    attend: dict[str, Callable[..., Any]] = {
+        "rootdk": lambda q, k, v, pairs: rootdk.attention(q, k, v, **{kind: pairs}),
+        "torch": scaled_dot_product_attention,
+    }
+    if case.option:
+        attend["option"] = lambda q, k, v, _: rootdk.attention(q, k, v, **case.option)
+
+    def forward(side: str) -> Any:
+        with torch.no_grad():
+            return attend[side](*tensors)
+
+    def backward(side: str) -> Any:
+        return torch.autograd.grad(attend[side](*leaves, *rest), leaves, d_out)
+
+    def check(_: str, result: Any) -> None:
+        if not gradient:
+            inputs.check(result)
+            return
+        inputs.check_gradients(result[:3])
+        if learned:
+            inputs.check_shared_bias_gradient(result[3])
+
+    calls: dict[str, Call] = {side: partial(backward if gradient else forward, side) for side in attend}
+    calls, left_out = only_right(calls, check)
+    wanted = max(case.wanted * (GRADIENT_SHARE if gradient and kind == "mask" else 1.0), 1.0)
+    facts = {"name": name, "shape": asdict(inputs.shape), "gradient": gradient, "wanted": wanted, "kind": kind}
+    return facts | beside_sgemm(calls, left_out, budget, torch=True)
+
+
+def _long(shrink: int) -> Shape:
+    return Shape(1, 8, 8, 2048 // shrink, 64, causal=False)
+
+
+def _batch(shrink: int) -> Shape:
+    return Shape(8, 8, 8, 512 // shrink, 64, causal=False)
+
+
+def _places(shape: Shape) -> tuple[Any, Any]:
+    """Query i as a column, key j as a row."""
+    return np.arange(shape.n)[:, None], np.arange(shape.n)[None]
+
+
+def _shared(shape: Shape, seen: Any, wanted: float, **option: Any) -> Case:
+    """One mask for every head."""
+    return Case(make_inputs(shape, mask=seen[None, None]), wanted, option)
+
+
+def documents(shrink: int) -> Case:
+    """Eight documents, one after the other."""
+    shape = _long(shrink)
+    i, j = _places(shape)
+    return _shared(shape, i // (shape.n // 8) == j // (shape.n // 8), 4.0)
+
+
+def causal(shrink: int) -> Case:
+    """A triangle."""
+    shape = _long(shrink)
+    i, j = _places(shape)
+    return _shared(shape, j <= i, 1.5, causal=True)
+
+
+def window(shrink: int) -> Case:
+    """Each query sees itself and the 255 keys before it."""
+    shape = _long(shrink)
+    i, j = _places(shape)
+    return _shared(shape, (j <= i) & (i - j < 256 // shrink), 3.0)
+
+
+def _lengths(shape: Shape) -> Any:
+    """A third of all keys is padding: entries of 2/3 of the length, more or less. (batch, 1, 1, 1)."""
+    return np.linspace(1 / 3, 1, shape.batch).reshape(-1, 1, 1, 1) * shape.n // 1
+
+
+def padded_keys(shrink: int) -> Case:
+    """(batch, 1, 1, n): what a tokenizer returns."""
+    shape = _batch(shrink)
+    return Case(make_inputs(shape, mask=np.arange(shape.n) < _lengths(shape)), 1.5)
+
+
+def padded_pairs(shrink: int) -> Case:
+    """(batch, 1, n, n): what a model makes of it."""
+    shape = _batch(shrink)
+    seen = np.broadcast_to(np.arange(shape.n) < _lengths(shape), (shape.batch, 1, shape.n, shape.n))
+    return Case(make_inputs(shape, mask=seen.copy()), 1.5)
+
+
+def left_padded(shrink: int) -> Case:
+    """Causal, with the padding in front, as when several prompts are generated from; padding sees itself."""
+    shape = _batch(shrink)
+    i, j = _places(shape)
+    return Case(make_inputs(shape, mask=((j <= i) & (j >= shape.n - _lengths(shape))) | (i == j)), 2.0)
+
+
+def bias(shrink: int) -> Case:
+    """One number for every pair, the same for every head."""
+    shape = _long(shrink)
+    numbers = np.random.default_rng(1).standard_normal((1, 1, shape.n, shape.n), dtype=np.float32)
+    return Case(make_inputs(shape, bias=numbers), 1.3)
+
+
+CASES = {
+    "8 documents": documents,
+    "causal as a mask": causal,
+    "window of 256 as a mask": window,
+    "padding, (8, 1, 1, 512)": padded_keys,
+    "padding, (8, 1, 512, 512)": padded_pairs,
+    "left padding and causal": left_padded,
+    "bias of every pair": bias,
+}
+
+
+def verdicts(report: Report) -> Iterator[Verdict]:
+    """Each row has a target of its own; the masks together have a mean, and the triangle is held against the flag."""
+    rows = report.get("masks", [])
+    targets = [
+        at_least(row["name"], row["wanted"], faster("torch"), "rootdk", "torch", counts=of("name", row["name"]))
+        for row in rows
+    ]
+    targets += [
+        mean("masks, forward", MEAN_OF_MASKS, lambda row: row["kind"] == "mask" and not row["gradient"]),
+        mean(
+            "masks, forward + backward",
+            MEAN_OF_MASKS * GRADIENT_SHARE,
+            lambda row: row["kind"] == "mask" and row["gradient"],
+        ),
+    ]
+    flag = at_most(
+        "causal as a mask over causal as a flag",
+        FLAG_LIMIT,
+        lambda row, statistic: row["seconds"]["rootdk"][statistic] / row["seconds"]["option"][statistic],
+        "rootdk",
+        "option",
+        counts=lambda row: "option" in row["seconds"],
+    )
+    yield from judge_rows(report, "masks", [*targets, flag], with_torch=True)
+
+
+SECTIONS = (
+    of_rows(
+        "masks",
+        steps,
+        verdicts,
+        "Masks and bias, float32",
+        {"rootdk, ms": milliseconds("rootdk"), "torch, ms": milliseconds("torch"), "faster": times_faster("torch")},
+    ),
+)
