@@ -23,7 +23,6 @@ import rootdk
 from benchmarks.children import command
 from benchmarks.race import timing
 from benchmarks.section import STATISTICS, Report, Section, Setting, Step, Verdict, mebibytes, verdict
-from rootdk.processes import program
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "scipy", "plotly", "ml_dtypes", "onnxruntime", "openvino", "transformers")
 IMPORT_SECONDS = 0.15
@@ -50,7 +49,7 @@ def measure_import(rounds: int, module: str = "rootdk") -> dict[str, Any]:
     frameworks: list[str] = []
     for round_ in range(rounds + 1):
         for name, taken in seconds.items():
-            line = program(_IMPORT.format(module=name, frameworks=FRAMEWORKS))
+            line = [sys.executable, "-I", "-c", _IMPORT.format(module=name, frameworks=FRAMEWORKS)]
             ended = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
             took, *loaded = ended.stdout.split()
             if round_ > 0:

@@ -36,7 +36,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def check_destination(path: Path) -> None:
-    """An OSError if `write_atomically` could not write there now, found by going as far as that can be undone."""
+    """An OSError if `write_atomically` could not write there now: all of it is tried but the last step, the rename."""
     with _beside(path) as (target, _):
         if target.exists() and not os.access(target, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))

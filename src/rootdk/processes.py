@@ -34,11 +34,6 @@ def command(function: str, *arguments: str, package: Path | None = None) -> list
     return [sys.executable, "-I", __file__, facts, function, *arguments]
 
 
-def program(text: str) -> list[str]:
-    """The command that runs a text of Python, for what must not even load this package first."""
-    return [sys.executable, "-I", "-c", text]
-
-
 @contextmanager
 def started(
     function: str, argument_lists: Sequence[Sequence[str]], package: Path | None = None, **options: Any
@@ -108,7 +103,7 @@ def standing_elsewhere() -> Iterator[None]:
 
 
 class Process(NamedTuple):
-    """A number alone may be another process a moment later; with the time of its start it is one for good."""
+    """By number and time of its start: a number alone may be given to another process later."""
 
     number: int
     started: str

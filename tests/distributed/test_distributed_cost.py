@@ -66,28 +66,28 @@ def test_messages_are_those_that_are_sent(tmp_path: Path, dtype: str) -> None:
 def test_times_by_hand() -> None:
     """8 tokens, one head of 2 numbers, 2 ranks, full: 32 pairs and 256 operations forward on a rank."""
     sizes: dict[str, Any] = {"tokens": 8, "heads": 1, "d": 2, "ranks": 2, "causal": False, "latency": 0.5}
-    found = cost(Ring(**sizes, flops=64.0, bandwidth=128.0))
+    passes = cost(Ring(**sizes, flops=64.0, bandwidth=128.0))
     # A step computes 2 s; a block of 64 bytes takes 0.5 + 0.5 s and is hidden. Two meetings of 0.5 s.
-    forward = found["forward"]
+    forward = passes["forward"]
     assert (forward.flops, forward.sent_bytes, forward.compute) == (256.0, 64.0, 4.0)
     assert (forward.messages, forward.waiting, forward.seconds) == (1.0, 0.0, 5.0)
     assert forward.efficiency == 8.0 / (2 * 5.0)
     # Backward 10 s; a block and a gradient are hidden, the last gradient is waited for.
-    backward = found["backward"]
+    backward = passes["backward"]
     assert (backward.sent_bytes, backward.compute, backward.waiting, backward.seconds) == (192.0, 10.0, 1.0, 12.0)
     # On a line ten times as slow the block takes 5.5 s, and computing hides 2 of them.
     assert cost(Ring(**sizes, flops=64.0, bandwidth=12.8))["forward"].waiting == pytest.approx(3.5)
     # One rank sends nothing and waits for nobody.
     alone = cost(Ring(**sizes | {"ranks": 1}, flops=64.0, bandwidth=128.0))
-    assert [(one.sent_bytes, one.waiting, one.efficiency) for one in alone.values()] == [(0.0, 0.0, 1.0)] * 2
+    assert [(p.sent_bytes, p.waiting, p.efficiency) for p in alone.values()] == [(0.0, 0.0, 1.0)] * 2
 
 
 def test_memory_is_linear_in_tokens_per_rank() -> None:
-    one, same, half = (
+    whole, same, half = (
         cost(Ring(**SIZES | {"tokens": tokens}, ranks=ranks))["backward"].memory_bytes
         for tokens, ranks in ((4096, 4), (8192, 8), (4096, 8))
     )
-    assert one == same == 2 * half
+    assert whole == same == 2 * half
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_the_command() -> None:
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= 80
     assert "efficiency" in result.output
-    found = json.loads(CliRunner().invoke(main, [*COMMAND, "--bandwidth", "12e9", "--json"]).output)
+    printed = json.loads(CliRunner().invoke(main, [*COMMAND, "--bandwidth", "12e9", "--json"]).output)
     ring = Ring(tokens=10**6, heads=32, d=128, ranks=64, flops=2e12, bandwidth=12e9)
-    assert found == {"ring": asdict(ring)} | {name: asdict(one) for name, one in cost(ring).items()}
+    assert printed == {"ring": asdict(ring)} | {name: asdict(of_pass) for name, of_pass in cost(ring).items()}
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def misfits(rank: int) -> dict[str, Any]:
     odd = rank == 2
     q, k, v = tensors(rank)
     attention = distributed.attention
-    found = {
+    answers = {
         "causal": refused(lambda: attention(q, k, v, causal=not odd)),
         "scale": refused(lambda: attention(q, k, v, scale=0.5 if odd else None)),
         "layout": refused(lambda: attention(q, k, v, layout="balanced" if odd else "contiguous")),
@@ -65,12 +65,12 @@ def misfits(rank: int) -> dict[str, Any]:
         "everywhere": refused(lambda: attention(q, k, v, softcap=-1.0)),
     }
     # After all that the group still works.
-    found["after"] = distributed.unshard(attention(q, k, v))
+    answers["after"] = distributed.unshard(attention(q, k, v))
     x, y = (t.clone().requires_grad_() for t in (q, k))
     first, second = attention(x, k, v), attention(y, k, v)
-    found["order"] = refused(lambda: (second if odd else first).sum().backward())
-    found["whole"] = [distributed.unshard(t) for t in (q, k, v)]
-    return found
+    answers["order"] = refused(lambda: (second if odd else first).sum().backward())
+    answers["whole"] = [distributed.unshard(t) for t in (q, k, v)]
+    return answers
 
 
 EXPECTED = {
@@ -106,9 +106,9 @@ def misfit(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("what", EXPECTED)
 def test_ranks_that_disagree_are_told_so_everywhere(misfit: Any, what: str) -> None:
-    said = [one[what] for one in misfit]
-    assert said == [said[0]] * RANKS
-    assert said[0].startswith(EXPECTED[what])
+    errors = [answers[what] for answers in misfit]
+    assert errors == [errors[0]] * RANKS
+    assert errors[0].startswith(EXPECTED[what])
 
 
 def test_the_group_works_after_a_refusal(misfit: Any) -> None:
@@ -125,22 +125,22 @@ def lose(rank: int, how: str, who: int = 2, folder: str = "") -> dict[str, Any]:
     q.requires_grad_()
     distributed.attention(q, k, v)  # connected, and past the imports
     dist.barrier()
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     if rank == who:
         _lose_itself(how)
     try:
         out = distributed.attention(q, k, v, timeout=TIMEOUT if how == "asleep" else NEVER)
-        found["returned"] = True
+        outcome["returned"] = True
         if how == "dead before backward" and rank == who:
             os.kill(os.getpid(), signal.SIGKILL)
         out.sum().backward()
-        found["result"] = "a result"
+        outcome["result"] = "a result"
     except (RankError, MemoryError) as error:
-        found |= {"type": type(error).__name__, "error": str(error), "rank": getattr(error, "rank", None)}
-    found["gradient"] = q.grad
+        outcome |= {"type": type(error).__name__, "error": str(error), "rank": getattr(error, "rank", None)}
+    outcome["gradient"] = q.grad
     if folder:
-        found["all told"] = _wait_for_all(rank, Path(folder))
-    return found
+        outcome["all told"] = _wait_for_all(rank, Path(folder))
+    return outcome
 
 
 def _wait_for_all(rank: int, folder: Path) -> bool:
@@ -187,38 +187,39 @@ REASONS = {
 
 @pytest.mark.parametrize("how", REASONS)
 def test_a_lost_rank_is_reported_everywhere_and_in_time(tmp_path: Path, how: str) -> None:
-    found = together(lose, RANKS, tmp_path, how, killed=2 if how.startswith("dead") else None)
-    said = {one["error"].partition(";")[0] for one in found if one is not None and one["type"] == "RankError"}
-    assert len(said) == 1, said
-    assert said.pop().startswith(REASONS[how])
-    for rank, one in enumerate(found):
-        if one is None:
+    outcomes = together(lose, RANKS, tmp_path, how, killed=2 if how.startswith("dead") else None)
+    stopped = [outcome for outcome in outcomes if outcome is not None and outcome["type"] == "RankError"]
+    reasons = {outcome["error"].partition(";")[0] for outcome in stopped}
+    assert len(reasons) == 1, reasons
+    assert reasons.pop().startswith(REASONS[how])
+    for rank, outcome in enumerate(outcomes):
+        if outcome is None:
             continue
-        assert "result" not in one
-        assert ("returned" in one) == (how == "dead before backward")
-        assert one["gradient"] is None
+        assert "result" not in outcome
+        assert ("returned" in outcome) == (how == "dead before backward")
+        assert outcome["gradient"] is None
         if rank == 2 and how == "out of memory":
-            assert one["type"] == "MemoryError"
+            assert outcome["type"] == "MemoryError"
             continue
-        assert one["type"] == "RankError"
-        assert one["rank"] == 2
-        assert f"rank {rank} has stopped, nothing of this call is used" in one["error"]
+        assert outcome["type"] == "RankError"
+        assert outcome["rank"] == 2
+        assert f"rank {rank} has stopped, nothing of this call is used" in outcome["error"]
 
 
 def test_ranks_that_go_on_living_tell_each_other(tmp_path: Path) -> None:
-    found = together(lose, RANKS, tmp_path, "out of memory", 2, str(tmp_path))
-    assert [one["all told"] for one in found] == [True] * RANKS
+    outcomes = together(lose, RANKS, tmp_path, "out of memory", 2, str(tmp_path))
+    assert [outcome["all told"] for outcome in outcomes] == [True] * RANKS
 
 
 def test_the_rank_that_holds_the_store_is_lost(tmp_path: Path) -> None:
     """Nobody can read a common reason then; each says what it saw, and none hangs."""
-    found = together(lose, RANKS, tmp_path, "dead in the ring", 0, killed=0, tcp=True)
-    for one in found[1:]:
-        assert one["type"] == "RankError"
-        assert one["gradient"] is None
-        assert one["rank"] in (0, None)
-        assert (one["rank"] == 0) == one["error"].startswith("rank 0 has closed its connection")
-        assert one["rank"] == 0 or "; the store is gone too: it lives on rank 0;" in one["error"]
+    outcomes = together(lose, RANKS, tmp_path, "dead in the ring", 0, killed=0, tcp=True)
+    for outcome in outcomes[1:]:
+        assert outcome["type"] == "RankError"
+        assert outcome["gradient"] is None
+        assert outcome["rank"] in (0, None)
+        assert (outcome["rank"] == 0) == outcome["error"].startswith("rank 0 has closed its connection")
+        assert outcome["rank"] == 0 or "; the store is gone too: it lives on rank 0;" in outcome["error"]
 
 
 # --- without other ranks
@@ -278,7 +279,7 @@ def test_the_script_of_the_guide_runs_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_the_errors_of_the_guide_are_those_that_are_raised() -> None:
-    said = {text.partition(": ")[2] for text in EXPECTED.values()}
+    expected = {text.partition(": ")[2] for text in EXPECTED.values()}
     for name in ("causal", "query", "key"):
         (line,) = [line.strip() for line in SCALING.splitlines() if line.startswith(f"    {name}: ")]
-        assert line in said
+        assert line in expected

@@ -106,43 +106,43 @@ def own_rows(whole: Any, rank: int, lengths: list[int], layout: str) -> Any:
 
 
 def run_cases(rank: int, ranks: int) -> dict[str, Any]:
-    found = {}
+    results = {}
     for name in NAMES:
-        one = case(name)
-        query, key, value = (tensor(a) for a in one.arrays)
-        queries, keys = (one.lengths(t.shape[-2], ranks) for t in (query, key))
+        chosen = case(name)
+        query, key, value = (tensor(a) for a in chosen.arrays)
+        queries, keys = (chosen.lengths(t.shape[-2], ranks) for t in (query, key))
         shards = [
-            own_rows(t, rank, lengths, one.layout).requires_grad_()
+            own_rows(t, rank, lengths, chosen.layout).requires_grad_()
             for t, lengths in ((query, queries), (key, keys), (value, keys))
         ]
-        options = tensor_options(one.options)
-        out, reading = distributed.measure(*shards, layout=one.layout, **options)
-        d_out = own_rows(tensor(one.d_out), rank, queries, one.layout)
+        options = tensor_options(chosen.options)
+        out, reading = distributed.measure(*shards, layout=chosen.layout, **options)
+        d_out = own_rows(tensor(chosen.d_out), rank, queries, chosen.layout)
         gradients = torch.autograd.grad(out, shards, d_out)
-        plain = distributed.attention(*(t.detach() for t in shards), layout=one.layout, **options)
+        plain = distributed.attention(*(t.detach() for t in shards), layout=chosen.layout, **options)
         assert torch.equal(out, plain), f"{name}: measuring changed the output"
-        whole = [distributed.unshard(t, layout=one.layout) for t in (out, *gradients)]
-        found[name] = (whole, distributed.unshard(reading, layout=one.layout))
-    return found
+        whole = [distributed.unshard(t, layout=chosen.layout) for t in (out, *gradients)]
+        results[name] = (whole, distributed.unshard(reading, layout=chosen.layout))
+    return results
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return together(run_cases, request.param, tmp_path_factory.mktemp("ranks"), request.param)
 
 
-def reference_problem(one: Case) -> Any:
-    return problem_of(*one.arrays, **one.options)
+def reference_problem(chosen: Case) -> Any:
+    return problem_of(*chosen.arrays, **chosen.options)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_output_and_gradients(found: Any, name: str) -> None:
-    one = case(name)
-    problem = reference_problem(one)
-    (out, *gradients), _ = found[0][name]
+def test_output_and_gradients(results: Any, name: str) -> None:
+    chosen = case(name)
+    problem = reference_problem(chosen)
+    (out, *gradients), _ = results[0][name]
     expected, bound = forward_budget(problem)
     assert_within(array(out), expected.reshape(out.shape), bound, f"{name}, output")
-    d_out = one.d_out.reshape(problem.query.shape[:-1] + problem.value.shape[-1:])
+    d_out = chosen.d_out.reshape(problem.query.shape[:-1] + problem.value.shape[-1:])
     for what, actual, (expected, bound) in zip(
         ("d_query", "d_key", "d_value"), gradients, gradient_budget(problem, d_out), strict=True
     ):
@@ -150,22 +150,22 @@ def test_output_and_gradients(found: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_reading_is_that_of_one_process(found: Any, name: str) -> None:
+def test_the_reading_is_that_of_one_process(results: Any, name: str) -> None:
     problem = reference_problem(case(name))
-    reading = found[0][name][1]
+    reading = results[0][name][1]
     keys = reference.measure(problem, judge_type(problem.query.dtype))[1]["keys"]
     np.testing.assert_array_equal(reading.keys.numpy(), keys.reshape(reading.shape))
     for field, (expected, bound) in measure_budget(problem).items():
         assert_within(getattr(reading, field).numpy(), expected.reshape(reading.shape), bound, f"{name}, {field}")
 
 
-def test_every_rank_has_the_same_whole(found: Any) -> None:
+def test_every_rank_has_the_same_whole(results: Any) -> None:
     for name in NAMES:
-        for other in found[1:]:
-            for mine, theirs in zip(found[0][name][0], other[name][0], strict=True):
+        for other in results[1:]:
+            for mine, theirs in zip(results[0][name][0], other[name][0], strict=True):
                 assert torch.equal(mine, theirs), name
             for field in (*FIELDS, "keys"):
-                assert torch.equal(getattr(found[0][name][1], field), getattr(other[name][1], field)), name
+                assert torch.equal(getattr(results[0][name][1], field), getattr(other[name][1], field)), name
 
 
 # --- things that need no reference
@@ -173,34 +173,34 @@ def test_every_rank_has_the_same_whole(found: Any) -> None:
 
 def other_checks(rank: int, ranks: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     query, key, value = torch.randn(3, 2, 4, 24, 8).unbind(0)
     value[0, 0, 20] = torch.nan
     key[1, 1, 3] = torch.inf
-    one = rootdk.attention(query, key, value, causal=True)
+    alone = rootdk.attention(query, key, value, causal=True)
     shards = [distributed.shard(t, layout="balanced") for t in (query, key, value)]
     ring = distributed.unshard(distributed.attention(*shards, layout="balanced", causal=True), layout="balanced")
-    found["nan"] = (torch.isnan(one), torch.isnan(ring))
+    results["nan"] = (torch.isnan(alone), torch.isnan(ring))
 
     # In float64, where the few hundred roundings of such a sum stay below 1e-12 of it.
     query, key, value = torch.randn(3, 2, 4, 24, 8, dtype=torch.float64).unbind(0)
     sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    one = rootdk.attention(query, key, value, sinks=sinks)
-    (expected,) = torch.autograd.grad(one.square().sum(), sinks)
+    alone = rootdk.attention(query, key, value, sinks=sinks)
+    (expected,) = torch.autograd.grad(alone.square().sum(), sinks)
     shards = [distributed.shard(t) for t in (query, key, value)]
     (part,) = torch.autograd.grad(distributed.attention(*shards, sinks=sinks).square().sum(), sinks)
     torch.distributed.all_reduce(part)
-    found["sinks"] = (expected, part)
+    results["sinks"] = (expected, part)
 
     # A group of some of the ranks only, and strided shards.
     group = torch.distributed.new_group([0, ranks - 1])
     if rank in (0, ranks - 1):
         half = distributed.shard(query.transpose(1, 2), group, axis=1).transpose(1, 2)
         out = distributed.attention(half, half, half, group)
-        found["part"] = (rootdk.attention(query, query, query), distributed.unshard(out, group))
-    found["positions"] = distributed.positions(10, layout="balanced").tolist()
-    found["numbers"] = long_sequence(rank)
-    return found
+        results["part"] = (rootdk.attention(query, query, query), distributed.unshard(out, group))
+    results["positions"] = distributed.positions(10, layout="balanced").tolist()
+    results["numbers"] = long_sequence(rank)
+    return results
 
 
 N = 65536
@@ -215,18 +215,18 @@ def long_sequence(rank: int) -> Any:
 
 
 def test_four_ranks(tmp_path: Path) -> None:
-    found = together(other_checks, 4, tmp_path, 4)
-    one, ring = found[0]["nan"]
-    assert torch.equal(one, ring)
-    assert one.any()
-    assert not one.all()
-    torch.testing.assert_close(found[0]["sinks"][1], found[0]["sinks"][0], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found[0]["part"][1], found[0]["part"][0], rtol=1e-12, atol=1e-12)
-    assert [one["positions"] for one in found] == [[0, 1, 9], [2, 3, 8], [4, 7], [5, 6]]
+    results = together(other_checks, 4, tmp_path, 4)
+    alone, ring = results[0]["nan"]
+    assert torch.equal(alone, ring)
+    assert alone.any()
+    assert not alone.all()
+    torch.testing.assert_close(results[0]["sinks"][1], results[0]["sinks"][0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(results[0]["part"][1], results[0]["part"][0], rtol=1e-12, atol=1e-12)
+    assert [result["positions"] for result in results] == [[0, 1, 9], [2, 3, 8], [4, 7], [5, 6]]
 
     torch.manual_seed(1)
     query, key, value = torch.randn(3, 1, N, 16).unbind(0)
-    ring = found[0]["numbers"]
+    ring = results[0]["numbers"]
     whole = rootdk.attention(query, key, value, causal=True)
     bounds = []
     for row in (0, 1, N // 8, N // 3, N // 2, N - 2, N - 1):

@@ -63,8 +63,8 @@ def all_ways(rank: int, folder: str) -> dict[str, Any]:
     torch.manual_seed(0)
     share = slice(2 * rank, BATCH if rank else 2)  # 2 and 4 of the 6 sequences
     readings = watched(model(), batch()[share])
-    found = {
-        "own": {path: one.metrics for path, one in readings.items()},
+    read = {
+        "own": {path: reading.metrics for path, reading in readings.items()},
         "data": merged_metrics(readings, "data"),
         "absent": merged_metrics(readings if rank else {}, {"data": None}),
         "tensor": merged_metrics(watched(model(heads=slice(2 * rank, 2 * rank + 2)), batch()), "tensor"),
@@ -81,8 +81,8 @@ def all_ways(rank: int, folder: str) -> dict[str, Any]:
     try:
         merged_metrics(watched(model(heads=slice(0, 1 + rank)), batch()), "data")
     except ArgumentError as error:
-        found["heads differ"] = str(error)
-    return found
+        read["heads differ"] = str(error)
+    return read
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> Any:
+def ranks(folder: Path) -> Any:
     return together(all_ways, RANKS, folder, str(folder))
 
 
@@ -107,8 +107,8 @@ def alone_in_float64() -> Any:
 
 
 @pytest.mark.parametrize("way", ["data", "tensor"])
-def test_the_ranks_find_together_what_one_process_finds(found: Any, alone: Any, way: str) -> None:
-    merged = found[0][way]["0"]
+def test_the_ranks_find_together_what_one_process_finds(ranks: Any, alone: Any, way: str) -> None:
+    merged = ranks[0][way]["0"]
     assert merged.heads == HEADS
     assert merged.metrics.keys() == alone.keys()
     for name, expected in alone.items():
@@ -117,8 +117,8 @@ def test_the_ranks_find_together_what_one_process_finds(found: Any, alone: Any, 
         np.testing.assert_allclose(merged.metrics[name], expected, rtol=tolerance, err_msg=name)
 
 
-def test_a_ring_is_read_as_one_process_reads_it(found: Any, alone_in_float64: Any) -> None:
-    merged = found[0]["sequence"]["0"]
+def test_a_ring_is_read_as_one_process_reads_it(ranks: Any, alone_in_float64: Any) -> None:
+    merged = ranks[0]["sequence"]["0"]
     assert merged.metrics.keys() == alone_in_float64.keys()
     for name, expected in alone_in_float64.items():
         # Rows are put together from blocks in float64: some hundred roundings of 1e-16.
@@ -126,35 +126,35 @@ def test_a_ring_is_read_as_one_process_reads_it(found: Any, alone_in_float64: An
 
 
 @pytest.mark.parametrize("way", ["data", "tensor", "sequence", "absent"])
-def test_every_rank_agrees(found: Any, way: str) -> None:
-    for other in found[1:]:
-        for name, numbers in found[0][way]["0"].metrics.items():
+def test_every_rank_agrees(ranks: Any, way: str) -> None:
+    for other in ranks[1:]:
+        for name, numbers in ranks[0][way]["0"].metrics.items():
             np.testing.assert_array_equal(numbers, other[way]["0"].metrics[name], err_msg=name)
 
 
-def test_an_average_of_the_ranks_would_be_wrong(found: Any, alone: Any) -> None:
+def test_an_average_of_the_ranks_would_be_wrong(ranks: Any, alone: Any) -> None:
     """The data tells the two apart, so that the tests above can fail."""
     for name in ("max_logit", "entropy_ratio", "saturated"):
-        mean = np.mean([one["own"]["0"][name] for one in found], axis=0)
+        mean = np.mean([rank["own"]["0"][name] for rank in ranks], axis=0)
         assert not np.allclose(mean, alone[name], rtol=1e-3), name
 
 
-def test_a_rank_that_read_nothing_takes_part(found: Any) -> None:
-    for name, numbers in found[0]["absent"]["0"].metrics.items():
-        np.testing.assert_array_equal(numbers, found[1]["own"]["0"][name], err_msg=name)
+def test_a_rank_that_read_nothing_takes_part(ranks: Any) -> None:
+    for name, numbers in ranks[0]["absent"]["0"].metrics.items():
+        np.testing.assert_array_equal(numbers, ranks[1]["own"]["0"][name], err_msg=name)
 
 
-def test_ranks_with_other_heads_are_no_replicas(found: Any) -> None:
+def test_ranks_with_other_heads_are_no_replicas(ranks: Any) -> None:
     expected = "parallel: ranks that share rows must have the same heads, got 1 and on rank 1 2 in 0; 'tensor' puts"
-    assert all(one["heads differ"].startswith(expected) for one in found)
+    assert all(rank["heads differ"].startswith(expected) for rank in ranks)
 
 
-@pytest.mark.usefixtures("found")
-def test_rank_0_writes_for_all(folder: Path, alone: Any, found: Any) -> None:
+@pytest.mark.usefixtures("ranks")
+def test_rank_0_writes_for_all(folder: Path, alone: Any, ranks: Any) -> None:
     assert sorted(path.name for path in folder.glob("*.jsonl")) == ["None_0.jsonl", "data_0.jsonl"]
     lines = {name: json.loads((folder / f"{name}_0.jsonl").read_text()) for name in ("data", "None")}
     assert lines["data"]["attn/max_logit"] == alone["max_logit"].max()
-    assert lines["None"]["attn/max_logit"] == found[0]["own"]["0"]["max_logit"].max()
+    assert lines["None"]["attn/max_logit"] == ranks[0]["own"]["0"]["max_logit"].max()
     assert lines["data"]["attn/max_logit"] > lines["None"]["attn/max_logit"]
 
 
@@ -182,13 +182,13 @@ def test_medians_of_parts(rng: np.random.Generator, dtype: Any) -> None:
     """Against NumPy's, for even and odd counts, ties and negative numbers."""
     sets = [rng.standard_normal(n).astype(dtype).astype(np.float64) for n in (1, 2, 7, 100)]
     sets += [np.repeat([-0.5, 0.5], 4), np.zeros(3)]
-    cuts = [int(rng.integers(0, len(one) + 1)) for one in sets]
+    cuts = [int(rng.integers(0, len(numbers) + 1)) for numbers in sets]
     sides = [
-        [one[:cut] for one, cut in zip(sets, cuts, strict=True)],
-        [one[c:] for one, c in zip(sets, cuts, strict=True)],
+        [numbers[:cut] for numbers, cut in zip(sets, cuts, strict=True)],
+        [numbers[c:] for numbers, c in zip(sets, cuts, strict=True)],
     ]
-    for found in in_step(sides, dtype is np.float64):
-        np.testing.assert_array_equal(found, [np.median(one) for one in sets])
+    for of_side in in_step(sides, dtype is np.float64):
+        np.testing.assert_array_equal(of_side, [np.median(numbers) for numbers in sets])
 
 
 @pytest.mark.parametrize(

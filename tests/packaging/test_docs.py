@@ -40,9 +40,9 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 def test_only_the_root_keeps_every_column(made: str) -> None:
     for scale, constant in (("1", False), ("1/sqrt(d_k)", True), ("1/d_k", False)):
-        some = [row for row in rows(made, "Attention, rule by rule") if row[1] == scale]
-        ratio, flow = ([float(row[column]) for row in some] for column in (3, 7))
-        assert len(some) == 4
+        of_scale = [row for row in rows(made, "Attention, rule by rule") if row[1] == scale]
+        ratio, flow = ([float(row[column]) for row in of_scale] for column in (3, 7))
+        assert len(of_scale) == 4
         assert (max(flow) / min(flow) < 1.25) == constant
         assert (max(ratio) - min(ratio) < 0.01) == (scale != "1" if scale == "1/sqrt(d_k)" else False)
 
@@ -56,8 +56,8 @@ def test_the_norm_of_the_jacobian_rises_before_it_falls(made: str) -> None:
 
 
 def test_long_rows_go_flat_under_the_root_and_sharpen_under_ln_n(made: str) -> None:
-    found = [[float(cell) for cell in row[3:]] for row in rows(made, "Length is another matter")]
-    root, log = zip(*found, strict=True)
+    ratios = [[float(cell) for cell in row[3:]] for row in rows(made, "Length is another matter")]
+    root, log = zip(*ratios, strict=True)
     assert list(root) == sorted(root)
     assert list(log) == sorted(log, reverse=True)
 

@@ -15,24 +15,24 @@ IMPORTED_AS = {"scikit-learn": "sklearn"}  # distributions that are not called a
 
 def imported_names() -> set[str]:
     """Top-level names of every import in the package, inside functions too."""
-    found = set()
+    names = set()
     for file in Path(rootdk.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"rootdk"}
+                names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - {"rootdk"}
 
 
 def declared() -> dict[str, set[str]]:
     """What the required distributions are imported as, by extra; "" holds those of every installation."""
-    found: dict[str, set[str]] = {}
+    extras: dict[str, set[str]] = {}
     for line in metadata.requires("rootdk") or []:
         name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == [\'\"]([\w-]+)", line)
         assert name is not None
-        found.setdefault(extra[1] if extra else "", set()).add(IMPORTED_AS.get(name[0], name[0]))
-    return found
+        extras.setdefault(extra[1] if extra else "", set()).add(IMPORTED_AS.get(name[0], name[0]))
+    return extras
 
 
 def test_every_core_dependency_is_imported_and_the_reverse() -> None:

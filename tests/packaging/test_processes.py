@@ -37,7 +37,7 @@ def trap(tmp_path: Path) -> Path:
 
 
 def notes(trap: Path) -> list[str]:
-    return sorted(one.name for one in trap.glob("*-ran"))
+    return sorted(file.name for file in trap.glob("*-ran"))
 
 
 def run(script: Path, trap: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -66,7 +66,7 @@ def test_runs_run_nothing_from_the_current_folder(script: Path, trap: Path, engi
     from rootdk.lab.training import RunSpec
 
     specs = [RunSpec(task="recall", rule="sqrt", d_k=8, steps=2, seed=seed, learning_rate=1e-3) for seed in (0, 1)]
-    (trap / "spec.json").write_text(json.dumps([one.to_dict() for one in specs]))
+    (trap / "spec.json").write_text(json.dumps([spec.to_dict() for spec in specs]))
     asked = ("--spec", "spec.json", "--runs", "here", "--workers", "2", "--engine", engine)
     done = run(script, trap, "train-study", *asked)
     assert done.returncode == 0, done.stderr
@@ -79,15 +79,15 @@ def test_a_child_finds_what_its_parent_finds(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "far_away.py").write_text("def write(to, text):\n    open(to, 'w').write(text)\n")
     monkeypatch.syspath_prepend(tmp_path / "packages")
-    with processes.started("far_away:write", [[str(tmp_path / "note"), "found"]]) as [one]:
-        assert one.wait(60) == 0
+    with processes.started("far_away:write", [[str(tmp_path / "note"), "found"]]) as [child]:
+        assert child.wait(60) == 0
     assert (tmp_path / "note").read_text() == "found"
 
 
 def test_a_child_that_still_runs_is_ended() -> None:
     with processes.started("signal:pause", [[], []]) as waiting:
         pass
-    assert [one.returncode for one in waiting] == [-signal.SIGKILL] * 2
+    assert [child.returncode for child in waiting] == [-signal.SIGKILL] * 2
 
 
 def test_the_current_folder_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +95,8 @@ def test_the_current_folder_may_be_gone(tmp_path: Path, monkeypatch: pytest.Monk
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with processes.started("os:getpid", [[]]) as [one]:
-        assert one.wait(60) == 0
+    with processes.started("os:getpid", [[]]) as [child]:
+        assert child.wait(60) == 0
     with processes.standing_elsewhere():
         assert Path.cwd() == Path(sys.prefix)
     with pytest.raises(FileNotFoundError):

@@ -108,19 +108,19 @@ def test_refusals(call: Any, message: str) -> None:
 
 
 def test_prediction_takes_arrays_in_c_order() -> None:
-    found = rootdk.predict([[8], [16]], [32, 64], "none")
-    np.testing.assert_allclose(found.mean_variance, [8 * 31 / 32, 8 * 63 / 64, 16 * 31 / 32, 16 * 63 / 64])
-    assert found.rows.tolist() == [32, 64, 32, 64]
-    assert len(found) == 4
+    heads = rootdk.predict([[8], [16]], [32, 64], "none")
+    np.testing.assert_allclose(heads.mean_variance, [8 * 31 / 32, 8 * 63 / 64, 16 * 31 / 32, 16 * 63 / 64])
+    assert heads.rows.tolist() == [32, 64, 32, 64]
+    assert len(heads) == 4
 
 
 def test_prediction_asks_the_rule_with_keys_and_position() -> None:
-    """Rules that depend on length or position get the last query's, unless told; a number is the scale itself."""
+    """Rules that depend on length or position get those of the last query; a number is the scale itself."""
     long = rootdk.predict(64, 512**2, "entropy_invariant").mean_variance[0]
     assert long == pytest.approx(4.0, rel=1e-4)
-    last, told = rootdk.predict(64, 8192, "llama4"), rootdk.predict(64, 8192, "llama4", position=0)
+    last, first = rootdk.predict(64, 8192, "llama4"), rootdk.predict(64, 8192, "llama4", position=0)
     assert last.mean_variance[0] == pytest.approx((1 + 0.1 * np.log(2)) ** 2, rel=1e-3)
-    assert told.mean_variance[0] == pytest.approx(1.0, rel=1e-3)
+    assert first.mean_variance[0] == pytest.approx(1.0, rel=1e-3)
     plain, number = rootdk.predict(16, 64, "sqrt"), rootdk.predict(16, 64, 0.25)
     assert plain.to_json() == number.to_json()
 

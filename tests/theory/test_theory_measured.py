@@ -55,7 +55,7 @@ def measured(d_k: int, keys: int) -> dict[str, Reading]:
         value = np.ones((rows, 1, keys, 1))
         for rule in RULES:
             parts[rule].append(rootdk.measure(query, key, value, scale=rule)[1])
-    return {rule: Reading.concatenate(some, axis=0) for rule, some in parts.items()}
+    return {rule: Reading.concatenate(readings, axis=0) for rule, readings in parts.items()}
 
 
 def off(sample: Any, expected: float) -> float:
@@ -68,35 +68,35 @@ def off(sample: Any, expected: float) -> float:
 def hold(d_k: int, keys: int) -> None:
     for rule, reading in measured(d_k, keys).items():
         setting = f"d_k {d_k}, {keys} keys, {rule}"
-        told = rootdk.predict(d_k, keys, rule, rows=1)
+        predicted = rootdk.predict(d_k, keys, rule, rows=1)
         for field, name in MEANS.items():
-            distance = off(getattr(reading, name), float(getattr(told, field)[0]))
+            distance = off(getattr(reading, name), float(getattr(predicted, field)[0]))
             assert distance < 4, f"{setting}: {field} is {distance:.1f} standard errors off"
         for field, name in EXACT_MEDIANS.items():
-            below = (getattr(reading, name) < getattr(told, field)[0]).mean()
+            below = (getattr(reading, name) < getattr(predicted, field)[0]).mean()
             assert abs(below - 0.5) < 4 * 0.5 / np.sqrt(ROWS), f"{setting}: {below:.4f} of the rows below {field}"
-        share = float(told.saturated[0])
+        share = float(predicted.saturated[0])
         # One row more or less is no evidence where a rare event is expected less than once.
         error = np.sqrt(share * (1 - share) / ROWS) + 0.5 / ROWS
         assert abs(reading.saturated().mean() - share) < 4 * error, f"{setting}: saturated"
-        assert off(reading.max, told.max_logit[0]) < 4, f"{setting}: max_logit of one row"
-        assert off(reading.min, told.min_logit[0]) < 4, f"{setting}: min_logit of one row"
+        assert off(reading.max, predicted.max_logit[0]) < 4, f"{setting}: max_logit of one row"
+        assert off(reading.min, predicted.min_logit[0]) < 4, f"{setting}: min_logit of one row"
         scale = rootdk.scaling.rule(rule).factor(d_k, None, None)
         moments = attention_moments(keys, d_k, scale)
         for name, sample in (("p_cubed", reading.p_cubed), ("jacobian_norm_squared", reading.jacobian_norm**2)):
             assert off(sample, float(getattr(moments, name))) < 4, f"{setting}: {name}"
         laws = [row_law(keys, d_k, scale, shift) for shift in range(SHIFTS)]
         for field, (quantity, name) in BY_ROWS.items():
-            distance = off_by_rows(field, [getattr(law, quantity) for law in laws], reading, name, told)
+            distance = off_by_rows(field, [getattr(law, quantity) for law in laws], reading, name, predicted)
             assert distance < 4, f"{setting}: {field} is {distance:.1f} standard errors off"
 
 
-def off_by_rows(field: str, laws: list[Any], reading: Reading, name: str, told: Any) -> float:
+def off_by_rows(field: str, laws: list[Any], reading: Reading, name: str, predicted: Any) -> float:
     """In standard errors of both sides: of the measurement between 20 parts, of the row law between its lattices."""
     statistic = np.median if field.startswith("median") else np.mean
     seen = np.asarray(getattr(reading, name), np.float64).reshape(20, -1)
     error = np.array([statistic(part) for part in seen]).std(ddof=1) / np.sqrt(20)
-    number = float(getattr(told, field)[0])
+    number = float(getattr(predicted, field)[0])
     each = np.array([statistic(rows) for rows in laws])
     # A share of the number, because the field may be the reciprocal of the quantity, or a share of it.
     own = number * each.std(ddof=1) / abs(each.mean())
@@ -126,9 +126,9 @@ def test_a_wrong_prediction_is_noticed() -> None:
 def test_extremes_of_many_rows() -> None:
     """200 groups of 100 rows: the mean of their largest logits."""
     for rule, reading in measured(32, 128).items():
-        told = rootdk.predict(32, 128, rule, rows=100)
-        assert off(reading.max.reshape(200, 100).max(axis=1), told.max_logit[0]) < 4
-        assert off(reading.min.reshape(200, 100).min(axis=1), told.min_logit[0]) < 4
+        predicted = rootdk.predict(32, 128, rule, rows=100)
+        assert off(reading.max.reshape(200, 100).max(axis=1), predicted.max_logit[0]) < 4
+        assert off(reading.min.reshape(200, 100).min(axis=1), predicted.min_logit[0]) < 4
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64, 65, 1000])
@@ -138,9 +138,11 @@ def test_lowest_log_sum_exp(rows: int) -> None:
         for rule, reading in measured(d_k, keys).items():
             groups = ROWS // rows
             seen = np.asarray(reading.log_sum_exp).reshape(-1)[: groups * rows].reshape(groups, rows).min(axis=1)
-            told = float(rootdk.predict(d_k, keys, rule, rows=rows).min_log_sum_exp[0])
+            predicted = float(rootdk.predict(d_k, keys, rule, rows=rows).min_log_sum_exp[0])
             error = np.hypot(seen.std() / np.sqrt(groups), 0.01 * np.asarray(reading.log_sum_exp).std())
-            assert abs(seen.mean() - told) < 4 * error, f"d_k {d_k}, {keys} keys, {rule}: {told}, seen {seen.mean()}"
+            assert abs(seen.mean() - predicted) < 4 * error, (
+                f"d_k {d_k}, {keys} keys, {rule}: {predicted}, seen {seen.mean()}"
+            )
 
 
 # n, d_k, scale: flat, concentrated, past the transition, one key, and no more keys than the row law has exactly.
@@ -153,16 +155,16 @@ def test_rows_of_the_row_law_have_the_averages_that_are_known(keys: float, d_k: 
     """Quadrature knows these averages to 1e-8, also where nothing can be measured; errors are between the lattices."""
     laws = [row_law(keys, d_k, scale, shift) for shift in range(SHIFTS)]
     moments = attention_moments(keys, d_k, scale)
-    told = rootdk.predict(d_k, keys, scale)
+    predicted = rootdk.predict(d_k, keys, scale)
     known = {
         "log_sum_exp": (lambda law: law.log_sum_exp, moments.log_sum_exp),
         "entropy": (lambda law: law.entropy, moments.entropy),
         "p_squared": (lambda law: law.p_squared, moments.p_squared),
         "jacobian_trace": (lambda law: law.jacobian_trace, moments.jacobian_trace),
         "jacobian_norm_squared": (lambda law: law.jacobian_norm**2, moments.jacobian_norm_squared),
-        "effective_keys": (lambda law: 1 / law.p_squared, told.mean_effective_keys[0]),
-        "top_probability": (lambda law: law.top_probability, told.mean_top_probability[0]),
-        "saturated": (lambda law: law.top_probability > 0.99, told.saturated[0]),
+        "effective_keys": (lambda law: 1 / law.p_squared, predicted.mean_effective_keys[0]),
+        "top_probability": (lambda law: law.top_probability, predicted.mean_top_probability[0]),
+        "saturated": (lambda law: law.top_probability > 0.99, predicted.saturated[0]),
     }
     for name, (of_law, exact) in known.items():
         each = np.array([np.mean(of_law(law)) for law in laws])
@@ -176,10 +178,10 @@ def test_rows_of_the_row_law_have_the_averages_that_are_known(keys: float, d_k: 
 def test_every_field_of_a_summary_has_a_value() -> None:
     by_head = measured(4, 16)["sqrt"].by_head()
     for setting in ((4, 16, "sqrt"), (1, 2, 3.0), (64, 1e12, "none"), (1e6, 100, 1.0), (64, 8, 0.0), (64, 8, 1e6)):
-        told = rootdk.predict(*setting)
-        assert {field.name for field in fields(told)} == {field.name for field in fields(by_head)}
-        assert all(np.isfinite(getattr(told, field.name)).all() for field in fields(told)), setting
-        assert type(told).from_dict(told.to_dict()).to_json() == told.to_json()
+        predicted = rootdk.predict(*setting)
+        assert {field.name for field in fields(predicted)} == {field.name for field in fields(by_head)}
+        assert all(np.isfinite(getattr(predicted, field.name)).all() for field in fields(predicted)), setting
+        assert type(predicted).from_dict(predicted.to_dict()).to_json() == predicted.to_json()
 
 
 @pytest.mark.parametrize("scale", [1.0, 8**-0.5, 1 / 8])
@@ -191,14 +193,14 @@ def test_relative_gradient_is_that_of_the_operator(rng: np.random.Generator, d_k
     value = rng.standard_normal((rows, 1, keys, d_v))
     out, pull_back = rootdk.attention_vjp(query, key, value, scale=scale)
     gradient = sum((pull_back(np.broadcast_to(np.eye(d_v)[i], out.shape).copy())[0] ** 2).sum(-1) for i in range(d_v))
-    told = relative_gradient(keys, d_k, scale) ** 2
-    # A ratio of two means: its error is that of gradient - told * output.
-    assert off(gradient.reshape(-1) - told * (out**2).sum(-1).reshape(-1), 0.0) < 4
+    predicted = relative_gradient(keys, d_k, scale) ** 2
+    # A ratio of two means: its error is that of gradient - predicted * output.
+    assert off(gradient.reshape(-1) - predicted * (out**2).sum(-1).reshape(-1), 0.0) < 4
 
 
 @pytest.mark.parametrize(("d_k", "keys", "scale"), [(8, 1e9, 10.6), (16, 1e12, 7.5), (1, 1e6, 30.0), (64, 1024, 1.0)])
 def test_flat_rows_count_in_effective_keys_however_rare_they_are(d_k: int, keys: float, scale: float) -> None:
     """Frozen rows, and a flat one in a billion with a billion keys: against a finer lattice that reaches further."""
     sigma, weight = spread_nodes(keys, d_k, scale, log_error=-36 - 2 * np.log(keys), finer=2)
-    told = rootdk.predict(d_k, keys, scale).mean_effective_keys[0]
-    assert told == pytest.approx(weight @ effective_keys(keys, sigma), rel=1e-7)
+    predicted = rootdk.predict(d_k, keys, scale).mean_effective_keys[0]
+    assert predicted == pytest.approx(weight @ effective_keys(keys, sigma), rel=1e-7)

@@ -15,10 +15,10 @@ SIGMAS = (0.01, 0.1, 0.34, 0.36, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 
 def hold_against_mpmath(keys: tuple[int, ...], sigma: float, bound: float = 1e-8) -> None:
     judged = theory_judge.averages(keys, sigma)
-    found = softmax_moments(keys, sigma)
+    moments = softmax_moments(keys, sigma)
     for place, n in enumerate(keys):
         for field in FIELDS:
-            error = abs(float(getattr(found, field)[place] / judged[place][field] - 1))
+            error = abs(float(getattr(moments, field)[place] / judged[place][field] - 1))
             assert error <= bound, f"{field} at {n} keys, sigma {sigma}: relative error {error:.2g}"
 
 
@@ -43,8 +43,8 @@ def test_against_mpmath_on_the_whole_grid(sigma: float) -> None:
     ],
 )
 def test_known_values(keys: float, sigma: float, log_z: str, p_squared: str, entropy: str) -> None:
-    found = softmax_moments(keys, sigma)
-    for number, text in ((found.log_sum_exp, log_z), (found.p_squared, p_squared), (found.entropy, entropy)):
+    moments = softmax_moments(keys, sigma)
+    for number, text in ((moments.log_sum_exp, log_z), (moments.p_squared, p_squared), (moments.entropy, entropy)):
         assert f"{number:.{len(text.partition('.')[2])}f}" == text
 
 
@@ -53,8 +53,8 @@ def test_identities_that_the_integrals_do_not_use() -> None:
     from scipy.integrate import quad
 
     keys, sigma = np.meshgrid(np.array(KEYS, float), [0.0, 0.01, 0.35, 1.0, 5.0, 9.9, 10.1, 64.0, 1e3])
-    found = softmax_moments(keys, sigma)
-    np.testing.assert_allclose(found.jacobian_trace, 1 - found.p_squared, rtol=0, atol=5e-12)
+    moments = softmax_moments(keys, sigma)
+    np.testing.assert_allclose(moments.jacobian_trace, 1 - moments.p_squared, rtol=0, atol=5e-12)
     for row, spread in enumerate(sigma[1:, 0], start=1):
 
         def log_z(x: float, spread: float = spread) -> float:
@@ -62,12 +62,12 @@ def test_identities_that_the_integrals_do_not_use() -> None:
             return (half + np.log1p(np.exp(-2 * half))) * np.exp(-x * x / 2) * np.sqrt(2 / np.pi)
 
         whole = quad(log_z, 0, 15, epsabs=0, epsrel=1e-12, limit=400, points=[min(1.0, 1 / spread)])[0]
-        assert found.log_sum_exp[row, 0] == pytest.approx(whole, rel=1e-10), spread
+        assert moments.log_sum_exp[row, 0] == pytest.approx(whole, rel=1e-10), spread
 
 
 def test_no_spread_is_uniform() -> None:
     keys = np.array(KEYS, float)
-    found = softmax_moments(keys, 0.0)
+    moments = softmax_moments(keys, 0.0)
     exact = {
         "log_sum_exp": np.log(keys),
         "entropy": np.log(keys),
@@ -77,18 +77,18 @@ def test_no_spread_is_uniform() -> None:
         "jacobian_norm_squared": (1 - 1 / keys) / keys,
     }
     for field in FIELDS:
-        np.testing.assert_allclose(getattr(found, field), exact[field], rtol=1e-11, err_msg=field)
+        np.testing.assert_allclose(getattr(moments, field), exact[field], rtol=1e-11, err_msg=field)
 
 
 def test_far_past_the_grid_the_largest_logit_is_all() -> None:
     """ln Z -> sigma E max, and the weight left to others falls like 1/sigma: no overflow and no cancellation."""
     for sigma in (1e4, 1e8, 1e50):
-        found = softmax_moments(KEYS, sigma)
-        np.testing.assert_allclose(found.log_sum_exp, sigma * expected_maximum(KEYS), rtol=1e-6)
+        moments = softmax_moments(KEYS, sigma)
+        np.testing.assert_allclose(moments.log_sum_exp, sigma * expected_maximum(KEYS), rtol=1e-6)
         np.testing.assert_allclose(
-            found.jacobian_trace * sigma, softmax_moments(KEYS, 1e3).jacobian_trace * 1e3, rtol=1e-2
+            moments.jacobian_trace * sigma, softmax_moments(KEYS, 1e3).jacobian_trace * 1e3, rtol=1e-2
         )
-        assert (found.entropy > 0).all()
+        assert (moments.entropy > 0).all()
 
 
 def test_grid_in_one_call_is_the_points_one_by_one() -> None:
@@ -130,9 +130,9 @@ def test_mixture_against_twice_as_many_nodes(d_k: int, keys: int) -> None:
     for scale in (d_k**-0.5, 1.0, 1 / d_k, 0.3):
         sigma, weight = attention.spread_nodes(keys, d_k, scale, finer=2)
         finer = softmax_moments(keys, sigma)
-        found = attention_moments(keys, d_k, scale)
+        moments = attention_moments(keys, d_k, scale)
         for field in FIELDS:
-            assert getattr(found, field) == pytest.approx(weight @ getattr(finer, field), rel=1e-8), (field, scale)
+            assert getattr(moments, field) == pytest.approx(weight @ getattr(finer, field), rel=1e-8), (field, scale)
 
 
 TWO_KEYS = [(2, 0.3), (2, 20.0), (8, 8**-0.5), (64, 0.125), (64, 1.0), (128, 1 / 128)]
@@ -141,9 +141,9 @@ TWO_KEYS = [(2, 0.3), (2, 20.0), (8, 8**-0.5), (64, 0.125), (64, 1.0), (128, 1 /
 @pytest.mark.parametrize(("d_k", "scale"), TWO_KEYS)
 def test_attention_over_two_keys_against_mpmath(d_k: int, scale: float) -> None:
     judged = theory_judge.two_keys(d_k, scale)
-    found = attention_moments(2, d_k, scale)
+    moments = attention_moments(2, d_k, scale)
     for field in FIELDS:
-        assert abs(float(getattr(found, field) / judged[field] - 1)) <= 1e-8, field
+        assert abs(float(getattr(moments, field) / judged[field] - 1)) <= 1e-8, field
 
 
 @pytest.mark.slow
@@ -152,10 +152,10 @@ def test_attention_against_mpmath(d_k: int, scale: float, nodes: int) -> None:
     """So many nodes leave 1e-9 of Gauss's rule. Some minutes each: an average over one sigma takes 10 s in mpmath."""
     keys = (3, 1024, 10**9)
     judged = theory_judge.attention_averages(keys, d_k, scale, nodes)
-    found = attention_moments(keys, d_k, scale)
+    moments = attention_moments(keys, d_k, scale)
     for place, n in enumerate(keys):
         for field in FIELDS:
-            error = abs(float(getattr(found, field)[place] / judged[place][field] - 1))
+            error = abs(float(getattr(moments, field)[place] / judged[place][field] - 1))
             assert error <= 1e-8, f"{field} at {n} keys: relative error {error:.2g}"
 
 
@@ -171,8 +171,8 @@ def test_mixture_of_two_keys_by_another_road() -> None:
 
 
 def test_sign_of_the_scale_does_not_matter_and_zero_is_uniform() -> None:
-    one, other, none = (attention_moments(64, 16, scale) for scale in (0.7, -0.7, 0.0))
-    assert one == other
+    positive, negative, none = (attention_moments(64, 16, scale) for scale in (0.7, -0.7, 0.0))
+    assert positive == negative
     assert none.entropy == pytest.approx(np.log(64), rel=1e-11)
 
 
@@ -189,13 +189,10 @@ def test_saturation_of_two_keys_is_known() -> None:
     from scipy.special import ndtr
 
     for sigma in (1.0, 2.0, 8.0, 64.0):
-        law = rows.SaturationLaw(2.0, sigma)
         edge = np.log(0.01 / 0.99)
-        s, values, step = law._transform(edge)
-        terms = np.exp(values + s * edge).real
-        found = 2 * step / np.pi * (terms.sum() - terms[0] / 2)
-        assert found == pytest.approx(2 * ndtr(edge / (np.sqrt(2) * sigma)), rel=1e-9)
-        assert law.above(0.99) == pytest.approx(found, rel=1e-9)
+        inverted = rows._inverted(2.0, sigma, edge)
+        assert inverted == pytest.approx(2 * ndtr(edge / (np.sqrt(2) * sigma)), rel=1e-9)
+        assert rows.saturation(2, sigma) == pytest.approx(inverted, rel=1e-9)
 
 
 def test_top_probability_of_two_keys_is_known() -> None:
@@ -226,14 +223,14 @@ def test_effective_keys_of_two_keys_are_known() -> None:
     np.testing.assert_allclose(rows.effective_keys(KEYS, 0.0), KEYS, rtol=1e-9)
     # Jensen: the average of 1/sum p^2 is at least 1 over the average of sum p^2, and at most n.
     keys, sigma = np.meshgrid(np.array(KEYS, float), np.array(SIGMAS))
-    found = rows.effective_keys(keys, sigma)
-    assert (found >= 1 / softmax_moments(keys, sigma).p_squared * (1 - 1e-9)).all()
-    assert (found <= keys * (1 + 1e-9)).all()
+    shared = rows.effective_keys(keys, sigma)
+    assert (shared >= 1 / softmax_moments(keys, sigma).p_squared * (1 - 1e-9)).all()
+    assert (shared <= keys * (1 + 1e-9)).all()
 
 
 def test_effective_keys_against_half_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, sigma = np.meshgrid(np.array(KEYS, float), np.array(SIGMAS))
-    found = rows.effective_keys(keys, sigma)
+    shared = rows.effective_keys(keys, sigma)
     monkeypatch.setattr(_laplace, "STEP", _laplace.STEP / 2)
     monkeypatch.setattr(_laplace, "_NEGLIGIBLE", _laplace._NEGLIGIBLE + 8)
-    np.testing.assert_allclose(found, rows.effective_keys(keys, sigma), rtol=1e-8)
+    np.testing.assert_allclose(shared, rows.effective_keys(keys, sigma), rtol=1e-8)

@@ -39,9 +39,9 @@ def test_score_variance_by_sampling(rng: np.random.Generator) -> None:
 
 def test_variance_broadcasts_over_leading_axes(rng: np.random.Generator) -> None:
     stack = np.stack([random_covariance(rng, 3) for _ in range(4)])
-    found = theory.score_variance(stack[:, None], stack, mean_key=[1.0, 2.0, 3.0])
-    assert found.shape == (4, 4)
-    assert found[1, 2] == pytest.approx(theory.score_variance(stack[1], stack[2], mean_key=[1.0, 2.0, 3.0]))
+    variances = theory.score_variance(stack[:, None], stack, mean_key=[1.0, 2.0, 3.0])
+    assert variances.shape == (4, 4)
+    assert variances[1, 2] == pytest.approx(theory.score_variance(stack[1], stack[2], mean_key=[1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -68,8 +68,8 @@ def test_variance_is_d_whatever_the_distribution() -> None:
             assert moments["mean"] == 0
             assert moments["variance"] == d
             assert moments["excess_kurtosis"] == (kurtosis**2 - 3) / d
-            told = theory.score_excess_kurtosis(d, float(kurtosis), float(kurtosis))
-            assert told == pytest.approx(float(moments["excess_kurtosis"]))
+            predicted = theory.score_excess_kurtosis(d, float(kurtosis), float(kurtosis))
+            assert predicted == pytest.approx(float(moments["excess_kurtosis"]))
 
 
 def test_exact_law_by_plain_enumeration() -> None:
@@ -169,11 +169,11 @@ def test_spectral_norm_is_the_largest_eigenvalue(rng: np.random.Generator) -> No
         weights = np.exp(sharpness * rng.standard_normal((20, 9)))
         weights /= weights.sum(axis=1, keepdims=True)
         jacobian = theory.softmax_jacobian(weights)
-        found = theory.jacobian_spectral_norm(weights)
-        np.testing.assert_allclose(found, np.linalg.eigvalsh(jacobian)[:, -1], rtol=1e-9, atol=1e-14)
+        norms = theory.jacobian_spectral_norm(weights)
+        np.testing.assert_allclose(norms, np.linalg.eigvalsh(jacobian)[:, -1], rtol=1e-9, atol=1e-14)
         low, high = theory.jacobian_norm_bounds(weights)
-        assert (low <= found * (1 + 1e-12)).all()
-        assert (found <= high * (1 + 1e-12)).all()
+        assert (low <= norms * (1 + 1e-12)).all()
+        assert (norms <= high * (1 + 1e-12)).all()
         assert (high <= 0.5 + 1e-12).all()
         np.testing.assert_allclose(jacobian.sum(axis=-1), 0, atol=1e-15)
 
@@ -222,13 +222,13 @@ def test_variance_under_every_rule(
     rng: np.random.Generator, rule: scaling.ScaleRule, where: dict, expected: float
 ) -> None:
     """The written formula, and 50,000 scores with the rule's own factor."""
-    told = theory.rule_variance(rule, 64, **where)
-    assert told == pytest.approx(expected)
+    predicted = theory.rule_variance(rule, 64, **where)
+    assert predicted == pytest.approx(expected)
     query, key = rng.standard_normal((2, 50_000, 64))
     if rule.unit_length:
         query, key = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (query, key))
     squares = (rule.factor(64, where.get("keys"), where.get("position")) * (query * key).sum(axis=1)) ** 2
-    assert abs(squares.mean() - told) < 4 * squares.std() / np.sqrt(squares.size)
+    assert abs(squares.mean() - predicted) < 4 * squares.std() / np.sqrt(squares.size)
 
 
 def test_rule_variance_takes_arrays() -> None:
@@ -237,9 +237,9 @@ def test_rule_variance_takes_arrays() -> None:
 
 def test_correlation_and_shared_mean_are_the_general_formula() -> None:
     d, r, s = 7, 0.3, -0.1
-    one, other = ((1 - c) * np.eye(d) + c * np.ones((d, d)) for c in (r, s))
-    assert theory.correlated_score_variance(d, r, s) == pytest.approx(theory.score_variance(one, other))
-    assert theory.correlated_score_variance(d, r) == pytest.approx(theory.score_variance(one, one))
+    cov_query, cov_key = ((1 - c) * np.eye(d) + c * np.ones((d, d)) for c in (r, s))
+    assert theory.correlated_score_variance(d, r, s) == pytest.approx(theory.score_variance(cov_query, cov_key))
+    assert theory.correlated_score_variance(d, r) == pytest.approx(theory.score_variance(cov_query, cov_query))
     unit = np.eye(d)
     whole, inside = theory.shared_mean_variance(d, 0.5, 2.0)
     assert whole == pytest.approx(theory.score_variance(unit, unit, 0.5, 2.0))
@@ -284,15 +284,15 @@ def test_rounding_of_scores(rng: np.random.Generator, name: str, sigma: float) -
     scores = sigma * rng.standard_normal(400_000)
     with np.errstate(over="ignore"):
         rounded = scores.astype(kind).astype(np.float64)
-    told = theory.format_effect(sigma, name)
+    predicted = theory.format_effect(sigma, name)
     lost = np.isinf(rounded).mean()
-    assert abs(lost - told.overflow) <= 4 * np.sqrt(told.overflow / scores.size)
+    assert abs(lost - predicted.overflow) <= 4 * np.sqrt(predicted.overflow / scores.size)
     squares = (rounded - scores)[np.isfinite(rounded)] ** 2
     # 1 % for the density changing inside one step of the coarsest format.
-    assert abs(np.sqrt(squares.mean()) / told.score_error - 1) < 0.01
-    if told.score_error < 0.3:
+    assert abs(np.sqrt(squares.mean()) / predicted.score_error - 1) < 0.01
+    if predicted.score_error < 0.3:
         weights = np.expm1((rounded - scores)[np.isfinite(rounded)])
-        assert np.sqrt((weights**2).mean()) == pytest.approx(told.weight_error, rel=0.03)
+        assert np.sqrt((weights**2).mean()) == pytest.approx(predicted.weight_error, rel=0.03)
 
 
 def test_formats_are_those_of_the_types() -> None:

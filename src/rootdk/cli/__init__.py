@@ -48,16 +48,16 @@ class _Commands(click.Group):
         return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _as_click_has_it():
+        with _errors_of_click():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _as_click_has_it():
+        with _errors_of_click():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _as_click_has_it() -> Iterator[None]:
+def _errors_of_click() -> Iterator[None]:
     """Errors and Ctrl-C as exceptions of click's, which ends the process accordingly."""
     try:
         yield

@@ -2,8 +2,8 @@
 
 Ctrl-C is a KeyboardInterrupt, which undoes what is half done on its way up, such as a bar on the terminal. It may take
 long: native code cannot be interrupted by it, a `finally` may wait for a thread, and an exception inside a callback is
-printed and lost. So a thread of its own hears the signal too, and where the command is still there after most of a
-second it ends the process: children first, then files that are half written.
+printed and lost. So a thread of its own waits for the signal too. If the command still runs most of a second
+later, the thread ends the process: children first, then files that are half written.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from rootdk._starting import end_at_once
 INTERRUPTED = 128 + signal.SIGINT
 _GRACE = 0.7
 
-_heard = threading.Event()
+_interrupted = threading.Event()
 _ending = threading.Lock()
 _words = ["interrupted"]
 
@@ -52,11 +52,11 @@ def supervised(command: Callable[[], Any]) -> Any:
     """Run a command line as a process of its own; after Ctrl-C it ends with 130 and one line, within a second."""
     if threading.current_thread() is not threading.main_thread():
         return command()  # only the main thread can hear signals
-    ear, mouth = socket.socketpair()
-    mouth.setblocking(False)
-    signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     # The thread holds both ends: they live as long as the process.
-    threading.Thread(target=_wait_for_ctrl_c, args=(ear, mouth), daemon=True).start()
+    threading.Thread(target=_wait_for_ctrl_c, args=(receiver, sender), daemon=True).start()
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end_at_once):  # and not ignored, as under nohup
         signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _leave_if_interrupted
@@ -66,13 +66,13 @@ def supervised(command: Callable[[], Any]) -> Any:
     try:
         return command()
     except SystemExit as end:
-        if end.code == INTERRUPTED or _heard.is_set():
+        if end.code == INTERRUPTED or _interrupted.is_set():
             # With another code the command has said itself what became of its work.
             _leave(said=end.code != INTERRUPTED)
         raise
     except BaseException:
         # Some libraries make another exception of an interrupt, which is no fault of theirs.
-        if _heard.is_set():
+        if _interrupted.is_set():
             _leave()
         raise
     finally:
@@ -81,7 +81,7 @@ def supervised(command: Callable[[], Any]) -> Any:
             signal.signal(signal.SIGINT, lambda *_: _leave())
         sys.stdout = output
         if output is not None:
-            _drop_what_is_left(output)
+            _discard_unwritten(output)
 
 
 class _Output:
@@ -112,7 +112,7 @@ def _no_output(error: OSError) -> OutputError:
     return OutputError(f"standard output: cannot be written: {error.strerror or error}")
 
 
-def _drop_what_is_left(output: TextIO) -> None:
+def _discard_unwritten(output: TextIO) -> None:
     """What could not be written is still in the buffer, and would be an error again when Python ends."""
     try:
         output.flush()
@@ -122,18 +122,18 @@ def _drop_what_is_left(output: TextIO) -> None:
 
 
 def _interrupt(*signal_and_frame: Any) -> None:
-    _heard.set()
+    _interrupted.set()
     signal.default_int_handler(*signal_and_frame)
 
 
-def _wait_for_ctrl_c(ear: socket.socket, _mouth: socket.socket) -> None:
-    while signal.SIGINT not in ear.recv(4096):
+def _wait_for_ctrl_c(receiver: socket.socket, _sender: socket.socket) -> None:
+    while signal.SIGINT not in receiver.recv(4096):
         pass
-    _heard.set()
+    _interrupted.set()
     # A second Ctrl-C need not wait.
-    ear.settimeout(_GRACE)
+    receiver.settimeout(_GRACE)
     with contextlib.suppress(TimeoutError):
-        while signal.SIGINT not in ear.recv(4096):
+        while signal.SIGINT not in receiver.recv(4096):
             pass
     _leave()
 

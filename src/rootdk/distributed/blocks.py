@@ -2,7 +2,7 @@ r"""Blocks: one call on a ring cut into Problems of its own size, and their resu
 
 The whole call is resolved as on one machine, by the same checks, on tensors of the whole shape that hold one number. A
 block is then a Problem of its own: the rows of a piece of queries against a piece of keys, with the offset between the
-two. Limits need no further thought, since a query at position p sees key j by p - j alone.
+two. Causal and window limits stay as they are, because they depend on the distance p - j of query and key alone.
 
 A softmax over the union of disjoint sets A and B of keys follows from the two softmaxes. With m the largest logit of a
 row (in units of log2), l = sum of 2^(s - m) and o the output, each over one set:

@@ -3,8 +3,8 @@
 A call is checked on each rank, the ranks agree on it, the whole call is resolved, and then it goes round the ring.
 """
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,17 +13,39 @@ from torch import Tensor
 from ..backends import torch as adapter
 from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import Options, check_shapes, resolve
+from ..options import Options, Problem, check_shapes, resolve
 from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
-from . import observing
 from .blocks import plan_of
 from .layout import Layout, check_layout, even_lengths, positions_of
 from .peers import BLOCK, Peers, agree, digest
 from .ring import RingAttention, forward
 
 Whole = TypeVar("Whole", Tensor, Reading)
+
+
+class Measured(NamedTuple):
+    """One call on a ring as one rank sees it; tensors are detached and have an axis of heads.
+
+    query       (..., heads, n, d_k), the rows of this rank
+    positions   (n,) where these rows stand in the whole sequence
+    first_key   (..., kv_heads, 1, d_k) of the whole sequence; None if it has no keys
+    problem     of the whole call: sizes and options, no content
+    row_scale   None, or float64 (batch, n)
+    """
+
+    query: Tensor
+    positions: Tensor
+    first_key: Tensor | None
+    problem: Problem
+    row_scale: Any
+    reading: Reading
+
+
+# Who wants to know of calls: asked before a call whether it shall be measured, and then given what was. rootdk.watch
+# puts itself here while it is open.
+observers: list[tuple[Callable[[], bool], Callable[[Measured], None]]] = []
 
 
 def attention(
@@ -79,11 +101,11 @@ def attention(
     >>> dist.destroy_process_group()
     """
     options = _options(locals())
-    listeners = observing.listening()
-    measured: dict[str, Any] | None = {} if listeners else None
-    out = _call("attention", query, key, value, group, layout, timeout, options, measured)
+    listeners = [on_call for wanted, on_call in tuple(observers) if wanted()]
+    measured: dict[str, Any] = {}
+    out = _call("attention", query, key, value, group, layout, timeout, options, measured if listeners else None)
     for on_call in listeners:
-        on_call(measured["call"])  # type: ignore[index]  # measured where somebody listens
+        on_call(measured["call"])
     return out
 
 
@@ -244,7 +266,7 @@ def _call(
         out, _ = forward(plan, measured, query, key, value)
     if measured is not None:
         positions = _positions(peers.rank, query_lengths, layout)
-        measured["call"] = observing.Measured(
+        measured["call"] = Measured(
             query.detach(), positions, measured["first_key"], problem, plan.row_scale, measured["reading"]
         )
         if one_head:

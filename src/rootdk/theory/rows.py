@@ -48,7 +48,7 @@ def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
     limits = numbers("threshold", threshold, least=0.5, most=1.0 - 1e-12)
     counts, spreads, limits = broadcast(keys=counts, sigma=spreads, threshold=limits)
     points = zip(counts.flat, spreads.flat, limits.flat, strict=True)
-    shares = np.array([SaturationLaw(n, s).above(limit) for n, s, limit in points]).reshape(counts.shape)
+    shares = np.array([_saturation(*point) for point in points]).reshape(counts.shape)
     if np.isnan(shares).any():
         refused = spreads[np.isnan(shares)].flat[0]
         raise ArgumentError(
@@ -85,57 +85,47 @@ def effective_keys(keys: Any, sigma: Any) -> Any:
     return averages.reshape(counts.shape)[()]
 
 
-class SaturationLaw:
-    """`saturation` for one number of keys and one sigma: the transform is computed once, for any threshold."""
+def _saturation(keys: float, sigma: float, threshold: float) -> float:
+    """P(max p > threshold); NaN where it can not be told."""
+    if sigma == 0:
+        return 0.0
+    edge = math.log((1 - threshold) / threshold)
+    if keys == 2:
+        return float(2 * ndtr(edge / (math.sqrt(2) * sigma)))
+    # The winner beats the sum of the others, and by Jensen that is at least (n - 1) e^(their mean).
+    bound = keys * ndtr((edge - math.log(keys - 1)) / (sigma * math.sqrt(1 + 1 / (keys - 1))))
+    if bound < 1e-12:
+        return 0.0
+    return math.nan if sigma < _LEAST_SIGMA else _inverted(keys, sigma, edge)
 
-    def __init__(self, keys: float, sigma: float) -> None:
-        self.keys, self.sigma = keys, sigma
-        self._line: tuple[Any, Any, float] | None = None
 
-    def above(self, threshold: float) -> float:
-        """P(max p > threshold); NaN where it can not be told."""
-        keys, sigma, edge = self.keys, self.sigma, math.log((1 - threshold) / threshold)
-        if sigma == 0:
-            return float(keys == 2 and threshold < 0.5)
-        if keys == 2:
-            return float(2 * ndtr(edge / (math.sqrt(2) * sigma)))
-        # The winner beats the sum of the others, and by Jensen that is at least (n - 1) e^(their mean).
-        bound = keys * ndtr((edge - math.log(keys - 1)) / (sigma * math.sqrt(1 + 1 / (keys - 1))))
-        if bound < 1e-12:
-            return 0.0
-        if sigma < _LEAST_SIGMA:
-            return math.nan
-        if self._line is None:
-            self._line = self._transform(edge)
-        s, log_values, step = self._line
-        values = np.exp(log_values + s * edge).real
-        return float(min(1.0, max(0.0, keys * step / math.pi * (values.sum() - values[0] / 2))))
+def _inverted(keys: float, sigma: float, edge: float) -> float:
+    """n P(D < edge): the transform of D, turned back along a line through the saddle point for this edge."""
+    others = keys - 1
+    # One factor n psi_1 where the averages have two: it falls off half as fast to the left, and is e^(-u^2/(2
+    # sigma^2)) to the right.
+    reach = math.log(keys) + 30
+    low = reach + sigma * sigma / 2 if sigma * sigma < 2 * reach else sigma * math.sqrt(2 * reach)
+    key = one_key(np.array([keys]), np.array([sigma]), -low, 3.7 + 8.5 * sigma)
+    # m psi_1 phi^(m-1) is the density of ln(exponential) - ln Z_m at u.
+    psi, log_phi = key.psi[0, 0], key.log_phi[0]
+    log_density = np.log(np.maximum(psi, 1e-300)) + (others - 1) * log_phi + math.log(others * key.step)
+    used = log_density > log_density.max() - 60
+    u, log_density = key.u[used], log_density[used]
 
-    def _transform(self, edge: float) -> tuple[Any, Any, float]:
-        """Points s on a line through the saddle point for this edge, ln(E e^(-s D)/s) there, and their distance."""
-        sigma, others = self.sigma, self.keys - 1
-        # One factor n psi_1 where the averages have two: it falls off half as fast to the left, and is e^(-u^2/(2
-        # sigma^2)) to the right.
-        reach = math.log(self.keys) + 30
-        low = reach + sigma * sigma / 2 if sigma * sigma < 2 * reach else sigma * math.sqrt(2 * reach)
-        key = one_key(np.array([self.keys]), np.array([sigma]), -low, 3.7 + 8.5 * sigma)
-        # m psi_1 phi^(m-1) is the density of ln(exponential) - ln Z_m at u.
-        psi, log_phi = key.psi[0, 0], key.log_phi[0]
-        log_density = np.log(np.maximum(psi, 1e-300)) + (others - 1) * log_phi + math.log(others * key.step)
-        used = log_density > log_density.max() - 60
-        u, log_density = key.u[used], log_density[used]
+    def log_values(s: Any) -> Any:
+        """ln(E e^(-s D)/s)."""
+        exponent = s[:, None] * u + log_density
+        peak = exponent.real.max(axis=1)
+        total = np.log(np.exp(exponent - peak[:, None]).sum(axis=1)) + peak
+        return total + s * s * (sigma * sigma / 2) - loggamma(1 + s) - np.log(s)
 
-        def log_values(s: Any) -> Any:
-            exponent = s[:, None] * u + log_density
-            peak = exponent.real.max(axis=1)
-            total = np.log(np.exp(exponent - peak[:, None]).sum(axis=1)) + peak
-            return total + s * s * (sigma * sigma / 2) - loggamma(1 + s) - np.log(s)
-
-        reals = np.geomspace(1e-3, 30.0, 60) * (4 / max(sigma, 1.0))
-        real = float(reals[np.argmin(log_values(reals) + reals * edge)])
-        step = 0.1 / max(sigma, 1.0)
-        s = real + 1j * step * np.arange(math.ceil((9 / sigma + math.pi / sigma**2) / step) + 1)
-        return s, log_values(s), step
+    reals = np.geomspace(1e-3, 30.0, 60) * (4 / max(sigma, 1.0))
+    real = float(reals[np.argmin(log_values(reals) + reals * edge)])
+    step = 0.1 / max(sigma, 1.0)
+    s = real + 1j * step * np.arange(math.ceil((9 / sigma + math.pi / sigma**2) / step) + 1)
+    values = np.exp(log_values(s) + s * edge).real
+    return float(min(1.0, max(0.0, keys * step / math.pi * (values.sum() - values[0] / 2))))
 
 
 def _top(keys: float, sigma: float) -> float:

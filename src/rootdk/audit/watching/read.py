@@ -12,7 +12,7 @@ from rootdk.audit.watching.call import HIDES, Call, UnreadableError
 from rootdk.audit.watching.rows import Sight, fields_of_logits, grouped_scores, sampled_rows, sight_of
 from rootdk.audit.watching.scale import Scale
 from rootdk.backends.torch.kernel import FLOATS
-from rootdk.distributed.observing import Measured
+from rootdk.distributed.calls import Measured
 from rootdk.reading import Reading
 
 # How many rows are read where the kernel cannot go, unless the watcher says how many.
