@@ -80,8 +80,8 @@ MUTATIONS = (
     Mutation(
         "a position counted from 0 where the rule counts from 1",
         "src/rootdk/scaling.py",
-        "growth = self.unit * _ln(position + 1)",
-        "growth = self.unit * _ln(position)",
+        "growth = unit * _ln(position + 1)",
+        "growth = unit * _ln(position)",
         ("tests/operator/test_scaling.py",),
     ),
     Mutation(
@@ -152,8 +152,8 @@ MUTATIONS = (
     Mutation(
         "the component along q is counted twice",
         "src/rootdk/theory/attention.py",
-        "((sizes - 1) * norm_squared + slope_squared)",
-        "(sizes * norm_squared + slope_squared)",
+        '(sizes - 1) * average["jacobian_norm_squared"]',
+        'sizes * average["jacobian_norm_squared"]',
         ("tests/theory/test_theory_measured.py", "tests/theory/test_theory_quadrature.py"),
     ),
     Mutation(

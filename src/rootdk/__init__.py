@@ -56,9 +56,9 @@ def __getattr__(name: str) -> _Any:
     if name in _ROOMS:
         return _import_module(f".{name}", __name__)
     if name in _LATER:
-        found = getattr(_import_module(f".{_LATER[name]}", __name__), name)
-        globals()[name] = found
-        return found
+        function = getattr(_import_module(f".{_LATER[name]}", __name__), name)
+        globals()[name] = function
+        return function
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -130,3 +130,11 @@ def test_a_prediction_stands_in_a_table_like_a_measurement() -> None:
     assert title.startswith("2 heads, medians over rows")
     assert "H/ln n" in headings
     assert not any("nan" in cell for row in cells for cell in row)
+
+
+def test_a_masked_array_is_refused() -> None:
+    """NumPy would drop the mask without a word."""
+    masked = np.ma.MaskedArray([64, 128], [False, True])
+    for call in (lambda: theory.softmax_moments(masked, 1.0), lambda: rootdk.predict(masked, 16)):
+        with pytest.raises(ArgumentTypeError, match="must be numbers without a mask"):
+            call()
