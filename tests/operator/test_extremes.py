@@ -73,7 +73,7 @@ def test_a_sink_that_takes_everything(rng: np.random.Generator, n_query: int, si
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n_query", [1, 40])
-@pytest.mark.parametrize("n_key", [1, 300, 2000])
+@pytest.mark.parametrize("n_key", [1, 300, 1100])  # within a block, over blocks, over chunks
 def test_small_weights_beside_a_sink(rng: np.random.Generator, n_key: int, n_query: int, dtype: Any) -> None:
     """Sums of p, p^2 and p^3 are right to rounding down to the smallest normal number; below it they read 0.
 
@@ -81,7 +81,7 @@ def test_small_weights_beside_a_sink(rng: np.random.Generator, n_key: int, n_que
     below the smallest normal number counts as 0.
     """
     smallest = float(np.finfo(dtype).tiny)
-    sinks = np.linspace(0.2, 1.2, 61) * -np.log(smallest)
+    sinks = np.linspace(0.2, 1.2, 21) * -np.log(smallest)
     query, key, value = random_arrays(rng, (), len(sinks), 1, n_query, n_key, 4, 1, dtype)
     value[:] = 1
     out, reading = rootdk.measure(query, key, value, sinks=sinks)

@@ -161,26 +161,29 @@ def problems(draw: st.DrawFn) -> Drawn:
     return Drawn(arrays[:3], arrays[3], draw(options_for(rng, (*leading, heads, n_query, n_key))))
 
 
-def check(problem: Drawn, name: str) -> None:
+def check(problem: Drawn) -> None:
     for option in problem.options:
         event(option)
-    with target(name):
-        Judge(*problem).check()
+    judge = Judge(*problem)  # the slow part, and the same for every target
+    for name in TARGETS:
+        with target(name):
+            try:
+                judge.check()
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from error
 
 
-@pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=150, **COMMON)
 @given(problem=problems())
-def test_random_problems(name: str, problem: Drawn) -> None:
-    check(problem, name)
+def test_random_problems(problem: Drawn) -> None:
+    check(problem)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=1500, **COMMON)
 @given(problem=problems())
-def test_many_random_problems(name: str, problem: Drawn) -> None:
-    check(problem, name)
+def test_many_random_problems(problem: Drawn) -> None:
+    check(problem)
 
 
 def test_a_wrong_answer_is_found() -> None:
