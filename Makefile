@@ -23,6 +23,10 @@ INSTALL := $(PIP) install --quiet -c constraints.txt
 SOURCES := $(shell find kernel bindings -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 CXX_FILES := $(wildcard kernel/*.h kernel/*.cc bindings/*.h bindings/*.cc tests/kernel/*.cc tests/kernel/fuzz/*.h)
 PYTEST := $(PY) -m pytest
+# So many processes share the tests, a file at a time: a file's tests run in order, with its browser and its server. Each
+# keeps torch to one thread, or their threads would wait for each other. The kernel has as many as it always has.
+WORKERS ?= 2
+SHARED := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
 # Asked only when something is to be compiled.
 define check_compiler
@@ -54,7 +58,7 @@ run: $(VENV)/.lab ## set up, then why 1/sqrt(d_k): the study, the claims, and a 
 dev: $(VENV)/.checked ## an environment to work in: Python files as they lie, the kernel compiled, what `make check` imports
 
 check: $(VENV)/.checked ## the operator's tests, with NumPy and torch alone
-	$(PYTEST) -q -m "not slow" tests/operator $(ARGS)
+	$(SHARED) -q -m "not slow" tests/operator $(ARGS)
 
 # FILE="tests/operator/test_edges.py" collects that alone; the operator's and the theory's tests need no heavy package.
 ifdef FILE
@@ -62,11 +66,11 @@ test: $(VENV)/$(if $(filter-out tests/operator% tests/theory%,$(FILE)),.tested,.
 	$(PYTEST) $(FILE) $(ARGS)
 else
 test: $(VENV)/.tested ## set up, then every test but the slow ones (FILE=tests/... for one file or folder)
-	$(PYTEST) --doctest-modules -m "not slow" src/rootdk tests benchmarks $(ARGS)
+	$(SHARED) --doctest-modules -m "not slow" src/rootdk tests benchmarks $(ARGS)
 endif
 
 test-all: $(VENV)/.tested ## set up, then every test
-	$(PYTEST) --doctest-modules src/rootdk tests benchmarks $(ARGS)
+	$(SHARED) --doctest-modules src/rootdk tests benchmarks $(ARGS)
 
 bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes benchmarks/latest.json
 	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)

@@ -96,8 +96,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.15, 1.0, 4.0])
-@pytest.mark.parametrize("name", COMMANDS)
+# While libraries are loaded, and at work; and where a command goes through stages or starts processes, late.
+MOMENTS = [(name, moment) for name in COMMANDS for moment in (0.15, 1.0)]
+MOMENTS += [("main", 0.0), ("audit", 0.0), ("main", 4.0), ("plan", 4.0)]
+
+
+@pytest.mark.parametrize(("name", "moment"), MOMENTS)
 def test_every_command_ends_at_once(folder: Path, name: str, moment: float) -> None:
     process = start(folder, COMMANDS[name])
     try:

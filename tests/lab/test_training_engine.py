@@ -75,7 +75,9 @@ def threads(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]
     return stand_in.train(spec, keep=keep, progress=progress)
 
 
-def test_each_process_has_one_thread_and_this_one_keeps_its_own(place: Path) -> None:
+def test_each_process_has_one_thread_and_this_one_keeps_its_own(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ONE_THREAD:
+        monkeypatch.setenv(name, "3")
     before = dict(os.environ)
     told(SEEDS[:1], place, LocalEngine(1, threads))
     assert dict(os.environ) == before
