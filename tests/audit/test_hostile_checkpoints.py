@@ -21,7 +21,7 @@ from hostile_checkpoints import Case, constructed, folder, large, mutated
 SECONDS, MEMORY = 10.0, 512 * 2**20
 CHILD = Path(__file__).parents[1] / "support" / "audit_child.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-BATCHES = 4
+BATCHES = 2
 
 
 def told_of(cases: Sequence[Case], place: Path, *options: str) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def fault_of(told: dict[str, Any]) -> str | None:
 
 
 def faults(cases: Sequence[Case], place: Path, *options: str) -> list[str]:
-    """The names of the cases that ended as they must not, with the reason. Two batches run beside each other."""
+    """The names of the cases that ended as they must not, with the reason. The batches run beside each other."""
     batches = [cases[start::BATCHES] for start in range(BATCHES)]
 
     def one(number: int) -> list[str]:
@@ -75,7 +75,7 @@ def faults(cases: Sequence[Case], place: Path, *options: str) -> list[str]:
         found = ((case.name, fault_of(end)) for case, end in zip(batches[number], told, strict=True))
         return [f"{name}: {fault}" for name, fault in found if fault is not None]
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(BATCHES) as pool:
         return [fault for batch in pool.map(one, range(BATCHES)) for fault in batch]
 
 

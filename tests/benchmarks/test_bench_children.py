@@ -42,24 +42,16 @@ def test_a_run_imports_nothing_from_where_the_user_stands(hostile: Path, start: 
         place = hostile
         shutil.copytree(FOLDER, place / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
     given = [argument.format(place=place) for argument in start]
-    options = [
-        "--quick",
-        "--what",
-        "import",
-        "--what",
-        "memory",
-        "--what",
-        "decode",
-        "--peer",
-        "numpy",
-        "--threads",
-        "1",
-    ]
+    # However it is started, it starts its children in one way: each kind of child once.
+    sections = ("import", "memory", "decode") if place != hostile else ("import",)
+    options = ["--quick", "--peer", "numpy", "--threads", "1"]
+    for name in sections:
+        options += ["--what", name]
     ended = subprocess.run([sys.executable, *given, *options], cwd=hostile, capture_output=True, text=True, check=False)
     assert not (hostile / "trace").exists()
     assert ended.returncode == 0, ended.stderr
     assert "import rootdk: " in ended.stdout
-    assert "8x1024x64 float32" in ended.stdout
+    assert ("8x1024x64 float32" in ended.stdout) == ("decode" in sections)
 
 
 def test_ranks_import_nothing_from_where_the_user_stands(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:

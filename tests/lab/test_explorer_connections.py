@@ -168,7 +168,7 @@ class Counter:
 
 def served(counter: Counter) -> httpx.AsyncClient:
     """The application in this process, with one chapter that counts, which is that of a model too."""
-    app = application(8765, (replace(stand_in.MODEL, compute=counter.view),), counter.view)
+    app = application(8765, (replace(stand_in.MODEL, compute=counter.view, show_audit=counter.view),))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8765", timeout=120)
 
 
