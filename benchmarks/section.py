@@ -146,7 +146,7 @@ def judge_rows(report: Report, key: str, targets: Iterable[Target], *, with_torc
 
 
 def judge_each(report: Report, key: str, otherwise: str, prefix: str = "") -> Iterator[Verdict]:
-    """Each row is a target: nowhere may rootdk be slower than torch. `otherwise` names the target where are no rows."""
+    """Each row is a target: rootdk is not slower than torch. `otherwise` names the target where there are no rows."""
     rows = report.get(key, [])
     for row in rows:
         yield slowest(f"{prefix}{row['name']}").judge([row])

@@ -1,4 +1,4 @@
-"""Files: writing one so that nobody ever sees half of it, and the folder for what is kept between two runs."""
+"""Files: written whole or not at all, and the folder for what is kept between two runs."""
 
 import contextlib
 import errno
@@ -88,7 +88,7 @@ def cache_folder() -> Path:
 
 
 def _umask() -> int:
-    """The process's mask. The system tells it only in exchange for another, which no thread must take for it."""
+    """The process's umask. To read it one has to set it, so no other thread may ask or create a file meanwhile."""
     with _changing:
         mask = os.umask(0o077)
         os.umask(mask)

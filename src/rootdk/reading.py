@@ -1,4 +1,4 @@
-"""Reading: what a measured attention tells, row by row.
+"""Reading: what a measured attention says of its softmax, row by row.
 
 The fields are what one pass over the scores can add up; everything else is derived from them. They are arrays of the
 caller's library, so the derived quantities use only operators and functions that NumPy and torch share by name.

@@ -354,14 +354,7 @@ def cosine(log_scale: float = math.log(10), cap: float = 100.0) -> ScaleRule:
 
 
 _NAMED: Mapping[str, ScaleRule] = MappingProxyType(
-    {
-        "none": NONE,
-        "sqrt": SQRT,
-        "dk": DK,
-        "t5": T5,
-        "entropy_invariant": entropy_invariant(),
-        "llama4": llama4(),
-    }
+    {named.name: named for named in (NONE, SQRT, DK, T5, entropy_invariant(), llama4())}
 )
 _FACTORIES = (
     mup,

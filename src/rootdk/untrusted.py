@@ -101,7 +101,18 @@ def parse_json(text: bytes, *, constants: bool = True, unique: bool = False, hal
         raise JsonError(f"no UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise JsonError(f"{shown_text(error.msg)} at line {error.lineno}, column {error.colno}") from None
-    _check_tree(tree, surrogates=b"\\u" in text and not halves)
+    level, depth = [tree], 0
+    while level:
+        if depth > DEEPEST:
+            raise JsonError(f"nested deeper than {DEEPEST} levels")
+        containers = (value for value in level if isinstance(value, (dict, list)))
+        level = [inner for value in containers for inner in (value.values() if isinstance(value, dict) else value)]
+        depth += 1
+    if b"\\u" in text and not halves:  # only by an escape can half of a surrogate pair come in, and it has no UTF-8
+        try:
+            json.dumps(tree, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise JsonError("a text with half of a surrogate pair") from None
     return tree
 
 
@@ -127,35 +138,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise JsonError(f"the key {shown_text(key, 80)!r} comes twice")
         members[key] = value
     return members
-
-
-def _check_tree(tree: Any, *, surrogates: bool) -> None:
-    """Depth, and that every text can be written as UTF-8: half of a surrogate pair cannot."""
-    level, depth = [tree], 0
-    while level:
-        if depth > DEEPEST:
-            raise JsonError(f"nested deeper than {DEEPEST} levels")
-        below: list[Any] = []
-        for value in level:
-            if surrogates:
-                texts = (value,) if isinstance(value, str) else value if isinstance(value, dict) else ()
-                if not all(_is_text(text) for text in texts):
-                    raise JsonError("a text with half of a surrogate pair")
-            if isinstance(value, dict):
-                below.extend(value.values())
-            elif isinstance(value, list):
-                below.extend(value)
-        level, depth = below, depth + 1
-
-
-def _is_text(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def printable(text: str) -> str:

@@ -51,7 +51,7 @@ class OutputError(click.ClickException):
 def supervised(command: Callable[[], Any]) -> Any:
     """Run a command line as a process of its own; after Ctrl-C it ends with 130 and one line, within a second."""
     if threading.current_thread() is not threading.main_thread():
-        return command()  # only the main thread can hear signals
+        return command()  # only the main thread receives signals
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..backends import torch as adapter
@@ -185,7 +184,7 @@ def unshard(
     if isinstance(shard, Reading):
         fields = torch.stack([getattr(shard, name).double() for name in (*FIELDS, "keys")])
         whole = unshard(fields, group, axis=-1, layout=layout, timeout=timeout)
-        columns = {name: whole[i].to(shard.variance.dtype) for i, name in enumerate(FIELDS)}
+        columns = dict(zip(FIELDS, whole[:-1].to(shard.variance.dtype), strict=True))
         return Reading(**columns, keys=whole[-1].to(torch.int64), has_sinks=shard.has_sinks)
     if not isinstance(shard, Tensor):
         raise ArgumentTypeError(f"shard: must be a torch tensor or a Reading, got {type(shard).__name__}")
@@ -198,17 +197,12 @@ def unshard(
     parts = {peer: mine.new_empty((lengths[peer], *mine.shape[1:])) for peer in peers.others}
     with peers.together():
         if parts:
-            operations = [(dist.isend, mine, peer, BLOCK) for peer in peers.others]
-            operations += [(dist.irecv, parts[peer], peer, BLOCK) for peer in peers.others]
-            peers.wait(reversed(peers.post(*operations)))
+            peers.exchange(mine, parts, BLOCK)
             peers.part()
     parts[peers.rank] = mine
     together = mine.new_empty((sum(lengths), *mine.shape[1:]))
     for rank, part in parts.items():
-        begin = 0
-        for rows in positions_of(rank, lengths, layout):
-            together[rows.start : rows.stop] = part[begin : begin + len(rows)]
-            begin += len(rows)
+        together[_positions(rank, lengths, layout)] = part
     return together.movedim(0, place)
 
 

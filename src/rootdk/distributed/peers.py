@@ -39,7 +39,7 @@ from ..checks import real
 from ..errors import ArgumentError, ArgumentTypeError, RankError, RootdkError
 from ..scaling import ScaleRule
 
-# Beside whatever else the caller sends through the group; nobody sends NEVER.
+# Tags of our own, beside whatever else the caller sends through the group. No message has the tag _NEVER.
 WORDS, BLOCK, GRADIENT, DONE = (0x700D000 + i for i in range(4))
 _NEVER = 0x700D0FF
 # Bytes of a note in `meet`; every rank must expect the same number.
@@ -127,14 +127,14 @@ class Peers:
         text = json.dumps(note).encode()
         if len(text) > _NOTE:  # pragma: no cover -- notes hold digests and cut texts
             raise AssertionError(f"a note of {len(text)} bytes")
-        texts = self._exchange(text, WORDS)
+        texts = self._exchange_text(text, WORDS)
         texts[self.rank] = text
         return [json.loads(texts[rank]) for rank in range(self.size)]
 
     def part(self) -> None:
-        """Until every rank has come this far: nobody uses a result while another has none."""
+        """Wait until every rank has come this far, so that no rank uses a result while another has none."""
         if self.size > 1:
-            self._exchange(b"done", DONE)
+            self._exchange_text(b"done", DONE)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -148,13 +148,17 @@ class Peers:
             self._stop(reason, self.rank, secondary=False)
             raise
 
-    def _exchange(self, text: bytes, tag: int) -> dict[int, bytes]:
-        padded = text.ljust(8 if len(text) <= 8 else _NOTE)
-        ours = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(self.device)
-        theirs = {peer: torch.empty_like(ours) for peer in self.others}
+    def exchange(self, ours: Tensor, theirs: dict[int, Tensor], tag: int) -> None:
+        """Send a tensor to every other rank, and receive one from each."""
         operations = [(dist.isend, ours, peer, tag) for peer in self.others]
         operations += [(dist.irecv, theirs[peer], peer, tag) for peer in self.others]
         self.wait(reversed(self.post(*operations)))  # what comes in first: that names who is missing
+
+    def _exchange_text(self, text: bytes, tag: int) -> dict[int, bytes]:
+        padded = text.ljust(8 if len(text) <= 8 else _NOTE)
+        ours = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(self.device)
+        theirs = {peer: torch.empty_like(ours) for peer in self.others}
+        self.exchange(ours, theirs, tag)
         return {peer: bytes(tensor.cpu().numpy()).rstrip() for peer, tensor in theirs.items()}
 
     def _lost(self, peer: int, error: RuntimeError) -> RootdkError:

@@ -1,4 +1,4 @@
-"""What a call shows at its ends, for `rootdk.predict`: the largest logit of all rows, and the lowest ln Z.
+"""The extremes of a call, for `rootdk.predict`: the largest logit of all rows, and the lowest ln Z.
 
 sigma = |scale| |q| differs from row to row; `attention.spread_nodes` has values of it with their weights. The law of
 the largest logit is a product over keys and rows, averaged over sigma, exactly.

@@ -85,7 +85,7 @@ def _independent(shift: int) -> Floats:
 
 
 def _kept(array: Floats) -> Floats:
-    """What is cached is everybody's, and nobody may write to it."""
+    """Read-only, because every caller gets the same cached array."""
     array.flags.writeable = False
     return array
 

@@ -86,7 +86,7 @@ def effective_keys(keys: Any, sigma: Any) -> Any:
 
 
 def _saturation(keys: float, sigma: float, threshold: float) -> float:
-    """P(max p > threshold); NaN where it can not be told."""
+    """P(max p > threshold); NaN where it cannot be computed."""
     if sigma == 0:
         return 0.0
     edge = math.log((1 - threshold) / threshold)
