@@ -58,7 +58,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """For the tests in browser/: a conftest.py there would have this one's name, which the doctests do not allow."""
+    """One for a file, not for all: while it runs, asyncio takes this thread to be inside a loop of its own."""
     from playwright.sync_api import sync_playwright
     from visit import chromium
 

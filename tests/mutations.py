@@ -26,12 +26,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 900
 # How pytest ends where tests failed, or could not be imported; anything else says nothing about the slip.
 _NOTICED = (1, 2)
-# An editable install finds its own source before any path: the copy is to be tested.
-_PYTEST = """
+# An editable install finds its own source before any path, and the copy is to be tested, also by the processes that a
+# test starts: Python runs a module of this name at its start.
+_AT_THE_START = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable")]
-import pytest
-sys.exit(pytest.main(sys.argv[1:]))
 """
 _LEFT_OUT = (".git", ".venv", "build", "dist", "node_modules", "__pycache__", ".*_cache", "_kernel*.so", "*.egg-info")
 
@@ -48,7 +47,7 @@ class Mutation(NamedTuple):
     @property
     def compiled(self) -> bool:
         """Whether the kernel has to be compiled anew."""
-        return not self.file.startswith("src/")
+        return self.file.startswith(("kernel/", "bindings/"))
 
 
 _KERNEL_TESTS = ("tests/operator/test_kernel_sweep.py", "tests/operator/test_edges.py")
@@ -272,6 +271,78 @@ MUTATIONS = (
         "uint64_t(p.flat + lane)",
         ("tests/operator/test_precision.py", "tests/operator/test_kernel_random.py"),
     ),
+    Mutation(
+        "a window reaches one key less to the left",
+        "kernel/panel-inl.h",
+        "at_least(position - problem.left, 0)",
+        "at_least(position - problem.left + 1, 0)",
+        ("tests/operator/test_kernel_random.py",),
+    ),
+    Mutation(
+        "a thread that waits for torch's team does not ask for Ctrl-C",
+        "kernel/pool.cc",
+        "door.helpers_left.wait(door.stop);",
+        "door.helpers_left.wait(nullptr);",
+        ("tests/operator/test_kernel_interrupt.py",),
+    ),
+    # Processes: how a command ends, and what it starts
+    Mutation(
+        "what could not be written is tried again when Python ends",
+        "src/rootdk/cli/ending.py",
+        "        if output is not None:\n            _discard_unwritten(output)",
+        "        if output is None:\n            _discard_unwritten(output)",
+        ("tests/lab/test_cannot_be_written.py",),
+    ),
+    Mutation(
+        "a full disk is seen by write() and not by flush()",
+        "src/rootdk/cli/ending.py",
+        "self._stream.flush()\n        except OSError as error:",
+        "self._stream.flush()\n        except BlockingIOError as error:",
+        ("tests/lab/test_cannot_be_written.py",),
+    ),
+    Mutation(
+        "Ctrl-C leaves the command's children behind",
+        "src/rootdk/cli/ending.py",
+        "    processes.end_all()\n    files.remove_unfinished()",
+        "    files.remove_unfinished()",
+        ("tests/lab/test_interruption.py",),
+    ),
+    Mutation(
+        "the number of threads is not given back",
+        "src/rootdk/lab/training/local_engine.py",
+        "os.environ[name] = value",
+        "os.environ[name] = ONE_THREAD[name]",
+        ("tests/lab/test_training_engine.py",),
+    ),
+    Mutation(
+        "modules are taken from where the user stands",
+        "benchmarks/__main__.py",
+        "del sys.path[0]",
+        "sys.path[0] = str(Path.cwd())",
+        ("tests/benchmarks/test_bench_children.py",),
+    ),
+    # Strangers
+    Mutation(
+        "a body that drips is waited for",
+        "src/rootdk/lab/explorer/server.py",
+        "in (h11.IDLE, h11.SEND_BODY):",
+        "in (h11.IDLE,):",
+        ("tests/lab/test_explorer_connections.py",),
+    ),
+    Mutation(
+        "a number of 5000 digits is read",
+        "src/rootdk/untrusted.py",
+        "len(digits) > _MOST_DIGITS",
+        "len(digits) > 100 * _MOST_DIGITS",
+        ("tests/audit/test_hostile_checkpoints.py",),
+    ),
+    Mutation(
+        "the last threshold that is crossed, not the worst",
+        "src/rootdk/audit/thresholds.py",
+        "worst is None or finding.worse_than(worst)",
+        "worst is None or not worst.worse_than(worst)",
+        ("tests/audit/test_health.py",),
+    ),
 )
 
 
@@ -285,6 +356,9 @@ class Copy:
         if compiled is None or compiled.origin is None:
             sys.exit("mutations: rootdk must be installed with its compiled kernel in this environment")
         self._kernel = Path(compiled.origin)
+        self._first = folder / "first"
+        self._first.mkdir()
+        (self._first / "sitecustomize.py").write_text(_AT_THE_START, "utf-8")
         self.restore_kernel()
 
     def verdict(self, mutation: Mutation) -> str:
@@ -316,9 +390,10 @@ class Copy:
 
     def _tests(self, tests: tuple[str, ...]) -> int:
         # No bytecode: a slip of the same length in the same second would be taken for what was compiled before.
-        own = {"PYTHONPATH": str(self.tree / "src"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join([str(self._first), str(self.tree / "src")])
+        own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         options = ["-q", "-x", "-m", "not slow", "-o", f"cache_dir={self._cache}"]
-        command = [sys.executable, "-c", _PYTEST, *options, *tests]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
         try:
             ran = subprocess.run(
                 command, cwd=self.tree, env=os.environ | own, timeout=SECONDS, check=False, stdout=subprocess.DEVNULL

@@ -184,35 +184,18 @@ HIDING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", HIDING)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_hidden_nan_or_inf_has_no_effect(rng: np.random.Generator, dtype: str, how: str, bad: float) -> None:
-    """Contract, and a bug elsewhere (inf in masked values leaked): keys 100 on are hidden from every row."""
+    """Contract, and a bug elsewhere (inf in masked values leaked): keys 100 on are hidden from every row.
+
+    To the bit, forward and backward: what is right without them, as others judge, is right with them.
+    """
     arrays, d_out = arrays_and_gradient(rng, DTYPES[dtype])
     clean = everything(arrays, d_out, **HIDING[how])
     arrays[1][:, :, 100:] = bad
     arrays[2][:, :, 100:] = bad
     found = everything(arrays, d_out, **HIDING[how])
+    assert_same_bits(found, clean)
     for name in ("d_key", "d_value"):
-        assert (found[name][:, :, 100:] == 0).all()
-    exact = [name for name in found if name not in GRADIENTS]
-    assert_same_bits({n: found[n] for n in exact}, {n: clean[n] for n in exact})
-    problem = problem_of(*arrays, **HIDING[how])
-    for name, budget in zip(GRADIENTS, gradient_budget(problem, d_out), strict=True):
-        assert_within(found[name], *budget, name)
-
-
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("how", HIDING)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_hidden_nan_or_inf_leaves_the_bits_of_gradients(
-    rng: np.random.Generator, dtype: str, how: str, bad: float
-) -> None:
-    """The same, backward: not only within the budget, but no effect at all."""
-    arrays, d_out = arrays_and_gradient(rng, DTYPES[dtype])
-    clean = rootdk.attention_vjp(*arrays, **HIDING[how])[1](d_out)
-    arrays[1][:, :, 100:] = bad
-    arrays[2][:, :, 100:] = bad
-    found = rootdk.attention_vjp(*arrays, **HIDING[how])[1](d_out)
-    for name, ours, expected in zip(GRADIENTS, found, clean, strict=True):
-        np.testing.assert_array_equal(ours, expected, err_msg=name)
+        assert (found[name][:, :, 100:] == 0).all(), name
 
 
 @pytest.mark.parametrize("bad", BAD)

@@ -195,7 +195,7 @@ def run(program: str) -> list[str]:
     ) as process:
         assert process.stdout is not None
         said = []
-        end = threading.Timer(300, process.kill)
+        end = threading.Timer(120, process.kill)
         end.start()
         try:
             for line in process.stdout:
