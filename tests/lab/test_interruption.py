@@ -138,11 +138,15 @@ def test_a_program_that_imports_the_package_keeps_its_signals() -> None:
 
 
 def test_native_code_that_blocks_is_not_waited_for(folder: Path) -> None:
-    """libc's sleep knows nothing of Python: for an hour no line of Python runs in the main thread."""
+    """libc's sleep knows nothing of Python: for an hour no line of Python runs in the main thread.
+
+    A signal would wake it, so the main thread takes none; others of the process do.
+    """
     more = """
-        import ctypes
+        import ctypes, signal
         from rootdk.cli import info
         def block(**options):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             pathlib.Path("blocked").touch()
             while True: ctypes.CDLL(None).sleep(3600)
         info.info.callback = block
@@ -233,10 +237,11 @@ def test_a_file_that_another_thread_writes_is_not_left_half(folder: Path) -> Non
 def test_ranks_that_ignore_it_are_ended(folder: Path) -> None:
     """The command is blocked too, so that only the thread that hears the signal can end them."""
     more = """
-        import ctypes
+        import ctypes, signal
         from rootdk import processes
         from rootdk.cli import info
         def block(**options):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             with processes.started("signal:pause", [[], []]):
                 pathlib.Path("blocked").touch()
                 while True: ctypes.CDLL(None).sleep(3600)
