@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from rootdk.cli import main, main_job
 from rootdk.errors import ArgumentError
 from rootdk.files import write_atomically
 from rootdk.lab.checks import LEDGER
+from rootdk.lab.first_look import rule_label
 from rootdk.lab.proof import prove
 from rootdk.lab.recommendation import recommend
 
@@ -38,8 +40,8 @@ def rootdk(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(main_job, "_checked_claims", few)
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(main, list(arguments), env={"COLUMNS": "80", "ROOTDK_CACHE": str(kept)})
+    def run(*arguments: str, columns: int = 80) -> Result:
+        return CliRunner().invoke(main, list(arguments), env={"COLUMNS": str(columns), "ROOTDK_CACHE": str(kept)})
 
     return run
 
@@ -58,17 +60,56 @@ def test_summary_and_report(rootdk: Any, tmp_path: Path) -> None:
 
 def test_numbers_of_the_summary_are_those_of_the_results(rootdk: Any) -> None:
     found = json.loads(rootdk(*SMALL, "--json").output)
-    rows = {line.split()[1]: line.split() for line in rootdk(*SMALL, "--no-report").output.splitlines()[4:7]}
-    assert set(rows) == {"none", "sqrt", "dk"}
+    lines = rootdk(*SMALL, "--no-report", columns=60).output.splitlines()
+    rows = {cells[1]: cells for line in lines if (cells := line.split())[:1] == ["16"]}
+    assert set(rows) == {"none", "1/sqrt(d_k)", "1/d_k"}
+    wide = [line.split() for line in rootdk(*SMALL, "--no-report").output.splitlines() if line.startswith("  16 ")]
     (rules,) = (one for one in found["results"] if one["experiment"] == "rules")
-    for rule, cells in rows.items():
-        (ratio,) = (
+    for rule, both in zip(("none", "sqrt", "dk"), wide, strict=True):
+        (share,) = (
             one
             for one in rules["comparisons"]
             if one["quantity"] == "H / ln n" and one["setting"] == {"d_k": 16, "rule": rule, "keys": 64}
         )
-        assert float(cells[4]) == pytest.approx(ratio["predicted"], abs=6e-4)
-        assert float(cells[5]) == pytest.approx(ratio["measured"], abs=6e-4)
+        assert float(both[-4]) == pytest.approx(share["predicted"], abs=6e-4)
+        assert float(both[-3]) == pytest.approx(share["measured"], abs=6e-4)
+        assert float(rows[rule_label(rule)][3]) == pytest.approx(share["measured"], abs=6e-4)
+
+
+def test_the_answer_comes_first_with_the_users_own_numbers(rootdk: Any) -> None:
+    text = " ".join(rootdk(*SMALL, "--no-report").output.partition("\n\n")[0].split())
+    assert text.startswith("Because q.k is a sum of d_k products: its variance is d_k, and dividing by sqrt(d_k) makes")
+    found = json.loads(rootdk(*SMALL, "--json").output)
+    (rules,) = (one for one in found["results"] if one["experiment"] == "rules")
+    entropy = {
+        one["setting"]["rule"]: one["measured"]
+        for one in rules["comparisons"]
+        if one["quantity"] == "H / ln n" and one["setting"]["d_k"] == 16
+    }
+    none, scaled = (f"{100 * entropy[rule]:.0f} %" for rule in ("none", "sqrt"))
+    assert f"at d_k = 16 keep {none} of the largest entropy they could have; with it, {scaled}." in text
+    # Without the two rules that it compares it has theory's numbers.
+    alone = rootdk(*SMALL, "--rule", "dk", "--no-report").output
+    assert alone.startswith("Because")
+
+
+@pytest.mark.parametrize("columns", [60, 72, 100, 140])
+def test_it_fits_the_terminal_and_cuts_no_number(rootdk: Any, columns: int) -> None:
+    output = rootdk(*SMALL, "--no-report", columns=columns).output
+    lines = output.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "…" not in output
+    assert not any(re.search(r"=$|^%", line) for line in lines)
+    # The picture and theory come where there is room for them.
+    assert ("of one row" in output) == (columns >= 79)
+    assert ("theory" in output) == (columns >= 64)
+
+
+def test_a_terminal_without_blocks_gets_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = (0.97, 0.02, 0.005)
+    assert main_job._bars(weights) == "█▁"
+    monkeypatch.setattr(main_job, "_can_print", lambda _text: False)
+    assert main_job._bars(weights) == "@."
 
 
 def test_json_holds_everything_and_writes_nothing(rootdk: Any, tmp_path: Path) -> None:
@@ -90,7 +131,7 @@ def test_the_whole_ledger_fits_one_screen(monkeypatch: pytest.MonkeyPatch, kept:
     asked = main_job.Job("quick", (64, 512), 1024, ("none", "sqrt", "dk"), 0)
     findings = main_job.work(asked, None, lambda name, share: seen.update({name: share}))
     lines = list(main_job.summary(findings))
-    assert len(lines) <= 23
+    assert len(lines) <= 22  # the place of the report and the prompt come below
     assert max(map(len, lines)) <= 80
     assert [one["id"] for one in findings.claims] == LEDGER.ids
     assert set(seen) == {one.experiment for one in findings.results} | {"claims"}
@@ -110,7 +151,7 @@ def test_a_contradiction_is_said() -> None:
 
     off = Found("rules", {}, (Comparison("H / ln n", 2.0, "=", 1.0, 0.1),))
     findings = main_job.Findings(main_job.Job("quick", (), 2, ("sqrt",), 0), (off,), (), 0.0)
-    text = " ".join(main_job._agreement(findings))
+    text = main_job._agreement(findings)
     assert "10.0 standard errors" in text
     assert "contradiction" in text
 
@@ -127,7 +168,7 @@ def no_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_plotly_the_summary_and_how_to_get_the_report(rootdk: Any, tmp_path: Path) -> None:
     result = rootdk(*SMALL)
     assert result.exit_code == 1
-    assert result.output.startswith("Why 1/sqrt(d_k)")
+    assert result.output.startswith("Because q.k")
     assert result.output.splitlines()[-1] == (
         "Error: report: needs plotly, which is not installed; get it with: pip install 'rootdk[lab]'"
     )

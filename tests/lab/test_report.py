@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from html_page import Page, check_figures
 
 from rootdk.files import write_atomically
+from rootdk.lab.answer import answer_of
 from rootdk.lab.checks import EXPERIMENTS, LEDGER, Claim, Comparison, Result, plan, run_all
 from rootdk.lab.checks.sampler import computed
 from rootdk.lab.report import render
@@ -89,10 +91,39 @@ def test_figures_show_the_results(page: Page, results: list[Result]) -> None:
     assert plots["plot-jacobian-1.0"]["data"][0]["z"] == [[float(f"{entry:.7g}") for entry in row] for row in grid.rows]
 
 
-def test_plotly_is_inside_and_ours_comes_after(page: Page) -> None:
-    sizes = [len(text) for _, text in page.scripts]
-    assert sizes[-2] > 1_000_000
+def test_plotly_is_inside_and_waits_as_text(page: Page) -> None:
+    attributes, text = page.scripts[-2]
+    assert attributes == {"type": "text/plain", "id": "plotly"}
+    assert len(text) > 1_000_000
     assert "Plotly.react" in page.scripts[-1][1]
+
+
+def test_the_page_opens_with_the_answer_and_a_drawing(page: Page, results: list[Result]) -> None:
+    (rules,) = (one for one in results if one.experiment == "rules")
+    text = re.sub(r"d_k", "dk", answer_of(rules))
+    opening = "".join(page.words).replace("\u00a0", " ")
+    assert text in opening
+    assert opening.index(text) < opening.index("What is true and what is not", opening.index(text))
+    assert page.tags.index("svg") < page.tags.index("article")
+    # Three rules at three widths, 16 keys each.
+    assert page.tags.count("rect") == 3 * 3 * 16
+
+
+def test_the_drawing_is_of_the_weights_of_the_operator(page: Page) -> None:
+    (csv,) = (text for attributes, text in page.scripts if attributes.get("type") == "text/csv")
+    rows = [line.split(",") for line in csv.splitlines()[1:]]
+    rng = np.random.default_rng(0)
+    query, key = rng.standard_normal((1, 512)), rng.standard_normal((16, 512))
+    for d_k, factor, rule in ((4, 0.5, "sqrt"), (512, 1.0, "none"), (64, 1 / 64, "dk")):
+        z = factor * key[:, :d_k] @ query[0, :d_k]
+        weights = np.sort(np.exp(z - z.max()) / np.exp(z - z.max()).sum())[::-1]
+        drawn = [float(row[3]) for row in rows if row[:2] == [str(d_k), rule]]
+        np.testing.assert_allclose(drawn, weights, rtol=1e-6, atol=1e-9)
+
+
+def test_the_worked_example_is_computed(page: Page) -> None:
+    words = set(page.words)
+    assert {"14", "1.75", "0.8668", "0.4192", "key 3"} <= words
 
 
 def test_every_number_is_in_a_table(page: Page, results: list[Result]) -> None:
@@ -104,9 +135,10 @@ def test_every_number_is_in_a_table(page: Page, results: list[Result]) -> None:
 
 
 def test_the_ledger_is_there(page: Page, claims: list[dict[str, Any]]) -> None:
+    text = "".join(page.words)
     for one in claims:
         assert f"claim-{one['id']}" in page.ids
-        assert one["statement"] in page.words
+        assert re.sub(r"\b([A-Za-z])_([a-z])\b", r"\1\2", one["statement"]) in text
         assert one["verdict"] in page.words
     assert "1 does not hold" in page.words
     assert "1 not checked" in page.words
@@ -132,7 +164,7 @@ def test_texts_are_escaped() -> None:
         assert "&lt;script&gt;alert(1)&lt;/script&gt;&amp;" in text
     whole = Page(render([Result("other", {}, (one,))], [claim], {bad: bad}, [(bad, bad)]))
     assert whole.open == []
-    assert len(whole.scripts) == 2
+    assert [attributes.get("type") for attributes, _ in whole.scripts] == ["text/csv", "text/plain", None]
 
 
 def test_a_name_cannot_end_the_script_that_holds_it() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from visit import Visit, assert_opens_and_fits
+from explorer_visit import until, violations
+from visit import Visit, assert_opens_and_fits, drawn_whole
 
 from rootdk.files import write_atomically
 from rootdk.lab.checks import LEDGER, Sampling, plan, run_all
 from rootdk.lab.report import render
+from rootdk.lab.training import shipped
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +32,72 @@ def test_opens_offline_and_fits(browser: Any, report: Path, tmp_path: Path, widt
     assert_opens_and_fits(browser, report, width, scheme, tmp_path, "report", least=16)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `rootdk` writes it, with the section of training."""
+    path = tmp_path_factory.mktemp("report") / "whole.html"
+    claims = [one.to_dict() for one in LEDGER.check([2, 7, 8])]
+    write_atomically(path, render(run_all(plan("quick")), claims, {}, [("0.125", "the scale")], shipped()))
+    return path
+
+
+def test_a_figure_is_drawn_when_it_comes_into_view(browser: Any, whole: Path) -> None:
+    visit = Visit(browser, 1280)
+    page = visit.open(whole)
+    assert page.evaluate("typeof Plotly") == "undefined"
+    drawn = "document.querySelectorAll('.plot svg.main-svg').length"
+    assert page.evaluate(drawn) == 0
+    page.evaluate("document.getElementById('rules').scrollIntoView()")
+    until(lambda: page.evaluate("document.querySelector('#plot-entropy-dk svg.main-svg') !== null"))
+    assert page.evaluate("document.querySelector('#plot-formats svg.main-svg') === null")
+    assert visit.complaints == []
+
+
+def test_it_is_short_and_its_menu_stays(browser: Any, whole: Path) -> None:
+    page = Visit(browser, 1280).open(whole)
+    assert page.evaluate("document.documentElement.scrollHeight") < 12_000
+    for anchor in ("claims", "rules", "training"):
+        page.locator(f"nav a[href='#{anchor}']").click()
+        until(lambda anchor=anchor: page.locator("nav a[aria-current]").get_attribute("href") == f"#{anchor}")
+        assert page.locator("nav").bounding_box()["y"] == 0
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_breaks_no_rule_of_accessibility(browser: Any, whole: Path, width: int) -> None:
+    page = Visit(browser, width).open(whole)
+    page.evaluate("document.getElementById('rules').scrollIntoView()")
+    until(lambda: page.evaluate("document.querySelector('#plot-entropy-dk svg.main-svg') !== null"))
+    assert violations(page) == []
+
+
+def test_figures_can_be_saved(browser: Any, whole: Path) -> None:
+    visit = Visit(browser, 1280)
+    page = visit.open(whole)
+
+    def saved(name: str) -> bytes:
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).first.click()
+        return Path(download.value.path()).read_bytes()
+
+    title = "The weights of one row as dk grows"
+    assert b"<rect" in saved(f"Save as SVG: {title}")
+    assert saved(f"Save as PNG: {title}").startswith(b"\x89PNG")
+    assert saved(f"Data as CSV: {title}").startswith(b"d_k,rule,key by weight,weight\n4,none,1,0.2")
+    assert b"<svg" in saved("Save as SVG: Entropy against dk")
+    assert saved("Save as PNG: Entropy against dk").startswith(b"\x89PNG")
+    rows = saved("Data as CSV: Entropy against dk").decode().splitlines()
+    figure = page.evaluate("JSON.parse(document.querySelector('[data-plot=plot-entropy-dk]').textContent)")
+    assert rows[0] == "name,x,y,value,two standard errors"
+    assert len(rows) == 1 + sum(len(trace["x"]) for trace in figure["data"])
+    assert rows[1].split(",")[:3] == ["none", str(figure["data"][0]["x"][0]), str(figure["data"][0]["y"][0])]
+    assert visit.outside == []
+    assert visit.complaints == []
+
+
 def test_text_is_readable_in_both_schemes(browser: Any, report: Path) -> None:
     """Ink and paper, on the page and in the figures, differ by a contrast of at least 7 to 1."""
     for scheme in ("light", "dark"):
-        page = Visit(browser, 800, scheme).open(report)
+        page = drawn_whole(Visit(browser, 800, scheme).open(report))
         ink = page.evaluate("getComputedStyle(document.querySelector('.plot .xtick text')).fill")
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert contrast(ink, paper) > 7
@@ -51,7 +115,7 @@ def contrast(one: str, other: str) -> float:
 
 def test_figures_change_with_the_scheme(browser: Any, report: Path) -> None:
     visit = Visit(browser, 800)
-    page = visit.open(report)
+    page = drawn_whole(visit.open(report))
     colour = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
     before = page.evaluate(colour)
     page.emulate_media(color_scheme="dark")

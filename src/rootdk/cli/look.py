@@ -1,8 +1,10 @@
 """`rootdk look`: what the scale does to random q and k, as one table."""
 
 import json
+import re
+import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -10,8 +12,6 @@ import click
 from . import options
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rootdk.lab.first_look import Look
 
 
@@ -38,56 +38,48 @@ def look(d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed
 
     looks = measured(d_k, rule, keys, rows, seed)
     if as_json:
-        click.echo(
-            json.dumps({"seed": seed, "looks": [one.to_dict() for one in looks], "meaning": meaning(looks)}, indent=2)
-        )
+        plain = {"seed": seed, "looks": [look.to_dict() for look in looks], "meaning": meaning(looks)}
+        click.echo(json.dumps(plain, indent=2))
     else:
-        _show(looks, meaning(looks))
+        click.echo("\n".join(_lines(looks, meaning(looks), shutil.get_terminal_size().columns)))
 
 
-def _show(looks: Sequence["Look"], meaning: str) -> None:
-    """The table, with the rules' formulas above it and what it means below."""
-    from rich.console import Console
+_HEADINGS = ("score variance", "entropy share", "effective keys", "rows-of one-key", "Jacobian trace")
+_WORDS = (
+    "Means over queries: variance; entropy share, of ln n, its largest. Medians: effective keys; Jacobian trace. "
+    "Rows of one key: where it has over 99 % of the weight."
+)
 
+
+def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
+    """What was done, the table, its words, and what it means."""
+    from rootdk.lab.first_look import RULE_WORDS, rule_label
     from rootdk.scaling import rule
 
-    console = Console()
-    names = dict.fromkeys(one.rule for one in looks)
-    formulas = [f"{name} = {rule(name).formula}" for name in names]
-    title = f"{looks[0].rows} random queries over {looks[0].keys} keys, scores times a scale:"
-    pieces = [*title.split(), *(f"{formula}," for formula in formulas[:-1]), formulas[-1]]
-    console.print(_fill(pieces, console.width), highlight=False, markup=False)
-    console.print(_table(looks))
-    console.print(meaning, highlight=False, markup=False)
+    labels = {look.rule: rule_label(look.rule) for look in looks}
+    # Formulas stay in one piece.
+    formulas = [f"{name} = {rule(name).formula}".replace(" ", "\0") for name in labels if name not in RULE_WORDS]
+    listed = f": {', '.join(formulas)}" if formulas else ""
+    yield from filled(f"{looks[0].rows} random queries over {looks[0].keys} keys, scores times a scale{listed}.", width)
+    names = max(map(len, labels.values()))
+    tops, lows = zip(*(heading.replace("-", "\0").split() for heading in _HEADINGS), strict=True)
+    rows = [
+        ("", "", *tops),
+        ("d_k", "scale", *lows),
+        *((str(look.d_k), labels[look.rule], *look.shown().values()) for look in looks),
+    ]
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[2:]]
+    for d_k, label, *cells in rows:
+        aligned = (f" {cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
+        yield f"{d_k:>4} {label:<{names}}{''.join(aligned)}".replace("\0", " ")
+    yield from filled(_WORDS, width)
+    yield ""
+    yield from filled(meaning, width)
 
 
-def _table(looks: Sequence["Look"]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        caption="means over queries of variance, entropy; medians of effective keys, trace of the softmax Jacobian",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        collapse_padding=True,
-    )
-    table.add_column("d_k", justify="right", no_wrap=True)
-    table.add_column("scale", no_wrap=True)
-    for heading in ("score\nvariance", "entropy /\nln n", "effective\nkeys", "rows with\np > .99", "Jacobian\ntrace"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for number, one in enumerate(looks):
-        table.add_row(
-            str(one.d_k),
-            one.rule,
-            *one.shown().values(),
-            end_section=number + 1 == len(looks) or looks[number + 1].d_k != one.d_k,
-        )
-    return table
-
-
-def _fill(pieces: Sequence[str], width: int) -> str:
-    """The pieces one after the other, in lines that break only between two of them."""
-    # A character that no text holds stands for the spaces inside a piece while the lines are made.
-    text = " ".join(piece.replace(" ", "\0") for piece in pieces)
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
+def filled(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns, and of at most 100; none breaks between a number and what belongs to it."""
+    # A character that no text holds stands for such a space while the lines are made.
+    kept = re.sub(r" (?=[=%])|(?<=[=]) ", "\0", text)
+    lines = textwrap.wrap(kept, min(width, 100), break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]

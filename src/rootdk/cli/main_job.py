@@ -2,12 +2,13 @@
 
 import json
 import platform
-import textwrap
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from rootdk import rendering
 from rootdk.errors import RootdkError
+from rootdk.lab.answer import answer_of
 from rootdk.lab.checks import (
     CONDITIONAL,
     EXPERIMENTS,
@@ -33,12 +35,14 @@ from rootdk.lab.checks import (
 )
 from rootdk.lab.checks.comparison import CLEAR
 from rootdk.lab.checks.ledger import spans
+from rootdk.lab.first_look import rule_label, typed
 from rootdk.lab.report import check_plotly, render
 from rootdk.lab.training import shipped
 from rootdk.theory import relative_gradient
 from rootdk.version import __version__
 
 from . import options
+from .look import filled
 from .progress import Bars
 
 Progress = Callable[[str, float], None]
@@ -47,14 +51,16 @@ Progress = Callable[[str, float], None]
 _COST = {**{name: experiment.seconds for name, experiment in EXPERIMENTS.items()}, "claims": 3.0}
 _CLAIM_ROWS = {"quick": 1024, "default": 2048, "full": 20_000}
 
-WIDTH = 80
-# Heading, quantity of the experiment "rules", and whether it is a share from 0 to 1.
+# Two words of heading, quantity of the experiment "rules", and whether it is a share from 0 to 1.
 _COLUMNS = (
-    ("variance", "score variance", False),
-    ("H / ln n", "H / ln n", True),
-    ("p > .99", "rows with p > .99", True),
-    ("trace of J", "trace of J", True),
+    ("score variance", "score variance", False),
+    ("entropy share", "H / ln n", True),
+    ("rows-of one-key", "rows with p > .99", True),
+    ("Jacobian trace", "trace of J", True),
 )
+_WORDS = "Entropy share: of ln n, the largest entropy. Rows of one key: where it has over 99 % of the weight."
+_PICTURE = 14  # weights of one row, a letter for each
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ class Findings:
 
     def of(self, experiment: str) -> Result:
         """The result of one experiment."""
-        return next(one for one in self.results if one.experiment == experiment)
+        return next(result for result in self.results if result.experiment == experiment)
 
 
 def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_json: bool) -> None:
@@ -110,7 +116,7 @@ def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_jso
     if as_json:
         click.echo(json.dumps(_to_dict(findings), indent=2, allow_nan=False))
     else:
-        click.echo("\n".join(summary(findings)))
+        click.echo("\n".join(summary(findings, shutil.get_terminal_size().columns)))
     if missing:
         raise missing
     if path is not None:
@@ -154,7 +160,7 @@ def _to_dict(findings: Findings) -> dict[str, Any]:
         "rules": list(job.rules),
         "seed": job.seed,
         "seconds": round(findings.seconds, 3),
-        "results": [one.to_dict() for one in findings.results],
+        "results": [result.to_dict() for result in findings.results],
         "claims": list(findings.claims),
     }
 
@@ -198,87 +204,106 @@ def _together(bars: Bars) -> Progress:
     def show(name: str, share: float) -> None:
         shares[name] = share
         now = list(shares.items())  # the other thread may add a name meanwhile
-        active = [one for one, part in now if part < 1.0]
-        done = sum(_COST[one] * part for one, part in now)
+        active = [running for running, part in now if part < 1.0]
+        done = sum(_COST[running] * part for running, part in now)
         bars(", ".join(active[:2]) or "finishing", done / sum(_COST.values()))
 
     return show
 
 
-def summary(findings: Findings) -> Iterator[str]:
-    """The whole summary, line by line."""
+def summary(findings: Findings, width: int = 80) -> Iterator[str]:
+    """The whole summary, line by line: the answer first."""
     job = findings.job
-    yield f"Why 1/sqrt(d_k), and is it true?  {job.keys} keys, seed {job.seed}, {findings.seconds:.1f} s"
+    yield from filled(typed(answer_of(findings.of("rules"))), width)
     yield ""
-    yield from _table(findings)
+    yield from _table(findings, width)
+    yield from filled(f"{_WORDS} {job.keys} keys, seed {job.seed}, {findings.seconds:.1f} s.", width)
     yield ""
-    yield from _agreement(findings)
-    yield from _claim_lines(findings)
-    yield ""
-    yield from _scale(findings)
+    for text in (_agreement(findings), _claims(findings), _scale(findings)):
+        yield from filled(text, width)
 
 
-def _table(findings: Findings) -> Iterator[str]:
-    rules = findings.of("rules")
-    width = max(4, *(len(rule) for rule in findings.job.rules))
-    yield f"{'':5} {'':{width}}" + "".join(f"  {heading:>12}" for heading, _, _ in _COLUMNS)
-    yield f"{'d_k':>5} {'rule':{width}}" + "".join(f"  {'theory':>6} {'seen':>5}" for _ in _COLUMNS)
-    for d_k in findings.job.d_k:
-        for rule in findings.job.rules:
-            cells = [_cell(rules.select(quantity, d_k=d_k, rule=rule)[0], share) for _, quantity, share in _COLUMNS]
-            yield f"{d_k:>5} {rule:{width}}" + "".join(f"  {cell}" for cell in cells)
+def _table(findings: Findings, width: int) -> Iterator[str]:
+    """Theory beside measurement, with the weights of one row drawn, as far as the terminal has room for it.
+
+    What falls away first is the last pair, then the picture, then theory; no number is ever cut.
+    """
+    rules, job = findings.of("rules"), findings.job
+    labels = {name: rule_label(name) for name in job.rules}
+    names = max(map(len, labels.values()))
+    left = 5 + names
+    layouts = [(picture, pairs) for picture, pairs in ((True, 4), (True, 3), (False, 4), (False, 3))
+               if left + picture * (1 + _PICTURE) + 16 * pairs <= width]  # fmt: skip
+    picture, pairs = layouts[0] if layouts else (False, 0)
+    columns = _COLUMNS[: pairs or None]
+    tops = [heading.split() for heading, _, _ in columns]
+    blank = " " * left
+    if pairs:
+        drawn = [f" {word:<{_PICTURE}}" if picture else "" for word in ("weights", "of one row")]
+        yield blank + drawn[0] + "".join(f" {' '.join(top).replace('-', ' '):>15}" for top in tops)
+        yield f"{'d_k':>4} {'scale':<{names}}{drawn[1]}" + f" {'theory':>6} {'measured':>8}" * pairs
+    else:
+        yield blank + "".join(f" {top[0].replace('-', ' '):>8}" for top in tops)
+        yield f"{'d_k':>4} {'scale':<{names}}" + "".join(f" {top[1].replace('-', ' '):>8}" for top in tops)
+    rows = {(series.setting["d_k"], series.setting["rule"]): series.y for series in rules.series}
+    for d_k, rule in product(job.d_k, job.rules):
+        cells = [
+            _cell(rules.select(quantity, d_k=d_k, rule=rule)[0], share, pairs > 0) for _, quantity, share in columns
+        ]
+        bars = f" {_bars(rows.get((d_k, rule), ())):<{_PICTURE}}" if picture else ""
+        yield f"{d_k:>4} {labels[rule]:<{names}}{bars}" + "".join(f" {cell}" for cell in cells)
 
 
-def _cell(one: Comparison, share: bool) -> str:
-    """Both numbers; a theory of next to nothing is 0."""
-    predicted = 0.0 if share and one.predicted < 1e-9 else one.predicted
-    return f"{rendering.brief(predicted, share):>6} {rendering.brief(one.measured, share):>5}"
+def _cell(comparison: Comparison, share: bool, theory: bool) -> str:
+    """The measured number, after that of theory; a theory of next to nothing is 0."""
+    measured = f"{rendering.brief(comparison.measured, share):>8}"
+    predicted = 0.0 if share and comparison.predicted < 1e-9 else comparison.predicted
+    return f"{rendering.brief(predicted, share):>6} {measured}" if theory else measured
 
 
-def _agreement(findings: Findings) -> Iterator[str]:
-    compared = sum(one.compared for one in findings.results)
-    result = max(findings.results, key=lambda one: abs(one.worst.disagreement or 0.0))
+def _bars(weights: Sequence[float]) -> str:
+    """The weights as heights, where the terminal can show them."""
+    shown = _HEIGHTS if _can_print(_HEIGHTS) else " .:-=+*#@"
+    # A weight of one percent is the least that is drawn.
+    return "".join(shown[0 if weight < 0.01 else max(1, round(8 * weight))] for weight in weights[:_PICTURE]).rstrip()
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _agreement(findings: Findings) -> str:
+    compared = sum(result.compared for result in findings.results)
+    result = max(findings.results, key=lambda result: abs(result.worst.disagreement or 0.0))
     off = abs(result.worst.disagreement or 0.0)
     text = f"Theory against measurement, {compared} numbers: at most {off:.1f} standard errors apart."
     if off > CLEAR:
         text += f" That is {result.worst.quantity} of {result.experiment}, and more than {CLEAR:g} is a "
         text += "contradiction: look into it."
-    yield from textwrap.wrap(text, WIDTH)
+    return text
 
 
-def _claim_lines(findings: Findings) -> Iterator[str]:
-    """Numbers of the claims that hold or were not checked, the others by their titles."""
+def _claims(findings: Findings) -> str:
+    """How many claims came to which verdict, and which; those that do not hold by their titles."""
     groups: dict[str, list[int]] = {}
-    for one in findings.claims:
-        groups.setdefault(str(one["verdict"]), []).append(int(str(one["id"])))
-    plain = [
-        f"{len(ids)} {words}: {spans(ids)}"
-        for verdict, words in ((HOLDS, "hold"), (OPEN, "need training"))
-        if (ids := groups.get(verdict))
-    ]
+    for claim in findings.claims:
+        groups.setdefault(str(claim["verdict"]), []).append(int(claim["id"]))
+    words = {HOLDS: "hold", CONDITIONAL: "hold under a condition", OPEN: "need training"}
+    parts = [f"{len(ids)} {words[verdict]}: {spans(ids)}" for verdict in words if (ids := groups.get(verdict))]
     if ids := groups.get(FAILS):
         titles = ", ".join(f"{number} ({LEDGER[number].title})" for number in ids)
-        plain.append(f"{len(ids)} {'does' if len(ids) == 1 else 'do'} not hold: {titles}")
-    if plain:
-        yield from textwrap.wrap(f"Of {len(findings.claims)} claims {'; '.join(plain)}.", WIDTH)
-    if ids := groups.get(CONDITIONAL):
-        words = "holds" if len(ids) == 1 else "hold"
-        yield f"{len(ids)} {words} under a condition (how: rootdk claims):"
-        yield from _in_two_columns([f"{number:>4}  {LEDGER[number].title}" for number in ids])
+        parts.append(f"{len(ids)} {'does' if len(ids) == 1 else 'do'} not hold: {titles}")
+    return f"Of {len(findings.claims)} claims {'; '.join(parts)}. Why: rootdk claims" if parts else ""
 
 
-def _in_two_columns(cells: Sequence[str]) -> Iterator[str]:
-    """Read down and then across, as a list is."""
-    half = (len(cells) + 1) // 2
-    width = max(map(len, cells)) + 2
-    for first, second in zip_longest(cells[:half], cells[half:], fillvalue=""):
-        yield f"{first:<{width}}{second}".rstrip()
-
-
-def _scale(findings: Findings) -> Iterator[str]:
+def _scale(findings: Findings) -> str:
     """The scale that keeps logits at variance 1, and what it does to the gradient."""
     job = findings.job
     flows = relative_gradient(job.keys, np.array(job.d_k), np.array(job.d_k) ** -0.5)
     scales = ", ".join(f"{d_k**-0.5:.4g} at d_k = {d_k}" for d_k in job.d_k)
-    flow = ", ".join(f"{one:.2f}" for one in flows)
-    yield from textwrap.wrap(f"Your scale: {scales}; |do/dq|/|o|: {flow}.", WIDTH)
+    gradients = ", ".join(f"{flow:.2f}" for flow in flows)
+    return f"Your scale: {scales}; gradient of the output by q, |do/dq|/|o|: {gradients}."

@@ -11,7 +11,27 @@ import numpy as np
 
 from rootdk.attention import measure
 
-RULES = ("none", "sqrt", "dk")
+# What a person reads for the rules that everybody knows.
+RULE_WORDS = {"none": "none", "sqrt": "1/√d_k", "dk": "1/d_k"}
+RULES = tuple(RULE_WORDS)
+
+
+def typed(text: str) -> str:
+    """As one types it, for a terminal.
+
+    >>> typed("dividing q·k by √d_k")
+    'dividing q.k by sqrt(d_k)'
+    """
+    return text.replace("√d_k", "sqrt(d_k)").replace("·", ".")
+
+
+def rule_label(name: str) -> str:
+    """A rule in a terminal: by its formula where everybody knows it, else by its name.
+
+    >>> rule_label("dk"), rule_label("llama4")
+    ('1/d_k', 'llama4')
+    """
+    return typed(RULE_WORDS.get(name, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +105,25 @@ def meaning(looks: Sequence[Look]) -> str:
     The cuts are where a person would use the word. All alike: above 0.99 of ln n. One key: half of the rows have a
     trace below 0.1, so about 95 % of their weight is on one. Few keys: below 0.5, the trace of two equal keys.
     """
-    largest = max(one.d_k for one in looks)
-    alike: dict[str, list[Look]] = {}
-    for one in {one.rule: one for one in looks if one.d_k == largest}.values():
-        if one.entropy_ratio > 0.99:
+    largest = max(look.d_k for look in looks)
+    groups: dict[str, list[Look]] = {}
+    for look in {look.rule: look for look in looks if look.d_k == largest}.values():
+        if look.entropy_ratio > 0.99:
             where = "all nearly alike"
-        elif one.jacobian_trace < 0.1:
+        elif look.jacobian_trace < 0.1:
             where = "one key in {saturated} of rows"
         else:
-            where = "only {effective_keys} keys" if one.jacobian_trace < 0.5 else "{effective_keys} keys"
-        alike.setdefault(where, []).append(one)
+            where = "only {effective_keys} keys" if look.jacobian_trace < 0.5 else "{effective_keys} keys"
+        groups.setdefault(where, []).append(look)
     clauses = []
-    for where, group in alike.items():
+    for where, group in groups.items():
         spans = {name: _span(group, name) for name in ("saturated", "effective_keys")}
-        clauses.append(f"{where.format(**spans)} ({', '.join(one.rule for one in group)})")
+        clauses.append(f"{where.format(**spans)} ({', '.join(rule_label(look.rule) for look in group)})")
     return f"At d_k = {largest} the weight goes to {', '.join(clauses)}."
 
 
 def _span(looks: Sequence[Look], name: str) -> str:
     """The number as the table shows it, or the least and the greatest of several."""
-    ordered = sorted(looks, key=lambda one: float(getattr(one, name)))
-    least, greatest = (one.shown()[name] for one in (ordered[0], ordered[-1]))
+    ordered = sorted(looks, key=lambda look: float(getattr(look, name)))
+    least, greatest = (look.shown()[name] for look in (ordered[0], ordered[-1]))
     return least if least == greatest else f"{least}-{greatest}"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rootdk.attention import attention, measure
 from rootdk.lab.drawing import ticks_at
+from rootdk.lab.first_look import RULE_WORDS
 from rootdk.reading import Reading
 from rootdk.theory import attention_moments, relative_gradient
 from rootdk.theory.row_law import RowLaw, row_law
@@ -30,11 +31,10 @@ RULES = Control(
     "choice",
     "sqrt",
     choices=("sqrt", "none", "dk"),
-    labels=("1/√d_k", "none", "1/d_k"),
+    labels=tuple(RULE_WORDS[name] for name in ("sqrt", "none", "dk")),
     help="What every score is multiplied by before softmax.",
 )
-# What a person reads for a rule, and the a of its scale d_k^-a.
-RULE_WORDS = dict(zip(RULES.choices, RULES.labels, strict=True))
+# The a of a rule's scale d_k^-a.
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "dk": 1.0}
 SEED = Control("seed", "seed", "int", 0, 0, 999, 1, help="Which random numbers are drawn.")
 QUERIES, WIDEST = 64, 1024

@@ -14,7 +14,7 @@ from rootdk.audit.result import SEVERITIES
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
 from rootdk.untrusted import shown_values
 
-from .document import card, check_plotly, document, figure, foot, number, rich, table
+from .document import badge, card, document, figures, foot, number, rich, table
 
 _BADGES = {"healthy": "good", "note": "open", "warning": "half", "critical": "bad"}
 # Past so many heads the page shows layers only: a table of ten thousand rows is read by nobody.
@@ -36,7 +36,6 @@ def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = Non
     audit   what to_dict() of a rootdk.audit.Audit gives, or the JSON of `rootdk audit`
     about   facts for the foot of the page, such as version and path
     """
-    check_plotly()
     audit, about = shown_values(audit), shown_values(about or {})
     model = audit.get("model") or {}
     name = f"Attention audit: {model['model_type']}" if model.get("model_type") else "Attention audit"
@@ -45,23 +44,21 @@ def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = Non
     body = [
         f"<h1>{rich(name)}</h1>",
         f"<p>{lead}</p>",
-        "<nav><a href='#findings'>Findings</a><a href='#maps'>Layers and heads</a><a href='#numbers'>Numbers</a></nav>",
         f"<div class='cards'>{''.join(_cards(audit, model))}</div>",
         f"<section><h2 id='findings'>Findings</h2>{_findings(audit)}{_unknown(audit)}</section>",
-        f"<section><h2 id='maps'>Layers and heads</h2><p>{_MAPS}</p>",
-        f"<div class='figures'>{''.join(map(figure, pictures))}</div>",
-        "</section>",
+        f"<section><h2 id='maps'>Layers and heads</h2><p>{_MAPS}</p>{figures(pictures)}</section>",
         f"<section><h2 id='numbers'>Numbers</h2>{_numbers(audit)}</section>",
         foot(about),
     ]
-    return document(name, body)
+    links = [("findings", "Findings"), ("maps", "Layers and heads"), ("numbers", "Numbers")]
+    return document(name, links, body)
 
 
 def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     layers = audit["layers"]
     counted = [sum(one["severity"] == kind for one in audit["findings"]) for kind in SEVERITIES]
     words = " ".join(
-        _badge(kind, f"{count} {kind}{'s' if count != 1 and kind != 'critical' else ''}")
+        badge(_BADGES[kind], f"{count} {kind}{'s' if count != 1 and kind != 'critical' else ''}")
         for kind, count in zip(SEVERITIES, counted, strict=True)
         if count
     )
@@ -92,7 +89,7 @@ def _findings(audit: Mapping[str, Any]) -> str:
 
 
 def _finding(one: FindingGroup) -> str:
-    heading = f"{_badge(one.severity, one.severity)}<strong>{escape(one.metric)}</strong>"
+    heading = f"{badge(_BADGES[one.severity], one.severity)}<strong>{escape(one.metric)}</strong>"
     crossed = f"{escape(one.value)}, limit {rendering.brief(one.threshold)}"
     return (
         f"<article class='claim'><header>{heading}</header>"
@@ -138,10 +135,6 @@ def _held(layers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _middle(row: Sequence[float]) -> str:
     return number(_median([value for value in row if not math.isnan(value)]))
-
-
-def _badge(kind: str, text: str) -> str:
-    return f"<span class='badge {_BADGES[kind]}'>{escape(text)}</span>"
 
 
 def audit_pictures(audit: Mapping[str, Any]) -> list[Picture]:

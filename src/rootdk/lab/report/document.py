@@ -4,6 +4,7 @@ A content security policy in its head forbids every request, so that the promise
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -30,32 +31,53 @@ def check_plotly() -> None:
         ) from error
 
 
-def document(title: str, body: Sequence[str]) -> str:
-    """The whole page around its parts."""
+def document(title: str, links: Sequence[tuple[str, str]], body: Sequence[str]) -> str:
+    """The whole page: a menu that stays, with (anchor, heading) for each section, beside its parts.
+
+    plotly.js stands there as text, and runs when the first figure comes into view: opening does not wait for it.
+    """
     check_plotly()
     from plotly.offline import get_plotlyjs
 
     palette = files("rootdk.lab").joinpath("palette.css").read_text("utf-8")
     style, script = (files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    menu = "".join(f"<a href='#{escape(anchor)}'>{rich(heading)}</a>" for anchor, heading in links)
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<link rel='icon' href='data:,'><title>{escape(title)}</title>"
-        f"<style>{palette}{style}</style></head>\n<body>"
+        f"<style>{palette}{style}</style></head>\n<body><nav aria-label='Sections'>{menu}</nav><main>"
         + "\n".join(body)
-        + f"\n<script>{script_text(get_plotlyjs())}</script>\n<script>{script}</script></body></html>\n"
+        + f"</main>\n<script type='text/plain' id='plotly'>{script_text(get_plotlyjs())}</script>"
+        f"\n<script>{script}</script></body></html>\n"
     )
 
 
 def figure(picture: Picture) -> str:
     """A place for a picture, with its data beside it; page.js draws it."""
     data = json.dumps(picture.figure, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    name = escape(picture.name)
     return (
-        f"<figure><h3>{rich(picture.title)}</h3><div class='plot' id='plot-{escape(picture.name)}' role='img' "
-        f"aria-label='{escape(picture.title)}'></div><figcaption>{rich(picture.caption)}</figcaption>"
-        f"<script type='application/json' data-plot='plot-{escape(picture.name)}'>{data}</script></figure>"
+        f"<figure><h3 id='title-{name}'>{rich(picture.title)}</h3><div class='plot' id='plot-{name}' role='img' "
+        f"aria-labelledby='title-{name}'></div><figcaption>{rich(picture.caption)}</figcaption>"
+        f"<script type='application/json' data-plot='plot-{name}'>{data}</script></figure>"
     )
+
+
+def figures(pictures: Sequence[Picture], most: int | None = None) -> str:
+    """Side by side where there is room; those past the first `most` are folded."""
+    shown, folded = pictures[:most], pictures[len(pictures[:most]) :]
+    grid = f"<div class='figures'>{''.join(map(figure, shown))}</div>"
+    if folded:
+        count = f"{len(folded)} more figure{'s' * (len(folded) > 1)}"
+        grid += f"<details><summary>{count}</summary>{figures(folded)}</details>"
+    return grid
+
+
+def badge(kind: str, text: str) -> str:
+    """A word in the colour of its kind: good, half, bad or open."""
+    return f"<span class='badge {kind}'>{escape(text)}</span>"
 
 
 def card(large: str, small: str) -> str:
@@ -70,8 +92,12 @@ def foot(about: Mapping[str, str]) -> str:
 
 
 def rich(text: str) -> str:
-    """Escaped, with d_k set as a person would write them."""
-    return escape(text).replace("d_k", "<i>d<sub>k</sub></i>")
+    """Escaped, with subscripts set as a person would write them.
+
+    >>> rich("d_k < 4")
+    '<i>d<sub>k</sub></i> &lt; 4'
+    """
+    return re.sub(r"\b([A-Za-z])_([a-z])\b", r"<i>\1<sub>\2</sub></i>", escape(text))
 
 
 def script_text(text: str) -> str:

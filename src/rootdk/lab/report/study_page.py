@@ -1,29 +1,31 @@
 """The page of the study: figures, tables and claims. Every text is escaped."""
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from rootdk.lab import formulas
+from rootdk.lab.answer import answer, answer_of, rows_as_widths_grow, rows_svg, rows_text, worked_example
 from rootdk.lab.checks import EXPERIMENTS, Comparison, Result
 from rootdk.lab.checks.comparison import CLEAR
-from rootdk.lab.drawing import Picture
 from rootdk.lab.training import Results
 
-from .document import card, check_plotly, document, figure, foot, number, rich, table
+from .document import badge, card, document, figures, foot, number, rich, table
 from .training_page import training_section
 
-_BADGES = {
-    "holds": "good",
-    "holds under a condition": "half",
-    "does not hold": "bad",
-}
-_LEAD = (
-    "Theory and measurement side by side, on random queries and keys: the state of attention at the start of training."
+_BADGES = {"holds": "good", "holds under a condition": "half", "does not hold": "bad"}
+_LEAD = "Theory beside measurement, on random queries and keys: the state of attention at the start of training."
+_CLAIMS = (
+    "What is said about the scale, in our words. Each claim has a check that ran, and its verdict follows from it."
 )
 _AGAINST = (
     "Every experiment computes numbers and measures them. The table shows its largest disagreement in standard errors "
     f"(s.e.); more than {CLEAR:g} would be a contradiction."
+)
+_EXAMPLE = (
+    "A query and three keys of d_k = 64 components, with q·k of 14, 10 and 12. Without the scale softmax gives the "
+    "first key most of the weight; divided by √64 = 8 the same scores share it."
 )
 
 
@@ -42,26 +44,49 @@ def render(
     cards    (large, small) texts for the top
     trained  runs of a training study, for a section in brief
     """
-    check_plotly()
-    links = [(result.experiment, _heading(result)) for result in results]
+    links = [("answer", "The answer")]
+    links += [("claims", "What is true and what is not")] if claims else []
+    links += [("example", "A worked example"), ("overview", "Theory against measurement")]
+    links += [(result.experiment, _heading(result)) for result in results]
     links += [("training", "What training showed")] if trained else []
-    links += [("claims", "The claims")] if claims else []
-    navigation = "".join(f"<a href='#{escape(anchor)}'>{rich(heading)}</a>" for anchor, heading in links)
+    table_of_all = f"<div class='overview'>{overview(results)}</div>" if results else ""
     body = [
-        "<h1>Why divide by √<i>d<sub>k</sub></i>, and is it true?</h1>",
-        f"<p>{_LEAD}</p>",
-        formulas.ATTENTION,
-        f"<nav>{navigation}</nav>",
-        _cards(cards, claims),
-        "<h2 id='overview'>Theory against measurement</h2>",
-        f"<p>{_AGAINST}</p>",
-        f"<div class='overview'>{overview(results)}</div>" if results else "",
+        _answer(results, cards, claims),
+        _claims(claims),
+        _example(),
+        f"<section><h2 id='overview'>Theory against measurement</h2><p>{_LEAD} {_AGAINST}</p>{table_of_all}</section>",
         *map(_section, results),
         training_section(trained) if trained else "",
-        _claims(claims),
         foot(about or {}),
     ]
-    return document("rootdk: why the root of d_k", body)
+    return document("rootdk: why the root of d_k", links, body)
+
+
+def _answer(results: Sequence[Result], cards: Sequence[tuple[str, str]], claims: Sequence[Mapping[str, Any]]) -> str:
+    """The question, the answer in two sentences, and the drawing that shows it."""
+    rules = next((result for result in results if result.experiment == "rules"), None)
+    text = answer_of(rules) if rules is not None else answer(512, 1024)
+    rows = rows_as_widths_grow()
+    text = re.sub(r" (?=[=%])|(?<==) ", "\u00a0", text)  # no line begins with % or ends with =
+    return (
+        "<section class='answer'><h1 id='answer'>Why divide by √<i>d<sub>k</sub></i>, and is it true?</h1>"
+        f"<div class='beside'><div><p class='lead'>{rich(text)}</p>{formulas.ATTENTION}{_cards(cards, claims)}</div>"
+        "<figure class='drawing'><h3 id='title-rows'>The weights of one row as <i>d<sub>k</sub></i> grows</h3>"
+        f"<div role='img' aria-labelledby='title-rows' aria-describedby='text-rows'>{rows_svg(rows)}</div>"
+        f"<figcaption id='text-rows'>{rich(rows_text(rows))}</figcaption>"
+        f"<script type='text/csv'>{_rows_csv(rows)}</script></figure></div></section>"
+    )
+
+
+def _rows_csv(rows: Mapping[int, Mapping[str, Any]]) -> str:
+    lines = [f"{d_k},{rule},{place},{weight:.7g}" for d_k, row in rows.items() for rule, weights in row.items()
+             for place, weight in enumerate(weights, 1)]  # fmt: skip
+    return "\n".join(["d_k,rule,key by weight,weight", *lines])
+
+
+def _example() -> str:
+    head, rows = worked_example()
+    return f"<section><h2 id='example'>A worked example</h2><p>{rich(_EXAMPLE)}</p>{table(head, rows)}</section>"
 
 
 def _heading(result: Result) -> str:
@@ -78,28 +103,19 @@ def _section(result: Result) -> str:
     line = f"{result.compared} numbers compared" + (
         f"; the largest disagreement is {abs(worst):.1f} standard errors." if worst is not None else "."
     )
-    groups = [[one for one in pictures if not _small(one)], [one for one in pictures if _small(one)]]
-    figures = "".join(
-        f"<div class='figures{' small' if number else ''}'>{''.join(map(figure, group))}</div>"
-        for number, group in enumerate(groups)
-        if group
-    )
     return (
-        f"<section><h2 id='{escape(result.experiment)}'>{rich(_heading(result))}</h2><p>{text}</p>"
-        f"{formula}{figures}<details><summary>all numbers</summary>{comparisons(result.comparisons)}</details>"
-        f"<p class='dim'>{line}</p></section>"
+        f"<section><h2 id='{escape(result.experiment)}'>{rich(_heading(result))}</h2><p>{text}</p>{formula}"
+        f"{figures(pictures) if pictures else ''}<p class='dim'>{line}</p>"
+        f"<details><summary>all numbers</summary>{comparisons(result.comparisons)}</details></section>"
     )
-
-
-def _small(picture: Picture) -> bool:
-    return picture.name.startswith("jacobian")
 
 
 def _cards(cards: Sequence[tuple[str, str]], claims: Sequence[Mapping[str, Any]]) -> str:
     shown = [card(rich(large), rich(small)) for large, small in cards]
     if claims:
         verdicts = " ".join(
-            badge(verdict, f"{count} {_plural(verdict, count)}") for verdict, count in counts(claims).items()
+            badge(_BADGES.get(verdict, "open"), f"{len(group)} {_plural(verdict, len(group))}")
+            for verdict, group in _by_verdict(claims).items()
         )
         shown.append(card(f"{len(claims)} claims", verdicts))
     return f"<div class='cards'>{''.join(shown)}</div>" if shown else ""
@@ -112,20 +128,29 @@ def _plural(verdict: str, count: int) -> str:
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     if not claims:
         return ""
-    return (
-        "<section><h2 id='claims'>The claims</h2><p>What is said about the scale, in our words, each with a check that "
-        f"ran and a verdict that follows from what it found.</p>{ledger(claims)}</section>"
+    blocks = "".join(
+        f"<h3>{escape(_plural(verdict, len(group)).capitalize())}</h3>{ledger(group)}"
+        for verdict, group in _by_verdict(claims).items()
     )
+    return f"<section><h2 id='claims'>What is true and what is not</h2><p>{_CLAIMS}</p>{blocks}</section>"
+
+
+def _by_verdict(claims: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The claims of each verdict, in the order of the ledger's words."""
+    groups: dict[str, list[Mapping[str, Any]]] = {verdict: [] for verdict in _BADGES}
+    for claim in claims:
+        groups.setdefault(str(claim["verdict"]), []).append(claim)
+    return {verdict: group for verdict, group in groups.items() if group}
 
 
 def overview(results: Sequence[Result]) -> str:
     """One row per experiment: how much was compared, and the largest disagreement."""
     rows = []
-    for one in results:
-        worst = one.worst
+    for result in results:
+        worst = result.worst
         where = ", ".join(f"{name} {_plain(value)}" for name, value in worst.setting.items())
         off = f"{worst.disagreement:+.1f}" if worst.disagreement is not None else "–"
-        rows.append([f"<a href='#{one.experiment}'>{escape(one.experiment)}</a>", str(one.compared), off,
+        rows.append([f"<a href='#{result.experiment}'>{escape(result.experiment)}</a>", str(result.compared), off,
                      f"{escape(worst.quantity)} <span class='dim'>({escape(where)})</span>"])  # fmt: skip
     return table(["experiment", "compared", "largest, s.e.", "where"], rows, raw=True)
 
@@ -145,32 +170,20 @@ def comparisons(numbers: Sequence[Comparison]) -> str:
 
 
 def ledger(claims: Sequence[Mapping[str, Any]]) -> str:
-    """One block per claim, in plain dictionaries: id, statement, source, method, verdict, condition, evidence."""
-    blocks = []
-    for one in claims:
-        verdict = str(one["verdict"])
-        condition = f"<p class='condition'>{escape(str(one['condition']))}</p>" if one.get("condition") else ""
-        blocks.append(
-            f"<article class='claim' id='claim-{int(one['id'])}'><header><span class='id'>{int(one['id'])}</span>"
-            f"<span class='badge {_BADGES.get(verdict, 'open')}'>{escape(verdict)}</span></header>"
-            f"<p>{escape(str(one['statement']))}</p>{condition}"
-            f"<p class='dim'>{escape(str(one['source']))} · {escape(str(one['method']))}</p>{_evidence(one)}</article>"
-        )
-    return f"<div class='claims'>{''.join(blocks)}</div>"
+    """A card per claim, of plain dictionaries: id, statement, source, method, verdict, condition, evidence."""
+    return f"<div class='claims'>{''.join(map(_claim, claims))}</div>"
 
 
-def counts(claims: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many claims came to which verdict, in the order of the ledger's words."""
-    by_verdict: dict[str, int] = dict.fromkeys(_BADGES, 0)
-    for claim in claims:
-        verdict = str(claim["verdict"])
-        by_verdict[verdict] = by_verdict.get(verdict, 0) + 1
-    return {verdict: count for verdict, count in by_verdict.items() if count}
-
-
-def badge(verdict: str, text: str) -> str:
-    """A coloured word."""
-    return f"<span class='badge {_BADGES.get(verdict, 'open')}'>{escape(text)}</span>"
+def _claim(claim: Mapping[str, Any]) -> str:
+    verdict, place = str(claim["verdict"]), int(claim["id"])
+    condition = f"<p class='condition'>{rich(str(claim['condition']))}</p>" if claim.get("condition") else ""
+    source, method = (escape(str(claim[name])) for name in ("source", "method"))
+    return (
+        f"<article class='claim' id='claim-{place}'><header><span class='id'>{place}</span>"
+        f"{badge(_BADGES.get(verdict, 'open'), verdict)}</header><p>{rich(str(claim['statement']))}</p>{condition}"
+        f"<details><summary>said where, and how it was checked</summary><p class='dim'>{source} · {method}</p>"
+        f"{_evidence(claim)}</details></article>"
+    )
 
 
 def _evidence(claim: Mapping[str, Any]) -> str:
@@ -181,10 +194,7 @@ def _evidence(claim: Mapping[str, Any]) -> str:
         verdict = "" if not asked else ("yes" if one["agrees"] else "no")
         measured = None if one["measured"] is None else float(one["measured"])
         rows.append([str(one["quantity"]), number(measured), error, asked, verdict])
-    if not rows:
-        return ""
-    inside = table(["evidence", "measured", "s.e.", "said", "agrees"], rows) + _choices(claim["evidence"])
-    return f"<details><summary>evidence ({len(rows)})</summary>{inside}</details>"
+    return table(["evidence", "measured", "s.e.", "said", "agrees"], rows) + _choices(claim["evidence"]) if rows else ""
 
 
 def _choices(evidence: Sequence[Mapping[str, Any]]) -> str:

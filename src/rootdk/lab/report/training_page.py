@@ -9,7 +9,7 @@ from rootdk.lab.training import Group, Results, grouped, panels
 from rootdk.lab.training.run import ADDITIVE, TASKS
 
 from . import training_pictures as draw
-from .document import card, check_plotly, document, figure, foot, number, rich, table
+from .document import card, document, figures, foot, number, rich, table
 
 _LEAD = (
     "Small Transformers that differ in nothing but the scale of their scores, the width d_k of queries and keys, the "
@@ -136,30 +136,27 @@ def chapters(results: Results, *, brief: bool = False) -> list[tuple[Chapter, li
 
 def render_training(results: Results) -> str:
     """One HTML page of a training study that opens offline."""
-    check_plotly()
     shown = chapters(results)
     links = [(chapter.anchor, chapter.heading) for chapter, _ in shown] + [("numbers", "All numbers")]
-    navigation = "".join(f"<a href='#{anchor}'>{rich(heading)}</a>" for anchor, heading in links)
     body = [
         "<h1>Does the scale matter when a model learns?</h1>",
         f"<p>{rich(_LEAD)}</p>",
-        f"<nav>{navigation}</nav>",
         f"<div class='cards'>{''.join(_cards(results))}</div>",
         *(
             f"<section><h2 id='{chapter.anchor}'>{rich(chapter.heading)}</h2><p>{rich(chapter.text)}</p>"
-            f"{_figures(pictures)}</section>"
+            f"{figures(pictures)}</section>"
             for chapter, pictures in shown
         ),
         f"<section><h2 id='numbers'>All numbers</h2>{_folded(results)}</section>",
         foot(results.about),
     ]
-    return document("rootdk: does the scale matter when a model learns?", body)
+    return document("rootdk: does the scale matter when a model learns?", links, body)
 
 
 def training_section(results: Results) -> str:
-    """The same in brief, as a section of a larger page."""
+    """The same in brief, as a section of a larger page: two figures of each question, the others folded."""
     parts = [
-        f"<h3>{rich(chapter.heading)}</h3><p>{rich(chapter.text)}</p>{_figures(pictures)}"
+        f"<h3>{rich(chapter.heading)}</h3><p>{rich(chapter.text)}</p>{figures(pictures, most=2)}"
         for chapter, pictures in chapters(results, brief=True)
     ]
     made = ", ".join(f"{name} {value}" for name, value in results.about.items())
@@ -196,10 +193,6 @@ def _cards(results: Results) -> Iterator[str]:
     yield card(escape(", ".join(dict.fromkeys(one.task for one in specs))), "task" + "s" * (len(tasks) > 1))
     yield card(escape(", ".join(rules)), "scale rules" if len(rules) > 1 else "scale rule")
     yield card(f"{min(sizes)} – {max(sizes)}" if len(sizes) > 1 else str(min(sizes)), rich("d_k"))
-
-
-def _figures(pictures: Sequence[Picture]) -> str:
-    return f"<div class='figures'>{''.join(map(figure, pictures))}</div>"
 
 
 def _dots(groups: Sequence[Group]) -> list[Group]:

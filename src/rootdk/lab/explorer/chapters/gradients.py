@@ -10,7 +10,8 @@ from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, line, plot, points, square_map
 from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, QUANTITIES, QUERIES, RULE_WORDS, WIDTHS, median
+from rootdk.lab.explorer.shared import EXPONENTS, QUANTITIES, QUERIES, WIDTHS, median
+from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import JACOBIAN
 
 KEYS = 512  # of the curves and of the numbers; the heat map has room for fewer

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from rootdk.lab.checks import sampler
 from rootdk.lab.drawing import COLOURS, GREY, bars, line, plot
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, RULE_WORDS, RULES, SEED, d_k_knob, reading_of
+from rootdk.lab.explorer.shared import EXPONENTS, RULES, SEED, d_k_knob, reading_of
+from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import row_variance, score_density, score_variance
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
 from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, RULE_WORDS, WIDTHS, median
+from rootdk.lab.explorer.shared import EXPONENTS, WIDTHS, median
+from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import format_effect
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
 from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, RULE_WORDS, median
+from rootdk.lab.explorer.shared import EXPONENTS, median
+from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import ATTENTION
 from rootdk.theory import critical_sigma, softmax_moments
 
