@@ -1,5 +1,7 @@
 """The chapters of the explorer: they show what the operator and the theory give, for every setting of the knobs."""
 
+import ast
+import importlib
 import itertools
 import json
 import math
@@ -16,10 +18,11 @@ import rootdk
 from rootdk import theory
 from rootdk.errors import ArgumentError
 from rootdk.lab.explorer.chapter import KINDS, Chapter, Control, View, plain
-from rootdk.lab.explorer.chapters import CHAPTERS
+from rootdk.lab.explorer.chapters import CHAPTERS, TOUR
+from rootdk.lab.explorer.export import texts_of
 from rootdk.lab.explorer.server import warm_up
 from rootdk.lab.explorer.shared import WIDTHS, over_widths
-from rootdk.lab.explorer.values import read_values
+from rootdk.lab.explorer.values import read_address, read_values
 from rootdk.lab.training import interval
 from rootdk.theory.formats import FORMATS, spacing
 
@@ -114,6 +117,7 @@ def _factor(d_k: int) -> float:
 
 
 QUOTED = {
+    "answer": {},
     "formula": {"4": lambda: _factor(4) == 0.5, "64": _same_order, "8": lambda: _factor(64) == 1 / 8},
     "growth": {},
     "proof": {"1": lambda: theory.square_terms(5).trace() == 5.0, "0": lambda: theory.square_terms(5).sum() == 5.0},
@@ -246,6 +250,67 @@ def test_the_python_lines_print_the_numbers_that_are_shown(chapter: Chapter) -> 
             compare(shown)
 
 
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+def test_the_python_lines_use_public_names_alone(chapter: Chapter) -> None:
+    settings = [{}, *({"format": name} for name in ("float32", "bfloat16") if chapter.id == "formats")]
+    settings += [{"law": law} for law in ("sign", "uniform", "student") if chapter.id == "growth"]
+    for raw in settings:
+        shown = shown_at(chapter, raw)
+        assert shown is not None
+        for node in ast.walk(ast.parse(shown.python)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rootdk"):
+                module = importlib.import_module(node.module)
+                documented = getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
+                names = [alias.name for alias in node.names]
+                assert set(names) <= {*documented, *(name for name in names if node.module == "rootdk")}
+                assert not any(part.startswith("_") for part in node.module.split("."))
+                assert "explorer" not in node.module
+                assert not node.module.startswith("rootdk.lab.checks.")
+
+
+def test_the_tour_is_ten_steps_that_a_saved_page_holds() -> None:
+    assert len(TOUR) == 10
+    for address, text in TOUR:
+        chapter, raw = read_address(address)
+        assert len(raw) <= 1
+        read_values(BY_ID[chapter], raw)
+        for name, value in raw.items():
+            (knob,) = (one for one in BY_ID[chapter].controls if one.name == name)
+            assert value in texts_of(knob)
+        assert len(text) < 120
+
+
+def test_what_the_tour_says() -> None:
+    near = [values_of(view("answer", d_k=4))[f"alone_{rule}"] for rule in ("none", "sqrt", "dk")]
+    assert near == [0, 0, 0]
+    assert values_of(view("answer"))["alone_none"] > 0.4
+    assert values_of(view("growth", d_k=16))["variance_theory"] == 16
+    assert math.sqrt(1024 / 16) == 8
+    assert view("growth", d_k=1024).figures[1].text.count("standard deviation 1 ") == 1
+
+
+def test_the_answer_is_that_of_its_numbers() -> None:
+    shown = view("answer", d_k=1024, keys=256)
+    alone = values_of(shown)["alone_none"]
+    assert f"{100 * alone:.0f} % of rows at d_k = 1024 give one key over 99 %" in shown.lead
+    assert shown.lead.endswith("with it, none do.")
+
+
+def test_growth_keeps_its_axes_and_shows_the_other_rules() -> None:
+    """What differs between two rules is the bell, not the axes."""
+    axes, bells = [], []
+    for rule in ("none", "sqrt", "dk"):
+        figure = view("growth", rule=rule).figures[1].plot
+        axes.append((figure["layout"]["xaxis"]["range"], figure["layout"]["yaxis"]["range"]))
+        named = {trace["name"]: trace for trace in figure["data"]}
+        bells.append(max(named["theory: exact density"]["y"]))
+        ghosts = {"none", "1/√d<sub>k</sub>", "1/d<sub>k</sub>"} & set(named)
+        assert len(ghosts) == 2
+        assert all(named[ghost]["line"]["dash"] == "dot" for ghost in ghosts)
+    assert axes[0] == axes[1] == axes[2]
+    assert bells[0] < bells[1] / 5 < bells[2] / 25
+
+
 def test_the_examples_of_the_formula() -> None:
     def weights(example: str, rule: str) -> list[float]:
         return view("formula", example=example, rule=rule).figures[1].plot["data"][0]["y"]
@@ -294,7 +359,7 @@ def test_warming_up_stops_when_asked(monkeypatch) -> None:
 
     monkeypatch.setattr("rootdk.lab.explorer.server.read_values", read)
     warm_up(lambda: next(asked) >= 2)
-    assert seen == [CHAPTERS[0].id] * 2
+    assert len(seen) == 2
 
 
 # The JSON of anything that is not plain is an error and no guess.

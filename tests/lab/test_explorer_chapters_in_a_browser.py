@@ -10,7 +10,7 @@ from explorer_visit import assert_shows, drawn, open_at, until, violations
 from visit import Visit, keep
 
 from rootdk.lab.explorer.chapter import Chapter
-from rootdk.lab.explorer.chapters import CHAPTERS
+from rootdk.lab.explorer.chapters import CHAPTERS, TOUR
 from rootdk.lab.explorer.export import exported_page
 
 
@@ -44,6 +44,29 @@ def test_what_is_drawn_is_what_python_computes(visit: Visit, server: Served, cha
         assert_shows(page, chapter, **moved(page, chapter))
 
 
+def test_a_column_is_added_to_queries_and_keys_together(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address, "#formula")
+    page.get_by_role("button", name="Add a column: keys").click()
+    until(lambda: "query=1+0+1+0+0" in drawn(page))
+    assert "keys=0+1+1+1+0%3B+1+0+1+0+0%3B+0+1+0+1+0" in drawn(page)
+    assert page.locator(".number dd").first.inner_text() == "5"
+    page.get_by_role("button", name="Take the last row away: values").click()
+    until(lambda: drawn(page).count("%3B") == 2)
+    assert page.locator(".problem:visible").count() == 0
+
+
+def test_what_is_tried_is_in_view_with_the_figure(browser: Any, server: Served) -> None:
+    """At 1280 x 800, without scrolling: the first knob, and the first figure down to its axis."""
+    visit = Visit(browser, 1280, server=server.address)
+    visit.page.set_viewport_size({"width": 1280, "height": 800})
+    for chapter in CHAPTERS[:-4]:
+        page = open_at(visit, server.address, f"#{chapter.id}")
+        knob, plot = (page.locator(what).first.bounding_box() for what in (".knob", ".plot"))
+        assert knob["y"] + knob["height"] < 800, chapter.id
+        assert plot["y"] + plot["height"] < 800, chapter.id
+    visit.page.context.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
@@ -70,6 +93,9 @@ def test_every_chapter_of_an_exported_page(browser: Any, tmp_path: Path) -> None
     # plotly.js is near 5 MB of it.
     assert path.stat().st_size < 13e6
     visit = Visit(browser, 1280)
+    for address, _ in TOUR:
+        open_at(visit, path.as_uri(), f"#{address}")
+        assert not visit.page.locator("#notice").is_visible(), address
     for chapter in CHAPTERS:
         page = open_at(visit, path.as_uri(), f"#{chapter.id}")
         assert_shows(page, chapter)

@@ -219,14 +219,105 @@ def test_play_is_a_step_where_less_motion_is_asked_for(browser: Any, server: Ser
 
 def test_a_screen_reader_hears_the_end_of_a_drag(visit: Visit, server: Served) -> None:
     page = open_at(visit, server.address)
-    heard = "window.heard = []; new MutationObserver(() => heard.push(document.getElementById('told').textContent))"
-    page.evaluate(heard + ".observe(document.getElementById('told'), {childList: true})")
+    heard = "window.heard = []; new MutationObserver(() => heard.push(document.getElementById('spoken').textContent))"
+    page.evaluate(heard + ".observe(document.getElementById('spoken'), {childList: true})")
     page.locator("#knob-exponent").focus()
     for _ in range(8):
         page.keyboard.press("ArrowRight")
     until(lambda: page.evaluate("heard.length"))
     view = expected(stand_in.POWERS, {"exponent": "1.8"})
     assert page.evaluate("heard") == [f"last value: {view['numbers'][0]['text']}; noise: {view['numbers'][1]['text']}"]
+
+
+def test_a_tour_leads_from_step_to_step_by_mouse_and_by_keys(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address)
+    page.locator("#tour").click()
+    bar = page.locator("#steps")
+    until(lambda: drawn(page) == "#powers?exponent=2")
+    assert "The curve bends." in bar.inner_text()
+    assert "1 of 3" in bar.inner_text()
+    assert page.get_by_role("button", name="← Back").is_disabled()
+    page.keyboard.press("ArrowRight")
+    until(lambda: drawn(page) == "#matrix")
+    page.get_by_role("button", name="Next →").click()
+    until(lambda: drawn(page) == "#matrix?unit=ten")
+    assert_shows(page, stand_in.MATRIX, unit="ten")
+    page.keyboard.press("ArrowLeft")
+    until(lambda: drawn(page) == "#matrix")
+    # Arrow keys in a slider stay the slider's.
+    page.keyboard.press("ArrowLeft")
+    until(lambda: drawn(page) == "#powers?exponent=2")
+    page.locator("#knob-points").focus()
+    page.keyboard.press("ArrowRight")
+    until(lambda: "points" in drawn(page))
+    assert "1 of 3" in bar.inner_text()
+    page.locator("h1").focus()
+    page.keyboard.press("Escape")
+    assert not bar.is_visible()
+
+
+def test_presented_it_has_large_letters_and_one_figure(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address)
+    size = "parseFloat(getComputedStyle(document.querySelector('.plot .xtick text')).fontSize)"
+    before = page.evaluate(size)
+    page.get_by_role("button", name="Present").click()
+    until(lambda: page.evaluate(size) > before)
+    assert not page.locator("#chapters").is_visible()
+    assert not page.locator(".python").is_visible()
+    assert page.locator("figure:visible").count() == 1
+    assert page.locator("#knob-exponent").is_visible()
+    page.keyboard.press("ArrowRight")
+    until(lambda: drawn(page) == "#matrix")
+    page.keyboard.press("ArrowLeft")
+    until(lambda: drawn(page) == "#powers")
+    page.keyboard.press("Escape")
+    until(page.locator("#chapters").is_visible)
+    until(lambda: page.evaluate(size) == before)
+
+
+@pytest.mark.parametrize(
+    ("hash_", "said", "shown"),
+    [
+        ("#nowhere", 'the chapter "nowhere", which there is not', "#powers"),
+        ("#matrix?scale=none&unit=ten", "sets scale, which this chapter does not have", "#matrix?unit=ten"),
+    ],
+)
+def test_a_wrong_link_is_said_at_the_top(visit: Visit, server: Served, hash_: str, said: str, shown: str) -> None:
+    page = visit.page
+    page.goto(f"{server.address}{hash_}")
+    until(lambda: drawn(page) == shown)
+    notice = page.locator("#notice")
+    assert said in notice.inner_text()
+    assert notice.bounding_box()["y"] < 200
+    page.goto(f"{server.address}#powers?exponent=2")
+    until(lambda: drawn(page) == "#powers?exponent=2")
+    assert not notice.is_visible()
+
+
+def test_a_value_in_a_link_that_cannot_be_used_is_said_at_the_top(browser: Any, server: Served) -> None:
+    page = Visit(browser, 1280, server=server.address).page
+    page.goto(f"{server.address}#powers?exponent=77")
+    until(page.locator("#notice").is_visible)
+    assert "exponent: must be a number from -2 to 2, got '77'" in page.locator("#notice").inner_text()
+
+
+def test_on_a_phone_the_figure_stays_while_a_slider_moves(browser: Any, server: Served) -> None:
+    visit = Visit(browser, 390, server=server.address)
+    page = open_at(visit, server.address)
+    slider = page.locator("#knob-points")
+    slider.evaluate("node => node.scrollIntoView({block: 'end'})")
+    figure, knob = page.locator("figure").first.bounding_box(), slider.bounding_box()
+    assert figure["y"] >= 0
+    assert figure["y"] + figure["height"] <= knob["y"]
+    assert knob["y"] + knob["height"] <= 900
+    visit.page.context.close()
+
+
+def test_a_heading_that_gets_the_focus_has_no_frame(visit: Visit, server: Served) -> None:
+    page = open_at(visit, server.address)
+    page.get_by_role("link", name="A matrix").first.click()
+    until(lambda: page.evaluate("document.activeElement.id") == "heading")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "none"
 
 
 def test_an_audit_can_be_chosen(browser: Any, server: Served, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """What the page sends: every way to write a value, and what is refused, by name."""
 
 import re
+from pathlib import Path
 
 import pytest
 from explorer_views import BY_ID, view
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.explorer.chapter import Control
-from rootdk.lab.explorer.values import RefusedValueError, read_value, read_values
+from rootdk.lab.explorer.chapters import CHAPTERS
+from rootdk.lab.explorer.values import RefusedValueError, read_value, read_values, started_at
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,20 @@ def test_every_way_to_write_a_number_is_read() -> None:
 def test_a_knob_without_bounds_still_refuses_what_is_not_finite() -> None:
     with pytest.raises(RefusedValueError, match="a: must be a number, got '1e999'"):
         read_value(Control("a", "a", "float", 0.0), "1e999")
+
+
+def links_in_docs() -> list[str]:
+    root = Path(__file__).parents[2]
+    texts = [file.read_text("utf-8") for file in (root / "README.md", *(root / "docs").rglob("*.md"))]
+    return [link for text in texts for link in re.findall(r"(?:#|--at ')([a-z-]+\?[^`'\s)]+)", text)]
+
+
+def test_every_link_to_a_view_in_the_docs_opens() -> None:
+    links = links_in_docs()
+    assert len(links) >= 2
+    for link in links:
+        chapter, moved = started_at(CHAPTERS, link)
+        (shown,) = (one for one in moved if one.id == chapter)
+        assert shown.compute(read_values(shown, {})).numbers
+    with pytest.raises(ArgumentError, match="scale: must be one of d_k, rule"):
+        started_at(CHAPTERS, "growth?d_k=512&scale=none")

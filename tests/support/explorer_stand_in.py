@@ -85,6 +85,11 @@ MODEL = Chapter(
     compute=lambda values: model_view({"layers": []}, values), show_audit=model_view, **TEXTS,
 )  # fmt: skip
 CHAPTERS = (POWERS, MATRIX, MODEL)
+TOUR = (
+    ("powers?exponent=2", "The curve bends."),
+    ("matrix", "Four entries."),
+    ("matrix?unit=ten", "Ten times as large."),
+)
 
 
 begun_slowly: list[float] = []
@@ -112,7 +117,7 @@ def serve(port: str, patience: str = "10") -> None:
     with listening(int(port)) as socket:
         free = socket.getsockname()[1]
         print(f"The explorer is at http://127.0.0.1:{free}/", flush=True)
-        run(application(free, (*CHAPTERS, SLOW, BEGUN)), socket, patience=float(patience))
+        run(application(free, (*CHAPTERS, SLOW, BEGUN), tour=TOUR), socket, patience=float(patience))
 
 
 if __name__ == "__main__":  # a server of these chapters on the port that is named, ended as a command is

@@ -63,7 +63,7 @@ def _percent(share: float) -> str:
 
 def one_row(query: NDArray[Any], key: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """The weights that the first query gives the keys under each rule, largest first, by the operator itself."""
-    unit = np.eye(len(key))
+    unit = np.eye(len(key), dtype=key.dtype)
     return {rule: np.sort(attention(query[:1], key, unit, scale=rule)[0])[::-1] for rule in RULES}
 
 
@@ -122,6 +122,6 @@ def worked_example() -> tuple[Sequence[str], list[list[str]]]:
     query[0, 0], key[:, 0] = 2, (7, 5, 6)
     scores, scaled = (query @ key.T)[0], (query @ key.T)[0] / 8
     plain, even = (attention(query, key, np.eye(3), scale=rule)[0] for rule in ("none", "sqrt"))
-    head = ("", "q·k", "weight without the scale", "q·k / √64", "e to the power of it", "over their sum: the weight")
+    head = ("key", "q·k", "weight without the scale", "q·k / √64", "e to the power of it", "over their sum: the weight")
     cells = zip(scores, plain, scaled, np.exp(scaled), even, strict=True)
-    return head, [[f"key {place}", *(f"{x:.4g}" for x in row)] for place, row in enumerate(cells, 1)]
+    return head, [[str(place), *(f"{x:.4g}" for x in row)] for place, row in enumerate(cells, 1)]

@@ -33,6 +33,7 @@ class Control:
               it is chosen they are the defaults. Moving such a knob by hand puts the choice back to its first value,
               which sets nothing.
     rows, columns   the largest size of numbers
+    rows_with, columns_with   another knob of numbers that gains and loses rows or columns together with this one
     play      the page offers a button that moves the knob by itself, from low to high
     """
 
@@ -50,6 +51,8 @@ class Control:
     help: str = ""
     rows: int | None = None
     columns: int | None = None
+    rows_with: str = ""
+    columns_with: str = ""
     play: bool = False
 
 
@@ -94,12 +97,14 @@ class View:
 
     python   lines that run as they stand. Each line that they print is the id of a number and its value, and it is the
              value shown: a test runs them.
+    lead     a paragraph in large letters above the figures
     """
 
     figures: tuple[Figure, ...]
     numbers: tuple[Number, ...]
     python: str
     table: Table | None = None
+    lead: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: plain lists and numbers, None where a number is not finite."""

@@ -99,6 +99,7 @@ class Api:
 
     chapters: tuple[Chapter, ...]
     audit: Mapping[str, Any] | None = None
+    tour: tuple[tuple[str, str], ...] = ()
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     # Not asyncio's own threads, which it waits for when the server ends.
@@ -107,7 +108,8 @@ class Api:
     def described(self) -> dict[str, Any]:
         """What the page needs to know at its start."""
         chapters = [chapter.to_dict() for chapter in self.chapters]
-        return {"version": __version__, "model": self.audit is not None, "chapters": chapters}
+        tour = [{"address": f"#{address}", "text": text} for address, text in self.tour]
+        return {"version": __version__, "model": self.audit is not None, "chapters": chapters, "tour": tour}
 
     def shown(self, chapter: Chapter, raw: Mapping[str, str], audit: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The view for the values of a query, as the page gets it."""

@@ -51,14 +51,15 @@ def exported_page(
 
     at is the address of the view that it opens with, such as growth?d_k=512.
     """
+    tour: tuple[tuple[str, str], ...] = ()
     if chapters is None:
-        from .chapters import CHAPTERS
+        from .chapters import CHAPTERS, TOUR
 
-        chapters = CHAPTERS
+        chapters, tour = CHAPTERS, TOUR
     start = None
     if at is not None:
         start, chapters = started_at(chapters, at)
-    return _inlined(static_text(), precomputed(Api(chapters, audit), progress) | {"start": start})
+    return _inlined(static_text(), precomputed(Api(chapters, audit, tour), progress) | {"start": start})
 
 
 def precomputed(api: Api, progress: Progress = lambda name, share: None) -> dict[str, Any]:

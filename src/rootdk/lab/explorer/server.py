@@ -50,11 +50,16 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Lengt
 _FEW = 25
 
 
-def application(port: int, chapters: tuple[Chapter, ...] | None = None, audit: Mapping[str, Any] | None = None) -> App:
-    """The ASGI application for a server on that port; by default with all chapters."""
-    from .chapters import CHAPTERS
+def application(
+    port: int,
+    chapters: tuple[Chapter, ...] | None = None,
+    audit: Mapping[str, Any] | None = None,
+    tour: tuple[tuple[str, str], ...] = (),
+) -> App:
+    """The ASGI application for a server on that port; by default with all chapters and the tour through them."""
+    from .chapters import CHAPTERS, TOUR
 
-    api = Api(CHAPTERS if chapters is None else chapters, audit)
+    api = Api(CHAPTERS, audit, TOUR) if chapters is None else Api(chapters, audit, tour)
     routes = [Route(path, _served(asset)) for path, asset in static_assets().items()]
     routes += [
         Route("/api/chapters", api.list_chapters),

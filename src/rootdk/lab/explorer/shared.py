@@ -47,6 +47,8 @@ _drawers = ThreadPoolExecutor(2, "draws")  # NumPy draws without the interpreter
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
 # Room for the first and the last number below the axis.
 WIDTH_AXIS = ticks_at(WIDTHS) | {"range": [math.log10(14), math.log10(1180)]}
+# For standard deviations of scores.
+SPREAD_AXIS = ticks_at([1 / 32, 1 / 8, 1 / 2, 2, 8, 32]) | {"ticktext": ["1/32", "1/8", "1/2", "2", "8", "32"]}
 
 
 def d_k_knob(default: int, low: int = 4, high: int = 1024) -> Control:

@@ -124,7 +124,7 @@
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = kind;
-      button.setAttribute("aria-label", `${kind === "CSV" ? "Data as CSV" : `Save as ${kind}`}: ${figure.querySelector("h3").textContent}`);
+      button.setAttribute("aria-label", `${kind === "CSV" ? "Data as CSV" : `Save as ${kind}`}: ${figure.querySelector("h2, h3").textContent}`);
       button.title = kind === "CSV" ? "Data as CSV" : `Save as ${kind}`;
       button.addEventListener("click", act);
       tools.append(button);

@@ -71,7 +71,7 @@ def _answer(results: Sequence[Result], cards: Sequence[tuple[str, str]], claims:
     return (
         "<section class='answer'><h1 id='answer'>Why divide by √<i>d<sub>k</sub></i>, and is it true?</h1>"
         f"<div class='beside'><div><p class='lead'>{rich(text)}</p>{formulas.ATTENTION}{_cards(cards, claims)}</div>"
-        "<figure class='drawing'><h3 id='title-rows'>The weights of one row as <i>d<sub>k</sub></i> grows</h3>"
+        "<figure class='drawing'><h2 id='title-rows'>The weights of one row as <i>d<sub>k</sub></i> grows</h2>"
         f"<div role='img' aria-labelledby='title-rows' aria-describedby='text-rows'>{rows_svg(rows)}</div>"
         f"<figcaption id='text-rows'>{rich(rows_text(rows))}</figcaption>"
         f"<script type='text/csv'>{_rows_csv(rows)}</script></figure></div></section>"

@@ -100,9 +100,12 @@ CHAPTER = Chapter(
         Control(
             "example", "example", "choice", "four", choices=("own", *_EXAMPLES), labels=_LABELS, sets=_EXAMPLES
         ),
-        Control("query", "query", "numbers", "1 0 1 0", -1000, 1000, rows=1, columns=8),
-        Control("keys", "keys, one in a row", "numbers", "0 1 1 1; 1 0 1 0; 0 1 0 1", -1000, 1000, rows=8, columns=8),
-        Control("values", "values, one in a row", "numbers", _UNIT, -1000, 1000, rows=8, columns=8),
+        Control("query", "query", "numbers", "1 0 1 0", -1000, 1000, rows=1, columns=8, columns_with="keys"),
+        Control(
+            "keys", "keys, one in a row", "numbers", "0 1 1 1; 1 0 1 0; 0 1 0 1", -1000, 1000, rows=8, columns=8,
+            rows_with="values", columns_with="query",
+        ),
+        Control("values", "values, one in a row", "numbers", _UNIT, -1000, 1000, rows=8, columns=8, rows_with="keys"),
         Control(
             "zeros", "further components, all 0", "int", 0, 0, 1016, 1,
             help="They leave every score as it is and count in d_k.",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, ticks_at, upright
+from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, upright
 from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
 from rootdk.lab.explorer.shared import EXPONENTS, median
@@ -89,7 +89,7 @@ def _curve(keys: int, d_k: int, rule: str) -> Figure:
         data,
         "standard deviation σ of the scores",
         "entropy / ln n",
-        xaxis=ticks_at([1 / 32, 1 / 8, 1 / 2, 2, 8, 32]) | {"ticktext": ["1/32", "1/8", "1/2", "2", "8", "32"]},
+        xaxis=shared.SPREAD_AXIS,
         yaxis={"range": [0, 1.05]},
         shapes=[upright(critical)],
     )

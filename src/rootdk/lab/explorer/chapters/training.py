@@ -101,10 +101,11 @@ def _figure(picture: Picture) -> Figure:
 
 def _python(panel: str, d_k: int, read: str) -> str:
     return f"""\
-from rootdk.lab.explorer.chapters.training import slug
+import re
 from rootdk.lab.training import grouped, panels
 {read}
 for group in panels(grouped(results.runs))["{panel}"]:
     if group.spec.d_k == {d_k}:
-        print(f"loss_{{slug(group.line)}}", group.best.loss.mean)
+        name = re.sub("[^a-z0-9]+", "-", group.line.lower()).strip("-")
+        print(f"loss_{{name}}", group.best.loss.mean)
 """

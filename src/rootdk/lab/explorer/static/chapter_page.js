@@ -9,6 +9,12 @@ import { showTable } from "./table.js";
 export function chapterPage(chapter, place, count, { changed, isBusy, extra }) {
   const heading = make("h1", { id: "heading", tabindex: "-1" }, rich(chapter.title));
   const knobs = chapter.controls.map((control) => knobOf(control, changed, isBusy));
+  // Where two matrices must fit each other, a row or a column is added to both.
+  chapter.controls.forEach((control, index) => {
+    const partner = (name) => knobs[chapter.controls.findIndex((other) => other.name === name)];
+    knobs[index].partners = { row: partner(control.rows_with), column: partner(control.columns_with) };
+  });
+  const lead = make("p", { class: "lead", hidden: true });
   const numbers = make("dl", { class: "live" });
   const pictures = make("div", { class: "figures" });
   const table = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table", hidden: true });
@@ -24,17 +30,19 @@ export function chapterPage(chapter, place, count, { changed, isBusy, extra }) {
     make("header", {},
       make("p", { class: "count" }, `Chapter ${place + 1} of ${count}`), heading,
       make("div", { class: "formula" }, formulas(chapter.formula))),
+    lead,
     make("dl", { class: "guide" },
       make("div", {}, make("dt", {}, "Try"), make("dd", {}, rich(chapter.to_try))),
       make("div", {}, make("dt", {}, "See"), make("dd", {}, rich(chapter.to_see)))),
     make("div", { class: "bench" },
       make("section", { class: "knobs", "aria-label": "Knobs" }, extra, knobs.map((knob) => knob.node), general,
         chapter.controls.length ? reset : null),
-      make("div", { class: "shown" }, numbers, pictures)),
+      make("div", { class: "shown" }, pictures,
+        make("dl", { class: "versus" },
+          make("div", { class: "said" }, make("dt", {}, "What is usually said"), make("dd", {}, rich(chapter.said))),
+          make("div", { class: "true" }, make("dt", {}, "What is true"), make("dd", {}, rich(chapter.true)))),
+        numbers)),
     table,
-    make("dl", { class: "versus" },
-      make("div", { class: "said" }, make("dt", {}, "What is usually said"), make("dd", {}, rich(chapter.said))),
-      make("div", { class: "true" }, make("dt", {}, "What is true"), make("dd", {}, rich(chapter.true)))),
     make("section", { class: "python", "aria-labelledby": "python" },
       make("div", { class: "head" }, make("h2", { id: "python" }, "The same in Python"), copy),
       make("pre", { tabindex: "0", "aria-labelledby": "python" }, code)));
@@ -51,6 +59,8 @@ export function chapterPage(chapter, place, count, { changed, isBusy, extra }) {
     async draw(view) {
       for (const knob of knobs) knob.problem("");
       general.textContent = "";
+      lead.replaceChildren(rich(view.lead ?? ""));
+      lead.hidden = !view.lead;
       showNumbers(numbers, view.numbers);
       showTable(table, view.table);
       code.textContent = view.python;

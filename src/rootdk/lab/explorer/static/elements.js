@@ -15,25 +15,30 @@ export function make(tag, attributes = {}, ...children) {
 const SUBSCRIPT = /\b([A-Za-z])_([a-z])\b/;
 
 export function rich(text) {
-  const found = document.createDocumentFragment();
+  const whole = document.createDocumentFragment();
   // Between backticks: what is typed.
-  String(text).split("`").forEach((part, place) => found.append(place % 2 ? make("code", {}, part) : withSubscripts(part)));
-  return found;
+  String(text).split("`").forEach((part, place) => whole.append(place % 2 ? make("code", {}, part) : withSubscripts(part)));
+  return whole;
 }
 
 function withSubscripts(text) {
-  const found = document.createDocumentFragment();
+  const whole = document.createDocumentFragment();
   const parts = String(text).split(SUBSCRIPT);
   for (let place = 0; place < parts.length; place += 3) {
-    found.append(parts[place]);
-    if (place + 2 < parts.length) found.append(make("i", {}, parts[place + 1], make("sub", {}, parts[place + 2])));
+    whole.append(parts[place]);
+    if (place + 2 < parts.length) whole.append(make("i", {}, parts[place + 1], make("sub", {}, parts[place + 2])));
   }
-  return found;
+  return whole;
 }
 
 // The same for an attribute or a title bar, which hold text alone.
 export function spoken(text) {
   return String(text).replace(/\bd_k\b/g, "d\u2096").replace(new RegExp(SUBSCRIPT, "g"), "$1 $2").replaceAll("`", "");
+}
+
+// The sentence below a knob.
+export function helpOf(control) {
+  return control.help ? make("p", { class: "help", id: `help-${control.name}` }, rich(control.help)) : null;
 }
 
 // The formulas of a chapter: of what the server sends, MathML alone gets into the page.

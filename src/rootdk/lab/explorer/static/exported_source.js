@@ -24,10 +24,10 @@ export function exportedSource() {
       const [name, text] = Object.entries(values)[0] ?? ["", ""];
       const control = chapter.controls.find((one) => one.name === name);
       const held = control?.stops?.map(String) ?? (control?.kind === "flag" ? ["false", "true"] : control?.choices ?? []);
-      const found = data.views[chapter.id][control ? name : ""]?.[control ? held.indexOf(text) : 0];
-      if (!found) throw new Refused({ error: `${name}: this saved page does not hold ${text}`, name }, 422);
-      if (found.error) throw new Refused(found, 422);
-      return found;
+      const view = data.views[chapter.id][control ? name : ""]?.[control ? held.indexOf(text) : 0];
+      if (!view) throw new Refused({ error: `${name}: this saved page does not hold ${text}`, name }, 422);
+      if (view.error) throw new Refused(view, 422);
+      return view;
     },
   };
 }

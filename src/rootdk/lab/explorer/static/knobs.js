@@ -1,6 +1,6 @@
 // A knob of each kind: a node for the page, and set(text) for a value that comes from the address.
 // changed(name, text, settled): settled is false while a slider is still dragged.
-import { make, rich, spoken } from "./elements.js";
+import { helpOf, make, rich, spoken } from "./elements.js";
 import { defaultText } from "./address.js";
 import { matrixKnob } from "./matrix_knob.js";
 import { sliderKnob } from "./slider_knob.js";
@@ -8,14 +8,13 @@ import { seedKnob } from "./seed_knob.js";
 import { stopsOf } from "./stops.js";
 
 export function knobOf(control, changed, isBusy) {
-  const made = kindOf(control)(control, (text, settled) => {
+  const made = kindOf(control)(control, (text, settled, quiet) => {
     knob.problem("");
-    changed(control.name, text, settled);
+    changed(control.name, text, settled, quiet);
   }, isBusy);
   const problem = make("p", { class: "problem", id: `problem-${control.name}`, role: "status" });
   made.node.append(problem);
-  const knob = {
-    ...made,
+  const knob = Object.assign(made, {
     name: control.name,
     problem(message) {
       // The name of the knob stands above: what is wrong with it is enough.
@@ -23,7 +22,7 @@ export function knobOf(control, changed, isBusy) {
       made.node.classList.toggle("wrong", message !== "");
       for (const input of made.inputs) input.setAttribute("aria-invalid", String(message !== ""));
     },
-  };
+  });
   for (const input of made.inputs) {
     const described = [control.help ? `help-${control.name}` : "", problem.id].filter(Boolean).join(" ");
     input.setAttribute("aria-describedby", described);
@@ -37,10 +36,6 @@ function kindOf(control) {
   if (control.kind === "flag") return flagKnob;
   if (control.kind === "numbers") return matrixKnob;
   return control.name === "seed" || stopsOf(control) === null ? seedKnob : sliderKnob;
-}
-
-export function helpOf(control) {
-  return control.help ? make("p", { class: "help", id: `help-${control.name}` }, rich(control.help)) : null;
 }
 
 function labelOf(control, value) {

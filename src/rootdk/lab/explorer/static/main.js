@@ -9,6 +9,7 @@ import { lastWins } from "./requests.js";
 import { Refused, serverSource } from "./server_source.js";
 import { rich, spoken } from "./elements.js";
 import { themeChoice } from "./theme.js";
+import { tourOf } from "./tour.js";
 import { waiter } from "./waiting.js";
 
 const byId = (id) => document.getElementById(id);
@@ -22,6 +23,7 @@ let page = null;
 let picker = null;
 let values = {};
 let speech = 0;
+let tour = null;
 
 const views = lastWins(
   ({ one, now }, signal) => source.view(one, now, signal),
@@ -29,6 +31,8 @@ const views = lastWins(
     if (waiting.back() && (await renewed())) return;
     if (one !== chapter) return;
     await page.draw(view);
+    // On a phone the texts above the figure would hide what the tour is about.
+    if (tour?.running() && matchMedia("(max-width: 860px)").matches) page.node.querySelector("figure")?.scrollIntoView();
     document.documentElement.dataset.drawn = writtenAddress(one.id, now);
     if (aloud) sayLater(view);
   },
@@ -39,13 +43,20 @@ const views = lastWins(
     waiting.back();
     if (error.parameter.startsWith("audit")) picker?.problem(error.message.replace(/^audit(: |\.)/, ""));
     else page.problem(error.parameter, error.message);
+    if (!aloud) notice(`This link cannot be shown: ${error.message}.`);
   },
 );
 
+// What is wrong with the address, at the top.
+function notice(text) {
+  byId("notice").replaceChildren(rich(text));
+  byId("notice").hidden = !text;
+}
+
 // After a while without the server: it may be another release, with other chapters.
 async function renewed() {
-  const found = await source.described();
-  if (found.version === described.version) return false;
+  const { version } = await source.described();
+  if (version === described.version) return false;
   location.reload();
   return true;
 }
@@ -53,20 +64,21 @@ async function renewed() {
 // A screen reader hears the numbers when a knob has come to rest, not those on the way.
 function sayLater(view) {
   clearTimeout(speech);
-  speech = setTimeout(() => { byId("told").textContent = summary(view); }, 900);
+  speech = setTimeout(() => { byId("spoken").textContent = summary(view); }, 900);
 }
 
 function ask(aloud) {
   views.ask({ one: chapter, now: { ...values }, aloud });
 }
 
-function changed(name, text, settled) {
+function changed(name, text, settled, quiet = false) {
   if (name === null) {
     values = {};
     page.set(values);
   } else {
     values = withoutDefaults(chapter, source.oneAtATime ? { [name]: text } : { ...values, [name]: text });
     if (source.oneAtATime) page.set(values);
+    if (quiet) return;
   }
   const address = writtenAddress(chapter.id, values);
   if (settled) steps.now(address); else steps.soon(address);
@@ -98,10 +110,39 @@ function follow() {
   const named = (id) => described.chapters.find((one) => one.id === id);
   const next = named(wanted.chapter) ?? named(described.start) ?? described.chapters[0];
   const first = chapter === null;
-  if (next !== chapter) open(next, !first);
+  if (next !== chapter) open(next, !first && !tour?.running());
+  const known = next.controls.map((control) => control.name);
+  const unknown = Object.keys(wanted.values).filter((name) => !known.includes(name));
+  notice(wanted.chapter && wanted.chapter !== next.id
+    ? `This link names the chapter "${wanted.chapter}", which there is not.`
+    : unknown.length ? `This link sets ${unknown.join(", ")}, which this chapter does not have; it has ${known.join(", ")}.` : "");
+  for (const name of unknown) delete wanted.values[name];
   values = wanted.chapter === next.id ? withoutDefaults(next, wanted.values) : {};
   page.set(values);
   ask(false);
+}
+
+// Large letters and one figure, for a room of people. Arrow keys lead from chapter to chapter, or through the tour.
+function present(on) {
+  const root = document.documentElement;
+  if (on) root.dataset.mode = "present"; else delete root.dataset.mode;
+  byId("present").setAttribute("aria-pressed", String(on));
+  page?.figures.again();
+}
+
+function pressed(event) {
+  const typing = event.target.closest?.("input, select, textarea, [contenteditable], pre, .scroll");
+  if (typing || event.altKey || event.ctrlKey || event.metaKey) return;
+  const presenting = document.documentElement.dataset.mode === "present";
+  const by = { ArrowRight: 1, PageDown: 1, ArrowLeft: -1, PageUp: -1 }[event.key];
+  if (event.key === "Escape") {
+    if (tour?.running()) tour.end(); else if (presenting) present(false); else return;
+  } else if (by && tour?.running()) tour.move(by);
+  else if (by && presenting) {
+    const next = described.chapters[described.chapters.indexOf(chapter) + by];
+    if (next) location.hash = writtenAddress(next.id, {});
+  } else return;
+  event.preventDefault();
 }
 
 async function start() {
@@ -117,6 +158,13 @@ async function start() {
   copyOnClick(byId("share"), () => location.href);
   byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
   addEventListener("popstate", follow);
+  addEventListener("keydown", pressed);
+  byId("present").addEventListener("click", () => present(document.documentElement.dataset.mode !== "present"));
+  if (described.tour?.length) {
+    tour = tourOf(byId("steps"), described.tour, () => { document.documentElement.dataset.tour = tour?.running() ? "on" : "off"; });
+    byId("tour").hidden = false;
+    byId("tour").addEventListener("click", () => tour.start());
+  }
   if (source.note) {
     byId("note").replaceChildren(rich(source.note));
     byId("note").hidden = false;

@@ -1,5 +1,5 @@
 // A short list or a matrix: a field for each number, rows and columns to add or take, and the whole as text to paste.
-import { make, rich, spoken } from "./elements.js";
+import { helpOf, make, rich, spoken } from "./elements.js";
 
 export function matrixKnob(control, changed) {
   const id = `knob-${control.name}`;
@@ -12,9 +12,9 @@ export function matrixKnob(control, changed) {
     return rows.map((row) => row.map((field) => field.value.trim() || "0").join(" ")).join("; ");
   }
 
-  function told() {
+  function report(quiet = false) {
     whole.value = written();
-    changed(whole.value, true);
+    changed(whole.value, true, quiet);
   }
 
   function draw(numbers) {
@@ -26,7 +26,7 @@ export function matrixKnob(control, changed) {
         "aria-label": `${spoken(control.label)}, row ${i + 1}, column ${j + 1}`,
       });
       field.value = value;
-      field.addEventListener("change", told);
+      field.addEventListener("change", () => report());
       field.addEventListener("keydown", (event) => walk(event, i, j));
       return field;
     }));
@@ -42,11 +42,12 @@ export function matrixKnob(control, changed) {
     to.select();
   }
 
-  function resized(change) {
+  // quiet: another matrix follows, and only both together make sense.
+  function resized(change, quiet) {
     const numbers = rows.map((row) => row.map((field) => field.value));
     change(numbers);
     draw(numbers);
-    told();
+    report(quiet);
   }
 
   const more = [
@@ -58,7 +59,11 @@ export function matrixKnob(control, changed) {
       && !(one[0].includes("column") && control.columns === 1))
     .map(([sign, words, allowed, change]) => {
       const button = make("button", { type: "button", class: "small", "aria-label": `${words}: ${spoken(control.label)}` }, sign);
-      button.addEventListener("click", () => { if (allowed()) resized(change); });
+      button.addEventListener("click", () => {
+        if (!allowed()) return;
+        knob.partners?.[sign.slice(2)]?.resized(change, true);
+        resized(change, false);
+      });
       return button;
     });
 
@@ -72,8 +77,9 @@ export function matrixKnob(control, changed) {
       make("div", { class: "sizes" }, more),
       control.fixed ? null : make("details", {}, make("summary", {}, "as text"),
         make("label", { for: id, class: "unseen" }, `${spoken(control.label)}, as text`), whole),
-      control.help ? make("p", { class: "help", id: `help-${control.name}` }, rich(control.help)) : null),
+      helpOf(control)),
     inputs,
+    resized,
     set(text) {
       whole.value = text;
       const numbers = text.split(/[;\n]/).map((line) => line.trim().split(/[,\s]+/).filter(Boolean)).filter((row) => row.length);

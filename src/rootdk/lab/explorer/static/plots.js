@@ -11,12 +11,13 @@ export function colour(name) {
 // The chapter's layout with the colours of the page. A finger that moves over a figure is to scroll the page.
 export function dressed({ data, layout = {} }, width, height) {
   const ink = colour("--ink"), grid = colour("--grid"), card = colour("--card");
-  const found = {
+  const presented = document.documentElement.dataset.mode === "present";
+  const dress = {
     margin: { l: 48, r: 12, t: 8, b: 44 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     ...layout,
     autosize: true, dragmode: false, showlegend: false,
-    font: { size: 13, family: "system-ui, sans-serif", ...layout.font, color: ink },
+    font: { size: presented ? 20 : 13, family: "system-ui, sans-serif", ...layout.font, color: ink },
     hoverlabel: { ...layout.hoverlabel, bgcolor: card, bordercolor: grid, font: { color: ink } },
   };
   for (const name of new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))])) {
@@ -24,17 +25,18 @@ export function dressed({ data, layout = {} }, width, height) {
     const square = Object.values(layout).some((one) => one?.scaleanchor);
     const words = data.some((trace) => typeof trace.x?.[0] === "string");
     const automargin = !square && (name.startsWith("y") || words);
-    found[name] = { zeroline: false, ...layout[name], automargin, gridcolor: grid, linecolor: grid, tickcolor: grid, zerolinecolor: grid, fixedrange: true };
-    if (name.startsWith("x") && found[name].dtick === 1) found[name] = { ...found[name], dtick: decades(data), tickangle: 0 };
+    dress[name] = { zeroline: false, ...layout[name], automargin, gridcolor: grid, linecolor: grid, tickcolor: grid, zerolinecolor: grid, fixedrange: true };
+    if (name.startsWith("x") && dress[name].dtick === 1) dress[name] = { ...dress[name], dtick: decades(data), tickangle: 0 };
   }
   for (const [name, room] of [["xaxis", width - 60], ["yaxis", height - 60]]) {
-    const title = found[name].title?.text ?? "";
+    const title = dress[name].title?.text ?? "";
     const fitting = inTwoLines(title, room);
     if (fitting === title) continue;
-    found[name] = { ...found[name], title: { ...found[name].title, text: fitting } };
-    if (name === "xaxis") found.margin = { ...found.margin, b: found.margin.b + 16 };
+    dress[name] = { ...dress[name], title: { ...dress[name].title, text: fitting } };
+    if (name === "xaxis") dress.margin = { ...dress.margin, b: dress.margin.b + 16 };
   }
-  return found;
+  if (presented) dress.margin = { ...dress.margin, b: dress.margin.b + 24 };
+  return dress;
 }
 
 // A title that is longer than its axis is broken near its middle; a letter takes some 8 pixels.

@@ -10,8 +10,8 @@ export function lastWins(ask, done, failed) {
     const mine = { stop: new AbortController(), since: performance.now() };
     running = mine;
     try {
-      const found = await ask(question, mine.stop.signal);
-      if (mine === running) await done(found, question);
+      const answer = await ask(question, mine.stop.signal);
+      if (mine === running) await done(answer, question);
     } catch (error) {
       if (mine === running) failed(error, question);
     }

@@ -1,5 +1,5 @@
 // A number that is typed and not dragged. The seed has a button for another draw: the next seed, so that it can be named.
-import { make, rich } from "./elements.js";
+import { helpOf, make, rich } from "./elements.js";
 
 export function seedKnob(control, changed) {
   const id = `knob-${control.name}`;
@@ -23,7 +23,7 @@ export function seedKnob(control, changed) {
   return {
     node: make("div", { class: "knob seed" }, make("div", { class: "head" },
       make("label", { for: id }, rich(control.label)), again, field),
-    control.help ? make("p", { class: "help", id: `help-${control.name}` }, rich(control.help)) : null),
+    helpOf(control)),
     inputs: [field],
     set: (text) => { field.value = text; },
   };

@@ -18,15 +18,15 @@ export function serverSource() {
   async function ask(path, signal, options = {}) {
     const signals = [AbortSignal.timeout(TIMEOUT), ...(signal ? [signal] : [])];
     let response;
-    let found;
+    let answer;
     try {
       response = await fetch(path, { ...options, signal: AbortSignal.any(signals) });
-      found = await response.json();
+      answer = await response.json();
     } catch (error) {
       throw new Unreachable(String(error), { cause: error });
     }
-    if (!response.ok) throw new Refused(found, response.status);
-    return found;
+    if (!response.ok) throw new Refused(answer, response.status);
+    return answer;
   }
 
   return {

@@ -1,5 +1,5 @@
 // A number between bounds: a slider to drag, a field to type in, and where it is offered a button that moves it by itself.
-import { make, rich, spoken } from "./elements.js";
+import { helpOf, make, rich, spoken } from "./elements.js";
 import { nearest, stopsOf } from "./stops.js";
 import { playerOf } from "./player.js";
 
@@ -49,7 +49,7 @@ export function sliderKnob(control, changed, isBusy) {
   const knob = {
     node: make("div", { class: "knob slider" },
       make("div", { class: "head" }, make("label", { for: id }, rich(control.label)), player?.node, field),
-      slider, ends, control.help ? make("p", { class: "help", id: `help-${control.name}` }, rich(control.help)) : null),
+      slider, ends, helpOf(control)),
     inputs: [slider, field],
     set(text) {
       const value = Number(text);

@@ -6,10 +6,10 @@ export function stopsOf(control) {
   if (control.stops) return control.stops;
   const { low, high } = control;
   if (typeof low !== "number" || typeof high !== "number" || !(high > low)) return null;
-  const found = control.log && low > 0 ? geometric(control) : even(control);
-  if (!found) return null;
+  const spaced = control.log && low > 0 ? geometric(control) : even(control);
+  if (!spaced) return null;
   const whole = control.kind === "int";
-  const all = [...found.map((value) => (whole ? Math.round(value) : tidy(value))), low, high, Number(control.default)];
+  const all = [...spaced.map((value) => (whole ? Math.round(value) : tidy(value))), low, high, Number(control.default)];
   return [...new Set(all)].filter((value) => value >= low && value <= high).sort((one, other) => one - other);
 }
 
