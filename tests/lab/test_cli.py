@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -142,6 +143,8 @@ def test_meaning_repeats_the_digits_of_the_table() -> None:
         (["look", "--rule", "cube"], "'--rule': must be one of the names 'none', 'sqrt', "),
         (["--keys", "9", "info"], "--keys belongs to rootdk itself and not to 'info'"),
         (["launch"], "No such command"),
+        (["explor"], "No such command 'explor'. Did you mean 'explore'?"),
+        (["train_study"], "Did you mean 'train-study'?"),
     ],
 )
 def test_bad_input_is_exit_code_2_and_says_what(arguments: list[str], message: str) -> None:
@@ -195,8 +198,6 @@ def test_info() -> None:
 @pytest.mark.parametrize("command", [[sys.executable, "-m", "rootdk"], ["rootdk"]])
 def test_both_ways_to_start(command: list[str]) -> None:
     if command == ["rootdk"]:
-        from pathlib import Path
-
         command = [str(Path(sys.executable).with_name("rootdk"))]
     finished = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == f"rootdk {rootdk.__version__}"
@@ -239,3 +240,15 @@ def test_a_plan_is_held_against_runs_here() -> None:
     ]
     for row in found["rows"]:
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_works_as_documented(shell: str) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text("utf-8")
+    assert f"_ROOTDK_COMPLETE={shell}_source rootdk" in guide
+    found = CliRunner().invoke(main, [], env={"_ROOTDK_COMPLETE": f"{shell}_source"}, prog_name="rootdk")
+    assert "_ROOTDK_COMPLETE" in found.output
+    words = {"COMP_WORDS": "rootdk exp", "COMP_CWORD": "1" if shell != "fish" else "exp"}
+    found = CliRunner().invoke(main, [], env={"_ROOTDK_COMPLETE": f"{shell}_complete", **words}, prog_name="rootdk")
+    assert "explore" in found.output
+    assert "audit" not in found.output

@@ -204,6 +204,7 @@ def test_without_plotly_and_without_a_report_nothing_is_missing(rootdk: Any) -> 
         (("--out", "no/such/folder/a.html"), 2, "'--out': folder no/such/folder does not exist"),
         (("--out", "."), 2, "'--out'"),
         (("--out", "a.html", "--no-report"), 2, "--out and --no-report exclude each other"),
+        (("--quick", "--full"), 2, "--quick and --full exclude each other"),
         (("--d-k", "8192", "--keys", "262144"), 1, "keys: must be at most 16384 at d_k = 8192, got 262144"),
         (("predict", "--d-k", "0", "--keys", "9"), 2, "'--d-k': 0 is not in the range"),
         (("predict", "--d-k", "9", "--keys", "1"), 2, "'--keys': 1 is not in the range"),

@@ -6,6 +6,7 @@ pay for nothing else. `main_job` is what `rootdk` does without a command. Severa
 `ending`, which is how a command ends before it is done.
 """
 
+import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -47,6 +48,16 @@ class _Commands(click.Group):
         command: click.Command = getattr(import_module(f".{name}", __name__), name)
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """As click does, and a name that is nearly one of ours is named."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], NAMES, 1)
+            if not near or "Did you mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from error
+
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _errors_of_click():
             return super().make_context(*args, **kwargs)
@@ -70,8 +81,8 @@ def _errors_of_click() -> Iterator[None]:
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", "size", flag_value="quick", help="Some seconds: to see that it works.")
-@click.option("--full", "size", flag_value="full", help="Some minutes: 20,000 rows for every number.")
+@click.option("--quick", is_flag=True, help="Some seconds: to see that it works.")
+@click.option("--full", is_flag=True, help="Some minutes: 20,000 rows for every number.")
 @options.d_k("Your d_k, the length of q and k; repeat it.")
 @options.keys()
 @options.rule()
@@ -84,7 +95,8 @@ def _errors_of_click() -> Iterator[None]:
 @click.pass_context
 def main(
     ctx: click.Context,
-    size: str | None,
+    quick: bool,
+    full: bool,
     d_k: tuple[int, ...],
     keys: int,
     rule: tuple[str, ...],
@@ -108,9 +120,11 @@ def main(
     from .main_job import Job, answer
 
     kernel()  # so that a missing one is an error before anything is drawn
-    if no_report and out is not None:
-        raise click.UsageError("--out and --no-report exclude each other", ctx)
-    job = Job(size or "default", tuple(dict.fromkeys(d_k)), keys, tuple(dict.fromkeys(rule)), seed)
+    for first, second, both in (("--out", "--no-report", out and no_report), ("--quick", "--full", quick and full)):
+        if both:
+            raise click.UsageError(f"{first} and {second} exclude each other", ctx)
+    size = "quick" if quick else "full" if full else "default"
+    job = Job(size, tuple(dict.fromkeys(d_k)), keys, tuple(dict.fromkeys(rule)), seed)
     wanted = out or (None if no_report or as_json else Path("rootdk-report.html"))
     answer(job, wanted, asked_for=out is not None, cached=not no_cache, as_json=as_json)
 

@@ -1,7 +1,7 @@
 // A tour: opens one address after the other, and says what to look at. Moves on by itself if asked to.
 import { make, rich } from "./elements.js";
 
-const PACE = 18000; // ten steps in three minutes
+const STEP_PACE = 18000; // ten steps in three minutes
 
 export function tourOf(node, steps, went) {
   let place = -1;
@@ -31,7 +31,7 @@ export function tourOf(node, steps, went) {
   }
 
   function run() {
-    timer = setInterval(() => go(place + 1), PACE);
+    timer = setInterval(() => go(place + 1), STEP_PACE);
     play.textContent = "Pause";
   }
 
