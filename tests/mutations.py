@@ -337,10 +337,10 @@ MUTATIONS = (
         ("tests/audit/test_hostile_checkpoints.py",),
     ),
     Mutation(
-        "the last threshold that is crossed, not the worst",
+        "the first threshold that is crossed, not the worst",
         "src/rootdk/audit/thresholds.py",
         "worst is None or finding.worse_than(worst)",
-        "worst is None or not worst.worse_than(worst)",
+        "worst is None",
         ("tests/audit/test_health.py",),
     ),
 )

@@ -140,7 +140,9 @@ PERTURBED: list[tuple[int, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("number", "inputs", "verdict"), PERTURBED, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("number", "inputs", "verdict"), PERTURBED, ids=lambda x: " ".join(x) if isinstance(x, dict) else str(x)
+)
 def test_another_input_leads_to_another_verdict(number: int, inputs: dict[str, Any], verdict: str) -> None:
     assert verdict != EXPECTED[number]
     assert LEDGER[number].check(QUICK, **inputs).verdict == verdict
