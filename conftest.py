@@ -2,6 +2,7 @@
 
 import importlib
 import runpy
+import signal
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,10 @@ def stale(root: Path, package: Path, compiled_from: str | None) -> str:
 
 
 def pytest_configure() -> None:
+    # A shell that starts the tests in the background has SIGINT ignored in them and in all that they start, and no
+    # test of Ctrl-C could pass. With a handler here, their children begin with the default.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     import rootdk
 
     try:

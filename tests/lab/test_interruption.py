@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,25 @@ def start(folder: Path, arguments: tuple[str, ...], more: str = "") -> "subproce
     process = subprocess.Popen(
         [sys.executable, program], cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
+    STARTED.append(process.pid)
     for _ in patience():
         if (folder / "ready").exists():
             (folder / "ready").unlink()
             return process
     raise AssertionError
+
+
+STARTED: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """A command that did not end is a failed test, not a process that goes on for hours."""
+    yield
+    while STARTED:
+        for process in processes_of(STARTED.pop()):
+            with suppress(ProcessLookupError):  # it ended while we looked
+                os.kill(process, signal.SIGKILL)
 
 
 def patience() -> Iterator[None]:
