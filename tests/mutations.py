@@ -216,8 +216,8 @@ MUTATIONS = (
     Mutation(
         "texts reach the page as they are",
         "src/rootdk/lab/report/document.py",
-        'return escape(text).replace("d_k"',
-        'return text.replace("d_k"',
+        '</i>", escape(text))',
+        '</i>", text)',
         ("tests/lab/test_report.py",),
     ),
     # Audit

@@ -54,6 +54,11 @@ def full_report() -> Report:
             for kind in ("float32", "bfloat16")
         ],
         "options": [row("bool mask, forward", rootdk=1.0, torch=1.0)],
+        "masks": [
+            row(f"causal as a mask{gradient * ' with gradient'}", rootdk=1.1, torch=2.75, option=1.0)
+            | {"gradient": gradient, "kind": "mask", "wanted": 1.5}
+            for gradient in (False, True)
+        ],
         "tiny": [
             row(n=16, rootdk=15e-6, rootdk_on_tensors=15e-6, torch=10e-6) | {"gradient": gradient}
             for gradient in (False, True)
@@ -132,6 +137,11 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
     ("tiny call on tensors / torch's, highest", seconds("tiny", 0, "seconds", "rootdk on tensors"), 1.01),
     ("tiny forward + backward / torch's, highest", seconds("tiny", 1, "seconds", "rootdk on tensors"), 1.01),
     ("bool mask, forward", seconds("options", 0, "seconds", "torch"), 0.99),
+    ("causal as a mask", seconds("masks", 0, "seconds", "torch"), 0.59),
+    ("causal as a mask with gradient", seconds("masks", 1, "seconds", "torch"), 0.59),
+    ("masks, forward, geometric mean", seconds("masks", 0, "seconds", "torch"), 0.99),
+    ("masks, forward + backward, geometric mean", seconds("masks", 1, "seconds", "torch"), 0.79),
+    ("causal as a mask over causal as a flag", seconds("masks", 1, "seconds", "option"), 0.99),
     ("between torch's layers, 128 tokens", seconds("beside", 0, "seconds", "torch"), 0.99),
     ("training step, watched exactly / unwatched", seconds("watch", 0, "watched_over_unwatched"), 1.01),
     ("training step, 64 rows watched / unwatched", seconds("watch", 1, "watched_over_unwatched"), 1.01),
