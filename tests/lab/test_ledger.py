@@ -9,11 +9,15 @@ import pytest
 from rootdk import ArgumentError
 from rootdk.cli.claims import lines, summary
 from rootdk.lab.checks import (
+    AGREES,
     CONDITIONAL,
+    DISAGREES,
     FAILS,
     HOLDS,
     LEDGER,
+    NOT_REPRODUCED,
     OPEN,
+    UNDECIDED,
     CheckedClaim,
     Claim,
     Comparison,
@@ -24,6 +28,7 @@ from rootdk.lab.checks.comparison import CLEAR
 
 TRUE = Comparison("seen", 1.0, "=", 1.0)
 FALSE = Comparison("seen", 2.0, "=", 1.0)
+UNSURE = Comparison("seen", 1.1, ">", 1.0, 0.1)
 
 
 def record(*evidence: Comparison) -> CheckedClaim:
@@ -41,6 +46,10 @@ def record(*evidence: Comparison) -> CheckedClaim:
         ([TRUE, replace(FALSE, role="shown")], HOLDS),
         ([replace(FALSE, role="shown")], OPEN),
         ([], OPEN),
+        ([TRUE, UNSURE], UNDECIDED),
+        ([FALSE, UNSURE], FAILS),
+        ([TRUE, replace(UNSURE, role="limits")], CONDITIONAL),
+        ([UNSURE, replace(FALSE, role="limits")], UNDECIDED),
     ],
 )
 def test_verdict_follows_from_the_evidence(evidence: list[Comparison], verdict: str) -> None:
@@ -55,29 +64,62 @@ def test_condition_is_what_the_disagreeing_evidence_says_and_each_thing_once() -
 
 
 @pytest.mark.parametrize(
-    ("evidence", "agrees"),
+    ("evidence", "state"),
     [
-        (Comparison("x", 1.04, "=", 1.0, standard_error=0.01), True),
-        (Comparison("x", 1.06, "=", 1.0, standard_error=0.01), False),
-        (Comparison("x", 0.94, "=", 1.0, standard_error=0.01), False),
-        (Comparison("x", 1.06, "=", 1.0, standard_error=0.01, slack=0.02), True),
-        (Comparison("x", 0.96, "<", 1.0, standard_error=0.01), False),
-        (Comparison("x", 0.94, "<", 1.0, standard_error=0.01), True),
-        (Comparison("x", 1.04, ">", 1.0, standard_error=0.01), False),
-        (Comparison("x", 1.06, ">", 1.0, standard_error=0.01), True),
-        (Comparison("x", 1.0, "<", 1.0), False),
-        *((Comparison("x", math.nan, relation, 1.0), False) for relation in "=<>"),
-        *((Comparison("x", 0.5, relation, 1.0, standard_error=math.nan), False) for relation in "=<>"),
+        (Comparison("x", 1.0, "=", 1.0, standard_error=0.01), UNDECIDED),
+        (Comparison("x", 1.04, "=", 1.0, standard_error=0.01, slack=0.1), AGREES),
+        (Comparison("x", 1.06, "=", 1.0, standard_error=0.01, slack=0.1), UNDECIDED),
+        (Comparison("x", 0.94, "=", 1.0, standard_error=0.01, slack=0.1), UNDECIDED),
+        (Comparison("x", 1.16, "=", 1.0, standard_error=0.01, slack=0.1), DISAGREES),
+        (Comparison("x", 0.84, "=", 1.0, standard_error=0.01, slack=0.1), DISAGREES),
+        (Comparison("x", 1.0, "=", 1.0, standard_error=0.0), AGREES),
+        (Comparison("x", 1.04, "~", 1.0, standard_error=0.01, role="shown"), AGREES),
+        (Comparison("x", 1.06, "~", 1.0, standard_error=0.01, role="shown"), DISAGREES),
+        (Comparison("x", 0.96, "<", 1.0, standard_error=0.01), UNDECIDED),
+        (Comparison("x", 0.94, "<", 1.0, standard_error=0.01), AGREES),
+        (Comparison("x", 1.06, "<", 1.0, standard_error=0.01), DISAGREES),
+        (Comparison("x", 1.04, ">", 1.0, standard_error=0.01), UNDECIDED),
+        (Comparison("x", 1.06, ">", 1.0, standard_error=0.01), AGREES),
+        (Comparison("x", 0.94, ">", 1.0, standard_error=0.01), DISAGREES),
+        (Comparison("x", 1.0, "<", 1.0), DISAGREES),
+        *((Comparison("x", bad, relation, 1.0), UNDECIDED) for relation in "=<>" for bad in (math.nan, math.inf)),
+        *((Comparison("x", 0.5, relation, 1.0, standard_error=math.nan), UNDECIDED) for relation in "=<>"),
+        (Comparison("x", None, "~", 1.0, role="shown"), AGREES),
     ],
 )
-def test_agreement_counts_standard_errors(evidence: Comparison, agrees: bool) -> None:
+def test_the_whole_interval_must_be_on_one_side(evidence: Comparison, state: str) -> None:
     assert CLEAR == 5
-    assert evidence.agrees == agrees
+    assert evidence.state == state
+    assert evidence.agrees == (state == AGREES)
+
+
+@pytest.mark.parametrize(
+    "unsure",
+    [
+        Comparison("x", 1.05, "=", 1.0, standard_error=0.02, slack=0.1),
+        Comparison("x", 1.15, "=", 1.0, standard_error=0.02, slack=0.1),
+        Comparison("x", 0.97, "<", 1.0, standard_error=0.02),
+        Comparison("x", 0.97, ">", 1.0, standard_error=0.02),
+    ],
+)
+def test_what_is_undecided_says_how_much_evidence_would_tell(unsure: Comparison) -> None:
+    assert unsure.state == UNDECIDED
+    assert unsure.needed is not None
+    assert f"about {unsure.needed:.2g} times the evidence would tell" in unsure.objection
+    for share, decided in ((1.01, True), (0.99, False)):
+        error = unsure.standard_error / math.sqrt(unsure.needed * share)
+        assert (replace(unsure, standard_error=error).state != UNDECIDED) == decided
+    assert replace(unsure, standard_error=math.nan).needed is None
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"relation": "~"}, "relation: must be"), ({"role": "helps"}, "role: must be"), ({"relation": ""}, "relation: ")],
+    [
+        ({"relation": "!"}, "relation: must be one of"),
+        ({"role": "helps"}, "role: must be"),
+        ({"relation": ""}, "relation: must be '=', '<' or '>' for what decides"),
+        ({"relation": "~"}, "relation: must be '=', '<' or '>' for what decides"),
+    ],
 )
 def test_evidence_refuses_what_it_can_not_judge(changes: dict[str, str], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
@@ -90,7 +132,14 @@ def test_json_and_back() -> None:
     )
     again = CheckedClaim.from_dict(json.loads(full.to_json()))
     assert again.to_json() == full.to_json()
-    assert (again.verdict, again.condition) == (full.verdict, full.condition) == (CONDITIONAL, "no")
+    assert (
+        (again.verdict, again.condition)
+        == (full.verdict, full.condition)
+        == (
+            CONDITIONAL,
+            "wild is inf ± nan, too unsure to be < 2 or not",
+        )
+    )
     assert again.evidence[1].measured == math.inf
 
 
@@ -109,23 +158,23 @@ def test_a_verdict_that_was_typed_in_is_refused() -> None:
 def test_another_module_fills_in_what_is_open_and_nothing_else() -> None:
     ledger = Ledger()
     ledger.add(*LEDGER)
-    ledger.add(Claim(24, "Learning slows.", "a study", "comes later"))
-    assert ledger[24].check().verdict == OPEN
+    ledger.add(Claim(31, "Learning slows.", "a study", "comes later"))
+    assert ledger[31].check().verdict == OPEN
 
-    @ledger.claim(24, statement="Learning slows.", source="a study", method="trained")
+    @ledger.claim(31, statement="Learning slows.", source="a study", method="trained")
     def slows(_sampling: Sampling, steps: float = 3.0) -> list[Comparison]:
         return [Comparison("steps without / with", steps, ">", 1.0)]
 
-    assert ledger[24].check().verdict == HOLDS
-    assert ledger[24].check(steps=0.5).verdict == FAILS
-    assert 24 not in LEDGER.ids, "the package's own ledger was not asked to change"
-    with pytest.raises(ArgumentError, match="numbers that are free, got 24"):
+    assert ledger[31].check().verdict == HOLDS
+    assert ledger[31].check(steps=0.5).verdict == FAILS
+    assert 31 not in LEDGER.ids, "the package's own ledger was not asked to change"
+    with pytest.raises(ArgumentError, match="numbers that are free, got 31"):
         ledger.add(slows)
-    with pytest.raises(ArgumentError, match="id: must be one of 1-24, got 25"):
-        ledger.check([1, 25])
-    ledger.add(Claim(30, "More.", "elsewhere", "later"))
-    with pytest.raises(ArgumentError, match="one of 1-24, 30"):
-        ledger[25]
+    with pytest.raises(ArgumentError, match="id: must be one of 1-31, got 32"):
+        ledger.check([1, 32])
+    ledger.add(Claim(40, "More.", "elsewhere", "later"))
+    with pytest.raises(ArgumentError, match="one of 1-31, 40"):
+        ledger[32]
 
 
 def test_text_fits_and_marks_what_disagrees() -> None:
@@ -138,3 +187,11 @@ def test_text_fits_and_marks_what_disagrees() -> None:
         assert len(marked) == 1
         assert "65432 ± 1e+02  < 2" in marked[0]
     assert summary(full) == "2 claims: holds under a condition 1, not checked 1"
+
+
+def test_what_is_said_of_other_models_is_not_reproduced_rather_than_false() -> None:
+    large = replace(record(FALSE), elsewhere="models of a thousand layers")
+    assert large.verdict == NOT_REPRODUCED
+    assert large.condition == "seen is 2, not = 1. It is said of models of a thousand layers"
+    assert CheckedClaim.from_dict(json.loads(large.to_json())) == large
+    assert replace(large, evidence=(TRUE,)).verdict == HOLDS

@@ -156,7 +156,7 @@ def test_texts_are_escaped() -> None:
         "id": 1, "statement": bad, "source": bad, "method": bad, "verdict": bad, "condition": bad,
         "evidence": [
             {"quantity": bad, "measured": 1.0, "standard_error": None, "relation": "=", "predicted": 1.0,
-             "agrees": True},
+             "state": "agrees"},
         ],
     }  # fmt: skip
     for text in (comparisons([one]), ledger([claim])):

@@ -37,6 +37,22 @@ def test_score_variance_by_sampling(rng: np.random.Generator) -> None:
     )
 
 
+def test_moments_of_dependent_q_and_k_by_sampling(rng: np.random.Generator) -> None:
+    d, rows = 4, 400_000
+    joint = random_covariance(rng, 2 * d)
+    means = rng.standard_normal(2 * d)
+    query, key = np.split(rng.multivariate_normal(means, joint, rows), 2, axis=1)
+    score = (query * key).sum(axis=1)
+    cross = joint[:d, d:]
+    mean = theory.score_mean(cross, means[:d], means[d:])
+    assert abs(score.mean() - mean) < 4 * score.std() / np.sqrt(rows)
+    squares = (score - mean) ** 2
+    variance = theory.score_variance(joint[:d, :d], joint[d:, d:], means[:d], means[d:], cross)
+    assert abs(squares.mean() - variance) < 4 * squares.std() / np.sqrt(rows)
+    independent = theory.score_variance(joint[:d, :d], joint[d:, d:], means[:d], means[d:])
+    assert abs(squares.mean() - independent) > 20 * squares.std() / np.sqrt(rows)
+
+
 def test_variance_broadcasts_over_leading_axes(rng: np.random.Generator) -> None:
     stack = np.stack([random_covariance(rng, 3) for _ in range(4)])
     variances = theory.score_variance(stack[:, None], stack, mean_key=[1.0, 2.0, 3.0])

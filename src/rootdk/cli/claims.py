@@ -129,14 +129,14 @@ def _entry(label: str, text: str, width: int) -> Iterator[str]:
 
 
 def _number(comparison: "Comparison", width: int) -> Iterator[str]:
-    """Name, value, standard error or 'exact', what the claim says of it, and "no" where it is not so."""
-    from rootdk.lab.checks.comparison import SHOWN, number
+    """Name, value, standard error or 'exact', what the claim says of it, and "no" or "?" (unsure) where not."""
+    from rootdk.lab.checks.comparison import AGREES, SHOWN, UNDECIDED, number
 
     columns = width - _INDENT - 2 - _FIGURES
     error = "exact" if comparison.standard_error is None else f"± {comparison.standard_error:.1g}"
     asked = f"{comparison.relation} {number(comparison.predicted)}" if comparison.relation else ""
-    wrong = "" if comparison.agrees or comparison.role == SHOWN else "  no"
+    mark = {AGREES: "", UNDECIDED: "  ?"}.get(comparison.state, "  no") if comparison.role != SHOWN else ""
     measured = "–" if comparison.measured is None else number(comparison.measured)
     first, *rest = textwrap.wrap(comparison.quantity, columns, break_on_hyphens=False)
-    yield f"{'':{_INDENT + 2}}{first:<{columns}}{measured:>10} {error:<8} {asked}{wrong}".rstrip()
+    yield f"{'':{_INDENT + 2}}{first:<{columns}}{measured:>10} {error:<8} {asked}{mark}".rstrip()
     yield from (" " * (_INDENT + 4) + line for line in rest)

@@ -25,6 +25,7 @@ from rootdk.lab.checks import (
     HOLDS,
     LEDGER,
     OPEN,
+    VERDICTS,
     Cache,
     Comparison,
     Result,
@@ -288,15 +289,16 @@ def _agreement(findings: Findings) -> str:
 
 
 def _claims(findings: Findings) -> str:
-    """How many claims came to which verdict, and which; those that do not hold by their titles."""
+    """How many claims came to which verdict, and which."""
     groups: dict[str, list[int]] = {}
     for claim in findings.claims:
         groups.setdefault(str(claim["verdict"]), []).append(int(claim["id"]))
-    words = {HOLDS: "hold", CONDITIONAL: "hold under a condition", OPEN: "need training"}
-    parts = [f"{len(ids)} {words[verdict]}: {spans(ids)}" for verdict in words if (ids := groups.get(verdict))]
-    if ids := groups.get(FAILS):
-        titles = ", ".join(f"{number} ({LEDGER[number].title})" for number in ids)
-        parts.append(f"{len(ids)} {'does' if len(ids) == 1 else 'do'} not hold: {titles}")
+    words = {HOLDS: "hold", CONDITIONAL: "hold under a condition", FAILS: "do not hold", OPEN: "need training"}
+    parts = [
+        f"{len(ids)} {words.get(verdict, verdict)}: {spans(ids)}"
+        for verdict in VERDICTS
+        if (ids := groups.get(verdict))
+    ]
     return f"Of {len(findings.claims)} claims {'; '.join(parts)}. Why: rootdk claims" if parts else ""
 
 

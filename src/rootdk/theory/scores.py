@@ -1,6 +1,7 @@
 """One score <q, k>: mean, variance and shape for any means and covariances of q and k, and its law if both are normal.
 
-The moments use no more than that q and k are independent of each other. Density and tails are those of Gaussian q and
+The moments use no more than that q and k are independent of each other, or, where they are not, that they are normal
+together. Density and tails are those of Gaussian q and
 k, from the law of the query's length.
 """
 
@@ -18,18 +19,42 @@ from .attention import spread_nodes
 _LARGEST_TABLE = 4096
 
 
-def score_variance(cov_query: Any, cov_key: Any, mean_query: Any = 0.0, mean_key: Any = 0.0) -> Any:
-    """Var <q, k> = tr(S_q S_k) + m_q' S_k m_q + m_k' S_q m_k.
+def score_variance(
+    cov_query: Any, cov_key: Any, mean_query: Any = 0.0, mean_key: Any = 0.0, cross_covariance: Any = None
+) -> Any:
+    """Var <q, k> = tr(S_q S_k) + m_q' S_k m_q + m_k' S_q m_k, and + tr(C C) + 2 m_k' C m_q where q and k depend.
 
     S_q and S_k are covariances of shape (..., d, d), the means numbers or shape (..., d); leading axes broadcast.
+    cross_covariance is C = E (q - m_q)(k - m_k)' of q and k that are normal together. The score then has a mean of
+    m_q' m_k + tr C, which `score_mean` gives: a mean that grows like d_k where the root of the variance grows like
+    sqrt(d_k), and so the reason for 1/d_k where q and k are aligned (muP).
 
     >>> float(score_variance(np.eye(64), np.eye(64)))
     64.0
     >>> float(score_variance(np.eye(64), np.eye(64), mean_query=0.5, mean_key=0.5))
     96.0
+    >>> half = 0.5 * np.eye(64)                     # q_i and k_i have correlation 1/2
+    >>> float(score_variance(np.eye(64), np.eye(64), cross_covariance=half)), float(score_mean(half))
+    (80.0, 32.0)
     """
     s_query, s_key, m_query, m_key = _laws(cov_query, cov_key, mean_query, mean_key)
-    return (_trace(s_query, s_key) + _form(m_query, s_key) + _form(m_key, s_query))[()]
+    variance = _trace(s_query, s_key) + _form(m_query, s_key) + _form(m_key, s_query)
+    if cross_covariance is None:
+        return variance[()]
+    cross = _cross("cross_covariance", cross_covariance, s_query, s_key)
+    both = ((m_key[..., None, :] @ cross)[..., 0, :] * m_query).sum(axis=-1)
+    return (variance + _trace(cross, cross) + 2.0 * both)[()]
+
+
+def score_mean(cross_covariance: Any, mean_query: Any = 0.0, mean_key: Any = 0.0) -> Any:
+    """E <q, k> = m_q' m_k + tr C, whatever the law; C = E (q - m_q)(k - m_k)', of shape (..., d, d).
+
+    >>> float(score_mean(np.zeros((64, 64)), mean_query=0.5, mean_key=0.5))
+    16.0
+    """
+    cross = numbers("cross_covariance", cross_covariance)
+    _, _, m_query, m_key = _laws(_unit(cross), _unit(cross), mean_query, mean_key)
+    return (np.trace(cross, axis1=-2, axis2=-1) + (m_query * m_key).sum(axis=-1))[()]
 
 
 def row_variance(cov_query: Any, cov_key: Any, mean_query: Any = 0.0) -> Any:
@@ -164,6 +189,31 @@ def _covariance(argument: str, given: Any) -> Floats:
     if lowest < -1e-6 * size:
         raise ArgumentError(f"{argument}: must have no negative eigenvalue, got {lowest:.3g}")
     return array
+
+
+def _unit(cross: Floats) -> Floats:
+    if cross.ndim < 2 or cross.shape[-1] != cross.shape[-2] or cross.shape[-1] == 0:
+        raise ArgumentError(f"cross_covariance: must have shape (..., d, d) with d at least 1, got {cross.shape}")
+    return np.eye(cross.shape[-1])
+
+
+def _cross(argument: str, given: Any, s_query: Floats, s_key: Floats) -> Floats:
+    """A cross-covariance that some q and k with these covariances can have."""
+    cross, d = numbers(argument, given), s_query.shape[-1]
+    if cross.shape[-2:] != (d, d):
+        raise ArgumentError(f"{argument}: last axes must be ({d}, {d}) to match cov_query, got {cross.shape[-2:]}")
+    try:
+        leading = np.broadcast_shapes(s_query.shape, s_key.shape, cross.shape)
+    except ValueError:
+        shapes = ", ".join(str(array.shape) for array in (s_query, s_key, cross))
+        raise ArgumentError(f"{argument}: must have leading axes that broadcast, got {shapes}") from None
+    query, key, both = (np.broadcast_to(array, leading) for array in (s_query, s_key, cross))
+    lowest = float(np.linalg.eigvalsh(np.block([[query, both], [np.swapaxes(both, -1, -2), key]])).min(initial=0.0))
+    if lowest < -1e-6 * max(np.abs(query).max(initial=0.0), np.abs(key).max(initial=0.0)):
+        raise ArgumentError(
+            f"{argument}: must leave q and k a joint covariance without a negative eigenvalue, got {lowest:.3g}"
+        )
+    return cross
 
 
 def _trace(a: Floats, b: Floats) -> Floats:

@@ -1,6 +1,6 @@
 """Experiments and claims: what theory predicts beside what the operator does, with a verdict that is computed.
 
-    Comparison                 one number: measured, its standard error, what was predicted of it, and whether it agrees
+    Comparison                 one number: measured, its standard error, what was predicted of it, and its state
     EXPERIMENTS                by name; plan(size) gives the specs of all, run(spec) and run_all(specs) their results
     Result                     what an experiment found: comparisons, series and grids; to JSON and back
     Cache                      results kept by content: the same code does not run the same spec twice
@@ -23,9 +23,21 @@ e^50 is given as 5,184,705,528,587,072,045 and is 5,184,705,528,587,072,464,087
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .comparison import Comparison
+from .comparison import AGREES, DISAGREES, Comparison
 from .experiment import EXPERIMENTS, SIZES, Cache, Experiment, name_of, plan, register, run, run_all, spec_from_dict
-from .ledger import CONDITIONAL, FAILS, HOLDS, LEDGER, OPEN, VERDICTS, CheckedClaim, Claim, Ledger
+from .ledger import (
+    CONDITIONAL,
+    FAILS,
+    HOLDS,
+    LEDGER,
+    NOT_REPRODUCED,
+    OPEN,
+    UNDECIDED,
+    VERDICTS,
+    CheckedClaim,
+    Claim,
+    Ledger,
+)
 from .result import Grid, Result, Series
 from .sampler import Sampling
 
@@ -33,13 +45,17 @@ for _name in sorted(file.name for file in iter_modules(__path__)):
     import_module(f"{__name__}.{_name}")
 
 __all__ = [
+    "AGREES",
     "CONDITIONAL",
+    "DISAGREES",
     "EXPERIMENTS",
     "FAILS",
     "HOLDS",
     "LEDGER",
+    "NOT_REPRODUCED",
     "OPEN",
     "SIZES",
+    "UNDECIDED",
     "VERDICTS",
     "Cache",
     "CheckedClaim",

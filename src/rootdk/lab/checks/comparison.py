@@ -13,9 +13,15 @@ from rootdk.rendering import expect_fields
 # and an error that is estimated from so few is unsure itself: there 5 of them are one chance in twenty to a hundred.
 CLEAR = 5.0
 
+# A number that is drawn has to lie within this of 0 or 1, noise included, to be equal to it.
+EQUAL = 0.25
+EQUAL_IS = "what is drawn counts as equal within a quarter: another power of d_k would be off by a factor of 4 and more"
+
 DECIDES, LIMITS, SHOWN = "decides", "limits", "shown"
 _ROLES = (DECIDES, LIMITS, SHOWN)
-_RELATIONS = ("=", "<", ">", "")
+_RELATIONS = ("=", "<", ">", "~", "")
+
+AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 
 Parameters = Mapping[str, int | float | str]
 
@@ -26,10 +32,12 @@ class Comparison:
 
     quantity        what the number is
     measured        what was found; None where only theory reaches, such as a billion keys
-    relation        "=", "<" or ">": how the measured number is to stand to the predicted one; "" if nothing is asked
+    relation        "=", "<" or ">": how the measured number is to stand to the predicted one; "" if nothing is asked.
+                    "~" asks only that chance may explain the difference: enough beside a formula, never for a claim
     predicted       what theory computes, or where a claim puts the number
     standard_error  of the measured number; None is exact: computed, or the largest of what was seen, and no estimate
-    slack           how far apart two equal numbers may be: half of the last printed digit, or a bound on rounding
+    slack           how far apart two equal numbers may be: half of the last printed digit, a bound on rounding, or for
+                    a number with a standard error what still counts as equal. Without it such a number is never equal
     role            in a claim. "decides": without it the claim is false. "limits": where this disagrees, the claim
                     holds under a condition only. "shown": for the reader
     otherwise       what its disagreement means, in words
@@ -39,9 +47,11 @@ class Comparison:
 
     >>> Comparison("e", 2.71828, "=", 2.718, slack=5e-4).agrees
     True
-    >>> Comparison("share", 0.52, ">", 0.5, 0.01).agrees      # not clearly above
-    False
-    >>> Comparison("score variance", 65.0, "=", 64.0, 0.5, setting={"d_k": 64}).disagreement
+    >>> Comparison("share", 0.52, ">", 0.5, 0.01).state      # not clearly above, and not clearly below
+    'undecided'
+    >>> Comparison("variance", 1.01, "=", 1.0, 0.1, slack=0.1).state      # noise makes nothing equal
+    'undecided'
+    >>> Comparison("score variance", 65.0, "~", 64.0, 0.5, role="shown", setting={"d_k": 64}).disagreement
     2.0
     """
 
@@ -58,28 +68,51 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if self.relation not in _RELATIONS:
-            raise ArgumentError(f"relation: must be one of '=', '<', '>' and '', got {self.relation!r}")
+            raise ArgumentError(f"relation: must be one of '=', '<', '>', '~' and '', got {self.relation!r}")
         if self.role not in _ROLES:
             raise ArgumentError(f"role: must be one of {', '.join(map(repr, _ROLES))}, got {self.role!r}")
-        if not self.relation and self.role != SHOWN:
-            raise ArgumentError(f"relation: must be given for what {self.role}, got none for {self.quantity!r}")
+        if self.relation in ("", "~") and self.role != SHOWN:
+            raise ArgumentError(
+                f"relation: must be '=', '<' or '>' for what {self.role}, got {self.relation!r} for {self.quantity!r}"
+            )
+
+    @property
+    def state(self) -> str:
+        """AGREES or DISAGREES where the whole interval of CLEAR standard errors to either side does, else UNDECIDED.
+
+        So more noise can only turn either of them into undecided. A number that is not finite decides nothing. What was
+        not measured, and what nothing is asked of, agrees.
+        """
+        if self.measured is None or not self.relation:
+            return AGREES
+        unsure = CLEAR * (self.standard_error or 0.0)
+        if not (math.isfinite(self.measured) and math.isfinite(unsure)):
+            return UNDECIDED
+        off = self.measured - self.predicted
+        if self.relation == "=":
+            agrees, disagrees = abs(off) + unsure <= self.slack, abs(off) - unsure > self.slack
+        elif self.relation == "~":
+            agrees = abs(off) <= self.slack + unsure
+            disagrees = not agrees
+        else:
+            off = off if self.relation == "<" else -off
+            agrees, disagrees = off + unsure < 0, off - unsure >= 0
+        return AGREES if agrees else DISAGREES if disagrees else UNDECIDED
 
     @property
     def agrees(self) -> bool:
-        """Whether it is as predicted: equal up to slack and chance, or beyond the predicted number in spite of both.
+        """Whether the state is AGREES."""
+        return self.state == AGREES
 
-        NaN never agrees. What was not measured does not disagree.
-        """
-        if self.measured is None:
-            return True
-        unsure = CLEAR * (self.standard_error or 0.0)
-        if self.relation == "=":
-            return abs(self.measured - self.predicted) <= self.slack + unsure
-        if self.relation == "<":
-            return self.measured + unsure < self.predicted
-        if self.relation == ">":
-            return self.measured - unsure > self.predicted
-        return True
+    @property
+    def needed(self) -> float | None:
+        """How many times as much evidence would decide what is undecided, if the measured number stayed; else None."""
+        if self.state != UNDECIDED or self.measured is None or not self.standard_error:
+            return None
+        off = abs(self.measured - self.predicted)
+        distance = abs(self.slack - off) if self.relation == "=" else off
+        needed = (CLEAR * self.standard_error / distance) ** 2 if distance else math.inf
+        return needed if math.isfinite(needed) else None
 
     @property
     def disagreement(self) -> float | None:
@@ -87,7 +120,7 @@ class Comparison:
 
         What differs by rounding alone does not disagree.
         """
-        if self.measured is None or self.standard_error is None or self.relation != "=":
+        if self.measured is None or self.standard_error is None or self.relation not in ("=", "~"):
             return None
         off = self.measured - self.predicted
         error = max(self.standard_error, 1e-12 * abs(self.predicted))
@@ -97,9 +130,14 @@ class Comparison:
 
     @property
     def objection(self) -> str:
-        """What is to be said where it disagrees."""
+        """What is to be said where it does not agree."""
         measured = math.nan if self.measured is None else self.measured
-        return self.otherwise or f"{self.quantity} is {number(measured)}, not {self.relation} {number(self.predicted)}"
+        asked = f"{self.relation} {number(self.predicted)}"
+        if self.state != UNDECIDED:
+            return self.otherwise or f"{self.quantity} is {number(measured)}, not {asked}"
+        unsure = CLEAR * (self.standard_error or 0.0)
+        text = f"{self.quantity} is {number(measured)} ± {number(unsure)}, too unsure to be {asked} or not"
+        return f"{text}; about {self.needed:.2g} times the evidence would tell" if self.needed else text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts, ready for JSON, which has no NaN and no infinity: these become words.
@@ -107,7 +145,7 @@ class Comparison:
         An empty text, setting or slack is left out.
         """
         plain = {name: getattr(self, name) for name in _FIELDS if name not in _OPTIONAL or getattr(self, name)}
-        plain |= {"agrees": self.agrees, "disagreement": self.disagreement}
+        plain |= {"state": self.state, "disagreement": self.disagreement}
         return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in plain.items()}
 
     @classmethod

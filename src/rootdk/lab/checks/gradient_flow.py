@@ -14,11 +14,20 @@ import numpy as np
 from rootdk.attention import attention, attention_vjp
 from rootdk.lab.drawing import POWERS, Picture, grouped_by, heat, plot, predicted_and_measured, ticks_along
 from rootdk.lab.formulas import JACOBIAN
-from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian, softmax_moments
+from rootdk.theory import (
+    attention_moments,
+    exact_score_moments,
+    relative_gradient,
+    score_mean,
+    score_variance,
+    softmax_jacobian,
+    softmax_moments,
+)
 
-from .comparison import DECIDES, LIMITS, SHOWN, Comparison, Parameters
+from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Parameters
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, positives, register, rule_names
 from .ledger import LATER, LEDGER, PAPER
+from .moments import ENUMERABLE, Law
 from .result import Grid, Result
 from .sampler import Floats, Sampling, compare, compare_ratio, factor_of, generator, normal, over_groups, reading
 from .sharpness import KEYS, Scale, root, unscaled
@@ -182,7 +191,8 @@ def gradients_vanish(
     for d_k in d_ks:
         rows = reading(sampling, d_k, KEYS, scale(d_k))
         variance, error = over_groups(rows.variance * (KEYS / (KEYS - 1)) / d_k)
-        yield Comparison(f"d_k = {d_k}: score variance / d_k", variance, "=", 1.0, error)
+        text = f"d_k = {d_k}: score variance / d_k"
+        yield Comparison(text, variance, "=", 1.0, error, slack=EQUAL, choice=EQUAL_IS)
         median[d_k], error = over_groups(rows.jacobian_trace, np.median)
         yield Comparison(f"d_k = {d_k}: median tr J", median[d_k], standard_error=error, role=SHOWN)
     largest, smallest = max(d_ks), min(d_ks)
@@ -251,32 +261,45 @@ def skewed_rows(
     title="derived and not tuned",
     statement="The scale 1/sqrt(d_k) is derived and not tuned.",
     source=LATER,
-    method="Of all scales d_k^-a the one that best keeps |do/dq|/|o| at 1 for d_k from 16 to 1024 is searched, by "
-    "least squares of its logarithm: exact, for normal q, k and v. Where does a land?",
+    method="Derived would mean: the premise alone, independent components of mean 0 and variance 1, and the demand "
+    "that q.k keeps variance 1 at every d_k leave one exponent a in d_k^-a, and none to choose. So a is solved for at "
+    "each d_k, from the exact variance. Then from another premise, a correlation between q_i and k_i, with E(q.k)^2 in "
+    "place of the variance. Beside it the a that best keeps |do/dq|/|o| at 1, which is our own demand.",
 )
 def derived(
     _sampling: Sampling,
     exponent: float = 0.5,
+    law: Law = ENUMERABLE["signs"],
+    d_ks: Sequence[int] = (16, 64, 512),
+    correlation: float = 0.5,
     gradient: Gradient = relative_gradient,
-    d_ks: Sequence[int] = (16, 128, 1024),
-    many: Sequence[int] = (512, 65536),
-    few: Sequence[int] = (16,),
+    keys: Sequence[int] = (16, 512, 65536),
 ) -> Iterator[Comparison]:
-    """exponent is the one that was derived; many and few are numbers of keys."""
-    keys = (*many, *few)
-    for number, (best, flattest, level) in zip(keys, _landing(gradient, d_ks, keys), strict=True):
+    """exponent is the one that was derived; law is that of a component, values and probabilities."""
+    # The variance of a sum of independent products is d_k times that of one, which is enumerated.
+    product = float(exact_score_moments(1, law)["variance"])
+    for d_k in d_ks:
+        a = math.log(product * d_k) / (2 * math.log(d_k))
+        yield Comparison(f"d_k = {d_k}: a that keeps the variance at 1", a, "=", exponent, slack=1e-12)
+    for d_k in d_ks:
+        unit, cross = np.eye(d_k), correlation * np.eye(d_k)
+        square = float(score_variance(unit, unit, cross_covariance=cross)) + float(score_mean(cross)) ** 2
+        aligned = math.log(square) / (2 * math.log(d_k))
         yield Comparison(
-            f"{number} keys: best a",
-            best,
+            f"d_k = {d_k}, correlation {correlation:g}: a that keeps E(q.k)^2 at 1",
+            aligned,
             "=",
             exponent,
             slack=_NEAR,
             choice=_NEAR_IS,
-            role=DECIDES if number in many else LIMITS,
-            otherwise=f"with many keys: with {number} the best a is {best:.3f}, because |do/dq|/|o| under 1/sqrt(d_k) "
-            f"is {level:.2f} there; the a that keeps it equal at every d_k is {flattest:.3f}",
+            role=LIMITS,
+            otherwise="from its premise, q and k independent: where q_i and k_i are correlated, as training may make "
+            f"them, the same demand gives {aligned:.2f} at d_k = {d_k}, and towards 1, that is 1/d_k, for large d_k "
+            "(the argument of muP)",
         )
-        yield Comparison(f"{number} keys: a that keeps it equal", flattest, "=", exponent, slack=_NEAR, choice=_NEAR_IS)
+    for number, (best, flattest, level) in zip(keys, _landing(gradient, (16, 128, 1024), keys), strict=True):
+        yield Comparison(f"{number} keys: a that keeps |do/dq|/|o| at 1", best, role=SHOWN)
+        yield Comparison(f"{number} keys: a that keeps it equal at every d_k", flattest, role=SHOWN)
         yield Comparison(f"{number} keys: |do/dq|/|o| at a = 1/2", level, role=SHOWN)
 
 

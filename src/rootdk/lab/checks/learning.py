@@ -178,6 +178,7 @@ def _accuracy(text: str, outcome: Outcome) -> Comparison:
     method="Small trained models of text, tried again with sqrt(kappa) q/rms(q) and the same for k, in float32 and "
     "without further training: the loss where the largest logit is some thousands, where it is under a hundred, and "
     "where kappa is so small that all keys weigh alike.",
+    elsewhere="models of 10 million to 5 billion parameters, trained on while the logits grow; these have two layers",
 )
 def loss_breaks(
     _sampling: Sampling, results: Results | None = None, rule: str = "sqrt", half: float = 0.5

@@ -1,9 +1,12 @@
 """Claims, each with its check, and the ledger of all of them. A verdict is computed from evidence and stored nowhere.
 
-nothing that decides or limits           not checked
-something that decides disagrees         does not hold
-else something that limits disagrees     holds under a condition
-else                                     holds
+nothing that decides or limits               not checked
+something that decides disagrees             does not hold; or not reproduced here, if the claim is about other models
+else something that decides is unsure        undecided
+else something that limits does not agree    holds under a condition
+else                                         holds
+
+Noise makes numbers unsure, and unsure numbers agree with nothing: it can lead to "undecided", never to "holds".
 
 A file of this folder adds its claims to LEDGER when it is loaded, and loading `rootdk.lab.checks` loads them all:
 
@@ -20,21 +23,23 @@ from typing import Any
 from rootdk.errors import ArgumentError
 from rootdk.rendering import expect_fields, expect_kind
 
-from .comparison import DECIDES, LIMITS, SHOWN, Comparison
+from .comparison import AGREES, DECIDES, DISAGREES, LIMITS, SHOWN, Comparison
+from .comparison import UNDECIDED as UNSURE
 from .sampler import Sampling
 
 PAPER = "Vaswani et al. 2017"
 LATER = "a later explanation"
 
-HOLDS, CONDITIONAL, FAILS, OPEN = "holds", "holds under a condition", "does not hold", "not checked"
-VERDICTS = (HOLDS, CONDITIONAL, FAILS, OPEN)
+HOLDS, CONDITIONAL, FAILS = "holds", "holds under a condition", "does not hold"
+NOT_REPRODUCED, UNDECIDED, OPEN = "not reproduced here", "undecided", "not checked"
+VERDICTS = (HOLDS, CONDITIONAL, FAILS, NOT_REPRODUCED, UNDECIDED, OPEN)
 _KIND = "rootdk.lab.checks.CheckedClaim"
-_TEXTS = ("statement", "source", "method")
+_TEXTS = ("statement", "source", "method", "elsewhere")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedClaim:
-    """What came of checking one claim.
+    """What came of checking one claim. `elsewhere` says what it is about, if that is not run here.
 
     >>> evidence = (Comparison("q.k", 1.0, "=", 1.0), Comparison("entropy lost", 0.19, "<", 0.05, role="limits"))
     >>> checked = CheckedClaim(9, "...", "...", "...", evidence)
@@ -47,32 +52,36 @@ class CheckedClaim:
     source: str
     method: str
     evidence: tuple[Comparison, ...]
+    elsewhere: str = ""
 
     @property
     def verdict(self) -> str:
         """One of VERDICTS."""
-        against = {comparison.role for comparison in self.evidence if not comparison.agrees} - {SHOWN}
-        if all(comparison.role == SHOWN for comparison in self.evidence):
+        states = {(comparison.role, comparison.state) for comparison in self.evidence if comparison.role != SHOWN}
+        if not states:
             return OPEN
-        if not against:
-            return HOLDS
-        return FAILS if DECIDES in against else CONDITIONAL
+        if (DECIDES, DISAGREES) in states:
+            return NOT_REPRODUCED if self.elsewhere else FAILS
+        if (DECIDES, UNSURE) in states:
+            return UNDECIDED
+        return HOLDS if all(state == AGREES for _, state in states) else CONDITIONAL
 
     @property
     def condition(self) -> str:
         """In words: under which condition it holds, or what speaks against it. Empty where it simply holds."""
-        roles = {FAILS: (DECIDES,), CONDITIONAL: (LIMITS,)}.get(self.verdict, ())
+        role = LIMITS if self.verdict == CONDITIONAL else DECIDES
         words = [
-            comparison.objection for comparison in self.evidence if comparison.role in roles and not comparison.agrees
+            comparison.objection for comparison in self.evidence if comparison.role == role and not comparison.agrees
         ]
-        return "; ".join(dict.fromkeys(words))
+        text = "; ".join(dict.fromkeys(words))
+        return f"{text}. It is said of {self.elsewhere}" if self.verdict == NOT_REPRODUCED else text
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON. The verdict is written for the reader; `from_dict` computes it again."""
         return {
             "kind": _KIND,
             "id": self.id,
-            **{name: getattr(self, name) for name in _TEXTS},
+            **{name: getattr(self, name) for name in _TEXTS if getattr(self, name)},
             "verdict": self.verdict,
             "condition": self.condition,
             "evidence": [comparison.to_dict() for comparison in self.evidence],
@@ -86,10 +95,9 @@ class CheckedClaim:
     def from_dict(cls, data: dict[str, Any]) -> "CheckedClaim":
         """What `to_dict` was called on. A verdict that the evidence does not give is an error."""
         expect_kind(data, _KIND)
-        expect_fields(data, ("id", *_TEXTS, "verdict", "evidence"))
+        expect_fields(data, ("id", "statement", "source", "method", "verdict", "evidence"))
         evidence = tuple(Comparison.from_dict(entry, "evidence") for entry in data["evidence"])
-        statement, source, method = (str(data[name]) for name in _TEXTS)
-        checked = cls(int(data["id"]), statement, source, method, evidence)
+        checked = cls(id=int(data["id"]), evidence=evidence, **{name: str(data.get(name, "")) for name in _TEXTS})
         if data["verdict"] != checked.verdict:
             raise ArgumentError(f"verdict: must be {checked.verdict!r} by the evidence, got {data['verdict']!r}")
         return checked
@@ -104,7 +112,8 @@ class Claim:
 
     gather is called as gather(sampling, **inputs). Everything that it takes the claim by (printed figures, rules,
     formulas, laws) is an input with a default, so that another input can lead to another verdict. None: not yet.
-    title is the statement in so few words that two fit a line.
+    title is the statement in so few words that two fit a line. elsewhere says what a finding is about that nobody can
+    repeat on a small machine, such as training runs of large models: evidence against it is then "not reproduced here".
     """
 
     id: int
@@ -113,11 +122,12 @@ class Claim:
     method: str
     gather: Check | None = None
     title: str = ""
+    elsewhere: str = ""
 
     def check(self, sampling: Sampling | None = None, **inputs: Any) -> CheckedClaim:
         """Run the check: the evidence, and with it the verdict."""
         evidence = () if self.gather is None else tuple(self.gather(sampling or Sampling(), **inputs))
-        return CheckedClaim(self.id, self.statement, self.source, self.method, evidence)
+        return CheckedClaim(self.id, self.statement, self.source, self.method, evidence, self.elsewhere)
 
 
 class Ledger:
@@ -138,12 +148,12 @@ class Ledger:
         self._claims: dict[int, Claim] = {}
 
     def claim(
-        self, number: int, *, statement: str, source: str, method: str, title: str = ""
+        self, number: int, *, statement: str, source: str, method: str, title: str = "", elsewhere: str = ""
     ) -> Callable[[Check], Claim]:
         """Make a claim of the function below, which gathers its evidence, and take it up."""
 
         def take_up(gather: Check) -> Claim:
-            made = Claim(number, statement, source, method, gather, title)
+            made = Claim(number, statement, source, method, gather, title, elsewhere)
             self.add(made)
             return made
 

@@ -109,7 +109,8 @@ _UNSTABLE = "one bit more lost than with 1/sqrt(d_k) is the least that may be ca
     source=LATER,
     method="attention and its gradient to q in each format against the float64 reference on the same inputs: relative "
     "error under 1/d_k over that under 1/sqrt(d_k); unstable is more than twice. Gradients for d_out of size 1 and "
-    "1/1024. Beside it, by theory, the same ratio for a score that is itself stored in the format.",
+    "1/1024. Beside it, by theory, the same ratio for a score that is itself stored in the format: its error as a "
+    "share of the spread of the scores.",
 )
 def small_values(
     sampling: Sampling,
@@ -142,7 +143,7 @@ def small_values(
     for text, (ratio, error) in ratios.items():
         yield Comparison(text, ratio, ">", twice, error, role=LIMITS, otherwise=only, choice=_UNSTABLE)
     for name in formats:
-        small, unit = (float(format_effect(sigma, name).score_error) for sigma in (max(d_ks) ** -0.5, 1.0))
+        small, unit = (float(format_effect(sigma, name).score_error) / sigma for sigma in (max(d_ks) ** -0.5, 1.0))
         yield Comparison(f"{name}, d_k = {max(d_ks)}: stored score", small / unit, role=SHOWN)
     if len(known) < len(formats):
         yield Comparison("formats measured (bfloat16 needs ml_dtypes)", len(known), "=", len(formats), role=SHOWN)

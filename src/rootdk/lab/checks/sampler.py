@@ -19,7 +19,7 @@ from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.reading import Reading
 from rootdk.scaling import rule
 
-from .comparison import Comparison, Parameters
+from .comparison import SHOWN, Comparison, Parameters
 
 Floats = NDArray[Any]
 Generator = np.random.Generator
@@ -170,7 +170,8 @@ def compare(quantity: str, setting: Parameters, predicted: Any, samples: Any) ->
     (2.0, 0.4082)
     """
     means = _group_means(samples)
-    return Comparison(quantity, float(means.mean()), "=", float(predicted), _standard_error(means), setting=setting)
+    error = _standard_error(means)
+    return Comparison(quantity, float(means.mean()), "~", float(predicted), error, role=SHOWN, setting=setting)
 
 
 def compare_share(quantity: str, setting: Parameters, predicted: Any, hits: Any) -> Comparison:
@@ -181,7 +182,7 @@ def compare_share(quantity: str, setting: Parameters, predicted: Any, hits: Any)
     means, share = _group_means(hits), min(max(float(predicted), 0.0), 1.0)
     least = (share * (1 - share) / np.asarray(hits).size) ** 0.5
     error = max(_standard_error(means), float(least))
-    return Comparison(quantity, float(means.mean()), "=", float(predicted), error, setting=setting)
+    return Comparison(quantity, float(means.mean()), "~", float(predicted), error, role=SHOWN, setting=setting)
 
 
 def compare_ratio(quantity: str, setting: Parameters, predicted: Any, top: Any, bottom: Any) -> Comparison:
@@ -194,12 +195,13 @@ def compare_ratio(quantity: str, setting: Parameters, predicted: Any, top: Any, 
     ratio = above.mean() / below.mean()
     spread = _standard_error(above - ratio * below) / below.mean()
     root = float(np.sqrt(ratio))
-    return Comparison(quantity, root, "=", float(predicted), float(spread) / (2 * root), setting=setting)
+    error = float(spread) / (2 * root)
+    return Comparison(quantity, root, "~", float(predicted), error, role=SHOWN, setting=setting)
 
 
 def computed(quantity: str, setting: Parameters, predicted: Any) -> Comparison:
     """What theory says where nothing was measured."""
-    return Comparison(quantity, None, "=", float(predicted), setting=setting)
+    return Comparison(quantity, None, "~", float(predicted), role=SHOWN, setting=setting)
 
 
 def _group_means(samples: Any) -> Floats:

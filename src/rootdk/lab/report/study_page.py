@@ -7,14 +7,14 @@ from typing import Any
 
 from rootdk.lab import formulas
 from rootdk.lab.answer import answer, answer_of, rows_as_widths_grow, rows_svg, rows_text, worked_example
-from rootdk.lab.checks import EXPERIMENTS, Comparison, Result
+from rootdk.lab.checks import AGREES, DISAGREES, EXPERIMENTS, VERDICTS, Comparison, Result
 from rootdk.lab.checks.comparison import CLEAR
 from rootdk.lab.training import Results
 
 from .document import badge, card, document, figures, foot, number, rich, table
 from .training_page import training_section
 
-_BADGES = {"holds": "good", "holds under a condition": "half", "does not hold": "bad"}
+_BADGES = dict(zip(VERDICTS, ("good", "half", "bad", "half", "open", "open"), strict=True))
 _LEAD = "Theory beside measurement, on random queries and keys: the state of attention at the start of training."
 _CLAIMS = (
     "What is said about the scale, in our words. Each claim has a check that ran, and its verdict follows from it."
@@ -191,7 +191,7 @@ def _evidence(claim: Mapping[str, Any]) -> str:
     for one in claim.get("evidence", ()):
         error = "exact" if one["standard_error"] is None else f"± {float(one['standard_error']):.1g}"
         asked = f"{one['relation']} {number(float(one['predicted']))}" if one["relation"] else ""
-        verdict = "" if not asked else ("yes" if one["agrees"] else "no")
+        verdict = {AGREES: "yes", DISAGREES: "no"}.get(one["state"], "unsure") if asked else ""
         measured = None if one["measured"] is None else float(one["measured"])
         rows.append([str(one["quantity"]), number(measured), error, asked, verdict])
     return table(["evidence", "measured", "s.e.", "said", "agrees"], rows) + _choices(claim["evidence"]) if rows else ""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from rootdk.lab.checks import LEDGER, VERDICTS, CheckedClaim, Comparison, Sampling
+from rootdk.lab.checks import AGREES, DISAGREES, LEDGER, VERDICTS, CheckedClaim, Comparison, Sampling
 from rootdk.lab.checks.comparison import number as short
 from rootdk.lab.drawing import GREY, HUES, plot
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number
@@ -18,7 +18,7 @@ from rootdk.lab.formulas import ATTENTION
 
 _ALL = "all"
 _ROWS = 1024  # the quick look of `rootdk claims --rows 1024`
-_COLOURS = dict(zip(VERDICTS, (HUES[2], HUES[4], HUES[1], GREY), strict=True))
+_COLOURS = dict(zip(VERDICTS, (HUES[2], HUES[4], HUES[1], HUES[3], HUES[0], GREY), strict=True))
 _lock = Lock()
 
 
@@ -58,7 +58,8 @@ def _evidence(evidence: Sequence[Comparison]) -> str:
     parts = []
     for one in evidence:
         error = f" ± {one.standard_error:.1g}" if one.standard_error else ""
-        asked = f" ({one.relation} {short(one.predicted)}{'' if one.agrees else ': no'})" if one.relation else ""
+        mark = {AGREES: "", DISAGREES: ": no"}.get(one.state, ": unsure")
+        asked = f" ({one.relation} {short(one.predicted)}{mark})" if one.relation else ""
         parts.append(f"{one.quantity}: {short(one.measured or 0.0)}{error}{asked}")
     return "; ".join(parts)
 

@@ -1,0 +1,234 @@
+"""Claims 24 to 30: what people read about the scale and repeat."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from scipy.special import gammaln
+
+from rootdk.lab.training import Results, shipped
+from rootdk.lab.training.results import best, difference, widths
+from rootdk.lab.training.run import TASKS
+from rootdk.theory import (
+    attention_moments,
+    exact_score_moments,
+    qk_norm_variance,
+    relative_gradient,
+    saturation,
+    top_probability,
+)
+
+from .comparison import EQUAL, LIMITS, SHOWN, Comparison
+from .ledger import LATER, LEDGER
+from .moments import ENUMERABLE, Laws
+from .sampler import Sampling
+from .sharpness import KEYS
+
+FEW, BILLION = 100, 10**9
+_BASE = 512  # the number of keys at which the ln n rule is 1/sqrt(d_k)
+_KEPT = "a quarter more or less is taken for kept"
+
+
+@LEDGER.claim(
+    24,
+    title="dot products grow in expectation",
+    statement="Dot products grow in expectation as d_k grows.",
+    source=LATER,
+    method="The mean of q.k over every outcome, in fractions, for laws of a few values. Beside it the mean of |q.k| of "
+    "normal q and k, which is E|q| E|N(0, 1)|, over sqrt(d_k).",
+)
+def grow_in_expectation(
+    _sampling: Sampling, laws: Laws = ENUMERABLE, d_ks: Sequence[int] = (1, 8)
+) -> Iterator[Comparison]:
+    """laws map values to probabilities."""
+    for name, law in laws.items():
+        small, large = (float(exact_score_moments(d_k, law)["mean"]) for d_k in (min(d_ks), max(d_ks)))
+        yield Comparison(
+            f"{name}: mean of q.k, d_k = {max(d_ks)} less {min(d_ks)}",
+            large - small,
+            ">",
+            0.0,
+            otherwise="the mean of q.k is 0 at every d_k; what grows is its size, E|q.k|, like sqrt(d_k)",
+        )
+    for d_k in (16, 1024):
+        length = math.sqrt(2.0) * math.exp(gammaln((d_k + 1) / 2) - gammaln(d_k / 2))
+        size = length * math.sqrt(2 / math.pi) / math.sqrt(d_k)
+        yield Comparison(f"normal, d_k = {d_k}: mean of |q.k| / sqrt(d_k)", size, role=SHOWN)
+
+
+@LEDGER.claim(
+    25,
+    title="any constant would do",
+    statement="Any constant divisor, such as 2 or 10, would do as well as sqrt(d_k).",
+    source=f"{LATER}, as a question",
+    method=f"The standard deviation of the divided scores, and exactly the entropy of rows of {KEYS} keys, over d_k "
+    "from 16 to 1024.",
+)
+def any_constant(
+    _sampling: Sampling,
+    divisors: Sequence[Callable[[int], float]] = (lambda _: 2.0, lambda _: 10.0),
+    d_ks: Sequence[int] = (16, 64, 1024),
+) -> Iterator[Comparison]:
+    """divisors give what the scores of a d_k are divided by."""
+    small, large = min(d_ks), max(d_ks)
+    for divisor in divisors:
+        deviations = {d_k: math.sqrt(d_k) / divisor(d_k) for d_k in d_ks}
+        name = f"divided by {divisor(small):g}"
+        yield Comparison(
+            f"{name}: deviation at d_k = {large} over that at {small}",
+            deviations[large] / deviations[small],
+            "=",
+            1.0,
+            slack=EQUAL,
+            choice=_KEPT,
+            otherwise=f"a constant fits one width: 8 is sqrt(d_k) at d_k = 64 and nowhere else; from d_k = {small} to "
+            f"{large} the deviation of the scores grows {math.sqrt(large / small):g} times under any",
+        )
+        for d_k in d_ks:
+            share = float(attention_moments(KEYS, d_k, 1 / divisor(d_k)).entropy) / math.log(KEYS)
+            yield Comparison(f"{name}, d_k = {d_k}: entropy / ln n", share, role=SHOWN)
+
+
+@LEDGER.claim(
+    26,
+    title="ln n keeps the entropy",
+    statement="A factor of ln n keeps the entropy of attention as the number of keys grows.",
+    source="Su Jianlin 2021, on entropy invariance (kexue.fm/archives/8823)",
+    method=f"Exactly, for normal q and k of d_k = 64 under ln n/(ln {_BASE} sqrt(d_k)): the entropy at {FEW} keys and "
+    "at a billion, in nats and as a share of ln n.",
+)
+def log_n_keeps_entropy(
+    _sampling: Sampling,
+    d_k: int = 64,
+    growth: Callable[[float], float] = lambda keys: math.log(keys) / math.log(_BASE),
+) -> Iterator[Comparison]:
+    """growth is the factor beside 1/sqrt(d_k) at that many keys."""
+    nats = {keys: float(attention_moments(keys, d_k, growth(keys) / math.sqrt(d_k)).entropy) for keys in (FEW, BILLION)}
+    shares = {keys: entropy / math.log(keys) for keys, entropy in nats.items()}
+    yield Comparison(
+        f"share of ln n at {BILLION:.0e} keys over that at {FEW}",
+        shares[BILLION] / shares[FEW],
+        "=",
+        1.0,
+        slack=0.1,
+        choice="a tenth more or less is taken for kept",
+        otherwise=f"it keeps neither: from {FEW} keys to a billion the entropy rises from {nats[FEW]:.1f} to "
+        f"{nats[BILLION]:.1f} nats, and its share of ln n falls from {shares[FEW]:.2f} to {shares[BILLION]:.2f}; a "
+        "constant share needs a deviation that grows like sqrt(ln n)",
+    )
+    for keys, entropy in nats.items():
+        yield Comparison(f"{keys:.0e} keys: entropy, nats", entropy, role=SHOWN)
+        yield Comparison(f"{keys:.0e} keys: entropy / ln n", shares[keys], role=SHOWN)
+    for keys in nats:
+        root = math.sqrt(math.log(keys) / math.log(FEW) / d_k)
+        share = float(attention_moments(keys, d_k, root).entropy) / math.log(keys)
+        yield Comparison(f"{keys:.0e} keys, deviation like sqrt(ln n): entropy / ln n", share, role=SHOWN)
+
+
+@LEDGER.claim(
+    27,
+    title="scale 1.0 saturates at d = 256",
+    statement="A scale of 1.0 at a head width of 256 saturates the softmax.",
+    source="said of configurations that set the scale to 1, such as that of Gemma 4; no publication",
+    method=f"Exactly, for rows of {KEYS} keys: the share of rows that give one key more than 99 %, for q and k of "
+    "variance 1, and after QK-norm with the gains that bring the variance of the logits to 1.",
+)
+def scale_of_one(
+    _sampling: Sampling,
+    d_k: int = 256,
+    scale: float = 1.0,
+    gain: Callable[[int], float] = lambda d_k: d_k**-0.25,
+) -> Iterator[Comparison]:
+    """gain is that of QK-norm, of every component of q and of k."""
+    plain = float(saturation(KEYS, scale * math.sqrt(d_k)))
+    many = "one row in ten is taken for saturated"
+    yield Comparison("q and k of variance 1: rows with p > .99", plain, ">", 0.1, choice=many)
+    variance, largest = (float(number) for number in qk_norm_variance(scale, *([[gain(d_k)] * d_k] * 2)))
+    normed = float(saturation(KEYS, math.sqrt(variance)))
+    yield Comparison(
+        f"QK-norm with gains {gain(d_k):g}: rows with p > .99",
+        normed,
+        ">",
+        0.1,
+        role=LIMITS,
+        otherwise=f"unless QK-norm comes before it: with gains of {gain(d_k):g} each the logits have variance "
+        f"{variance:g} and none can pass {largest:.0f}; the gains are the scale there, and they are learned",
+        choice=many,
+    )
+
+
+@LEDGER.claim(
+    28,
+    title="softmax must disperse",
+    statement="As the number of keys grows, softmax must spread its weight over them: the largest weight goes to 0.",
+    source="Velickovic et al. 2024, Softmax is not enough (for sharp size generalisation), arXiv 2410.01104, in our "
+    "words",
+    method="Exactly, for normal logits: the mean largest weight at a hundred keys and at a billion, with deviation 1, "
+    "22.6 (d_k = 512 without a scale), and one that grows as 0.43 ln n (SSMax).",
+)
+def must_disperse(_sampling: Sampling, deviation: float = 1.0, unscaled: float = 512**0.5) -> Iterator[Comparison]:
+    """deviation is that of the logits, the same for any number of keys."""
+    few, many = (float(top_probability(keys, deviation)) for keys in (FEW, BILLION))
+    little = "a thousandth is taken for a weight on its way to 0"
+    yield Comparison(f"deviation {deviation:g}: largest weight of {BILLION:.0e} keys", many, "<", 1e-3, choice=little)
+    yield Comparison(f"deviation {deviation:g}: largest weight of {FEW} keys", few, role=SHOWN)
+    still = float(top_probability(BILLION, unscaled))
+    condition = (
+        "at a fixed deviation sigma, and only past some e^(sigma^2/2) keys: without a scale at d_k = 512 the largest "
+        f"weight of a billion keys is still {still:.2f}, and with a deviation that grows like ln n it does not fade"
+    )
+    text = f"deviation {unscaled:.3g}: largest weight of {BILLION:.0e} keys"
+    yield Comparison(text, still, "<", 1e-3, role=LIMITS, otherwise=condition, choice=little)
+    grown = [float(top_probability(keys, 0.43 * math.log(keys))) for keys in (FEW, BILLION)]
+    for keys, weight in zip((FEW, BILLION), grown, strict=True):
+        yield Comparison(f"deviation 0.43 ln n: largest weight of {keys:.0e} keys", weight, role=SHOWN)
+
+
+@LEDGER.claim(
+    29,
+    title="gradients explode without it",
+    statement="Without the scale gradients explode as d_k grows.",
+    source=LATER,
+    method=f"|do/dq|/|o| of {KEYS} keys as a root mean square over rows, exact, from d_k = 16 to 1024.",
+)
+def gradients_explode(
+    _sampling: Sampling, scale: Callable[[int], float] = lambda _: 1.0, d_ks: Sequence[int] = (16, 1024)
+) -> Iterator[Comparison]:
+    """scale is the factor of the scores."""
+    flows = {d_k: float(relative_gradient(KEYS, d_k, scale(d_k))) for d_k in d_ks}
+    small, large = min(d_ks), max(d_ks)
+    growth = flows[large] / flows[small]
+    yield Comparison(
+        f"|do/dq|/|o| at d_k = {large} over that at {small}",
+        growth,
+        ">",
+        10.0,
+        choice="ten times over a width that grows 64 times is the least that may be called an explosion",
+        otherwise=f"the root mean square grows {growth:.1f} times from d_k = {small} to {large}, like the fourth root "
+        "of d_k, and in the typical row the gradient vanishes (claim 2)",
+    )
+    for d_k, flow in flows.items():
+        yield Comparison(f"d_k = {d_k}: |do/dq|/|o|", flow, role=SHOWN)
+
+
+@LEDGER.claim(
+    30,
+    title="1/d_k harms performance",
+    statement="Dividing by d_k in place of sqrt(d_k) harms performance.",
+    source=LATER,
+    method="Small Transformers trained with either on three tasks under Adam: the loss at the end, after equally many "
+    "steps, each at its own best learning rate, at the largest d_k, over seeds.",
+)
+def d_k_harms(
+    _sampling: Sampling,
+    results: Results | None = None,
+    suspected: str = "dk",
+    usual: str = "sqrt",
+    tasks: Sequence[str] = TASKS,
+) -> Iterator[Comparison]:
+    """suspected and usual are rules."""
+    results = results or shipped()
+    for task in tasks:
+        d_k = widths(results, task, suspected)[-1]
+        harmed, fine = (best(results, task=task, rule=rule, d_k=d_k) for rule in (suspected, usual))
+        more, error = difference(harmed.loss, fine.loss)
+        yield Comparison(f"{task}, d_k = {d_k}: loss lost by it", more, ">", 0.0, error)
