@@ -42,7 +42,7 @@ void require(bool condition, const char* message) {
 struct problem_places {
 #define ROOTDK_PROBLEM_FIELDS(each)                                                                                     \
   each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset) \
-      each(key_lengths) each(mask) each(bias) each(sinks) each(dropout) each(seed)
+      each(key_lengths) each(mask) each(bias) each(sinks) each(alibi) each(dropout) each(seed)
 #define ROOTDK_PLACE(name) Py_ssize_t name;
   ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
 #undef ROOTDK_PLACE
@@ -225,6 +225,8 @@ void describe(call& c, nb::tuple problem, int team) {
   }
   if (!given(at.sinks).is_none())
     p.sinks = flat<double>(c.in(given(at.sinks)), p.heads, "kernel: sinks must be float64 (heads,)");
+  if (!given(at.alibi).is_none())
+    p.alibi = flat<double>(c.in(given(at.alibi)), p.batch * p.heads, "kernel: alibi must be float64 (batch, heads)");
   p.dropout = nb::cast<double>(given(at.dropout)), p.seed = nb::cast<uint64_t>(given(at.seed));
   p.team = team;
 }
@@ -274,7 +276,7 @@ nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::
 }
 
 void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle row_state, nb::handle d_query, nb::handle d_key,
-              nb::handle d_value, nb::handle d_bias, int team) {
+              nb::handle d_value, nb::handle d_bias, nb::handle d_alibi, int team) {
   call c;
   describe(c, problem, team);
   attention_problem& p = c.problem;
@@ -285,6 +287,8 @@ void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle ro
   p.d_key = c.rows(c.out(d_key), p.kv_heads, p.n_key, p.d_k);
   p.d_value = c.rows(c.out(d_value), p.kv_heads, p.n_key, p.d_v);
   if (!d_bias.is_none()) p.d_bias = c.pairs(c.out(d_bias), p.type == element::float64 ? 'd' : 'f');
+  if (!d_alibi.is_none())
+    p.d_alibi = flat_real(c.out(d_alibi), p.type, p.batch * p.heads, "kernel: d_alibi must be (batch, heads)");
   run_without_gil(p, rootdk::attention_backward);
 }
 
@@ -315,7 +319,7 @@ NB_MODULE(_kernel, m) {
   pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });  // the child's only thread
   m.def("forward", &forward, "problem"_a, "out"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
   m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a, "d_key"_a, "d_value"_a,
-        "d_bias"_a.none() = nb::none(), "team"_a = 0);
+        "d_bias"_a.none() = nb::none(), "d_alibi"_a.none() = nb::none(), "team"_a = 0);
   m.def("target", [] { return std::string(rootdk::current_target().name); });
   m.def("targets", &target_names);
   m.def("set_target", &set_target, "name"_a);

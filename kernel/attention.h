@@ -60,6 +60,7 @@ struct attention_problem {
   pairs_view bias;
   element bias_type = element::float32;
   const double* sinks = nullptr;  // (heads,), or null
+  const double* alibi = nullptr;  // (batch, heads): what a logit loses per key between it and the query's position, or null
   double dropout = 0.0;
   uint64_t seed = 0;
   int team = 0;  // threads of the framework's OpenMP team beside which this runs, or 0: see pool.h
@@ -75,6 +76,7 @@ struct attention_problem {
   // Added to, so the caller clears it; in the type that is computed with, whatever the type of the bias. Strides are zero
   // where the bias was broadcast: all pairs that read one number of it add to one number here. Else no two overlap.
   pairs_view d_bias;
+  void* d_alibi = nullptr;  // (batch, heads) in the type that is computed with; null where not wanted
   // The (batch, key head) pairs to work on, each as batch * kv_heads + kv_head; null: all of them.
   const int64_t* pair_list = nullptr;
   int64_t pair_list_size = 0;

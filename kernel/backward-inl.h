@@ -24,6 +24,8 @@ struct backward_panel {
   bool sees_chunk;  // else nothing below is set
   alignas(64) real maximum[lanes], inverse_sum[lanes], delta[lanes], query_factor[lanes];
   alignas(64) real bias_sum[lanes];  // of dS over the chunk's keys; only where the bias has no axis of keys
+  alignas(64) real
+      distance_sum[lanes];  // of dS times the distance, over the chunk's keys; only where the slopes have a gradient
   bool stretched;                    // as in a panel, for the gradient of the keys: what query_factor had to leave,
   alignas(64) real stretch[lanes];   // the gradient of the scores takes
   real *q_packed, *d_out_packed;  // [d][lane]; where few-inl.h made the scores q_packed is [row][d], as there
@@ -51,7 +53,7 @@ struct backward_scratch {
     scores = carve.take<real>(key_block * lanes);
     gradient = carve.take<real>(key_block * lanes);
     slope = carve.take<real>(problem.softcap > 0 ? key_block * lanes : 0);
-    d_bias = carve.take<real>(problem.softcap > 0 && problem.d_bias.data ? key_block * lanes : 0);
+    d_bias = carve.take<real>(problem.softcap > 0 && (problem.d_bias.data || problem.d_alibi) ? key_block * lanes : 0);
     factors = carve.take<real>(problem.dropout > 0 ? key_block * lanes : 0);
     key_copy = carve.take<real>(converted ? key_block * problem.d_k : 0);
     value_copy = carve.take<real>(converted ? key_block * problem.d_v : 0);
@@ -107,7 +109,7 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
   const real* state = static_cast<const real*>(problem.row_state);
   for (int lane = 0; lane < lanes; ++lane) {
     one[lane] = 1;
-    b.maximum[lane] = b.inverse_sum[lane] = b.query_factor[lane] = b.bias_sum[lane] = 0;
+    b.maximum[lane] = b.inverse_sum[lane] = b.query_factor[lane] = b.bias_sum[lane] = b.distance_sum[lane] = 0;
     if (lane >= p.live) continue;
     const real maximum = state[p.flat + lane], sum = state[problem.rows() + p.flat + lane];
     // A row that saw nothing: weights 0, whatever is computed.
@@ -177,6 +179,19 @@ inline void score_gradient(const backward_panel<real>& b, int64_t keys, real* sc
   }
 }
 
+// dS times the distance of query and key, summed over the keys of a block: what the slope of each row's head is pulled by.
+template <typename real>
+inline void add_distance_gradient(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
+                                  int64_t keys, const real* d_logits, real* distance_sum) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const lane_distances<real> distances(problem, batch, p, start);
+  for (int v = 0; v < lanes; v += width) {
+    vec<real> sum = vec<real>{};
+    for (int64_t key = 0; key < keys; ++key) sum += load(d_logits + key * lanes + v) * distances.of(key, v);
+    store(distance_sum + v, load(distance_sum + v) + sum);
+  }
+}
+
 // C[key][d] += sum over lanes of A[key][lane] * rows[lane][d], for a whole row of vectors.
 template <typename real, typename skip_t>
 inline void add_row_products(const real* a, const real* rows, int64_t row_width, int64_t live, int64_t keys, real* c,
@@ -234,8 +249,10 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       // Once, not again with care: dS is the same both times, and d_bias is added to.
       const bool adds_bias = problem.d_bias.data && !slow_path;
       score_gradient<real>(b, keys, s.scores, s.gradient, slope, problem.dropout > 0 ? s.factors : nullptr,
-                           adds_bias && slope ? s.d_bias : nullptr);
-      if (adds_bias) add_bias_gradient(problem, batch, b.place, start, keys, slope ? s.d_bias : s.gradient, b.bias_sum);
+                           (adds_bias || problem.d_alibi) && slope ? s.d_bias : nullptr);
+      const real* const d_logits = slope ? s.d_bias : s.gradient;
+      if (adds_bias) add_bias_gradient(problem, batch, b.place, start, keys, d_logits, b.bias_sum);
+      if (problem.d_alibi) add_distance_gradient(problem, batch, b.place, start, keys, d_logits, b.distance_sum);
       if (b.stretched) multiply_lanes(b.stretch, keys, s.gradient);
       real* d_key = s.d_key + (start - chunk_first) * k_width;
       real* d_value = s.d_value + (start - chunk_first) * v_width;
@@ -285,6 +302,10 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
           std::memcpy(sums, s.rows[i].bias_sum, size_t(p.live) * sizeof(real));
         else
           std::memset(sums, 0, size_t(p.live) * sizeof(real));
+      }
+      if (problem.d_alibi) {
+        real* const sums = partial_distances<real>(problem, shared, chunk, row);
+        for (int lane = 0; lane < p.live; ++lane) sums[lane] = s.rows[i].sees_chunk ? s.rows[i].distance_sum[lane] : real(0);
       }
       if (!s.rows[i].sees_chunk) {  // the bits of 0 are those of a number 0 in every type
         for (int lane = 0; lane < p.live; ++lane)

@@ -37,9 +37,17 @@ ROOTDK_INLINE real* partial_bias(const attention_problem& problem, void* shared,
   return static_cast<real*>(shared) + before + chunk * shared_rows(problem) + row;
 }
 
+// And behind those its sums of dS times the distance where the slopes have a gradient: [chunk][row].
+template <typename real>
+ROOTDK_INLINE real* partial_distances(const attention_problem& problem, void* shared, int64_t chunk, int64_t row) {
+  const int64_t bias = bias_lacks_keys(problem) ? backward_chunks(problem) * shared_rows(problem) : 0;
+  return partial_bias<real>(problem, shared, chunk, row) + bias;
+}
+
 inline int64_t backward_shared_bytes_of(const attention_problem& problem) {
   const int64_t chunks = backward_chunks(problem), real_bytes = problem.type == element::float64 ? 8 : 4;
-  const int64_t numbers_per_row = (chunks == 1 ? 0 : problem.d_k) + (bias_lacks_keys(problem) ? 1 : 0);
+  const int64_t numbers_per_row =
+      (chunks == 1 ? 0 : problem.d_k) + (bias_lacks_keys(problem) ? 1 : 0) + (problem.d_alibi ? 1 : 0);
   return chunks * shared_rows(problem) * numbers_per_row * real_bytes;
 }
 
@@ -50,7 +58,7 @@ inline int64_t query_merges(const attention_problem& problem) {
 }
 
 inline int64_t backward_merge_items_of(const attention_problem& problem) {
-  return query_merges(problem) + (bias_lacks_keys(problem) ? problem.pairs() : 0);
+  return query_merges(problem) + (bias_lacks_keys(problem) || problem.d_alibi ? problem.pairs() : 0);
 }
 
 template <typename stored>
@@ -84,12 +92,25 @@ inline void merge_bias_rows(const attention_problem& problem, int64_t slot, void
   }
 }
 
+// One pair's slopes, head by head.
+template <typename real>
+inline void merge_distances(const attention_problem& problem, int64_t slot, void* shared) {
+  const int64_t rows = problem.group() * problem.n_query, pair = problem.pair(slot), batch = pair / problem.kv_heads;
+  for (int64_t i = 0; i < problem.group(); ++i) {
+    double sum = 0;
+    for (int64_t chunk = 0; chunk < backward_chunks(problem); ++chunk)
+      for (int64_t query = 0; query < problem.n_query; ++query)
+        sum -= double(*partial_distances<real>(problem, shared, chunk, slot * rows + i * problem.n_query + query));
+    const int64_t head = pair % problem.kv_heads * problem.group() + i;
+    static_cast<real*>(problem.d_alibi)[batch * problem.heads + head] = real(sum);
+  }
+}
+
 template <typename stored>
 void backward_merge_item_of(const attention_problem& problem, int64_t item, void* shared) {
-  if (item < query_merges(problem))
-    merge_query_rows<stored>(problem, item, shared);
-  else
-    merge_bias_rows<compute<stored>>(problem, item - query_merges(problem), shared);
+  if (item < query_merges(problem)) return merge_query_rows<stored>(problem, item, shared);
+  if (bias_lacks_keys(problem)) merge_bias_rows<compute<stored>>(problem, item - query_merges(problem), shared);
+  if (problem.d_alibi) merge_distances<compute<stored>>(problem, item - query_merges(problem), shared);
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

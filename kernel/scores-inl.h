@@ -122,6 +122,36 @@ inline void add_bias(const attention_problem& problem, int64_t batch, const pane
   for_pairs(p, keys, scores, read, [](vec<real> score, vec<real> bias) { return score + bias; });
 }
 
+// The slopes of a panel's rows, and how far every key from `start` on is from them.
+template <typename real>
+struct lane_distances {
+  alignas(64) real slope[panel_lanes<real>], behind[panel_lanes<real>];
+  lane_distances(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start) : slope(), behind() {
+    for (int lane = 0; lane < p.live; ++lane) {
+      slope[lane] = real(problem.alibi[batch * problem.heads + p.head[lane]]);
+      behind[lane] = real(p.query[lane] + (problem.query_offset ? problem.query_offset[batch] : 0) - start);
+    }
+  }
+  ROOTDK_INLINE vec<real> of(int64_t key, int at) const {
+    const vec<real> apart = load(behind + at) - real(key);
+    return maximum(apart, -apart);
+  }
+};
+
+template <typename real>
+inline void subtract_distances(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
+                               int64_t keys, real* scores) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const lane_distances<real> distances(problem, batch, p, start);
+  for (int v = 0; v < lanes; v += width) {
+    const vec<real> slope = load(distances.slope + v) * real(log2_e);
+    for (int64_t key = 0; key < keys; ++key) {
+      real* const at = scores + key * lanes + v;
+      store(at, load(at) - slope * distances.of(key, v));
+    }
+  }
+}
+
 template <typename real>
 inline void hide_masked(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start, int64_t keys,
                         real* scores) {
@@ -257,13 +287,14 @@ inline void hide_beyond_limits(const block_view& view, real* scores) {
   }
 }
 
-// Products -> logits: softcap, bias, and -inf where a pair is hidden.
+// Products -> logits: softcap, distance, bias, and -inf where a pair is hidden.
 template <typename real>
 inline void shape_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
                          real* scores, real* slope) {
   const int64_t start = view.start, keys = view.keys();
   if (unlikely(p.stretched)) multiply_lanes(p.stretch, keys, scores);
   if (problem.softcap > 0) cap_scores<real>(problem.softcap, keys, scores, slope);
+  if (problem.alibi) subtract_distances(problem, batch, p, start, keys, scores);
   if (problem.bias.data) {
     switch (problem.bias_type) {
       case element::float32: add_bias<float>(problem, batch, p, start, keys, scores); break;

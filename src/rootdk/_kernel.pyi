@@ -25,6 +25,7 @@ def backward(
     d_key: _Array,
     d_value: _Array,
     d_bias: _Array | None = None,
+    d_alibi: _Array | None = None,
     team: int = 0,
 ) -> None: ...
 def target() -> str: ...

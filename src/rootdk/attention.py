@@ -34,6 +34,7 @@ def attention(
     key_lengths: Any = None,
     softcap: float | None = None,
     sinks: Any = None,
+    alibi: Any = None,
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> Array:
@@ -46,7 +47,7 @@ def attention(
     {options}
 
     CPU tensors of torch are read where they lie. The result is differentiable: gradients reach query, key, value,
-    bias, sinks and a tensor `scale`. That of a bias has the bias' own shape: with P the weights and D = d_out V',
+    bias, sinks, alibi and a tensor `scale`. That of a bias has its own shape: with P the weights and D = d_out V',
 
         d_bias = P * (D - rowsum(P * D))      summed over the axes along which the bias was broadcast
 
@@ -68,10 +69,10 @@ def attention(
     >>> rootdk.attention(q, k, v).round(4)
     array([[0.3775, 0.6225]])
     """
-    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
+    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
-    if backend.traced(query, key, value, scale, bias, sinks):
+    if backend.traced(query, key, value, scale, bias, sinks, alibi):
         return backend.traced_call(query, key, value, options, measured=False)[0]  # type: ignore[no-any-return]
     problem, one_head = resolve(backend, query, key, value, options)
     out: Array = backend.forward(problem, options)
@@ -92,6 +93,7 @@ def measure(
     key_lengths: Any = None,
     softcap: float | None = None,
     sinks: Any = None,
+    alibi: Any = None,
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> tuple[Array, Reading]:
@@ -107,10 +109,10 @@ def measure(
     >>> reading.keys[0].tolist(), reading.entropy_ratio[0, 1:].round(3).tolist()
     ([1, 2, 3, 4], [1.0, 1.0, 1.0])
     """
-    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
+    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
-    if backend.traced(query, key, value, scale, bias, sinks):
+    if backend.traced(query, key, value, scale, bias, sinks, alibi):
         return backend.traced_call(query, key, value, options, measured=True)
     problem, one_head = resolve(backend, query, key, value, options)
     out, reading = backend.measure(problem, options)
@@ -131,6 +133,7 @@ def attention_vjp(
     key_lengths: Any = None,
     softcap: float | None = None,
     sinks: Any = None,
+    alibi: Any = None,
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
@@ -154,7 +157,7 @@ def attention_vjp(
     array([[0.3775, 0.    ],
            [0.6225, 0.    ]])
     """
-    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed
+    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
     problem, one_head = resolve(backend, query, key, value, options)

@@ -55,6 +55,12 @@ class Options(NamedTuple):
     key_lengths: Annotated[Any, "ints of the leading shape: keys from there on are padding."] = None
     softcap: Annotated[Any, "a number c > 0: logits become c*tanh(s/c), before bias and mask."] = None
     sinks: Annotated[Any, "one number per query head: a logit that joins the denominator and has no value."] = None
+    alibi: Annotated[
+        Any,
+        """\
+        slopes, numbers that broadcast to (..., heads), one per query head as a rule: slope * |p - j| is taken
+        from the logit of the query at position p and key j, after scale and softcap.""",
+    ] = None
     dropout: Annotated[Any, "the share of weights that are set to 0, the others grow by 1/(1 - dropout)."] = 0.0
     seed: Annotated[
         Any,
@@ -83,6 +89,7 @@ class Problem(NamedTuple):
     mask: Annotated[Any, "None, or a view broadcast to (*leading, heads, n_query, n_key)"]
     bias: Annotated[Any, "likewise"]
     sinks: Annotated[Any, "None, or float64 (heads,)"]
+    alibi: Annotated[Any, "None, or float64 (batch, heads): what a logit loses per key between it and the query"]
     dropout: Annotated[float, "0 <= dropout < 1"]
     seed: Annotated[int, "0 <= seed < 2**64"]
 
@@ -125,9 +132,9 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
         query, key, value = query[None], key[None], value[None]
         shape, key_shape = query.shape, key.shape
     n_key = key_shape[-2]
-    scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, dropout, seed = options
+    scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, dropout, seed = options
     if (
-        mask is bias is window is key_lengths is softcap is sinks is seed is None
+        mask is bias is window is key_lengths is softcap is sinks is alibi is seed is None
         and (scale is None or (type(scale) is float and scale != 0.0))  # -0.0 == 0.0: one key, two scales
         and (causal is False or causal is True)
         and (query_offset is None or type(query_offset) is int)
@@ -188,6 +195,7 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
         mask=None if options.mask is None else backend.broadcast("mask", options.mask, scores, True),
         bias=None if options.bias is None else backend.broadcast("bias", options.bias, scores, False),
         sinks=None if options.sinks is None else _sinks(backend.plain("sinks", options.sinks), shape[-3], one_head),
+        alibi=None if options.alibi is None else _alibi(backend.plain("alibi", options.alibi), (*leading, shape[-3])),
         dropout=rate,
         seed=whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
     )
@@ -228,19 +236,34 @@ def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int,
 
 
 def _sinks(given: Any, heads: int, one_head: bool) -> NDArray[np.float64]:
-    array = numbers("sinks", given)
-    if array.dtype == object:  # ints beyond 64 bits
-        array = np.array([real("sinks", number, "numbers") for number in array.flat]).reshape(array.shape)
-    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise ArgumentTypeError(f"sinks: must be numbers, got {shown(given)}")
+    array = _real_numbers("sinks", given)
     if one_head and array.ndim == 0:
         array = array[None]
     if array.shape != (heads,):
         raise ArgumentError(f"sinks: must have shape ({heads},), one per query head, got {array.shape}")
-    array = np.ascontiguousarray(array, np.float64)
     if not np.isfinite(array).all():
         raise ArgumentError(f"sinks: must be finite, got {shown(given)}")
-    return array
+    return np.ascontiguousarray(array)
+
+
+def _alibi(given: Any, heads: tuple[int, ...]) -> NDArray[np.float64]:
+    array = _real_numbers("alibi", given)
+    try:
+        slopes = np.broadcast_to(array, heads)
+    except ValueError:
+        raise ArgumentError(f"alibi: must broadcast to (..., heads) = {heads}, got shape {array.shape}") from None
+    if not (np.abs(array) <= _LARGEST_SCALE).all():
+        raise ArgumentError(f"alibi: must be finite and at most {_LARGEST_SCALE:g} in size, got {shown(given)}")
+    return np.ascontiguousarray(slopes).reshape(math.prod(heads[:-1]), heads[-1])
+
+
+def _real_numbers(argument: str, given: Any) -> NDArray[np.float64]:
+    array = numbers(argument, given)
+    if array.dtype == object:  # ints beyond 64 bits
+        array = np.array([real(argument, number, "numbers") for number in array.flat]).reshape(array.shape)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise ArgumentTypeError(f"{argument}: must be numbers, got {shown(given)}")
+    return np.asarray(array, np.float64)
 
 
 def _scale(

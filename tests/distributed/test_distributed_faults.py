@@ -253,6 +253,7 @@ def test_arguments() -> None:
         (lambda: distributed.attention(q, q, q, timeout="1"), "timeout: must be a number of seconds, a timedelta or"),
         (lambda: distributed.attention(q, q, q, 3), "group: must be a process group of torch.distributed, got 3"),
         (lambda: distributed.attention(q, q, q, scale=torch.tensor(1.0).requires_grad_()), "scale: must not require"),
+        (lambda: distributed.attention(q, q, q, alibi=torch.tensor(1.0).requires_grad_()), "alibi: must not require"),
         (lambda: distributed.shard(q.numpy()), "tensor: must be a torch tensor, got ndarray"),
         (lambda: distributed.shard(q, axis=3), "axis: must be from -3 to 2 for a tensor of 3 axes, got 3"),
         (lambda: distributed.shard(q, axis=True), "axis: must be an int, got True"),

@@ -65,6 +65,8 @@ def case(name: str) -> Case:
         options |= {"softcap": 1.5, "scale": 1.0}
     if "sinks" in kind or "everything" in kind:
         options["sinks"] = rng.standard_normal(4)
+    if "alibi" in kind or "everything" in kind:
+        options["alibi"] = rng.standard_normal(4) / 4
     arrays = random_arrays(rng, **sizes)
     if "one head" in kind:
         arrays = tuple(a[0, 0] for a in arrays)  # type: ignore[assignment]
@@ -94,6 +96,7 @@ KINDS = (
     "causal offset",
     "softcap",
     "sinks causal",
+    "alibi uneven",
     "everything float64",
     "everything uneven",
     "causal one head",

@@ -81,9 +81,19 @@ std::string check_reading(const random_problem& p, const expectation& want, tall
   return "";
 }
 
+std::string check_slopes(const random_problem& p, const expectation& want, tally& counts) {
+  const int64_t bytes = rootdk::element_bytes(p.real());
+  for (size_t at = 0; at < want.d_alibi.size(); ++at) {
+    const exact x = read_number(p.real(), p.d_alibi.data() + int64_t(at) * bytes);
+    if (!agrees(x, want.d_alibi[at], compute_precision(p.facts.type), counts))
+      return mismatch("d_alibi", std::to_string(at), x, want.d_alibi[at]);
+  }
+  return "";
+}
+
 void run_kernel(random_problem& p) {
   for (strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value}) a->block.fill();
-  for (exact_block* block : {&p.row_state, &p.reading, &p.keys})
+  for (exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_alibi})
     if (block->size()) block->fill();
   if (p.facts.d_bias.data) {  // added to: starts at zero
     p.d_bias.block.fill();
@@ -97,7 +107,7 @@ std::string results(const random_problem& p) {
   std::string all;
   for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value})
     all.append(a->block.data(), size_t(a->block.size()));
-  for (const exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_bias.block})
+  for (const exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_bias.block, &p.d_alibi})
     all.append(block->data(), size_t(block->size()));
   return all;
 }
@@ -120,6 +130,7 @@ std::string check_target(random_problem& p, const expectation& want, tally& coun
     failure = check_rows("d_query", p.d_query, want.d_query, counts);
     if (failure.empty()) failure = check_rows("d_key", p.d_key, want.d_key, counts);
     if (failure.empty()) failure = check_rows("d_value", p.d_value, want.d_value, counts);
+    if (failure.empty() && p.facts.d_alibi) failure = check_slopes(p, want, counts);
     if (failure.empty() && p.facts.d_bias.data) failure = check_rows("d_bias", p.d_bias, want.d_bias, counts);
   }
   if (failure.empty() && inputs(p) != before) failure = "an input was written to";

@@ -84,7 +84,19 @@ def options_for(draw: st.DrawFn, rng: np.random.Generator, scores: tuple[int, ..
     chosen = draw(
         st.sets(
             st.sampled_from(
-                ["scale", "causal", "mask", "bias", "window", "offset", "lengths", "softcap", "sinks", "dropout"]
+                [
+                    "scale",
+                    "causal",
+                    "mask",
+                    "bias",
+                    "window",
+                    "offset",
+                    "lengths",
+                    "softcap",
+                    "sinks",
+                    "alibi",
+                    "dropout",
+                ]
             )
         )
     )
@@ -114,6 +126,8 @@ def options_for(draw: st.DrawFn, rng: np.random.Generator, scores: tuple[int, ..
         options["softcap"] = draw(st.sampled_from([0.5, 2.0, 30.0]))
     if "sinks" in chosen:
         options["sinks"] = rng.standard_normal(heads) * draw(st.sampled_from([1.0, 10.0]))
+    if "alibi" in chosen:
+        options["alibi"] = rng.standard_normal(draw(st.sampled_from([(heads,), (*leading, heads)])))
     if "dropout" in chosen:
         options["dropout"] = draw(st.sampled_from([0.1, 0.5, 0.9]))
         options["seed"] = draw(st.integers(0, 2**64 - 1))

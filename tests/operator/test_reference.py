@@ -42,7 +42,7 @@ def test_equals_torch_with_mask_and_with_bias(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(ours, torch_math(q, k, v, attn_mask=torch.from_numpy(bias)), **TIGHT)
 
 
-def dense_in_torch(query: Any, key: Any, value: Any, bias: Any, sinks: Any, options: dict[str, Any]) -> Any:
+def dense_in_torch(query: Any, key: Any, value: Any, bias: Any, sinks: Any, alibi: Any, options: dict[str, Any]) -> Any:
     """Every option written a second time, with n x n tensors, so that autograd gives the gradients."""
     batch, heads, n_query, d_k = query.shape
     n_key, group = key.shape[-2], heads // key.shape[1]
@@ -65,6 +65,8 @@ def dense_in_torch(query: Any, key: Any, value: Any, bias: Any, sinks: Any, opti
     s = scale * (query @ key.transpose(-1, -2))
     if options.get("softcap"):
         s = options["softcap"] * torch.tanh(s / options["softcap"])
+    if alibi is not None:
+        s = s - alibi[..., None, None] * (p - j).abs()
     if bias is not None:
         s = s + bias
     window = options.get("window", (None, None))
@@ -85,8 +87,8 @@ def dense_in_torch(query: Any, key: Any, value: Any, bias: Any, sinks: Any, opti
 
 def test_this_file_knows_every_option() -> None:
     assert {name for options in option_sets(np.random.default_rng(0)).values() for name in options} == {
-        "scale", "causal", "mask", "bias", "window", "query_offset", "key_lengths", "softcap", "sinks", "dropout",
-        "seed",
+        "scale", "causal", "mask", "bias", "window", "query_offset", "key_lengths", "softcap", "sinks", "alibi",
+        "dropout", "seed",
     }  # fmt: skip
 
 
@@ -97,12 +99,14 @@ def test_output_and_gradients_equal_autograd(rng: np.random.Generator, name: str
     problem = problem_of(*arrays, **options)
     tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
     scores = (*arrays[0].shape[:-1], arrays[1].shape[-2])
-    bias = sinks = None
+    bias = sinks = alibi = None
     if "bias" in options:
         bias = torch.tensor(np.broadcast_to(options["bias"], scores).copy(), requires_grad=True)
     if "sinks" in options:
         sinks = torch.tensor(options["sinks"], requires_grad=True)
-    weights, value = dense_in_torch(*tensors, bias, sinks, options)
+    if "alibi" in options:
+        alibi = torch.tensor(np.broadcast_to(options["alibi"], (2, 4)).copy(), requires_grad=True)
+    weights, value = dense_in_torch(*tensors, bias, sinks, alibi, options)
     np.testing.assert_allclose(reference.weights(problem), weights.detach().numpy(), **TIGHT)
 
     # Dropout has no second author: its pattern is tested by its statistics, and only applied here.
@@ -113,7 +117,7 @@ def test_output_and_gradients_equal_autograd(rng: np.random.Generator, name: str
     np.testing.assert_allclose(reference.forward(problem), out.detach().numpy(), **TIGHT)
 
     d_out = rng.standard_normal(out.shape)
-    leaves = [*tensors, *(t for t in (bias, sinks) if t is not None)]
+    leaves = [*tensors, *(t for t in (bias, sinks, alibi) if t is not None)]
     expected = torch.autograd.grad(out, leaves, torch.from_numpy(d_out))
     found = [gradient for gradient in reference.backward(problem, d_out) if gradient is not None]
     assert len(found) == len(expected)
@@ -127,19 +131,21 @@ def test_gradients_equal_finite_differences(rng: np.random.Generator, name: str)
     options = option_sets(rng, **sizes)[name]
     arrays = dict(zip(("query", "key", "value"), random_arrays(rng, **sizes, kv_heads=1, d_k=3, d_v=2), strict=True))
     d_out = rng.standard_normal((2, 2, 3, 2))
-    leaves = arrays | {name: options[name] for name in ("bias", "sinks") if name in options}
+    leaves = arrays | {name: options[name] for name in ("bias", "sinks", "alibi") if name in options}
 
     def objective(moved: dict[str, Any]) -> Any:
         problem = problem_of(**{**options, **arrays, **moved})
         return (reference.forward(problem) * d_out).sum()
 
     gradients = reference.backward(problem_of(**{**options, **arrays}), d_out)
-    names = ("query", "key", "value", "bias", "sinks")
+    names = ("query", "key", "value", "bias", "sinks", "alibi")
     step = np.finfo(np.float64).eps ** (1 / 3)  # where the error of the difference and of its rounding balance
     for leaf, gradient in zip(names, gradients, strict=True):
         if leaf not in leaves:
             assert gradient is None
             continue
+        if leaf == "alibi":  # the batch shares the slopes here
+            gradient = gradient.sum(axis=0)  # noqa: PLW2901
         numeric = np.zeros_like(leaves[leaf])
         for index in np.ndindex(numeric.shape):
             ends = []
@@ -196,7 +202,7 @@ def test_a_row_with_every_key_hidden_is_zero(rng: np.random.Generator) -> None:
     assert (out[:, :, 5:] != 0).any(axis=-1).all()
     for index in np.ndindex(2, 4, 5):
         assert_reads_nothing({name: column[index] for name, column in fields.items()}, None)
-    d_query, d_key, d_value, _, _ = reference.backward(problem, np.full(out.shape, np.nan))
+    d_query, d_key, d_value, *_ = reference.backward(problem, np.full(out.shape, np.nan))
     assert (d_query[:, :, :5] == 0).all()
     only_hidden = np.zeros(out.shape)
     only_hidden[:, :, :5] = np.nan

@@ -136,6 +136,9 @@ def logit_error(problem: Problem) -> float:
     size = factor * _largest(query @ np.swapaxes(np.repeat(key, group, axis=-3), -1, -2))
     for extra in (problem.bias, problem.sinks):
         size += 0.0 if extra is None else _largest(extra)
+    if problem.alibi is not None:  # the distance, its product with the slope, and their difference round
+        furthest = max((_largest(reference.distances(problem, b)) for b in range(len(problem.alibi))), default=0.0)
+        size += 2 * _largest(problem.alibi) * furthest
     return unit_roundoff(compute_type(problem.query.dtype)) * (2 * size + 4)
 
 

@@ -40,6 +40,7 @@ def option_sets(
         "key_lengths": lengths,
         "softcap": 3.0,
         "sinks": rng.standard_normal(heads),
+        "alibi": rng.standard_normal(heads),
         "scale": scaling.llama4(2, 0.5),
         "dropout": 0.3,
         "seed": 11,
@@ -61,6 +62,8 @@ def option_sets(
         "causal lengths": {"causal": True, "key_lengths": lengths},
         "softcap": {"softcap": 1.5, "scale": 1.0},
         "sinks": {"sinks": rng.standard_normal(heads)},
+        "alibi": {"alibi": rng.standard_normal(heads)},
+        "alibi per batch, causal": {"alibi": rng.random((*leading, heads)), "causal": True, "key_lengths": lengths},
         "dropout": {"dropout": 0.4, "seed": 2**63 + 5},
         "everything": every,
     }

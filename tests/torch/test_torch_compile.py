@@ -19,8 +19,8 @@ def arguments(grad: bool = True, **changes: Any) -> tuple[Any, ...]:
     q, k, v = (torch.randn(2, heads, 7, 8, requires_grad=grad) for heads in (4, 2, 2))
     options = {
         "scale": None, "learned": None, "row_scale": None, "softcap": None, "left": None, "right": None, "offset": None,
-        "query_offset": None, "key_lengths": None, "mask": None, "bias": None, "sinks": None, "dropout": 0.0,
-        "seed": None, "measured": False,
+        "query_offset": None, "key_lengths": None, "mask": None, "bias": None, "sinks": None, "alibi": None,
+        "dropout": 0.0, "seed": None, "measured": False,
     }  # fmt: skip
     assert changes.keys() <= options.keys()
     return q, k, v, *(options | changes).values()
@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
         "learned": torch.tensor(0.4, requires_grad=True), "softcap": 2.0, "left": 3, "right": 1,
         "query_offset": torch.tensor([0, 1]), "key_lengths": torch.tensor([5, 7]),
         "mask": torch.rand(7, 7) < 0.9, "bias": torch.randn(4, 1, 7, requires_grad=True),
-        "sinks": torch.randn(4, requires_grad=True),
+        "sinks": torch.randn(4, requires_grad=True), "alibi": torch.rand(4, requires_grad=True),
         "dropout": 0.2, "seed": torch.tensor([7]),
     },
 }  # fmt: skip
@@ -60,7 +60,7 @@ def test_both_ways_through_autograd_give_the_same_bits() -> None:
     q, k, v, *_ = given
     options = {name: CASES["everything"][name] for name in ("softcap", "query_offset", "key_lengths", "mask")}
     learned = {"scale": CASES["everything"]["learned"]}
-    learned |= {name: CASES["everything"][name] for name in ("sinks", "bias")}
+    learned |= {name: CASES["everything"][name] for name in ("sinks", "bias", "alibi")}
     leaves = (q, k, v, *learned.values())
     direct = rootdk.attention(q, k, v, **options, **learned, window=(3, 1), dropout=0.2, seed=7)
     dispatched = attention_forward(*given)[0]

@@ -16,11 +16,11 @@ def tensors(**changes: Any) -> dict[str, Any]:
     """Everything that a call keeps."""
     given = {name: torch.randn(2, 3, 5, 4, dtype=torch.float64) for name in ("query", "key", "value")}
     given |= {"mask": torch.rand(5, 5) < 0.8, "bias": torch.randn(3, 1, 5).double(), "sinks": torch.randn(3).double()}
-    given |= {"scale": torch.tensor(0.5, dtype=torch.float64)} | changes
+    given |= {"scale": torch.tensor(0.5, dtype=torch.float64), "alibi": torch.rand(3).double()} | changes
     return {name: t.requires_grad_() if t.is_floating_point() else t for name, t in given.items()}
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "bias", "sinks", "scale", "out"])
+@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "bias", "sinks", "alibi", "scale", "out"])
 def test_a_change_in_place_is_noticed(name: str) -> None:
     given = tensors()
     out = rootdk.attention(**given)
@@ -30,7 +30,7 @@ def test_a_change_in_place_is_noticed(name: str) -> None:
         out.sum().backward()
 
 
-@pytest.mark.parametrize("name", ["mask", "bias", "sinks", "scale"])
+@pytest.mark.parametrize("name", ["mask", "bias", "sinks", "alibi", "scale"])
 def test_a_change_in_place_of_what_is_not_learned_is_noticed(name: str) -> None:
     given = {n: t.detach().requires_grad_(n == "query") for n, t in tensors().items()}
     out = rootdk.attention(**given)
@@ -195,6 +195,7 @@ MANY: list[dict[str, Any]] = [
     {},
     {"causal": True, "scale": "llama4"},
     {"sinks": torch.randn(3, dtype=torch.float64), "scale": torch.tensor(0.3, dtype=torch.float64)},
+    {"alibi": torch.rand(2, 3, dtype=torch.float64), "causal": True},
     {"bias": torch.randn(5, 5, dtype=torch.float64), "dropout": 0.4, "seed": 3},
 ]
 

@@ -18,6 +18,7 @@ DIFFERENTIABLE = {
     "scale": torch.tensor(0.4, dtype=torch.float64),
     "bias": torch.randn(5, 5, dtype=torch.float64),
     "sinks": torch.randn(3, dtype=torch.float64),
+    "alibi": torch.rand(3, dtype=torch.float64),
 }
 
 

@@ -22,8 +22,7 @@ def leaves(rng: np.random.Generator, name: str, **sizes: Any) -> tuple[list[Any]
     given = tensor_options(options)
     learned = [tensor(a).requires_grad_() for a in arrays]
     names = []
-    if "sinks" in given:
-        names.append("sinks")
+    names += [name for name in ("sinks", "alibi") if name in given]
     if isinstance(given.get("scale", 0.5), float):
         names.append("scale")
     for what in names:

@@ -4,7 +4,8 @@ Slow on purpose: it holds the n_query x n_key scores of one head and follows the
 blocks, running maxima, threads and every other thing that makes the compiled kernel fast.
 
     x_ij = scale * row_scale_i * <q_i, k_j>
-    s_ij = softcap * tanh(x_ij / softcap) + bias_ij           (only x_ij + bias_ij without a softcap)
+    c_ij = softcap * tanh(x_ij / softcap)                     (x_ij without a softcap)
+    s_ij = c_ij - alibi * |p_i - j| + bias_ij
     a pair is hidden if limits, lengths or mask hide it, or if s_ij = -inf
     p_ij = exp(s_ij) / (sum over visible keys of exp(s_ij) + exp(sink))
     o_i  = sum over visible keys of dropped(p_ij) * v_j
@@ -39,6 +40,7 @@ class _Head(NamedTuple):
     logits: Floats  # s_ij, -inf where hidden
     visible: NDArray[np.bool_]
     sink: Any  # a number, or None
+    distance: Floats  # |p_i - j|
 
 
 class _Softmax(NamedTuple):
@@ -91,11 +93,11 @@ def weights(problem: Problem, compute: Any = np.float64) -> Floats:
 
 def backward(
     problem: Problem, d_out: Any, compute: Any = np.float64
-) -> tuple[Floats, Floats, Floats, Floats | None, Floats | None]:
-    """The gradients of sum(d_out * out): d_query, d_key, d_value, d_bias, d_sinks.
+) -> tuple[Floats, Floats, Floats, Floats | None, Floats | None, Floats | None]:
+    """The gradients of sum(d_out * out): d_query, d_key, d_value, d_bias, d_sinks, d_alibi.
 
-    d_bias has the full shape (*leading, heads, n_query, n_key), whatever the bias was broadcast from; d_bias and
-    d_sinks are None without a bias and without sinks.
+    d_bias has the full shape (*leading, heads, n_query, n_key) and d_alibi is (batch, heads), whatever they were
+    broadcast from; the last three are None without a bias, without sinks, without slopes.
     """
     batch, heads, n_query = _flat_shape(problem)
     d_out = _flat(d_out, compute)
@@ -103,7 +105,7 @@ def backward(
     d_key = np.zeros((batch, *problem.key.shape[-3:]), compute)
     d_value = np.zeros((batch, *problem.value.shape[-3:]), compute)
     d_logits = np.zeros((batch, heads, n_query, problem.key.shape[-2]), compute)
-    d_sinks = np.zeros(heads, compute)
+    d_sinks, d_alibi = np.zeros(heads, compute), np.zeros((batch, heads), compute)
     with np.errstate(all="ignore"):
         for head in _heads(problem, compute):
             here, shared, seen = (head.batch, head.head), (head.batch, head.kv_head), head.visible
@@ -115,6 +117,7 @@ def backward(
             d_logits[here] = np.where(seen, soft.weights * (d_weights - pulled), 0)
             if head.sink is not None:
                 d_sinks[head.head] -= np.where(seen.any(axis=-1), soft.sink_mass * pulled[:, 0], 0).sum()
+            d_alibi[here] = -(d_logits[here] * head.distance).sum()
             d_raw = d_logits[here]
             if problem.softcap is not None:
                 d_raw = np.where(seen, d_raw * (1 - np.tanh(head.raw / compute(problem.softcap)) ** 2), 0)
@@ -126,6 +129,7 @@ def backward(
         d_value.reshape(problem.value.shape),
         None if problem.bias is None else d_logits.reshape(problem.bias.shape),
         None if problem.sinks is None else d_sinks,
+        None if problem.alibi is None else d_alibi,
     )
 
 
@@ -181,7 +185,7 @@ def _heads(problem: Problem, compute: Any) -> Iterator[_Head]:
     bias = None if problem.bias is None else _flat(problem.bias, compute)
     sharing = heads // key.shape[1] if key.shape[1] else 1
     for b in range(batch):
-        in_reach = allowed(problem, b)
+        in_reach, distance = allowed(problem, b), distances(problem, b).astype(compute)
         factor = np.full((n_query, 1), problem.scale, compute)
         if problem.row_scale is not None:
             factor = factor * problem.row_scale[b].astype(compute)[:, None]
@@ -189,18 +193,28 @@ def _heads(problem: Problem, compute: Any) -> Iterator[_Head]:
             g = h // sharing
             x = factor * (query[b, h] @ key[b, g].T)
             s = x if problem.softcap is None else compute(problem.softcap) * np.tanh(x / compute(problem.softcap))
+            s = s if problem.alibi is None else s - compute(problem.alibi[b, h]) * distance
             s = s if bias is None else s + bias[b, h]
             visible = in_reach & (s != -np.inf)
             if mask is not None:
                 visible = visible & mask[b, h]
             sink = None if problem.sinks is None else compute(problem.sinks[h])
             s = np.where(visible, s, compute(-np.inf))
-            yield _Head(b, h, g, query[b, h], key[b, g], value[b, g], factor, x, s, visible, sink)
+            yield _Head(b, h, g, query[b, h], key[b, g], value[b, g], factor, x, s, visible, sink, distance)
+
+
+def distances(problem: Problem, b: int) -> Any:
+    """How far every key of batch entry b is from the position of every query, (n_query, n_key)."""
+    return np.abs(_positions(problem, b) - np.arange(problem.key.shape[-2], dtype=np.int64))
+
+
+def _positions(problem: Problem, b: int) -> Any:
+    return np.arange(problem.query.shape[-2], dtype=np.int64)[:, None] + problem.query_offset[b]
 
 
 def allowed(problem: Problem, b: int) -> NDArray[np.bool_]:
     """What the limits and the length of batch entry b leave visible."""
-    position = np.arange(problem.query.shape[-2], dtype=np.int64)[:, None] + problem.query_offset[b]
+    position = _positions(problem, b)
     j = np.arange(problem.key.shape[-2], dtype=np.int64)
     in_reach = np.ones((len(position), len(j)), np.bool_)
     if problem.left is not None:

@@ -2,7 +2,7 @@ r"""Blocks: one call on a ring cut into Problems of its own size, and their resu
 
 The whole call is resolved as on one machine, by the same checks, on tensors of the whole shape that hold one number. A
 block is then a Problem of its own: the rows of a piece of queries against a piece of keys, with the offset between the
-two. Causal and window limits stay as they are, because they depend on the distance p - j of query and key alone.
+two. Causal and window limits and slopes stay as they are: they depend on the distance p - j of query and key alone.
 
 A softmax over the union of disjoint sets A and B of keys follows from the two softmaxes. With m the largest logit of a
 row (in units of log2), l = sum of 2^(s - m) and o the output, each over one set:
@@ -61,7 +61,7 @@ def plan_of(peers: Peers, problem: Problem, query_lengths: list[int], key_length
         row_scale = np.concatenate([row_scale[:, p.first : p.first + p.length] for p in held], axis=1)
         problem = problem._replace(row_scale=None)
     keys = [joined(of_rank) for of_rank in pieces(key_lengths, layout)]
-    if problem.left is None and problem.right is None and problem.key_lengths is None:
+    if problem.left is problem.right is problem.key_lengths is problem.alibi is None:
         # Every query sees every key, so it does not matter where they stand: one block per rank.
         held = (Piece(0, 0, query_lengths[peers.rank]),)
         keys = [(Piece(0, 0, length),) for length in key_lengths]

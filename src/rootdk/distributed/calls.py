@@ -61,6 +61,7 @@ def attention(
     key_lengths: Any = None,
     softcap: float | None = None,
     sinks: Any = None,
+    alibi: Any = None,
     timeout: Any = None,
 ) -> Tensor:
     """rootdk.attention() of a sequence that is spread over the ranks of a process group: this rank's rows of it.
@@ -122,6 +123,7 @@ def measure(
     key_lengths: Any = None,
     softcap: float | None = None,
     sinks: Any = None,
+    alibi: Any = None,
     timeout: Any = None,
 ) -> tuple[Tensor, Reading]:
     """attention() and the Reading of this rank's rows, over the keys of all ranks: what one process would read there.
@@ -273,8 +275,9 @@ def _checked(query: Any, key: Any, value: Any, options: Options) -> tuple[Tensor
         raise ArgumentTypeError(f"query: must be a torch tensor, got {type(query).__name__}")
     query, key, value = adapter.inputs(query, key, value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
-    if isinstance(options.scale, Tensor) and options.scale.requires_grad:
-        raise ArgumentError("scale: must not require a gradient on a ring, got a tensor that does")
+    for name, option in (("scale", options.scale), ("alibi", options.alibi)):
+        if isinstance(option, Tensor) and option.requires_grad:
+            raise ArgumentError(f"{name}: must not require a gradient on a ring, got a tensor that does")
     return query, key, value
 
 

@@ -32,7 +32,7 @@ struct bounded_number {
 
 // What one problem must give; every list in C order.
 struct expectation {
-  std::vector<bounded_number> out, reading, d_query, d_key, d_value, d_bias;
+  std::vector<bounded_number> out, reading, d_query, d_key, d_value, d_bias, d_alibi;
   std::vector<int64_t> keys;
 };
 
@@ -155,7 +155,7 @@ struct bias_sums {
 // One row's part of the gradients.
 inline void define_row_gradient(const random_problem& p, const query_row& row, int64_t flat, const bounded_number* out,
                                 bounded_number* d_query, std::vector<bounded_sum>& d_key, std::vector<bounded_sum>& d_value,
-                                bias_sums& d_bias) {
+                                bias_sums& d_bias, bounded_sum& d_alibi) {
   const rootdk::attention_problem& f = p.facts;
   const precision real = compute_precision(f.type);
   const exact u = real.unit;
@@ -177,6 +177,8 @@ inline void define_row_gradient(const random_problem& p, const query_row& row, i
     bounded_sum d_logit, d_score;
     d_logit.add(x.weight, x.weight_error, difference, off);
     if (f.d_bias.data) d_bias.add(p.d_bias.at({row.batch, row.head, row.query, x.key}), d_logit.value, d_logit.error(2, real));
+    const exact away = f.d_alibi ? distance(f, row.batch, row.query, x.key) : 0;
+    d_alibi.add(d_logit.value, d_logit.error(2, real), -away, 2 * u * away);
     d_score.add(d_logit.value, d_logit.error(2, real), x.slope, x.slope_error);
     const exact gradient = d_score.value, gradient_error = d_score.error(3, real);
     for (int64_t d = 0; d < f.d_k; ++d) {
@@ -200,6 +202,7 @@ inline expectation define(const random_problem& p) {
   std::vector<bounded_sum> d_key(size_t(f.batch * f.kv_heads * f.n_key * f.d_k));
   std::vector<bounded_sum> d_value(size_t(f.batch * f.kv_heads * f.n_key * f.d_v));
   bias_sums d_bias;
+  std::vector<bounded_sum> d_alibi(size_t(f.batch * f.heads));
   for (int64_t flat = 0; flat < f.rows(); ++flat) {
     const int64_t pair = flat / f.n_query;
     const query_row row = define_row(p, pair / f.heads, pair % f.heads, flat % f.n_query);
@@ -207,11 +210,14 @@ inline expectation define(const random_problem& p) {
     define_output(p, row, flat, out);
     if (f.reading) define_reading(row, {e.reading, f.rows(), flat, real});
     e.keys.push_back(int64_t(row.seen.size()));
-    if (p.with_backward) define_row_gradient(p, row, flat, out, e.d_query.data() + flat * f.d_k, d_key, d_value, d_bias);
+    if (p.with_backward)
+      define_row_gradient(p, row, flat, out, e.d_query.data() + flat * f.d_k, d_key, d_value, d_bias, d_alibi[size_t(pair)]);
   }
   const exact units = exact(f.group() * f.n_query + 8);
   for (const bounded_sum& sum : d_key) e.d_key.push_back(stored(sum.value, sum.error(units, real), type));
   for (const bounded_sum& sum : d_value) e.d_value.push_back(stored(sum.value, sum.error(units, real), type));
+  if (f.d_alibi)
+    for (const bounded_sum& sum : d_alibi) e.d_alibi.push_back(stored(sum.value, sum.error(exact(f.n_key + 8), real), real));
   if (f.d_bias.data)
     p.d_bias.each([&](int64_t b, int64_t h, int64_t i, int64_t j) {
       const auto found = d_bias.at.find(p.d_bias.at({b, h, i, j}));

@@ -16,8 +16,8 @@ struct random_problem {
   strided_array query, key, value, d_out, mask, bias;          // inputs
   strided_array out, d_query, d_key, d_value, d_bias;          // results
   std::vector<int64_t> query_offset, key_length;
-  std::vector<double> row_scale, sinks;
-  exact_block row_state, reading, keys;
+  std::vector<double> row_scale, sinks, alibi;
+  exact_block row_state, reading, keys, d_alibi;
   bool with_backward = false;
   int threads = 1;
   std::string notes;
@@ -101,6 +101,11 @@ inline void draw_numbers(random_source& random, random_problem& p) {
     p.sinks.resize(size_t(f.heads));
     for (double& x : p.sinks) x = random.pick<double>({random.normal(), 8 * random.normal(), -1e4, 300, -1e30, 1e30});
     f.sinks = p.sinks.data();
+  }
+  if (random.chance(0.2)) {
+    p.alibi.resize(size_t(f.batch * f.heads));
+    for (double& x : p.alibi) x = random.pick<double>({random.normal(), 0.1 * random.normal(), 0, 1e-4, 30});
+    f.alibi = p.alibi.data();
   }
   if (random.chance(0.2)) f.dropout = random.pick<double>({0.1, 0.5, 0.9, 1e-10, 0.999});
   f.seed = random.next();
@@ -239,6 +244,10 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
     p->row_state = exact_block(2 * f.rows() * real_bytes, random.chance(0.5));
     f.row_state = p->row_state.data();
   }
+  if (f.alibi && random.chance(0.8)) {
+    p->d_alibi = exact_block(f.batch * f.heads * real_bytes, random.chance(0.5));
+    f.d_alibi = p->d_alibi.data();
+  }
   if (random.chance(0.5)) {
     p->reading = exact_block(rootdk::reading_fields * f.rows() * real_bytes, random.chance(0.5));
     p->keys = exact_block(f.rows() * 8, random.chance(0.5));
@@ -267,6 +276,7 @@ inline std::string describe(const random_problem& p) {
   if (f.key_length) list("key_length", p.key_length);
   if (f.row_scale) list("row_scale", p.row_scale);
   if (f.sinks) list("sinks", p.sinks);
+  if (f.alibi) list("alibi", p.alibi);
   const auto layout = [&](const char* name, const strided_array& a) { s << "\n  " << name << " " << a.text(); };
   layout("query", p.query), layout("key", p.key), layout("value", p.value), layout("out", p.out);
   layout("d_out", p.d_out), layout("d_query", p.d_query), layout("d_key", p.d_key), layout("d_value", p.d_value);

@@ -5,6 +5,7 @@
 //
 //   q * factor, then d_k multiply-adds        (d_k + 4) u * |factor| sum |q_d k_d|
 //   tanh                                      the argument's error (its slope is at most 1) + tanh_units u |t|
+//   distance: rounded twice, times a slope    8 u |slope| distance + 2 u |logit|
 //   bias: rounded, times log2(e), added       3 u |bias| + 2 u |logit|
 //
 // That is the error of a logit. A weight is 2^(logit - maximum) over a sum of such, so an error of the logits moves it
@@ -80,6 +81,10 @@ inline bool within_limits(const rootdk::attention_problem& f, int64_t batch, int
   return !f.key_length || key < f.key_length[batch];
 }
 
+inline exact distance(const rootdk::attention_problem& f, int64_t batch, int64_t query, int64_t key) {
+  return exact(std::llabs(query + (f.query_offset ? f.query_offset[batch] : 0) - key));
+}
+
 inline logit compute_logit(const random_problem& p, const query_row& row, int64_t key) {
   const rootdk::attention_problem& f = p.facts;
   const precision real = compute_precision(f.type);
@@ -97,6 +102,10 @@ inline logit compute_logit(const random_problem& p, const query_row& row, int64_
     const exact t_error = std::min(exact(2), x.error / f.softcap + tanh_units * u * std::fabs(t));
     x.value = f.softcap * t, x.error = f.softcap * t_error + 3 * u * std::fabs(x.value);
     x.slope = 1 - t * t, x.slope_error = std::min(exact(1), 2 * std::fabs(t) * t_error + t_error * t_error) + 2 * u;
+  }
+  if (f.alibi) {
+    const exact lost = exact(f.alibi[row.batch * f.heads + row.head]) * distance(f, row.batch, row.query, key);
+    x.value -= lost, x.error += 8 * u * std::fabs(lost) + 2 * u * std::fabs(x.value);
   }
   if (f.bias.data) {
     const exact bias = p.bias.get({row.batch, row.head, row.query, key});

@@ -142,7 +142,7 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
         refuse_tangents(d_out=d_out)
-        d_query, d_key, d_value, _d_bias = kernel.backward(problem, kept, row_state, d_out)
+        d_query, d_key, d_value, *_ = kernel.backward(problem, kept, row_state, d_out)
         return d_query, d_key, d_value
 
     return out, pull_back

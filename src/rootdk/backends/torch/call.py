@@ -44,6 +44,7 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
         "softcap": None if options.softcap is None else positive("softcap", options.softcap),
         "key_lengths": _tensor("key_lengths", options.key_lengths),
         "sinks": _tensor("sinks", sinks, torch.float64),
+        "alibi": _tensor("alibi", options.alibi, torch.float64),
         "dropout": rate,
     }
     operands = Operands(

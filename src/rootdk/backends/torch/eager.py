@@ -23,7 +23,7 @@ _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torc
 
 
 class Gradients(NamedTuple):
-    """Of sum(d_out * out), by what they are gradients in; the last three are None where nobody asked."""
+    """Of sum(d_out * out), by what they are gradients in; the last four are None where nobody asked."""
 
     query: Any
     key: Any
@@ -31,17 +31,18 @@ class Gradients(NamedTuple):
     sinks: Any = None
     scale: Any = None
     bias: Any = None
+    alibi: Any = None
 
 
 def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = None) -> Tensor:
     """The output, differentiable if autograd asks for any of the tensors; reading and keys are filled if given.
 
-    Of the options, which are as the caller gave them, the tensors among scale, mask, bias and sinks have gradients.
+    The options are as the caller gave them: of scale, bias, sinks and alibi those that are tensors have gradients.
     """
     query, key, value = problem.query, problem.key, problem.value
-    scale, mask, bias, sinks = options.scale, options.mask, options.bias, options.sinks
+    scale, mask, bias, sinks, alibi = options.scale, options.mask, options.bias, options.sinks, options.alibi
     if forward_ad._current_level >= 0:  # noqa: SLF001 -- asked here as well, because a call costs more than the question
-        refuse_tangents(query=query, key=key, value=value, scale=scale, bias=bias, sinks=sinks)
+        refuse_tangents(query=query, key=key, value=value, scale=scale, bias=bias, sinks=sinks, alibi=alibi)
     if not torch.is_grad_enabled():
         return kernel.forward(problem, None, reading, keys)
     tensors: tuple[Any, ...] = (query, key, value)
@@ -49,8 +50,10 @@ def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = 
         scale = None
     if sinks is not None:
         sinks = torch.atleast_1d(sinks) if isinstance(sinks, Tensor) else None
-    if not (sinks is scale is bias is mask is None):  # every argument of an autograd.Function takes its time
-        tensors += sinks, scale, bias, mask
+    if alibi is not None and not isinstance(alibi, Tensor):
+        alibi = None
+    if not (sinks is scale is bias is alibi is mask is None):  # every argument of an autograd.Function takes its time
+        tensors += sinks, scale, bias, alibi, mask
     for tensor in tensors:
         if tensor is not None and tensor.requires_grad:
             out: Tensor = _eager_attention(problem, (reading, keys), *tensors)
@@ -61,9 +64,9 @@ def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = 
 class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
     """The output of a Problem as a function of its tensors, which come once more by themselves.
 
-    They are query, key, value and, if there is one of them, sinks, scale, bias, mask. All are kept by autograd, which
-    notices a change in place and shows them to hooks, mask and bias as they were before broadcasting; of the Problem
-    only the numbers stay.
+    They are query, key, value and, if there is one of them, sinks, scale, bias, alibi, mask. All are kept by
+    autograd, which notices a change in place and shows them to hooks, mask and bias as they were before broadcasting;
+    of the Problem only the numbers stay.
     """
 
     @staticmethod
@@ -85,12 +88,12 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
         # create_graph=True, or vmap over d_out: the gradient must itself be differentiable.
         differentiable = torch.is_grad_enabled() or _transformed()
         if not (options or differentiable):
-            d_query, d_key, d_value, _ = kernel.backward(problem, out, row_state, d_out)
+            d_query, d_key, d_value, *_ = kernel.backward(problem, out, row_state, d_out)
             return None, None, d_query, d_key, d_value
         learned: list[Any] = []
         if options:
             *learnable, mask = options
-            _sinks, _scale, bias = learnable
+            _sinks, _scale, bias, _alibi = learnable
             problem = problem._replace(bias=_spread(problem, bias), mask=_spread(problem, mask))
             # Only what is asked for: the gradient of a bias may be of size n x n.
             _problem, _filled, _query, _key, _value, *asked, _mask = ctx.needs_input_grad
@@ -124,9 +127,10 @@ def gradients(
     sinks: Any = None,
     learned: Any = None,
     bias: Any = None,
+    alibi: Any = None,
 ) -> Gradients:
-    """`learned` is the scale as a tensor, `bias` the bias before it was broadcast; None where nobody asks."""
-    d_query, d_key, d_value, d_bias = kernel.backward(problem, out, row_state, d_out, bias)
+    """`learned` is the scale as a tensor, bias and alibi are as before broadcasting; None where nobody asks."""
+    d_query, d_key, d_value, d_bias, d_alibi = kernel.backward(problem, out, row_state, d_out, bias, alibi)
     d_sinks = None if sinks is None else sinks_gradient(d_out, out, row_state, sinks)
     d_scale = None
     if learned is not None:
@@ -135,7 +139,7 @@ def gradients(
         else:
             total = _unscaled_gradient(problem, d_out, row_state.dtype)
         d_scale = total.to(learned.dtype)
-    return Gradients(d_query, d_key, d_value, d_sinks, d_scale, d_bias)
+    return Gradients(d_query, d_key, d_value, d_sinks, d_scale, d_bias, d_alibi)
 
 
 def _unscaled_gradient(problem: Problem, d_out: Tensor, wide: Any) -> Tensor:
@@ -148,7 +152,7 @@ def _unscaled_gradient(problem: Problem, d_out: Tensor, wide: Any) -> Tensor:
     folded = problem._replace(query=query * problem.scale, key=key, value=value, scale=1.0)
     row_state = kernel.empty_row_state(query)
     out = kernel.forward(folded, row_state, None, None)
-    d_query, _d_key, _d_value, _d_bias = kernel.backward(folded, out, row_state, d_out)
+    d_query, *_ = kernel.backward(folded, out, row_state, d_out)
     return _visible_sum(d_query, query)
 
 

@@ -26,19 +26,26 @@ def forward(problem: Problem, row_state: Any, reading: Any, keys: Any) -> Tensor
 
 
 def backward(
-    problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, learned_bias: Any = None
-) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """Run the kernel backward. `learned_bias` is the bias before it was broadcast, where its gradient is wanted."""
+    problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, learned_bias: Any = None, learned_alibi: Any = None
+) -> tuple[Tensor, Tensor, Tensor, Any, Any]:
+    """Run the kernel backward. Bias and slopes are as before they were broadcast, where their gradient is wanted."""
     query = problem.query
     gradients = empty_gradients(query, problem.key, problem.value)
-    d_bias = spread = None
+    d_bias = spread = d_alibi = None
     if learned_bias is not None:
         # The kernel adds to it in its own type; a number that many pairs read is one number here too.
         d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query))
         spread = d_bias.expand(problem.bias.shape)
+    if learned_alibi is not None:
+        d_alibi = query.new_zeros(query.shape[:-2], dtype=_compute_type(query))
     row_state = row_state if row_state.is_contiguous() else row_state.contiguous()
-    kernel().backward(_walked(problem), _walkable(out), _walkable(d_out), row_state, *gradients, spread, team())
-    return *gradients, None if d_bias is None else d_bias.to(learned_bias.dtype)
+    out, d_out = _walkable(out), _walkable(d_out)
+    kernel().backward(_walked(problem), out, d_out, row_state, *gradients, spread, d_alibi, team())
+    return (
+        *gradients,
+        None if d_bias is None else d_bias.to(learned_bias.dtype),
+        None if d_alibi is None else d_alibi.sum_to_size(learned_alibi.shape).to(learned_alibi.dtype),
+    )
 
 
 def empty_out(query: Tensor, value: Tensor) -> Tensor:

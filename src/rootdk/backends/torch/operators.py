@@ -43,6 +43,7 @@ class Operands(NamedTuple):
     mask: Annotated[Any, "Tensor?"]
     bias: Annotated[Any, "Tensor?"]
     sinks: Annotated[Any, "Tensor?"]
+    alibi: Annotated[Any, "Tensor?"]
     dropout: Annotated[Any, "float"]
     seed: Annotated[Any, "Tensor?"]
 
@@ -50,7 +51,7 @@ class Operands(NamedTuple):
         """What a derivative may be asked in, by the name that the caller knows."""
         return {
             "query": self.query, "key": self.key, "value": self.value,
-            "scale": self.learned, "bias": self.bias, "sinks": self.sinks,
+            "scale": self.learned, "bias": self.bias, "sinks": self.sinks, "alibi": self.alibi,
         }  # fmt: skip
 
 
@@ -92,12 +93,12 @@ def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def backward_values(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """The fields of Gradients; those of sinks, scale and bias are empty where nothing is learned."""
+    """The fields of Gradients; those of sinks, scale, bias and alibi are empty where nothing is learned."""
     *operands, bias_learned = arguments
     call = Operands._make(operands)
     refuse_tangents(d_out=d_out)
     bias = call.bias if bias_learned else None
-    gradients = eager.gradients(problem_of(call), d_out, out, row_state, call.sinks, call.learned, bias)
+    gradients = eager.gradients(problem_of(call), d_out, out, row_state, call.sinks, call.learned, bias, call.alibi)
     return tuple(call.query.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
@@ -129,6 +130,7 @@ def _(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[T
     call = Operands._make(operands)
     d_query, d_key, d_value = kernel.empty_gradients(call.query, call.key, call.value)
     learned = {"sinks": call.sinks, "scale": call.learned, "bias": call.bias if bias_learned else None}
+    learned["alibi"] = call.alibi
     empty = {name: call.query.new_empty(0) if t is None else t.new_empty(t.shape) for name, t in learned.items()}
     return tuple(eager.Gradients(query=d_query, key=d_key, value=d_value, **empty))
 
@@ -158,6 +160,7 @@ def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
             value=pulled.value,
             learned=None if call.learned is None else pulled.scale,
             sinks=None if call.sinks is None else pulled.sinks,
+            alibi=None if call.alibi is None else pulled.alibi,
             bias=pulled.bias if bias_learned else None,
         )
     return (*gradients, None)

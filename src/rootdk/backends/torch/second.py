@@ -5,6 +5,7 @@ It follows the reference line by line and is used where the kernel has no formul
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,30 +17,39 @@ from .. import reference
 
 
 def weights(
-    problem: Problem, query: Tensor, key: Tensor, scale: Any = None, bias: Any = None, sinks: Any = None
-) -> Tensor:
+    problem: Problem, query: Tensor, key: Tensor, scale: Any = None, bias: Any = None, sinks: Any = None,
+    alibi: Any = None,
+) -> Tensor:  # fmt: skip
     """The weights before dropout, (*leading, heads, n_query, n_key), differentiable in every tensor given.
 
-    query and key are those of the problem or tensors in their place; scale and sinks default to the problem's numbers.
+    query and key are those of the problem or tensors in their place; the others default to the problem's numbers.
     """
-    return _weights(problem, query, key, scale, bias, sinks)[0]
+    return _weights(problem, query, key, scale, bias, sinks, alibi)[0]
 
 
-def _weights(problem: Problem, query: Tensor, key: Tensor, scale: Any, bias: Any, sinks: Any) -> tuple[Tensor, Tensor]:
+def _weights(
+    problem: Problem, query: Tensor, key: Tensor, scale: Any, bias: Any, sinks: Any, alibi: Any
+) -> tuple[Tensor, Tensor]:
     """The weights, and which pairs are visible."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     query, key = query.to(wide), _per_query_head(problem, key.to(wide))
     factor = _rows(problem, wide) * (problem.scale if scale is None else scale.to(wide))
     bias = problem.bias if bias is None else bias
+    lost = None
+    if problem.alibi is not None:
+        slopes = torch.tensor(problem.alibi, device="cpu").reshape(query.shape[:-2]) if alibi is None else alibi
+        lost = slopes.to(wide)[..., None, None] * _per_entry(problem, reference.distances).to(wide)
 
     def logits_of(scores: Tensor) -> Tensor:
         logits = factor * scores
         if problem.softcap is not None:
             logits = problem.softcap * torch.tanh(logits / problem.softcap)
+        if lost is not None:
+            logits = logits - lost
         return logits if bias is None else logits + bias.to(wide)
 
     with torch.no_grad():
-        visible = _allowed(problem) & (logits_of(query @ key.transpose(-1, -2)) != -math.inf)
+        visible = _per_entry(problem, reference.allowed) & (logits_of(query @ key.transpose(-1, -2)) != -math.inf)
     if problem.mask is not None:
         visible = visible & problem.mask
     logits = torch.where(visible, logits_of(_VisibleScores.apply(query, key, visible)), -math.inf)
@@ -112,7 +122,7 @@ def dropped(problem: Problem, weights: Tensor) -> Tensor:
 def output(problem: Problem, leaves: dict[str, Any]) -> Tensor:
     """The output in the wide type: float64 for float64, else float32."""
     query, value = leaves["query"], leaves["value"]
-    learned = (leaves["scale"], leaves.get("bias"), leaves["sinks"])
+    learned = (leaves["scale"], leaves.get("bias"), leaves["sinks"], leaves["alibi"])
     undropped, visible = _weights(problem, query, leaves["key"], *learned)
     kept = dropped(problem, undropped)
     return _VisibleProduct.apply(kept, _per_query_head(problem, value.to(kept.dtype)), visible)
@@ -150,9 +160,9 @@ def _leaf(tensor: Any) -> Any:
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-def _allowed(problem: Problem) -> Tensor:
-    """What limits and lengths leave visible, (*leading, 1, n_query, n_key)."""
-    entries = [reference.allowed(problem, b) for b in range(len(problem.query_offset))]
+def _per_entry(problem: Problem, pairs_of: Callable[[Problem, int], Any]) -> Tensor:
+    """What the reference says of the pairs of every batch entry, (*leading, 1, n_query, n_key)."""
+    entries = [pairs_of(problem, b) for b in range(len(problem.query_offset))]
     n_query, n_key = problem.query.shape[-2], problem.key.shape[-2]
     stacked = np.stack(entries) if entries else np.ones((0, n_query, n_key), np.bool_)
     return torch.from_numpy(stacked).reshape(*problem.query.shape[:-3], 1, n_query, n_key)

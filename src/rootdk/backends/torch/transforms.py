@@ -71,14 +71,21 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
         if call.sinks is not None or call.learned is not None:
             raise RuntimeError("sinks, scale: torch.func.vmap has no rule for their gradients; map over a leading axis")
         state = _front(row_state, state_dim, size).movedim(0, 1).contiguous()
-        if bias_learned:  # its gradient differs from entry to entry, even where one bias serves all
+        # Their gradients differ from entry to entry, even where one tensor serves all.
+        if bias_learned:
             call, dims = call._replace(bias=_front(call.bias, dims.bias, size)), dims._replace(bias=0)
+        if call.alibi is not None:
+            call, dims = call._replace(alibi=_front(call.alibi, dims.alibi, size)), dims._replace(alibi=0)
         mapped = _mapped(dims, call, size)
         front = _front(d_out, d_out_dim, size), _front(out, out_dim, size)
         pulled = eager.Gradients._make(FunctionalPullback.apply(*front, state, *mapped, bias_learned))
         if bias_learned:
             pulled = pulled._replace(bias=pulled.bias.reshape(call.bias.shape))
-        along = eager.Gradients(query=0, key=0, value=0, bias=0 if bias_learned else None)
+        if call.alibi is not None:
+            pulled = pulled._replace(alibi=pulled.alibi.reshape(call.alibi.shape))
+        along = eager.Gradients(
+            query=0, key=0, value=0, bias=0 if bias_learned else None, alibi=None if call.alibi is None else 0
+        )
         return tuple(pulled), tuple(along)
 
 
@@ -88,7 +95,7 @@ def _refuse_first(**tangents: Any) -> None:
 
 def differentiable_gradients(
     problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor,
-    sinks: Any = None, learned: Any = None, bias: Any = None,
+    sinks: Any = None, learned: Any = None, bias: Any = None, alibi: Any = None,
 ) -> eager.Gradients:  # fmt: skip
     """eager.gradients() as a function that torch can differentiate: a Problem becomes Operands again."""
     query = problem.query
@@ -102,6 +109,7 @@ def differentiable_gradients(
         key_lengths=_as_tensor(problem.key_lengths, batch),
         bias=problem.bias if bias is None else bias,
         sinks=_as_tensor(problem.sinks, query.shape[-3:-2]) if sinks is None else sinks,
+        alibi=_as_tensor(problem.alibi, query.shape[:-2]) if alibi is None else alibi,
         seed=None if problem.dropout == 0.0 else torch.tensor([signed_seed], device="cpu"),
     )
     pulled = eager.Gradients._make(FunctionalPullback.apply(d_out, out, row_state, *call, bias is not None))
@@ -109,6 +117,7 @@ def differentiable_gradients(
         sinks=None if sinks is None else pulled.sinks,
         scale=None if learned is None else pulled.scale,
         bias=None if bias is None else pulled.bias,
+        alibi=None if alibi is None else pulled.alibi,
     )
 
 
@@ -133,9 +142,9 @@ def _mapped(dims: Operands, call: Operands, size: int) -> Operands:
         given = getattr(call, name)
         if given is not None:
             changed[name] = _aligned(given, getattr(dims, name), len(shape)).expand(shape)
-    for name in ("mask", "bias"):
+    for name, axes in (("mask", 3), ("bias", 3), ("alibi", 1)):
         if getattr(dims, name) is not None:
-            changed[name] = _aligned(getattr(call, name), getattr(dims, name), len(leading) + 3)
+            changed[name] = _aligned(getattr(call, name), getattr(dims, name), len(leading) + axes)
     return call._replace(**changed)
 
 
