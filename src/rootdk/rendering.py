@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,6 +95,33 @@ def encode(array: Any) -> list[Any]:
 def decode(numbers: Sequence[Any], dtype: Any, shape: Sequence[int]) -> NDArray[Any]:
     """What encode() took apart."""
     return np.array(numbers, dtype).reshape(tuple(shape))
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A line of names and a line for each row, comma-separated; an entry that is a mapping becomes columns of its own.
+
+    >>> print(csv_text([{"d_k": 64, "setting": {"rule": "sqrt"}}, {"d_k": 512, "note": "a, b"}]), end="")
+    d_k,setting.rule,note
+    64,sqrt,
+    512,,"a, b"
+    """
+    import csv
+    import io
+
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for name, value in row.items():
+        entries |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return entries
 
 
 def expect_kind(data: Any, kind: str) -> None:

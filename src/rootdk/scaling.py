@@ -1,15 +1,19 @@
 """The scale rules: what <q, k> is multiplied by, each with its formula, its users and its source.
 
 A rule turns (d_k, keys, position) into the factor of the scores. The ones that need nothing else have a name, so that
-`scale="dk"` works; the others are functions that return a rule: `scale=scaling.mup(64)`.
+`scale="dk"` works; the others are functions that return a rule: `scale=scaling.mup(64)`, or the same as text,
+`scale="mup(64)"`. `register` gives a rule of your own a name that works everywhere.
 
 Not here, because they are no factor of the scores: QK-norm (gains on normalised q and k), softcap (its own argument)
 and QK-clip (it changes weights).
 """
 
+import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -73,6 +77,11 @@ def _number(argument: str, value: Any, above: float = -math.inf) -> float:
         limit = "" if above == -math.inf else f" > {above:g}"
         raise ArgumentError(f"{argument}: must be a finite number{limit}, got {value!r}")
     return number
+
+
+def _text(value: float) -> str:
+    """A parameter in a name: short, and the same number when it is read back."""
+    return short if float(short := f"{value:g}") == value else repr(float(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +171,7 @@ def mup(multiplier: float) -> ScaleRule:
     """
     root = math.sqrt(_number("multiplier", multiplier, above=0))
     return ScaleRule(
-        f"mup({multiplier:g})",
+        f"mup({_text(multiplier)})",
         "sqrt(multiplier)/d_k",
         _Factor(_over_width, (root,)),
         variance="multiplier/d_k",
@@ -179,7 +188,7 @@ def query_pre_attn_scalar(scalar: float) -> ScaleRule:
     """
     factor = _number("scalar", scalar, above=0) ** -0.5
     return ScaleRule(
-        f"query_pre_attn_scalar({scalar:g})",
+        f"query_pre_attn_scalar({_text(scalar)})",
         "scalar^(-1/2)",
         _Factor(_constant, (factor,)),
         variance="d_k/scalar",
@@ -196,7 +205,7 @@ def attention_multiplier(multiplier: float) -> ScaleRule:
     """
     factor = _number("multiplier", multiplier, above=0)
     return ScaleRule(
-        f"attention_multiplier({multiplier:g})",
+        f"attention_multiplier({_text(multiplier)})",
         "multiplier",
         _Factor(_constant, (factor,)),
         variance="d_k multiplier^2",
@@ -241,7 +250,7 @@ def entropy_invariant(base: float = 512, *, causal: bool = False) -> ScaleRule:
     """
     unit = 1.0 / math.log(_number("base", base, above=1))
     return _log_rule(
-        "entropy_invariant" if base == 512 and not causal else f"entropy_invariant({base:g})",
+        "entropy_invariant" if base == 512 and not causal else f"entropy_invariant({_text(base)})",
         "ln n/(ln base sqrt(d_k))",
         unit,
         causal,
@@ -251,8 +260,13 @@ def entropy_invariant(base: float = 512, *, causal: bool = False) -> ScaleRule:
     )
 
 
-def ssmax(s: float, *, causal: bool = False) -> ScaleRule:
+_SSMAX = 0.43
+
+
+def ssmax(s: float = _SSMAX, *, causal: bool = False) -> ScaleRule:
     """s ln n/sqrt(d_k), scalable softmax: the largest weight does not fade as n grows. s is learned per head.
+
+    Without one it is 0.43, that of the paper's first figure.
 
     n is the number of keys of the call; with causal=True it is position + 1, what a causal row sees, as in a decoder.
 
@@ -260,7 +274,7 @@ def ssmax(s: float, *, causal: bool = False) -> ScaleRule:
     2.9805
     """
     return _log_rule(
-        f"ssmax({s:g})",
+        "ssmax" if s == _SSMAX and not causal else f"ssmax({_text(s)})",
         "s ln n/sqrt(d_k)",
         _number("s", s),
         causal,
@@ -305,7 +319,7 @@ def llama4(floor: float = 8192, strength: float = 0.1) -> ScaleRule:
     """
     floor, strength = _number("floor", floor, above=0), _number("strength", strength, above=0)
     return ScaleRule(
-        "llama4" if (floor, strength) == (8192, 0.1) else f"llama4({floor:g}, {strength:g})",
+        "llama4" if (floor, strength) == (8192, 0.1) else f"llama4({_text(floor)}, {_text(strength)})",
         "(1 + strength ln(1 + floor((position+1)/floor)))/sqrt(d_k)",
         _Factor(_steps, (floor, strength)),
         variance="(1 + strength ln(1 + floor((position+1)/floor)))^2",
@@ -323,7 +337,7 @@ def yarn(stretch: float) -> ScaleRule:
     """
     growth = (0.1 * math.log(max(_number("stretch", stretch, above=0), 1.0)) + 1.0) ** 2
     return ScaleRule(
-        f"yarn({stretch:g})",
+        f"yarn({_text(stretch)})",
         "(0.1 ln stretch + 1)^2/sqrt(d_k)",
         _Factor(_over_root, (growth,)),
         variance="(0.1 ln stretch + 1)^4",
@@ -343,7 +357,7 @@ def cosine(log_scale: float = math.log(10), cap: float = 100.0) -> ScaleRule:
     log_scale = _number("log_scale", log_scale)
     factor = limit if log_scale >= math.log(limit) else math.exp(log_scale)
     return ScaleRule(
-        f"cosine({log_scale:g}, {cap:g})",
+        f"cosine({_text(log_scale)}, {_text(cap)})",
         "min(e^log_scale, cap), with |q| = |k| = 1",
         _Factor(_constant, (factor,)),
         variance="min(e^log_scale, cap)^2/d_k",
@@ -353,9 +367,10 @@ def cosine(log_scale: float = math.log(10), cap: float = 100.0) -> ScaleRule:
     )
 
 
-_NAMED: Mapping[str, ScaleRule] = MappingProxyType(
-    {named.name: named for named in (NONE, SQRT, DK, T5, entropy_invariant(), llama4())}
+_BUILT_IN: Mapping[str, ScaleRule] = MappingProxyType(
+    {named.name: named for named in (NONE, SQRT, DK, T5, entropy_invariant(), ssmax(), llama4())}
 )
+_registered: dict[str, ScaleRule] = {}
 _FACTORIES = (
     mup,
     query_pre_attn_scalar,
@@ -368,34 +383,161 @@ _FACTORIES = (
     yarn,
     cosine,
 )
+_CALL = re.compile(r"(?P<name>[a-z]\w*)\s*\((?P<arguments>[^()]*)\)", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}", re.ASCII)
 
 
 def rules() -> Mapping[str, ScaleRule]:
-    """The rules that have a name, by name.
+    """The rules that have a name, by name: those of this module, then registered ones.
 
     >>> list(rules())
-    ['none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'llama4']
+    ['none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'ssmax', 'llama4']
     """
-    return _NAMED
+    return MappingProxyType({**_BUILT_IN, **_registered})
+
+
+def register(rule: ScaleRule) -> ScaleRule:
+    """Give a rule of your own its name: `scale="name"`, the study, the page and the training study know it then.
+
+    A name belongs to one rule; the same rule may come again. The rule is returned.
+
+    >>> _ = register(ScaleRule("double", "2/sqrt(d_k)", lambda d_k, keys, position: 2 / d_k**0.5))
+    >>> from rootdk import predict
+    >>> predict(64, 1024, "double").mean_variance.round(2).tolist()
+    [4.0]
+    >>> unregister("double")
+    """
+    if not isinstance(rule, ScaleRule):
+        raise ArgumentTypeError(f"rule: must be a ScaleRule, got {type(rule).__name__}")
+    if not _NAME.fullmatch(str(rule.name)):
+        wanted = "a letter, then up to 39 letters, digits, '_', '.' or '-'"
+        raise ArgumentError(f"rule: must have a name of {wanted}, got {rule.name!r}")
+    if not callable(rule.factor):
+        raise ArgumentTypeError(f"rule: must have a factor that can be called, got {rule.factor!r}")
+    taken = rules().get(rule.name)
+    if (taken is not None and taken != rule) or rule.name in {make.__name__ for make in _FACTORIES} - {*_BUILT_IN}:
+        raise ArgumentError(f"rule: must have a name that is free, got {rule.name!r}")
+    if taken is None:
+        _registered[rule.name] = rule
+    return rule
+
+
+def load(reference: str) -> ScaleRule:
+    """Import and register the rule that "module:name" names. It runs the code of that module, so ask for your own.
+
+    The rule that comes back can be pickled whatever its factor is: another process imports the module too.
+    """
+    module, _, name = str(reference).partition(":")
+    if not module or not name:
+        raise ArgumentError(f"rule: must be written as module:name, got {reference!r}")
+    try:
+        found = _attribute(module, name)
+    except Exception as error:
+        raise ArgumentError(f"rule: cannot load {reference!r}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, ScaleRule):
+        raise ArgumentTypeError(f"rule: {reference!r} must be a ScaleRule, got {type(found).__name__}")
+    return register(replace(found, factor=_Loaded(module, name)))
+
+
+def _attribute(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The factor of a rule in somebody's module, which may be a lambda: known by where it stands."""
+
+    module: str
+    name: str
+
+    def __call__(self, d_k: int, keys: Any, position: Any) -> Any:
+        return _attribute(self.module, self.name).factor(d_k, keys, position)
+
+
+def unregister(name: str) -> None:
+    """Take back what `register` did; a name that is not registered is an error."""
+    if name not in _registered:
+        raise ArgumentError(f"name: must be that of a registered rule, got {name!r}")
+    del _registered[name]
+
+
+_PROBED_WIDTHS = tuple(2**power for power in range(14))
+_PROBED_KEYS = np.array([1, 2, 3, 8, 64, 512, 1024, 8192, 262_144])
+
+
+def fingerprint(name: str) -> str:
+    """What a registered rule says at many places, as a short text: for what is kept by what decides its numbers.
+
+    Empty for the rules of this module, which change with its code alone.
+    """
+    if name not in _registered:
+        return ""
+    own, digest = _registered[name], hashlib.sha256()
+    for d_k in _PROBED_WIDTHS:
+        for keys in _PROBED_KEYS.tolist():
+            known = {"keys": keys, "position": keys - 1}
+            try:
+                factor = own.factor(d_k, *(known[which] if which in own.varies else None for which in known))
+            except Exception as error:  # noqa: BLE001 -- it may be a rule for some widths only
+                factor = type(error).__name__
+            digest.update(repr(factor).encode() + b"\0")
+    return digest.hexdigest()
 
 
 def rule(name: str) -> ScaleRule:
-    """The rule of that name; an unknown name is an error that lists the known ones.
+    """The rule that a text names: a name, a rule with its parameters, or a number.
 
-    >>> rule("sqrt").formula
-    '1/sqrt(d_k)'
+    An unknown name is an error that lists the known ones. `rule(other.name)` is `other` for every rule of this module.
+
+    >>> rule("sqrt").formula, rule("mup(64)").factor(64, None, None), rule("0.2").factor(64, None, None)
+    ('1/sqrt(d_k)', 0.125, 0.2)
+    >>> rule("ssmax(0.5, causal)") == ssmax(0.5, causal=True)
+    True
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(f"name: must be the name of a rule, got {name!r}")
-    if name in _NAMED:
-        return _NAMED[name]
+    if named := _BUILT_IN.get(name) or _registered.get(name):
+        return named
+    if _NUMBER.fullmatch(name):
+        return _number_rule(float(name))
+    factories = {make.__name__: make for make in _FACTORIES}
+    if (call := _CALL.fullmatch(name)) and call["name"] in factories:
+        return _called(factories[call["name"]], name, call["arguments"])
     from difflib import get_close_matches
 
-    parametric = {make.__name__: make for make in _FACTORIES if make.__name__ not in _NAMED}
-    close = get_close_matches(name.lower(), [*_NAMED, *parametric], n=1)
+    known = rules()
+    close = get_close_matches(name.lower(), [*known, *factories], n=1)
     hint = ""
-    if close and close[0] in parametric:
-        hint = f"; {close[0]} needs a parameter: rootdk.scaling.{close[0]}(...)"
+    if close and close[0] not in known:
+        hint = f"; {close[0]} needs a parameter: {close[0]}(...)"
     elif close:
         hint = f"; did you mean {close[0]!r}?"
-    raise ArgumentError(f"scale: must be one of the names {', '.join(map(repr, _NAMED))}, got {name!r}{hint}")
+    raise ArgumentError(
+        f"scale: must be one of the names {', '.join(map(repr, known))}, one with parameters such as 'mup(64)', or a "
+        f"number, got {name!r}{hint}"
+    )
+
+
+def _number_rule(number: float) -> ScaleRule:
+    """The scale itself, as `attention_multiplier` has it, and 0 and negative numbers too."""
+    factor = _number("scale", number)
+    return ScaleRule(_text(factor), _text(factor), _Factor(_constant, (factor,)), variance=f"d_k {_text(factor)}^2")
+
+
+def _called(make: Callable[..., ScaleRule], text: str, arguments: str) -> ScaleRule:
+    given = [part.strip() for part in arguments.split(",")] if arguments.strip() else []
+    causal = given[-1:] == ["causal"]
+    numbers = given[:-1] if causal else given
+    if not all(_NUMBER.fullmatch(part) for part in numbers):
+        raise ArgumentError(f"scale: the parameters of {make.__name__} must be numbers, got {text!r}")
+    values = [float(part) for part in numbers]
+    # Layers and lengths are whole numbers, in the name too.
+    values = [int(value) if value.is_integer() else value for value in values]
+    try:
+        return make(*values, **({"causal": True} if causal else {}))
+    except TypeError:
+        import inspect
+
+        wanted = f"{make.__name__}({', '.join(inspect.signature(make).parameters)})"
+        raise ArgumentError(f"scale: must be called as {wanted}, got {text!r}") from None

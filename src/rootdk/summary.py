@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _KIND = "rootdk.HeadSummary"
+Summary = TypeVar("Summary", bound="HeadSummary")
 
 
 class _Column(NamedTuple):
@@ -110,7 +111,8 @@ class HeadSummary:
 
     def table(self, terminal: bool = False) -> tuple[str, list[str], list[list[str]]]:
         """Title, headings and cells of the short view; for a terminal with headings and numbers that fit 80 columns."""
-        headings, cells = ["head"], [[str(head)] for head in range(len(self))]
+        names = self._names()
+        headings, cells = [names[0]], [[str(name)] for name in names[1]]
         kinds: dict[str, list[str]] = {}
         for column in _COLUMNS:
             numbers = getattr(self, column.field)
@@ -121,8 +123,12 @@ class HeadSummary:
             for row, number in zip(cells, numbers, strict=True):
                 row.append(rendering.brief(number, column.share) if terminal else rendering.short(number))
         exceptions = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if kind != "median")
-        title = f"{len(self)} head{'' if len(self) == 1 else 's'}, medians over rows, except {exceptions}"
+        title = f"{len(self)} {names[2]}{'' if len(self) == 1 else 's'}, medians over rows, except {exceptions}"
         return title, headings, cells
+
+    def _names(self) -> tuple[str, Sequence[Any], str]:
+        """What the first column of the table is called, its entries, and what one of them is."""
+        return "head", range(len(self)), "head"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, ready for JSON; `from_dict` is the way back."""
@@ -135,12 +141,12 @@ class HeadSummary:
         return json.dumps(self.to_dict(), allow_nan=False)
 
     @classmethod
-    def of(cls, columns: Mapping[str, Sequence[Any]]) -> HeadSummary:
+    def of(cls: type[Summary], columns: Mapping[str, Sequence[Any]]) -> Summary:  # noqa: PYI019 -- typing.Self came with 3.11
         """From the numbers of every field, one per head."""
         return cls(**{f.name: np.array(columns[f.name], np.float64 if f.metadata else np.int64) for f in fields(cls)})
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> HeadSummary:
+    def from_dict(cls: type[Summary], data: dict[str, Any]) -> Summary:  # noqa: PYI019 -- typing.Self came with 3.11
         """The summary that `to_dict` was called on."""
         rendering.expect_kind(data, _KIND)
         rendering.expect_fields(data, [f.name for f in fields(cls)])

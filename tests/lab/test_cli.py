@@ -117,6 +117,7 @@ def test_meaning_fits_three_lines_of_80_columns() -> None:
         "dk": {"entropy_ratio": 1.0},
         "t5": frozen,
         "entropy_invariant": {"effective_keys": 22345.6},
+        "ssmax": {"effective_keys": 22345.6},
         "llama4": {"effective_keys": 99999.9},
     }
     assert changes.keys() == rootdk.scaling.rules().keys()

@@ -292,7 +292,7 @@ def test_what_the_tour_says() -> None:
 def test_the_answer_is_that_of_its_numbers() -> None:
     shown = view("answer", d_k=1024, keys=256)
     alone = values_of(shown)["alone_none"]
-    assert f"{100 * alone:.0f} % of rows at d_k = 1024 give one key over 99 %" in shown.lead
+    assert f"{100 * alone:.0f}\u00a0% of rows at d_k = 1024 give one key over 99\u00a0%" in shown.lead
     assert shown.lead.endswith("with it, none do.")
 
 

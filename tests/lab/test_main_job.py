@@ -211,7 +211,7 @@ def test_without_plotly_and_without_a_report_nothing_is_missing(rootdk: Any) -> 
         (("predict", "--keys", "9"), 2, "Missing option '--d-k'"),
         (("predict", "--d-k", "9", "--keys", "9", "--sigma", "-1"), 2, "'--sigma': must be a number above 0"),
         (("predict", "--d-k", "9", "--keys", "9", "--sigma", "nan"), 2, "'--sigma': must be a number above 0"),
-        (("predict", "--d-k", "9", "--keys", "9", "--rule", "nan"), 2, "'--rule': must be the name of a rule or"),
+        (("predict", "--d-k", "9", "--keys", "9", "--rule", "nan"), 2, "'--rule': must be one of the names 'none'"),
         (("predict", "--d-k", "9", "--keys", "9", "--rule", "cube"), 2, "'--rule': must be one of the names 'none'"),
         (("predict", "--d-k", "9", "--keys", "9", "--rule", "1000", "--sigma", "1000"), 1, "rule: must be numbers"),
         (("prove", "--d", "0"), 2, "'--d': 0 is not in the range"),

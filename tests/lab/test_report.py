@@ -83,7 +83,7 @@ def test_figures_show_the_results(page: Page, results: list[Result]) -> None:
     plots = page.plots
     (length,) = (one for one in results if one.experiment == "length")
     predicted = {one.setting["keys"]: float(f"{one.predicted:.7g}") for one in length.select("entropy", rule="sqrt")}
-    line = next(trace for trace in plots["plot-entropy-n"]["data"] if trace["name"] == "sqrt")
+    line = next(trace for trace in plots["plot-entropy-n"]["data"] if trace["name"] == "1/√d<sub>k</sub>")
     assert dict(zip(line["x"], line["y"], strict=True)) == predicted
     assert max(line["x"]) == 10**9
     (gradient,) = (one for one in results if one.experiment == "gradient")

@@ -19,6 +19,8 @@ from rootdk.lab.report.training_page import CHAPTERS, chapters, numbers
 from rootdk.lab.training import Results, Run, RunSpec, grouped, interval, panels
 
 SEEDS, RATES, SIZES = (0, 1, 2), (1e-3, 3e-3, 1e-2), (4, 16, 64, 256)
+# As figures name the rules.
+ROOT, OVER_D_K = "1/√d<sub>k</sub>", "1/d<sub>k</sub>"
 KAPPAS = (0.1, 1.0, 10.0)
 SPECS = [
     RunSpec(
@@ -93,7 +95,7 @@ def test_learning_curves_are_means_at_the_best_rate_with_their_interval(
 
 
 def test_loss_over_d_k_at_one_rate_and_at_the_best(results: Results, pictures: dict[str, Any]) -> None:
-    best = line(pictures["best-recall-100-steps"], "sqrt")
+    best = line(pictures["best-recall-100-steps"], ROOT)
     expected = [
         min(interval(run.last.loss for run in of(results, task="recall", rule="sqrt", d_k=d_k, learning_rate=rate)).mean
             for rate in RATES)
@@ -106,8 +108,8 @@ def test_loss_over_d_k_at_one_rate_and_at_the_best(results: Results, pictures: d
     equal = pictures["equal-recall-100-steps"]
     rate = float(re.search(r"Learning rate (\S+) for all", equal.caption)[1])  # type: ignore[index]
     runs = of(results, task="recall", rule="dk", d_k=64, learning_rate=rate)
-    assert line(equal, "dk")["y"][2] == pytest.approx(interval(run.last.loss for run in runs).mean)
-    assert line(equal, "dk")["error_y"]["array"][2] == pytest.approx(interval(run.last.loss for run in runs).half)
+    assert line(equal, OVER_D_K)["y"][2] == pytest.approx(interval(run.last.loss for run in runs).mean)
+    assert line(equal, OVER_D_K)["error_y"]["array"][2] == pytest.approx(interval(run.last.loss for run in runs).half)
 
 
 def test_a_point_with_a_diverged_run_is_a_gap_that_is_counted(results: Results, pictures: dict[str, Any]) -> None:
@@ -123,20 +125,20 @@ def test_a_point_with_a_diverged_run_is_a_gap_that_is_counted(results: Results, 
 def test_curves_of_layers(results: Results, pictures: dict[str, Any]) -> None:
     runs = grouped(of(results, task="digits", rule="sqrt", d_k=256))[0].best.runs
     for layer in (0, 1):
-        entropy = line(pictures[f"entropy-digits-100-steps-256-{layer}"], "sqrt")
+        entropy = line(pictures[f"entropy-digits-100-steps-256-{layer}"], ROOT)
         np.testing.assert_allclose(
             entropy["y"][-1], np.mean([run.last.layers[layer].entropy for run in runs]), **DIGITS
         )
         largest = pictures[f"largest-digits-100-steps-256-{layer}"]
         expected = math.exp(np.mean([math.log(run.last.layers[layer].largest or 0) for run in runs]))
-        np.testing.assert_allclose(line(largest, "sqrt")["y"][-1], expected, **DIGITS)
+        np.testing.assert_allclose(line(largest, ROOT)["y"][-1], expected, **DIGITS)
         assert largest.figure["layout"]["yaxis"]["type"] == "log"
         assert "additive" not in {one.get("name") for one in largest.figure["data"]}
 
 
 def test_transplants(results: Results, pictures: dict[str, Any]) -> None:
     for name, xs in (("kappa", KAPPAS), ("logit", [8 * kappa for kappa in KAPPAS])):
-        drawn = line(pictures[f"transplant-{name}-recall-100-steps-64"], "sqrt")
+        drawn = line(pictures[f"transplant-{name}-recall-100-steps-64"], ROOT)
         np.testing.assert_allclose(drawn["x"], xs, **DIGITS)
         np.testing.assert_allclose(drawn["y"], [0.1 + math.log(kappa) ** 2 for kappa in KAPPAS], **DIGITS)
 
@@ -171,7 +173,7 @@ def test_additive_stands_beside_dot_products_and_nowhere_else(pictures: dict[str
     shown = {name for name, one in pictures.items() if "additive" in {data.get("name") for data in one.figure["data"]}}
     assert shown == {"additive-best-recall-100-steps", "additive-best-digits-100-steps"}
     picture = pictures["additive-best-recall-100-steps"]
-    assert {one["name"] for one in picture.figure["data"] if "name" in one} == {"additive", "none", "sqrt"}
+    assert {one["name"] for one in picture.figure["data"] if "name" in one} == {"additive", "none", ROOT}
 
 
 def test_a_rate_of_its_own_for_w_q_and_w_k_is_a_line_of_its_own() -> None:
@@ -179,10 +181,10 @@ def test_a_rate_of_its_own_for_w_q_and_w_k_is_a_line_of_its_own() -> None:
     results = Results(stand_in.runs([*SPECS, *matched]))
     pictures = {one.name: one for _, some in chapters(results) for one in some}
     picture = pictures["best-recall-100-steps"]
-    special = line(picture, "dk, qk rate √d<sub>k</sub>")
+    special = line(picture, f"{OVER_D_K}, qk rate √d<sub>k</sub>")
     assert len(special["x"]) == len(SIZES)
-    assert special["line"]["dash"] != line(picture, "dk")["line"]["dash"]
-    assert special["line"]["color"] == line(picture, "dk")["line"]["color"]
+    assert special["line"]["dash"] != line(picture, OVER_D_K)["line"]["dash"]
+    assert special["line"]["color"] == line(picture, OVER_D_K)["line"]["color"]
 
 
 def test_one_seed_and_one_rate_are_enough_for_a_page() -> None:

@@ -231,7 +231,7 @@ def test_a_plan_that_is_unknown_is_an_error() -> None:
     ("field", "value", "error", "says"),
     [
         ("task", "chess", ArgumentError, "task: must be one of"),
-        ("rule", "cube", ArgumentError, "rule: must be one of"),
+        ("rule", "cube", ArgumentError, "rule: must be one of the names"),
         ("optimizer", "lion", ArgumentError, "optimizer: must be one of"),
         ("d_k", 0, ArgumentError, "d_k: must be at least 1, got 0"),
         ("d_k", 1.5, ArgumentTypeError, "d_k: must be a whole number"),

@@ -49,7 +49,8 @@ ARRAYS = [
     (Q, K[:, :, 1:], V, "value: must hold 95 keys to match key, got 96 (key (2, 4, 95, 64), value (2, 4, 96, 32))"),
 ]  # fmt: skip
 
-NAMES = "'none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'llama4'"
+NAMES = "'none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'ssmax', 'llama4', one with parameters such as 'mup(64)', "
+NAMES += "or a number"
 SCALE = "scale: must be None, a number, a name or a rule from rootdk.scaling"
 WINDOW = "window: must be an int >= 0 or a pair of them (None for no limit)"
 FAR = 2**60

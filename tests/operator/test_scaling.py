@@ -2,6 +2,8 @@
 
 import math
 import pickle
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,13 @@ def test_score_variance_is_what_random_inputs_show(rule: ScaleRule, keys: Any, p
     # The sample variance of rows draws with excess kurtosis 6/d_k (less on the sphere) has this relative deviation.
     deviation = math.sqrt((2 + 6 / d_k) / rows)
     assert z.var() == pytest.approx(rule.score_variance(d_k, keys, position), rel=4.5 * deviation)
+
+
+@pytest.mark.parametrize("rule", [rule for rule, *_ in BY_HAND] + [scaling.mup(1 / 3), scaling.rule("-2.5e-7")],
+                         ids=lambda rule: rule.name)  # fmt: skip
+def test_the_name_of_a_rule_is_the_rule(rule: ScaleRule) -> None:
+    """To the last digit of its parameters, so that a run or a figure made under a name can be made again."""
+    assert scaling.rule(rule.name) == rule
 
 
 @pytest.mark.parametrize("rule", [rule for rule, *_ in BY_HAND], ids=lambda rule: rule.name)
@@ -140,15 +149,15 @@ def test_rule_by_position_follows_the_offset(rng: np.random.Generator) -> None:
     [
         ("sqr", "got 'sqr'; did you mean 'sqrt'?"),
         ("SQRT", "got 'SQRT'; did you mean 'sqrt'?"),
-        ("mup", "got 'mup'; mup needs a parameter: rootdk.scaling.mup(...)"),
+        ("mup", "got 'mup'; mup needs a parameter: mup(...)"),
         ("xyzzy", "got 'xyzzy'"),
     ],
 )
 def test_an_unknown_name_lists_the_known(name: str, ending: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         scaling.rule(name)
-    known = "scale: must be one of the names 'none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'llama4', "
-    assert str(caught.value) == known + ending
+    known = "scale: must be one of the names 'none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'ssmax', 'llama4', "
+    assert str(caught.value) == f"{known}one with parameters such as 'mup(64)', or a number, {ending}"
 
 
 @pytest.mark.parametrize(
@@ -171,3 +180,100 @@ def test_parameters_are_checked(make: Any, message: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
         make()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mup()", "scale: must be called as mup(multiplier), got 'mup()'"),
+        ("mup(64, causal)", "scale: must be called as mup(multiplier), got 'mup(64, causal)'"),
+        ("ssmax(1, 2)", "scale: must be called as ssmax(s, causal), got 'ssmax(1, 2)'"),
+        ("mup(d_k)", "scale: the parameters of mup must be numbers, got 'mup(d_k)'"),
+        ("mup(0)", "multiplier: must be a finite number > 0, got 0"),
+        ("1e999", "scale: must be a finite number, got inf"),
+    ],
+)
+def test_a_text_that_is_no_rule_says_why(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        scaling.rule(text)
+    assert str(caught.value) == message
+
+
+@pytest.fixture
+def own() -> Iterator[ScaleRule]:
+    rule = ScaleRule("own", "3/d_k", lambda d_k, keys, position: 3 / d_k)
+    yield scaling.register(rule)
+    scaling.unregister("own")
+
+
+def test_a_registered_rule_goes_everywhere(own: ScaleRule, rng: np.random.Generator) -> None:
+    from rootdk import attention, predict
+    from rootdk.lab.checks.sampler import factor_of
+    from rootdk.lab.training import RunSpec
+
+    arrays = random_arrays(rng)
+    assert scaling.rules()["own"] is own
+    np.testing.assert_array_equal(attention(*arrays, scale="own"), attention(*arrays, scale=3 / arrays[0].shape[-1]))
+    assert predict(64, 256, "own").mean_variance == predict(64, 256, 3 / 64).mean_variance
+    assert factor_of("own", 64, 256) == 3 / 64
+    assert RunSpec(rule="own").rule == "own"
+    assert scaling.register(own) is own
+
+
+def test_what_cannot_be_registered(own: ScaleRule) -> None:
+    other = ScaleRule("own", "1", lambda d_k, keys, position: 1.0)
+    wanted = "a letter, then up to 39 letters, digits, '_', '.' or '-'"
+    for bad, message in (
+        (other, "rule: must have a name that is free, got 'own'"),
+        (ScaleRule("sqrt", "1", other.factor), "rule: must have a name that is free, got 'sqrt'"),
+        (ScaleRule("mup", "1", other.factor), "rule: must have a name that is free, got 'mup'"),
+        (ScaleRule("a b", "1", other.factor), f"rule: must have a name of {wanted}, got 'a b'"),
+        (ScaleRule("x", "1", 2.0), "rule: must have a factor that can be called, got 2.0"),
+        (2.0, "rule: must be a ScaleRule, got float"),
+    ):  # fmt: skip
+        with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+            scaling.register(bad)
+        assert str(caught.value) == message
+    with pytest.raises(ArgumentError, match="name: must be that of a registered rule, got 'sqrt'"):
+        scaling.unregister("sqrt")
+
+
+def test_a_fingerprint_is_of_what_a_rule_says(own: ScaleRule) -> None:
+    before = scaling.fingerprint("own")
+    scaling.unregister("own")
+    assert scaling.fingerprint("own") == scaling.fingerprint("sqrt") == ""
+    for factor, same in ((lambda d_k, keys, position: 3 * (1 / d_k) if d_k == 64 else 3 / d_k, True),
+                         (lambda d_k, keys, position: 3 / d_k + (d_k == 512) * 1e-9, False)):  # fmt: skip
+        scaling.register(ScaleRule("own", "", factor))
+        assert (scaling.fingerprint("own") == before) == same
+        scaling.unregister("own")
+    scaling.register(own)
+
+
+def test_a_rule_of_a_module_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rules.py").write_text(
+        "from rootdk.scaling import ScaleRule\n"
+        "mine = ScaleRule('mine', 'ln n/d_k', lambda d_k, n, at: n / d_k, varies=frozenset({'keys'}))\nnumber = 3\n"
+    )
+    (tmp_path / "my_broken_rules.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = scaling.load("my_rules:mine")
+    try:
+        assert scaling.rule("mine") is mine
+        assert pickle.loads(pickle.dumps(mine)).factor(64, 8, None) == 1 / 8
+        assert scaling.load("my_rules:mine") == mine
+    finally:
+        scaling.unregister("mine")
+    for reference, message in (
+        ("my_rules", "rule: must be written as module:name, got 'my_rules'"),
+        ("my_rules:number", "rule: 'my_rules:number' must be a ScaleRule, got int"),
+        (
+            "my_rules:none",
+            "rule: cannot load 'my_rules:none': AttributeError: module 'my_rules' has no attribute 'none'",
+        ),
+        ("nowhere_at_all:x", "rule: cannot load 'nowhere_at_all:x': ModuleNotFoundError: No module named"),
+        ("my_broken_rules:x", "rule: cannot load 'my_broken_rules:x': ZeroDivisionError: division by zero"),
+    ):
+        with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+            scaling.load(reference)
+        assert str(caught.value).startswith(message)

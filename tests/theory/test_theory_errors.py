@@ -13,9 +13,10 @@ KEYS = "keys: must be whole numbers from 2 to 1e+15"
 D_K = "d_k: must be whole numbers from 1 to 1e+06"
 SIGN = {-1: "1/2", 1: "1/2"}
 NAN = float("nan")
-NAMES = "scale: must be one of the names 'none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'llama4'"
+NAMES = "scale: must be one of the names 'none', 'sqrt', 'dk', 't5', 'entropy_invariant', 'ssmax', 'llama4', "
+NAMES += "one with parameters such as 'mup(64)', or a number"
 COSINE = (
-    "rule: must be one for q and k as they are, got 'cosine(2.30259, 100)', which wants them of length 1: "
+    "rule: must be one for q and k as they are, got 'cosine(2.302585092994046, 100)', which wants them of length 1: "
     "such scores are not Gaussian"
 )
 
@@ -134,7 +135,9 @@ def test_prediction_asks_the_rule_with_keys_and_position() -> None:
 
 def test_a_prediction_stands_in_a_table_like_a_measurement() -> None:
     title, headings, cells = rootdk.predict([64, 128], 256).table()
-    assert title.startswith("2 heads, medians over rows")
+    assert title.startswith("2 settings, medians over rows")
+    assert headings[0] == "d_k"
+    assert [row[0] for row in cells] == ["64", "128"]
     assert "H/ln n" in headings
     assert not any("nan" in cell for row in cells for cell in row)
 

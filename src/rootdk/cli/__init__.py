@@ -21,7 +21,7 @@ from rootdk.version import __version__
 
 from . import options
 
-NAMES = ("audit", "claims", "explore", "info", "look", "plan", "predict", "prove", "train-study")
+NAMES = ("audit", "claims", "explore", "figures", "info", "look", "plan", "predict", "prove", "train-study")
 _LONGEST = 1200
 
 
@@ -90,7 +90,7 @@ def _errors_of_click() -> Iterator[None]:
 @options.file("--out", "Where to write the report.  [default: rootdk-report.html]")
 @click.option("--no-report", is_flag=True, help="Print the summary and write nothing.")
 @click.option("--no-cache", is_flag=True, help="Run everything again, and keep nothing.")
-@options.as_json("Print JSON in place of the summary; a report only with --out.")
+@options.data("Print JSON in place of the summary; a report only with --out.", "a row per compared number")
 @click.version_option(__version__, message="rootdk %(version)s")
 @click.pass_context
 def main(
@@ -105,6 +105,7 @@ def main(
     no_report: bool,
     no_cache: bool,
     as_json: bool,
+    as_csv: bool,
 ) -> None:
     """Attention that can be measured.
 
@@ -125,8 +126,9 @@ def main(
             raise click.UsageError(f"{first} and {second} exclude each other", ctx)
     size = "quick" if quick else "full" if full else "default"
     job = Job(size, tuple(dict.fromkeys(d_k)), keys, tuple(dict.fromkeys(rule)), seed)
-    wanted = out or (None if no_report or as_json else Path("rootdk-report.html"))
-    answer(job, wanted, asked_for=out is not None, cached=not no_cache, as_json=as_json)
+    form = "json" if as_json else "csv" if as_csv else "text"
+    wanted = out or (None if no_report or form != "text" else Path("rootdk-report.html"))
+    answer(job, wanted, asked_for=out is not None, cached=not no_cache, form=form)
 
 
 def _refuse_stray_options(ctx: click.Context) -> None:

@@ -1,12 +1,13 @@
 """`rootdk audit`: the health of a model's attention."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rootdk.rendering import csv_text
 from rootdk.untrusted import kind_of, shown_text
 from rootdk.version import __version__
 
@@ -35,7 +36,7 @@ _FAILED = 3
 @options.keys()
 @options.seed("Seed of random tokens and of the demonstration.")
 @options.file("--out", "Write a report to look at: one HTML file that opens offline.")
-@options.as_json("Print JSON in place of maps and findings.")
+@options.data("Print JSON in place of maps and findings.", "a row per head")
 @click.option(
     "--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with code 3 if the verdict is that, or worse."
 )
@@ -50,6 +51,7 @@ def audit(
     seed: int,
     out: Path | None,
     as_json: bool,
+    as_csv: bool,
     fail_on: str | None,
 ) -> None:
     """The health of a model's attention.
@@ -85,6 +87,8 @@ def audit(
         result = audit_of(path, words, tokens, keys, phase, seed, bars)
     if as_json:
         click.echo(json.dumps(result, indent=2, allow_nan=False))
+    elif as_csv:
+        click.echo(csv_text(_heads(result)), nl=False)
     else:
         Console().print(view(result, maps=True))
     if out is not None:
@@ -92,9 +96,15 @@ def audit(
 
         about = {"version": __version__} | ({} if path is None else {"path": shown_text(path)})
         options.write(out, render_audit(result, about), "--out")
-        click.echo(f"Report: {out}", err=as_json)
+        click.echo(f"Report: {out}", err=as_json or as_csv)
     if fail_on is not None and result["verdict"] in ("critical", fail_on):
         ctx.exit(_FAILED)
+
+
+def _heads(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for layer in result["layers"]:
+        for number, head in enumerate(layer["heads"]):
+            yield {"layer": layer["name"], "head": number, **head}
 
 
 def _read(text: Any) -> str:

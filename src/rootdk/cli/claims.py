@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rootdk.errors import RootdkError
+from rootdk.rendering import csv_text
 
 from . import options
 
@@ -39,18 +40,27 @@ def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int,
     help="Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one.",
 )
 @options.seed("Seed of what is drawn.")
-@options.as_json("Print JSON in place of text.")
-def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool) -> None:
+@options.data("Print JSON in place of text.", "a row per number of the evidence")
+def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool, as_csv: bool) -> None:
     """What is said about the scale, checked.
 
     Each claim with its source, the evidence with its standard error, and the verdict that follows from it.
     """
-    from rootdk.lab.checks import Sampling
+    from rootdk.lab.checks import LEDGER, Sampling
 
     checked = _checked(ids, Sampling(rows=rows, seed=seed))
     if as_json:
         plain = [claim.to_dict() for claim in checked]
         click.echo(json.dumps({"rows": rows, "seed": seed, "verdicts": counts(checked), "claims": plain}, indent=2))
+    elif as_csv:
+        click.echo(
+            csv_text(
+                {"id": claim.id, "title": LEDGER[claim.id].title, "verdict": claim.verdict, **comparison.to_dict()}
+                for claim in checked
+                for comparison in claim.evidence
+            ),
+            nl=False,
+        )
     else:
         click.echo("\n".join(lines(checked, min(shutil.get_terminal_size().columns, 120))))
 

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,14 @@ PORT = 8765
     type=click.Path(exists=True, path_type=Path),
     help="Show this model: a folder or file of safetensors, or what `rootdk audit --json` printed.",
 )
+@options.rule("Offer this scale too. ", ())
 @click.option("--at", metavar="ADDRESS", help="Open with this view: a copied link, or its end, as growth?d_k=512.")
 @options.file(
     "--export", "Write the page with precomputed views to one HTML file that opens offline, and serve nothing."
 )
-def explore(port: int, no_browser: bool, model: Path | None, at: str | None, export: Path | None) -> None:
+def explore(
+    port: int, no_browser: bool, model: Path | None, rule: tuple[str, ...], at: str | None, export: Path | None
+) -> None:
     """Why 1/sqrt(d_k): a page to play with.
 
     Serves it on this machine until Ctrl-C. Its numbers come from the operator and the theory, each time a knob moves.
@@ -49,15 +52,15 @@ def explore(port: int, no_browser: bool, model: Path | None, at: str | None, exp
     """
     check_lab()
     if at is not None:
-        check_address(at)
+        check_address(at, rule)
     if export is not None:
         options.check_writable(export, "--export")
     audit = None if model is None else read_model(model)
     if export is not None:
-        export_to(export, audit, at)
+        export_to(export, audit, at, rule)
         click.echo(f"Page: {export}")
     else:
-        serve(port, audit, browser=not no_browser, at=at)
+        serve(port, audit, browser=not no_browser, at=at, rules=rule)
 
 
 class LabMissingError(RootdkError, ImportError):
@@ -99,18 +102,21 @@ def read_model(path: Path) -> dict[str, Any]:
         return dict(checked_audit(read_checkpoint(path, progress=bars).to_dict()))
 
 
-def check_address(at: str) -> None:
+def check_address(at: str, rules: Sequence[str] = ()) -> None:
     """An error before the work, if there is no such view."""
     from rootdk.lab.explorer.chapters import CHAPTERS
+    from rootdk.lab.explorer.shared import with_rules
     from rootdk.lab.explorer.values import started_at
 
     try:
-        started_at(CHAPTERS, at)
+        started_at(with_rules(CHAPTERS, rules), at)
     except RootdkError as error:
         raise click.BadParameter(str(error).removeprefix("at: "), param_hint="'--at'") from error
 
 
-def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None) -> None:
+def serve(
+    port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None, rules: Sequence[str] = ()
+) -> None:
     """Until Ctrl-C, a KeyboardInterrupt. The address goes to standard output before the first request can come."""
     from rootdk.lab.explorer.server import application, listening, run, warm_up
 
@@ -118,7 +124,7 @@ def serve(port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str 
         host, free = socket.getsockname()
         if free != port:
             click.echo(f"Port {port} is taken: using {free}.", err=True)
-        app = application(free, audit=audit)
+        app = application(free, audit=audit, rules=rules)
         fragment = at.rpartition("#")[2] if at is not None else "model" if audit is not None else ""
         address = f"http://{host}:{free}/" + (f"#{fragment}" if fragment else "")
         click.echo(f"The explorer is at {address} until Ctrl-C.")
@@ -139,12 +145,12 @@ def _open(address: str) -> None:
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
-def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None) -> None:
+def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None, rules: Sequence[str] = ()) -> None:
     """One HTML file, with a bar meanwhile."""
     from rootdk.lab.explorer.export import exported_page
 
     from .progress import Bars
 
     with Bars() as bars:
-        page = exported_page(audit=audit, progress=bars, at=at)
+        page = exported_page(audit=audit, progress=bars, at=at, rules=rules)
     options.write(path, page, "--export")

@@ -4,12 +4,14 @@ import json
 
 import click
 
+from rootdk.rendering import csv_text
+
 from . import options
 
 
 @click.command()
-@options.as_json("Print JSON in place of a list.")
-def info(as_json: bool) -> None:
+@options.data("Print JSON in place of a list.", "a row per fact")
+def info(as_json: bool, as_csv: bool) -> None:
     """Version, kernel target in use, threads."""
     from rootdk.machine import describe
 
@@ -18,5 +20,9 @@ def info(as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=2))
         return
     width = max(map(len, facts))
-    for name, value in facts.items():
-        click.echo(f"{name:<{width}}  {', '.join(value) if isinstance(value, list) else value}")
+    listed = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
+    if as_csv:
+        click.echo(csv_text({"name": name, "value": value} for name, value in listed.items()), nl=False)
+        return
+    for name, value in listed.items():
+        click.echo(f"{name:<{width}}  {value}")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rootdk.rendering import csv_text
+
 from . import options
 
 if TYPE_CHECKING:
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
     help="Queries to measure.",
 )
 @options.seed("Seed of the random q and k.")
-@options.as_json("Print JSON in place of a table.")
-def look(d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed: int, as_json: bool) -> None:
+@options.data("Print JSON in place of a table.", "a row per d_k and rule")
+def look(
+    d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed: int, as_json: bool, as_csv: bool
+) -> None:
     """A first look at what the scale does.
 
     The same random q and k go through rootdk.measure under every rule.
@@ -40,6 +44,8 @@ def look(d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed
     if as_json:
         plain = {"seed": seed, "looks": [look.to_dict() for look in looks], "meaning": meaning(looks)}
         click.echo(json.dumps(plain, indent=2))
+    elif as_csv:
+        click.echo(csv_text(look.to_dict() for look in looks), nl=False)
     else:
         click.echo("\n".join(_lines(looks, meaning(looks), shutil.get_terminal_size().columns)))
 

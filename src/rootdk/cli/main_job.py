@@ -94,8 +94,8 @@ class Findings:
         return next(result for result in self.results if result.experiment == experiment)
 
 
-def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_json: bool) -> None:
-    """Run the job; path is where the report goes, or None.
+def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, form: str) -> None:
+    """Run the job; path is where the report goes, or None. form is "text", "json" or "csv".
 
     Without plotly a report that was asked for by name is an error at once. One that comes by default is an error at
     the end: the summary is still worth printing, and the exit code still says that something is missing.
@@ -114,15 +114,17 @@ def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_jso
             page = render(findings.results, findings.claims, _about(findings), _cards(job), shipped())
     for note in dict.fromkeys(notes):
         click.echo(note, err=True)
-    if as_json:
+    if form == "json":
         click.echo(json.dumps(_to_dict(findings), indent=2, allow_nan=False))
+    elif form == "csv":
+        click.echo(rendering.csv_text(_numbers(findings)), nl=False)
     else:
         click.echo("\n".join(summary(findings, shutil.get_terminal_size().columns)))
     if missing:
         raise missing
     if path is not None:
         options.write(path, page, "--out")
-        click.echo(f"Report: {path}", err=as_json)
+        click.echo(f"Report: {path}", err=form != "text")
 
 
 def _missing_plotly() -> RootdkError | None:
@@ -164,6 +166,13 @@ def _to_dict(findings: Findings) -> dict[str, Any]:
         "results": [result.to_dict() for result in findings.results],
         "claims": list(findings.claims),
     }
+
+
+def _numbers(findings: Findings) -> Iterator[dict[str, Any]]:
+    """Every number that theory and measurement were compared by, and what it belongs to."""
+    for result in findings.results:
+        for comparison in result.comparisons:
+            yield {"experiment": result.experiment, **comparison.to_dict()}
 
 
 def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:

@@ -1,5 +1,6 @@
 """Options that several commands have, so that each means the same everywhere, and the files that they name."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,15 +40,15 @@ def keys() -> Option[Any]:
     )
 
 
-def rule() -> Option[Any]:
-    """--rule by name, as often as wanted."""
+def rule(words: str = "", default: tuple[str, ...] = ("none", "sqrt", "dk")) -> Option[Any]:
+    """--rule as text, as often as wanted; the command gets the names of rules that exist."""
     return click.option(
         "--rule",
         multiple=True,
-        callback=_known_rules,
-        default=("none", "sqrt", "dk"),
-        show_default=True,
-        help="Name of a scale rule; repeat it.",
+        callback=lambda _ctx, _option, texts: tuple(dict.fromkeys(map(rule_name, texts))),
+        default=default,
+        show_default=bool(default),
+        help=f"{words}A scale: a name, mup(64), a number, or module:name of your own; repeat it.",
     )
 
 
@@ -56,9 +57,22 @@ def seed(words: str) -> Option[Any]:
     return click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=words)
 
 
-def as_json(words: str) -> Option[Any]:
-    """--json."""
-    return click.option("--json", "as_json", is_flag=True, help=words)
+def data(words: str, rows: str) -> Option[Any]:
+    """--json, and --csv, whose rows are those of a table. One of them at a time."""
+
+    def both(command: Any) -> Any:
+        as_csv = click.option("--csv", "as_csv", is_flag=True, callback=_either, help=f"The same as CSV: {rows}.")
+        as_json = click.option("--json", "as_json", is_flag=True, callback=_either, help=words)
+        return as_json(as_csv(command))
+
+    return both
+
+
+def _either(ctx: click.Context, option: click.Parameter, chosen: bool) -> bool:
+    other = "as_csv" if option.name == "as_json" else "as_json"
+    if chosen and ctx.params.get(other):
+        raise click.UsageError("--json and --csv exclude each other", ctx)
+    return chosen
 
 
 def file(name: str, words: str) -> Option[Any]:
@@ -93,12 +107,19 @@ def bad_parameter(error: RootdkError, more: str = "") -> click.BadParameter:
     return click.BadParameter(str(error).partition(": ")[2] + more)
 
 
-def _known_rules(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+def rule_name(text: str) -> str:
+    """The name of the rule that a person wrote. `module:name` is imported, from the current folder last of all."""
     from rootdk import scaling
 
     try:
-        for name in names:
-            scaling.rule(name)
+        if ":" in text:
+            if (here := str(Path.cwd())) not in sys.path:
+                sys.path.append(here)
+            chosen = scaling.load(text)
+        else:
+            chosen = scaling.rule(text)
     except RootdkError as error:
         raise bad_parameter(error) from error
-    return names
+    if chosen.unit_length:
+        raise click.BadParameter(f"must be a rule for q and k as they are, got {text}, which wants them of length 1")
+    return chosen.name

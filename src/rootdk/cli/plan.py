@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rootdk.errors import RootdkError
+from rootdk.rendering import csv_text
 
 from . import options
 
@@ -59,8 +60,8 @@ def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
     show_default=True,
     help="Length of the sequence that is run for it.",
 )
-@options.as_json("Print JSON in place of text.")
-def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **sizes: Any) -> None:
+@options.data("Print JSON in place of text.", "a row per pass")
+def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv: bool, **sizes: Any) -> None:
     """Work, messages, memory and time of each rank of a ring, from sizes and rates."""
     from rootdk.distributed.cost import Ring, cost
 
@@ -81,6 +82,11 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, **size
         passes = {name: asdict(direction) for name, direction in costs.items()}
         asked = {"ring": asdict(ring)}
         click.echo(json.dumps(asked | passes | ({} if report is None else {"validation": report}), indent=2))
+        return
+    if as_csv:
+        rows = [{"pass": name, "ranks": ring.ranks, **asdict(direction)} for name, direction in costs.items()]
+        # What was run here stands in rows of its own: other sizes, and measured.
+        click.echo(csv_text([*rows, *(report["rows"] if report else ())]), nl=False)
         return
     click.echo("\n".join(_costs(ring, costs)))
     if report is not None:

@@ -1,15 +1,13 @@
 """`rootdk predict`: theory for one setting."""
 
 import json
-import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from rootdk import rendering
-from rootdk.errors import RootdkError
 
 from . import options
 
@@ -28,22 +26,6 @@ _FIELDS = (
 )
 
 
-def _rule_or_number(_ctx: click.Context, _option: click.Parameter, text: str) -> str | float:
-    """A name of a rule, or the scale itself."""
-    from rootdk.scaling import rule
-
-    try:
-        number = float(text)
-    except ValueError:
-        try:
-            return rule(text).name
-        except RootdkError as error:
-            raise options.bad_parameter(error, "; a number is taken as the scale") from error
-    if not math.isfinite(number) or abs(number) > 1e3:
-        raise click.BadParameter(f"must be the name of a rule or a number up to 1000 in size, got {text}")
-    return number
-
-
 def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> float:
     """A standard deviation; click's own range would let NaN pass."""
     if not 0.0 < sigma <= 1e3:
@@ -52,10 +34,20 @@ def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> floa
 
 
 @click.command()
-@click.option("--d-k", type=click.IntRange(1, 10**6), required=True, help="Length of q and k.")
+@click.option(
+    "--d-k",
+    type=click.IntRange(1, 10**6),
+    required=True,
+    multiple=True,
+    help="Length of q and k; repeat it for a table.",
+)
 @click.option("--keys", type=click.IntRange(2, 10**12), required=True, help="Keys that each query sees.")
 @click.option(
-    "--rule", default="sqrt", show_default=True, callback=_rule_or_number, help="Name of a rule, or the scale itself."
+    "--rule",
+    default="sqrt",
+    show_default=True,
+    callback=lambda _ctx, _option, text: options.rule_name(text),
+    help="A scale: a name, mup(64), a number, or module:name of your own.",
 )
 @click.option(
     "--sigma",
@@ -65,13 +57,22 @@ def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> floa
     callback=_spread,
     help="Standard deviation of the components of q and k.",
 )
-@options.as_json("Print JSON in place of text.")
-def predict(d_k: int, keys: int, rule: str | float, sigma: float, as_json: bool) -> None:
-    """Theory for one setting, with a recommendation. Nothing is drawn."""
+@options.data("Print JSON in place of text.", "a row per d_k")
+def predict(d_k: tuple[int, ...], keys: int, rule: str, sigma: float, as_json: bool, as_csv: bool) -> None:
+    """Theory for a setting, with a recommendation. Nothing is drawn.
+
+    With several d_k: a table, a row for each.
+    """
     from rootdk.lab.recommendation import recommend
 
-    report = recommend(d_k, keys, rule, sigma)
-    click.echo(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(_lines(report)))
+    reports = [recommend(one, keys, rule, sigma) for one in dict.fromkeys(d_k)]
+    if as_csv:
+        click.echo(rendering.csv_text(report.to_dict() for report in reports), nl=False)
+    elif as_json:
+        plain = [report.to_dict() for report in reports]
+        click.echo(json.dumps(plain if len(plain) > 1 else plain[0], indent=2))
+    else:
+        click.echo("\n".join(_lines(reports[0]) if len(reports) == 1 else _table(reports)))
 
 
 def _lines(report: "Recommendation") -> Iterator[str]:
@@ -90,6 +91,25 @@ def _lines(report: "Recommendation") -> Iterator[str]:
     yield ""
     yield from textwrap.wrap(f"{report.state.capitalize()}. {report.advice}", WIDTH)
     yield "This is the start of training. For trained weights: rootdk.measure."
+
+
+def _table(reports: "Sequence[Recommendation]") -> Iterator[str]:
+    """A row per d_k, in the same words as the others use."""
+    first = reports[0]
+    unit = "" if first.sigma == 1.0 else f", components of standard deviation {first.sigma:g}"
+    yield from textwrap.wrap(f"Attention with random q and k: {first.keys} keys, rule {first.rule}{unit}", WIDTH)
+    yield ""
+    yield f"{'':>7} {'':>9} {'score':>9} {'entropy':>8} {'effective':>9} {'rows of':>8} {'Jacobian':>9}"
+    yield f"{'d_k':>7} {'scale':>9} {'variance':>9} {'share':>8} {'keys':>9} {'one key':>8} {'trace':>9}  state"
+    for report in reports:
+        numbers = report.predicted
+        yield (
+            f"{report.d_k:>7} {report.scale:>9.4g} {numbers['mean_variance']:>9.3g} "
+            f"{numbers['mean_entropy_ratio']:>8.3f} {numbers['median_effective_keys']:>9.4g} "
+            f"{numbers['saturated']:>8.1%} {numbers['mean_jacobian_trace']:>9.3f}  {report.state}"
+        )
+    yield ""
+    yield from textwrap.wrap(f"At d_k = {reports[-1].d_k}: {reports[-1].state}. {reports[-1].advice}", WIDTH)
 
 
 def _line(words: str, value: float) -> str:

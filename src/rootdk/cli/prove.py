@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rootdk.rendering import csv_text
+
 from . import options
 
 if TYPE_CHECKING:
@@ -18,13 +20,25 @@ WIDTH = 80
 @click.command()
 @click.option("--d", type=click.IntRange(1, 10**6), default=3, show_default=True, help="Length of q and k.")
 @options.seed("Seed of the random pairs.")
-@options.as_json("Print JSON in place of text.")
-def prove(d: int, seed: int, as_json: bool) -> None:
+@options.data("Print JSON in place of text.", "a row per measured average")
+def prove(d: int, seed: int, as_json: bool, as_csv: bool) -> None:
     """Why the variance of q.k is d, step by step with the actual terms."""
     from rootdk.lab.proof import prove as proof_of
 
     proof = proof_of(d, seed)
+    if as_csv:
+        rows = ({"quantity": name, "theory": theory, "measured": mean, "standard_error": error}
+                for name, theory, mean, error in _measured(proof))  # fmt: skip
+        click.echo(csv_text(rows), nl=False)
+        return
     click.echo(json.dumps(proof.to_dict(), indent=2) if as_json else "\n".join(_lines(proof)))
+
+
+def _measured(proof: "Proof") -> Iterator[tuple[str, float, float, float]]:
+    """What was averaged, what theory says, the average and its standard error."""
+    expected = [1.0, *([0.0] if proof.d > 1 else []), float(proof.d), 1.0]
+    for (name, (mean, error)), predicted in zip(proof.measured.items(), expected, strict=True):
+        yield name, predicted, mean, error
 
 
 def _lines(proof: "Proof") -> Iterator[str]:
@@ -46,8 +60,7 @@ def _lines(proof: "Proof") -> Iterator[str]:
             yield from _terms(proof)
     yield ""
     yield f"Measured on {proof.pairs:,} random Gaussian pairs (seed {proof.seed}):"
-    expected = [1.0, *([0.0] if d > 1 else []), float(d), 1.0]
-    for (name, (mean, error)), predicted in zip(proof.measured.items(), expected, strict=True):
+    for name, predicted, mean, error in _measured(proof):
         yield f"  {name:<24} theory {predicted:<10.6g} measured {mean:.5g} ± {error:.2g}"
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rootdk.rendering import csv_text
 from rootdk.untrusted import shown_text
 
 from . import options
@@ -36,6 +37,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 @click.option(
     "--task", "tasks", type=click.Choice(["recall", "text", "digits"]), multiple=True, help="Only this; repeat it."
 )
+@options.rule("Only this. ", ())
 @click.option(
     "--spec",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -54,11 +56,12 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 @options.file("--out", "Write all that was recorded, as JSON.")
 @options.file("--report", "Write a page to look at: one HTML file that opens offline.")
 @click.option("--fresh", is_flag=True, help="Run again what is kept.")
-@options.as_json("Print JSON in place of the summary.")
+@options.data("Print JSON in place of the summary.", "a row per run, with its end")
 @click.pass_context
 def train_study(
-    ctx: click.Context, /, size: str | None, out: Path | None, report: Path | None, as_json: bool, **asked: Any
-) -> None:
+    ctx: click.Context, /, size: str | None, out: Path | None, report: Path | None, as_json: bool, as_csv: bool,
+    **asked: Any,
+) -> None:  # fmt: skip
     """What the scale does when a model learns.
 
     Trains small models under several scale rules, d_k, learning rates and seeds, one run per core at a time. Finished
@@ -66,8 +69,9 @@ def train_study(
     another study uses the folder of runs; 2: an option is wrong; 130: interrupted.
     """
     order = Order(size=size or "default", **asked)
-    if order.spec is not None and (size or order.tasks):
-        raise click.UsageError(f"--spec and {f'--{size}' if size else '--task'} exclude each other", ctx)
+    if order.spec is not None and (size or order.tasks or order.rule):
+        other = f"--{size}" if size else "--task" if order.tasks else "--rule"
+        raise click.UsageError(f"--spec and {other} exclude each other", ctx)
     if order.address is not None and order.engine != "ray":
         raise click.UsageError("--address needs --engine ray", ctx)
     from rootdk.lab.training.store import Store
@@ -76,7 +80,7 @@ def train_study(
 
     kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command goes on from there"
     with last_words(f"interrupted; {kept}"):
-        _answer(order, out, report, as_json)
+        _answer(order, out, report, "json" if as_json else "csv" if as_csv else "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Order:
 
     size: str
     tasks: tuple[str, ...]
+    rule: tuple[str, ...]
     spec: Path | None
     runs: Path | None
     workers: int | None
@@ -94,11 +99,12 @@ class Order:
 
     def specs(self) -> tuple["RunSpec", ...]:
         """The runs to do, checked."""
+        from rootdk.lab.training.run import TASKS
         from rootdk.lab.training.run_lists import plan, read_specs
 
         if self.spec is not None:
             return read_specs(self.spec)
-        return plan(self.size, self.tasks) if self.tasks else plan(self.size)
+        return plan(self.size, self.tasks or TASKS, self.rule)
 
     def start_engine(self) -> "Engine":
         """Where the runs are done."""
@@ -114,7 +120,7 @@ class Order:
         return LocalEngine(self.workers)
 
 
-def _answer(order: Order, out: Path | None, report: Path | None, as_json: bool) -> None:
+def _answer(order: Order, out: Path | None, report: Path | None, form: str) -> None:
     """Do the order. What is wrong with it is said before anything runs."""
     from rootdk.lab.training.engine import check_installed
 
@@ -128,18 +134,27 @@ def _answer(order: Order, out: Path | None, report: Path | None, as_json: bool) 
         check_plotly()
         options.check_writable(report, "--report")
     results = _results(order, specs)
-    if as_json:
+    if form == "json":
         click.echo(results.to_json(), nl=False)
+    elif form == "csv":
+        click.echo(csv_text(_ends(results)), nl=False)
     else:
         click.echo("\n".join(lines(results)))
     if out is not None:
         options.write(out, results.to_json(), "--out")
-        click.echo(f"Results: {out}", err=as_json)
+        click.echo(f"Results: {out}", err=form != "text")
     if report is not None:
         from rootdk.lab.report import render_training
 
         options.write(report, render_training(results), "--report")
-        click.echo(f"Report: {report}", err=as_json)
+        click.echo(f"Report: {report}", err=form != "text")
+
+
+def _ends(results: "Results") -> Iterator[dict[str, Any]]:
+    for run in results.runs:
+        spec = {name: value for name, value in run.spec.to_dict().items() if name != "transplant"}
+        end = {"loss": run.last.loss, "accuracy": run.last.accuracy, "train_loss": run.last.train_loss}
+        yield spec | end | {"diverged": run.diverged, "seconds": run.seconds}
 
 
 def _results(order: Order, specs: Sequence["RunSpec"]) -> "Results":

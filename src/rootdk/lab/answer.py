@@ -10,7 +10,7 @@ from rootdk.attention import attention
 from rootdk.theory import predict
 
 from .checks.result import Result
-from .drawing import COLOURS
+from .drawing import COLOURS, Picture, bars, plot
 from .first_look import RULE_WORDS, RULES
 
 WIDTHS = (4, 64, 512)
@@ -114,6 +114,17 @@ def rows_text(rows: Mapping[int, Mapping[str, NDArray[Any]]]) -> str:
         for rule in RULES
     )
     return f"One random query over {_KEYS} keys, a bar for each, the largest weight first. It is: {tops}."
+
+
+def rows_pictures() -> list[Picture]:
+    """The same as figures of their own, one for each d_k, on the same axes."""
+    pictures = []
+    for d_k, row in rows_as_widths_grow().items():
+        traces = [bars(range(1, _KEYS + 1), row[rule], RULE_WORDS[rule], COLOURS[rule]) for rule in RULES]
+        figure = plot(traces, "key, by weight", "weight", barmode="group", yaxis={"range": [0, 1]})
+        caption = f"One random query over {_KEYS} keys, the largest weight first, under each rule."
+        pictures.append(Picture(f"one-row-{d_k}", f"The weights of one row, d_k = {d_k}", caption, figure))
+    return pictures
 
 
 def worked_example() -> tuple[Sequence[str], list[list[str]]]:

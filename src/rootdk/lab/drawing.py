@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .first_look import RULE_WORDS
+
 if TYPE_CHECKING:
     from .checks.comparison import Comparison
 
@@ -111,7 +113,7 @@ def plot(data: Sequence[dict[str, Any]], x: str, y: str, **layout: Any) -> dict[
         "xaxis": {"title": {"text": with_subscript(x), "standoff": 8}, "zeroline": False},
         "yaxis": {"title": {"text": with_subscript(y), "standoff": 8}, "zeroline": False, "automargin": True},
     }
-    data = [trace | {"name": with_subscript(trace["name"])} if trace.get("name") else trace for trace in data]
+    data = [trace | {"name": with_subscript(_words(trace["name"]))} if trace.get("name") else trace for trace in data]
     shared = {
         "margin": {"l": 44, "r": 12, "t": 8, "b": 48},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
@@ -121,6 +123,12 @@ def plot(data: Sequence[dict[str, Any]], x: str, y: str, **layout: Any) -> dict[
     }
     axes = {name: axis | layout.pop(name, {}) for name, axis in axes.items()}
     return {"data": data, "layout": shared | axes | layout}
+
+
+def _words(name: str) -> str:
+    """A rule as a person writes it, alone or before a comma: 1/√d_k for sqrt."""
+    rule, comma, rest = name.partition(",")
+    return f"{RULE_WORDS.get(rule, rule)}{comma}{rest}"
 
 
 def with_subscript(text: str) -> str:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rootdk.errors import ArgumentError
-from rootdk.scaling import rule as named_rule
+from rootdk.summary import HeadSummary
 from rootdk.theory import critical_sigma, relative_gradient
 from rootdk.theory._arguments import count, numbers
 from rootdk.theory.prediction import predict
@@ -59,14 +58,12 @@ def recommend(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0)
     size, length = count("d_k", d_k, 1, 10**6), count("keys", keys, 2, 10**12)
     spread = float(numbers("sigma", sigma, least=0.0, most=1e3))
     if isinstance(rule, str):
-        if named_rule(rule).unit_length:
-            raise ArgumentError(f"rule: must be one for q and k as they are, got {rule!r}")
         scale, name = factor_of(rule, size, length), rule
     else:
         scale = float(numbers("rule", rule, least=-1e3, most=1e3))
         name = f"{scale:g}"
     heads = predict(size, length, scale * spread**2)
-    predicted = {field: float(getattr(heads, field)[0]) for field in heads.__dataclass_fields__}
+    predicted = {field: float(getattr(heads, field)[0]) for field in HeadSummary.__dataclass_fields__}
     # q, k enlarged by sigma is the scale enlarged by sigma^2, and dq is sigma times what it was.
     gradient = float(relative_gradient(length, size, scale * spread**2)) / spread if spread else 0.0
     std, critical = abs(scale) * math.sqrt(size) * spread**2, float(critical_sigma(length))

@@ -8,9 +8,12 @@ by `extremes`                  the expected largest logit (exact) and lowest ln 
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammainc, gammaincinv, gammaln
 
@@ -28,7 +31,24 @@ from .softmax import AVERAGES, averages_of
 _COARSE = -20.0
 
 
-def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, position: Any = None) -> HeadSummary:
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(HeadSummary):
+    """A HeadSummary that theory made: an entry is a setting, and d_k says which.
+
+    >>> predict([64, 512], 1024, "none").d_k.tolist()
+    [64, 512]
+    """
+
+    d_k: NDArray[Any] = field(kw_only=True)
+
+    def __repr__(self) -> str:
+        return f"Prediction(d_k={self.d_k.tolist()}, keys={self.mean_keys.astype(int).tolist()})"
+
+    def _names(self) -> tuple[str, Sequence[Any], str]:
+        return "d_k", self.d_k.tolist(), "setting"
+
+
+def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, position: Any = None) -> Prediction:
     """The fields of `Reading.by_head()` for standard normal q and k, one entry per setting.
 
     d_k       components of q and k, from 1 to 1e6
@@ -62,7 +82,8 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
         _fields(n, d, _factor(rule, int(d), int(n), int(at)), r)
         for d, n, r, at in zip(sizes.flat, counts.flat, length.flat, place.flat, strict=True)
     ]
-    return HeadSummary.of({name: [fields[name] for fields in settings] for name in HeadSummary.__dataclass_fields__})
+    columns = {name: [fields[name] for fields in settings] for name in HeadSummary.__dataclass_fields__}
+    return Prediction.of(columns | {"d_k": list(sizes.flat)})
 
 
 def _factor(rule: Any, d_k: int, keys: int, position: int) -> float:

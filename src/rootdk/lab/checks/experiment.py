@@ -17,7 +17,7 @@ from rootdk import version
 from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
 from rootdk.files import cache_folder, write_atomically
 from rootdk.lab.drawing import Picture
-from rootdk.scaling import rule
+from rootdk.scaling import fingerprint, rule
 from rootdk.theory._arguments import count, numbers
 from rootdk.untrusted import read_json
 
@@ -139,7 +139,9 @@ class Cache:
 
     def path(self, spec: Any) -> Path:
         """The file that the result of this spec has or would have."""
-        asked = json.dumps([name_of(spec), asdict(spec), _code()], sort_keys=True)
+        # A registered rule is known by what it says: the same name may stand for another tomorrow.
+        own = [fingerprint(name) for name in getattr(spec, "rules", ())]
+        asked = json.dumps([name_of(spec), asdict(spec), _code(), *filter(None, own)], sort_keys=True)
         return self.place / f"{name_of(spec)}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
 
     def get(self, spec: Any) -> Result | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class RulesSpec(Spec):
             raise ArgumentError(
                 f"keys: must be at most {_LARGEST_GROUP // largest} at d_k = {largest}, got {self.keys}"
             )
+        for rule, d_k in product(self.rules, (*self.d_k, *self.curve, *self.computed)):
+            factor_of(rule, d_k, self.keys)  # what a rule cannot do is said before anything is drawn
 
 
 def run(spec: RulesSpec, progress: Progress) -> Result:
@@ -134,17 +137,17 @@ def _pictures(result: Result) -> list[Picture]:
     for series in result.series:
         by_d_k.setdefault(int(series.setting["d_k"]), []).append(series)
     return [
-        _along_d_k(result, "H / ln n", "entropy-dk", "Entropy against d_k"),
-        _along_d_k(result, "trace of J", "trace-dk", "Trace of J against d_k"),
+        _along_d_k(result, "H / ln n", "entropy-dk", "Entropy against d_k", "entropy share, H / ln n"),
+        _along_d_k(result, "trace of J", "trace-dk", "Trace of J against d_k", "Jacobian trace"),
         *(_bars(d_k, weights) for d_k, weights in by_d_k.items()),
     ]
 
 
-def _along_d_k(result: Result, quantity: str, name: str, title: str) -> Picture:
+def _along_d_k(result: Result, quantity: str, name: str, title: str, label: str) -> Picture:
     chosen = result.select(quantity)
     traces = predicted_and_measured(grouped_by(chosen, "rule"), "d_k")
     caption = "Lines: theory. Markers: measured, with two standard errors."
-    return Picture(name, title, caption, plot(traces, "d<sub>k</sub>", quantity, xaxis=ticks_along(chosen, "d_k")))
+    return Picture(name, title, caption, plot(traces, "d<sub>k</sub>", label, xaxis=ticks_along(chosen, "d_k")))
 
 
 def _bars(d_k: int, weights: Sequence[Series]) -> Picture:

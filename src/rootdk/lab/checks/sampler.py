@@ -143,10 +143,25 @@ def reading(sampling: Sampling, d_k: int, keys: int, scale: float | str) -> Read
 
 
 def factor_of(name: str, d_k: int, keys: int) -> float:
-    """The scale of a named rule for the last row of a call with that many keys."""
+    """The scale of a rule, given as text, for the last row of a call with that many keys.
+
+    A rule of somebody's own may do anything; what it does wrong is an error that names it.
+
+    >>> factor_of("mup(64)", 256, 1024), factor_of("0.2", 256, 1024)
+    (0.03125, 0.2)
+    """
     chosen = rule(name)
+    if chosen.unit_length:
+        raise ArgumentError(f"rule: must be one for q and k as they are, got {name!r}")
     known = {"keys": keys, "position": keys - 1}
-    return float(chosen.factor(d_k, *(known[which] if which in chosen.varies else None for which in known)))
+    try:
+        factor = float(chosen.factor(d_k, *(known[which] if which in chosen.varies else None for which in known)))
+        wrong = "" if math.isfinite(factor) else f"{factor}"
+    except Exception as error:  # noqa: BLE001 -- the factor is not our code
+        factor, wrong = math.nan, f"{type(error).__name__}: {error}"
+    if wrong:
+        raise ArgumentError(f"rule: {name!r} must give one number at d_k = {d_k} and {keys} keys, got {wrong}")
+    return factor
 
 
 # Numbers over groups.

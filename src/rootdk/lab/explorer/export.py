@@ -13,7 +13,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from rootdk.lab.report.document import script_text
 from .chapter import Chapter, Control, plain
 from .endpoints import Api, plotly_js, static_text
 from .security import hashes, sheets_in
+from .shared import with_rules
 from .values import started_at
 
 Progress = Callable[[str, float], None]
@@ -46,16 +47,17 @@ def exported_page(
     audit: Mapping[str, Any] | None = None,
     progress: Progress = lambda name, share: None,
     at: str | None = None,
+    rules: Sequence[str] = (),
 ) -> str:
     """The whole page as HTML; `progress` gets the title of the chapter and the share that is done.
 
-    at is the address of the view that it opens with, such as growth?d_k=512.
+    at is the address of the view that it opens with, such as growth?d_k=512; rules are offered beside the usual ones.
     """
     tour: tuple[tuple[str, str], ...] = ()
     if chapters is None:
         from .chapters import CHAPTERS, TOUR
 
-        chapters, tour = CHAPTERS, TOUR
+        chapters, tour = with_rules(CHAPTERS, rules), TOUR
     start = None
     if at is not None:
         start, chapters = started_at(chapters, at)

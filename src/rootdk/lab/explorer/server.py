@@ -16,7 +16,7 @@ import asyncio
 import errno
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -34,6 +34,7 @@ from rootdk.errors import ArgumentError
 from .chapter import Chapter
 from .endpoints import Api, Asset, plotly_js, refusal, static_assets
 from .security import App, Guard, policy
+from .shared import with_rules
 from .values import read_values
 
 HOST = "127.0.0.1"
@@ -55,11 +56,15 @@ def application(
     chapters: tuple[Chapter, ...] | None = None,
     audit: Mapping[str, Any] | None = None,
     tour: tuple[tuple[str, str], ...] = (),
+    rules: Sequence[str] = (),
 ) -> App:
-    """The ASGI application for a server on that port; by default with all chapters and the tour through them."""
+    """The ASGI application for a server on that port; by default with all chapters and the tour through them.
+
+    rules are offered beside the usual ones.
+    """
     from .chapters import CHAPTERS, TOUR
 
-    api = Api(CHAPTERS, audit, TOUR) if chapters is None else Api(chapters, audit, tour)
+    api = Api(with_rules(CHAPTERS, rules), audit, TOUR) if chapters is None else Api(chapters, audit, tour)
     routes = [Route(path, _served(asset)) for path, asset in static_assets().items()]
     routes += [
         Route("/api/chapters", api.list_chapters),

@@ -8,7 +8,9 @@ drawing. A point of theory takes milliseconds, and is kept once it is computed.
 """
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -17,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.attention import attention, measure
-from rootdk.lab.drawing import ticks_at
+from rootdk.lab.checks.sampler import factor_of
+from rootdk.lab.drawing import COLOURS, HUES, ticks_at
 from rootdk.lab.first_look import RULE_WORDS
 from rootdk.reading import Reading
 from rootdk.theory import attention_moments, relative_gradient
 from rootdk.theory.row_law import RowLaw, row_law
 
-from .chapter import Control
+from .chapter import Chapter, Control
 
 RULES = Control(
     "rule",
@@ -34,8 +37,39 @@ RULES = Control(
     labels=tuple(RULE_WORDS[name] for name in ("sqrt", "none", "dk")),
     help="What every score is multiplied by before softmax.",
 )
-# The a of a rule's scale d_k^-a.
-EXPONENTS = {"none": 0.0, "sqrt": 0.5, "dk": 1.0}
+
+
+def with_rules(chapters: tuple[Chapter, ...], names: Sequence[str]) -> tuple[Chapter, ...]:
+    """The chapters with further rules to choose, wherever they let a person choose one."""
+    added = tuple(name for name in names if name not in RULES.choices)
+    wider = replace(RULES, choices=RULES.choices + added, labels=RULES.labels + added)
+    return tuple(
+        replace(chapter, controls=tuple(wider if control is RULES else control for control in chapter.controls))
+        for chapter in chapters
+    )
+
+
+def compared(rule: str) -> dict[str, str]:
+    """The three rules that everybody knows, and the chosen one if it is another: name and words."""
+    return RULE_WORDS | ({} if rule in RULE_WORDS else {rule: rule})
+
+
+def colour(rule: str) -> str:
+    """That of a rule everywhere, or that of a rule of one's own."""
+    return COLOURS.get(rule, HUES[3])
+
+
+def in_python(rule: str, d_k: int, keys: int) -> str:
+    """The scale in lines to run: by name where everybody knows it, else the number."""
+    return f'"{rule}"' if rule in RULE_WORDS else repr(factor_of(rule, d_k, keys))
+
+
+def factor_in_python(rule: str, d_k: int, keys: int) -> str:
+    """The same as a number, and how it is made."""
+    known = {"none": "1.0", "sqrt": f"1 / {d_k} ** 0.5", "dk": f"1 / {d_k}"}
+    return known.get(rule) or repr(factor_of(rule, d_k, keys))
+
+
 SEED = Control("seed", "seed", "int", 0, 0, 999, 1, help="Which random numbers are drawn.")
 QUERIES, WIDEST = 64, 1024
 Floats32 = NDArray[np.float32]
@@ -170,10 +204,10 @@ def quantity_knob(default: str, names: tuple[str, ...]) -> Control:
 
 
 @lru_cache(maxsize=1024)
-def over_widths(quantity: str, keys: int, exponent: float) -> NDArray[Any]:
-    """One of QUANTITIES under the scale d_k^-exponent, at every width."""
+def over_widths(quantity: str, keys: int, rule: str | float) -> NDArray[Any]:
+    """One of QUANTITIES at every width, under the rule, or under the scale d_k^-a for a number a."""
     widths = np.array(WIDTHS)
-    scales = widths**-exponent
+    scales = widths**-rule if isinstance(rule, float) else np.array([factor_of(rule, d_k, keys) for d_k in WIDTHS])
     if quantity == "variance":
         return np.asarray(widths * scales**2)
     if quantity == "flow":

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Protocol
 
 from rootdk.errors import ArgumentError, RootdkError
+from rootdk.scaling import ScaleRule, register
 
 from .run import Run, RunSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A run to be done, and the file for its state while it lasts."""
+    """A run to be done, the file for its state while it lasts, and its rule if that is a registered one."""
 
     spec: RunSpec
     keep: Path
+    rule: ScaleRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ def attempt(trainer: Trainer, task: Task, progress: Callable[[int], None]) -> Fi
     """
     went_on = task.keep.exists()
     try:
+        if task.rule is not None:
+            register(task.rule)
         return Finished(trainer(task.spec, keep=task.keep, progress=progress))
     except (BrokenPipeError, ConnectionResetError):
         raise  # nobody listens any more

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
 from typing import Any
 
+from rootdk.errors import ArgumentError
 from rootdk.processes import holding_ctrl_c, standing_elsewhere
 
 from .engine import (
@@ -47,6 +49,13 @@ class LocalEngine:
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Events as they come; tasks begin in their order."""
+        for rule in {task.rule.name: task.rule for task in tasks if task.rule is not None}.values():
+            try:
+                pickle.dumps(rule)
+            except Exception as error:
+                raise ArgumentError(
+                    f"rule: {rule.name!r} must go to other processes: make its factor a function of a module; {error}"
+                ) from error
         waiting, died, workers = deque(tasks), set[Task](), list[_Worker]()
         try:
             for _ in range(min(self.workers, len(tasks))):

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from rootdk.errors import ArgumentError, ArgumentTypeError
+from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
 from rootdk.rendering import expect_fields, expect_kind
-from rootdk.scaling import rules
+from rootdk.scaling import rule as named_rule
 
 # The name of the file format, which is older than this module: files of earlier versions can be read.
 _KIND = "rootdk.trained.Run"
@@ -24,8 +24,8 @@ class RunSpec:
     """One run: what is learned, with which scale, how wide, how fast.
 
     task            "recall" (generated pairs to be looked up), "text" (characters of Python's own sources), "digits"
-    rule            a rule of rootdk.scaling by its name ("none", "sqrt", "dk", ...), or "additive": attention that
-                    scores by v . tanh(q + k), for comparison
+    rule            what rootdk.scaling.rule takes ("none", "sqrt", "dk", "mup(64)", "0.2", a registered name, ...), or
+                    "additive": attention that scores by v . tanh(q + k), for comparison
     d_k             numbers per head in queries and keys; everything else of the model keeps its size
     optimizer       "adam" or "sgd"
     learning_rate   of all weights
@@ -60,7 +60,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         _among("task", self.task, TASKS)
         _among("optimizer", self.optimizer, OPTIMIZERS)
-        _among("rule", self.rule, (*rules(), ADDITIVE))
+        _check_rule(self.rule)
         for name in ("d_k", "steps", "layers", "width", "heads"):
             _whole(name, getattr(self, name), 1)
         _whole("seed", self.seed, 0)
@@ -192,6 +192,17 @@ _LAYER = tuple(entry.name for entry in fields(Layer))
 def _among(name: str, value: Any, known: Any) -> None:
     if value not in known:
         raise ArgumentError(f"{name}: must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def _check_rule(text: Any) -> None:
+    if text == ADDITIVE:
+        return
+    try:
+        chosen = named_rule(text)
+    except RootdkError as error:
+        raise type(error)(f"rule: {str(error).partition(': ')[2]}; {ADDITIVE!r} is one too") from error
+    if chosen.unit_length:
+        raise ArgumentError(f"rule: must be one for q and k as they are, got {text!r}")
 
 
 def _whole(name: str, value: Any, least: int) -> None:

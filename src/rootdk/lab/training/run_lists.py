@@ -70,11 +70,13 @@ _SIZES = {
 }
 
 
-def plan(size: str = "default", tasks: Sequence[str] = TASKS) -> tuple[RunSpec, ...]:
-    """The specs of one size.
+def plan(size: str = "default", tasks: Sequence[str] = TASKS, rules: Sequence[str] = ()) -> tuple[RunSpec, ...]:
+    """The specs of one size; with rules those alone, at every d_k and learning rate of the size.
 
     >>> len(plan("quick")), {spec.seed for spec in plan("quick")}
     (51, {0, 1, 2})
+    >>> len(plan("quick", ["text"], ["sqrt", "mup(64)"]))
+    6
     """
     if size not in SIZES:
         raise ArgumentError(f"size: must be one of {', '.join(map(repr, SIZES))}, got {size!r}")
@@ -82,16 +84,18 @@ def plan(size: str = "default", tasks: Sequence[str] = TASKS) -> tuple[RunSpec, 
         if task not in TASKS:
             raise ArgumentError(f"tasks: must be among {', '.join(map(repr, TASKS))}, got {task!r}")
     asked = _SIZES[size]
-    return tuple(dict.fromkeys(spec for task in tasks for spec in _of(asked, task)))
+    return tuple(dict.fromkeys(spec for task in tasks for spec in _of(asked, task, rules)))
 
 
-def _of(asked: _Size, task: str) -> Iterator[RunSpec]:
+def _of(asked: _Size, task: str, rules: Sequence[str]) -> Iterator[RunSpec]:
     for seed in range(asked.seeds[task]):
         same: dict[str, Any] = {"task": task, "steps": asked.steps[task], "seed": seed}
         if task == "text":
             same["transplant"] = KAPPAS
-        for rule, d_k, rate in product(RULES, asked.d_k[task], asked.rates[task]):
+        for rule, d_k, rate in product(rules or RULES, asked.d_k[task], asked.rates[task]):
             yield RunSpec(rule=rule, d_k=d_k, learning_rate=rate, **same)
+        if rules:
+            continue
         if task == "text":
             for rate in asked.ladder:
                 yield RunSpec(d_k=64, learning_rate=rate, **same)

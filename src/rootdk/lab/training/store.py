@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ from pathlib import Path
 from rootdk import version as package
 from rootdk.errors import RootdkError
 from rootdk.files import cache_folder, write_atomically
+from rootdk.scaling import fingerprint
 from rootdk.untrusted import read_json
 
 from .run import Run, RunSpec
@@ -58,8 +60,10 @@ class Store:
 
     def path(self, spec: RunSpec) -> Path:
         """The file that this run has or would have."""
-        asked = json.dumps([spec.to_dict(), code()], sort_keys=True)
-        name = f"{spec.task}-{spec.rule}-{spec.d_k}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+        # A registered rule is known by what it says: the same name may stand for another tomorrow.
+        asked = json.dumps([spec.to_dict(), code(), *filter(None, [fingerprint(spec.rule)])], sort_keys=True)
+        rule = re.sub(r"[^\w.-]+", "_", spec.rule)
+        name = f"{spec.task}-{rule}-{spec.d_k}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
         return self.place / f"{name}.json"
 
     def state(self, spec: RunSpec) -> Path:

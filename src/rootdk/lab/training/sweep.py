@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import Any, cast
 
 from rootdk.errors import RootdkError
+from rootdk.scaling import fingerprint, rules
 
 from .engine import Advanced, Engine, Event, Failed, Finished, Task, title
 from .run import ADDITIVE, Run, RunSpec
@@ -66,7 +67,7 @@ def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callabl
     rest = sorted((spec for spec in dict.fromkeys(specs) if spec not in runs), key=cost, reverse=True)
     failures: list[Failed] = []
     # A generator of an engine ends its processes when it is closed, whatever the reason.
-    with closing(cast("Any", engine([Task(spec, store.state(spec).absolute()) for spec in rest]))) as events:
+    with closing(cast("Any", engine([_task(spec, store) for spec in rest]))) as events:
         for event in events:
             if isinstance(event, Finished):
                 store.put(event.run)
@@ -81,6 +82,11 @@ def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callabl
     if failures:
         raise SweepError(failures, len(runs))
     return tuple(runs[spec] for spec in specs)
+
+
+def _task(spec: RunSpec, store: Store) -> Task:
+    own = rules()[spec.rule] if fingerprint(spec.rule) else None
+    return Task(spec, store.state(spec).absolute(), own)
 
 
 def cost(spec: RunSpec) -> float:

@@ -1,5 +1,6 @@
 """The answer: the weights of one row under each rule as d_k grows, and why, in two sentences."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Figure, View, number
 from rootdk.lab.first_look import RULE_WORDS, RULES
 from rootdk.lab.formulas import ATTENTION
+from rootdk.theory import rule_variance
 
 _ROW = 16  # keys of the first figure: bars that a person can tell apart
 
@@ -35,20 +37,24 @@ def compute(values: Mapping[str, Any]) -> View:
     weights = plot(data, "key, by weight", "weight", barmode="group", yaxis={"range": [0, 1]}, xaxis={"dtick": 5})
     text = f"One query over {len(places)} keys at d_k = {d_k}. The largest weight is {tops}."
     figures = (Figure("row", "The weights of one row", weights, text), _spread(d_k))
-    return View(figures, tuple(numbers), _python(values), lead=answer(d_k, keys, shares))
+    return View(figures, tuple(numbers), _python(values), lead=answer(d_k, keys, shares).replace(" %", "\u00a0%"))
 
 
 def _spread(d_k: int) -> Figure:
     """The standard deviation of the scores over d_k; both axes have powers, so that every rule is a straight line."""
-    widths = np.array((4, 1024))
+    widths = (4, 1024)
     data = []
-    for rule, a in shared.EXPONENTS.items():
-        data.append(line(widths, widths ** (0.5 - a), RULE_WORDS[rule], COLOURS[rule]))
-        data.append(points([d_k], [d_k ** (0.5 - a)], "here", COLOURS[rule], showlegend=False))
+    for rule in RULES:
+        data.append(line(widths, [_deviation(rule, width) for width in widths], RULE_WORDS[rule], COLOURS[rule]))
+        data.append(points([d_k], [_deviation(rule, d_k)], "here", COLOURS[rule], showlegend=False))
     ticks = {"type": "log", "tickvals": [4, 16, 64, 256, 1024], "ticktext": ["4", "16", "64", "256", "1024"]}
     figure = plot(data, "d_k", "standard deviation of the scores", xaxis=ticks, yaxis=shared.SPREAD_AXIS)
-    spreads = ", ".join(f"{d_k ** (0.5 - a):.3g} under {RULE_WORDS[rule]}" for rule, a in shared.EXPONENTS.items())
+    spreads = ", ".join(f"{_deviation(rule, d_k):.3g} under {RULE_WORDS[rule]}" for rule in RULES)
     return Figure("spread", "How far apart scores are", figure, f"Theory: at d_k = {d_k} it is {spreads}.")
+
+
+def _deviation(rule: str, d_k: int) -> float:
+    return math.sqrt(rule_variance(rule, d_k))
 
 
 def _python(values: Mapping[str, Any]) -> str:

@@ -9,15 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.lab.checks.rounding import FORMATS, rounded
+from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import HUES, POWERS, level, line, plot, upright
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, RULES, SEED, d_k_knob
+from rootdk.lab.explorer.shared import RULES, SEED, d_k_knob, factor_in_python
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import format_effect
 from rootdk.theory.formats import FORMATS as KINDS
 from rootdk.theory.formats import spacing
 
 _SCORES = 20_000
+_KEYS = 1024  # for rules that ask
 _SIGMAS = np.geomspace(1e-3, 1e6, 46)
 _AXES = {"xaxis": POWERS, "yaxis": POWERS | {"dtick": 2}}
 # A float64 array z rounded to a format, in NumPy.
@@ -33,7 +35,7 @@ def compute(values: Mapping[str, Any]) -> View:
     """Scores of law N(0, sigma^2), stored: the error of theory, and that of 20,000 rounded numbers."""
     d_k, name = values["d_k"], values["format"]
     raw = values["spread"] ** 2 * math.sqrt(d_k)
-    sigma = raw * d_k ** -EXPONENTS[values["rule"]]
+    sigma = raw * abs(factor_of(values["rule"], d_k, _KEYS))
     effect, before = format_effect(sigma, name), format_effect(raw, name)
     z = sigma * np.random.default_rng(values["seed"]).standard_normal(_SCORES)
     stored = rounded(z, name)
@@ -105,7 +107,7 @@ from rootdk.theory import format_effect
 from rootdk.theory.formats import spacing
 
 raw = {values["spread"]}**2 * {d_k}**0.5
-sigma = raw * {d_k} ** -{EXPONENTS[values["rule"]]}
+sigma = raw * abs({factor_in_python(values["rule"], d_k, _KEYS)})
 z = sigma * np.random.default_rng({values["seed"]}).standard_normal({_SCORES})
 stored = {_ROUNDED[name]}
 kept = np.isfinite(stored)

@@ -7,9 +7,11 @@ import numpy as np
 
 from rootdk.attention import attention, measure
 from rootdk.errors import ArgumentError
+from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, GREY, bars, plot
+from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, RULES
+from rootdk.lab.explorer.shared import RULES
 from rootdk.lab.formulas import ATTENTION
 
 # The vectors of the usual examples, as far as they are not 0. Three unit values: the output then is the weights.
@@ -32,10 +34,10 @@ def compute(values: Mapping[str, Any]) -> View:
     query, key = (np.pad(array, ((0, 0), (0, values["zeros"]))) for array in (query, key))
     d_k, names = query.shape[1], [f"key {place}" for place in range(1, len(key) + 1)]
     scores = (query @ key.T)[0]
-    factor = d_k ** -EXPONENTS[values["rule"]]
+    factor = factor_of(values["rule"], d_k, len(key))
     scaled = scores * factor
-    weights = attention(query, key, np.eye(len(key)), scale=values["rule"])[0]
-    output, reading = measure(query, key, value, scale=values["rule"])
+    weights = attention(query, key, np.eye(len(key)), scale=factor)[0]
+    output, reading = measure(query, key, value, scale=factor)
     numbers = (
         number("d_k", "d_k", d_k),
         number("factor", "every score is multiplied by", factor),
@@ -43,7 +45,7 @@ def compute(values: Mapping[str, Any]) -> View:
         number("entropy", "entropy of the weights", reading.entropy[0]),
         number("effective", "effective keys", reading.effective_keys[0]),
     )
-    colour = COLOURS[values["rule"]]
+    colour = shared.colour(values["rule"])
     steps = plot(
         [bars(names, scores, "q·k", GREY), bars(names, scaled, "scaled", colour)], "", "score", barmode="group"
     )
@@ -70,6 +72,9 @@ def compute(values: Mapping[str, Any]) -> View:
 def _python(values: Mapping[str, Any]) -> str:
     query, keys, value = (str([list(row) for row in values[name]]) for name in ("query", "keys", "values"))
     zeros = f"((0, 0), (0, {values['zeros']}))"
+    d_k = len(values["query"][0]) + values["zeros"]
+    factor = shared.factor_in_python(values["rule"], d_k, len(values["keys"]))
+    scale = shared.in_python(values["rule"], d_k, len(values["keys"]))
     return f"""\
 import numpy as np
 import rootdk
@@ -77,10 +82,10 @@ import rootdk
 query = np.pad({query}, {zeros})
 keys = np.pad({keys}, {zeros})
 values = np.array({value})
-output, reading = rootdk.measure(query, keys, values, scale="{values["rule"]}")
-weights = rootdk.attention(query, keys, np.eye(len(keys)), scale="{values["rule"]}")
+output, reading = rootdk.measure(query, keys, values, scale={scale})
+weights = rootdk.attention(query, keys, np.eye(len(keys)), scale={scale})
 print("d_k", query.shape[1])
-print("factor", query.shape[1] ** -{EXPONENTS[values["rule"]]})
+print("factor", {factor})
 print("top", weights.max())
 print("entropy", reading.entropy[0])
 print("effective", reading.effective_keys[0])

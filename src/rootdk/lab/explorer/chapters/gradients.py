@@ -7,11 +7,11 @@ import numpy as np
 
 from rootdk.attention import attention_vjp
 from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
-from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, line, plot, points, square_map
+from rootdk.lab.checks.sampler import factor_of
+from rootdk.lab.drawing import ONES_AND_THREES, line, plot, points, square_map
 from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, QUANTITIES, QUERIES, WIDTHS, median
-from rootdk.lab.first_look import RULE_WORDS
+from rootdk.lab.explorer.shared import QUANTITIES, QUERIES, WIDTHS, median
 from rootdk.lab.formulas import JACOBIAN
 
 KEYS = 512  # of the curves and of the numbers; the heat map has room for fewer
@@ -21,15 +21,15 @@ _VALUES = 16  # components of a value
 def compute(values: Mapping[str, Any]) -> View:
     """One Jacobian by pulling back through the operator; 64 rows of 512 keys beside theory."""
     d_k, rule = values["d_k"], values["rule"]
-    factor = float(d_k ** -EXPONENTS[rule])
-    reading = shared.reading_of(*shared.vectors(values["seed"], KEYS, d_k), rule)
+    factor = factor_of(rule, d_k, KEYS)
+    reading = shared.reading_of(*shared.vectors(values["seed"], KEYS, d_k), factor)
     law = shared.rows_of(KEYS, d_k, factor)
     measured = {
         "trace": median(reading.jacobian_trace),
         "live": float((~reading.saturated()).mean()),
         "norm": median(reading.jacobian_norm),
         "rms": float(np.sqrt((reading.jacobian_norm.astype(float) ** 2).mean())),
-        "flow": _flow(values),
+        "flow": _flow(values, factor),
     }
     numbers = (
         number("trace", "tr J, median of 64 rows", measured["trace"], "measured"),
@@ -44,12 +44,12 @@ def compute(values: Mapping[str, Any]) -> View:
     return View((_map(values, factor), _curves(values, measured)), numbers, _python(values))
 
 
-def _flow(values: Mapping[str, Any]) -> float:
+def _flow(values: Mapping[str, Any], factor: float) -> float:
     """E |(do/dq)' u|^2 = |do/dq|^2 for a standard normal u, so one pull-back of a row of such u is enough."""
     query, key = shared.vectors(values["seed"], KEYS, values["d_k"])
     rng = np.random.default_rng([values["seed"], 1])
     value, pulled = (rng.standard_normal((count, _VALUES), np.float32) for count in (KEYS, QUERIES))
-    out, pull_back = attention_vjp(query, key, value, scale=values["rule"])
+    out, pull_back = attention_vjp(query, key, value, scale=factor)
     return float(np.sqrt((pull_back(pulled)[0].astype(float) ** 2).sum() / (out.astype(float) ** 2).sum()))
 
 
@@ -70,22 +70,23 @@ def _map(values: Mapping[str, Any], factor: float) -> Figure:
 def _curves(values: Mapping[str, Any], measured: Mapping[str, float]) -> Figure:
     shown, label = values["shown"], QUANTITIES[values["shown"]]
     data, ends = [], []
-    for rule, exponent in EXPONENTS.items():
-        y = shared.over_widths(shown, KEYS, exponent)
-        data.append(line(WIDTHS, y, RULE_WORDS[rule], COLOURS[rule]))
+    for rule, words in shared.compared(values["rule"]).items():
+        y = shared.over_widths(shown, KEYS, rule)
+        data.append(line(WIDTHS, y, words, shared.colour(rule)))
         first, last = (written(float(y[end]), 3) for end in (0, -1))
-        ends.append(f"{RULE_WORDS[rule]}: {first} at d_k = {WIDTHS[0]}, {last} at {WIDTHS[-1]}")
-    data.append(points([values["d_k"]], [measured[shown]], "measured here", COLOURS[values["rule"]]))
+        ends.append(f"{words}: {first} at d_k = {WIDTHS[0]}, {last} at {WIDTHS[-1]}")
+    data.append(points([values["d_k"]], [measured[shown]], "measured here", shared.colour(values["rule"])))
     axis: dict[str, Any] = ONES_AND_THREES if shown == "flow" else {"rangemode": "tozero"}
     figure = plot(data, "d_k", label, xaxis=shared.WIDTH_AXIS, yaxis=axis)
     return Figure("sizes", f"{label}, {KEYS} keys", figure, f"{label} by theory. {'; '.join(ends)}.")
 
 
 def _python(values: Mapping[str, Any]) -> str:
-    d_k, rule, seed = values["d_k"], values["rule"], values["seed"]
+    d_k, seed = values["d_k"], values["seed"]
+    rule = shared.in_python(values["rule"], d_k, KEYS)
     return f"""\
 {shared.vectors_in_python(seed, KEYS, d_k)}
-reading = rootdk.measure(query, key, np.ones(({KEYS}, 1), np.float32), scale="{rule}")[1]
+reading = rootdk.measure(query, key, np.ones(({KEYS}, 1), np.float32), scale={rule})[1]
 print("trace", np.median(reading.jacobian_trace.astype(float)))
 print("live", 1 - reading.saturated().mean())
 print("norm", np.median(reading.jacobian_norm.astype(float)))
@@ -94,16 +95,16 @@ print("rms", np.sqrt((reading.jacobian_norm.astype(float) ** 2).mean()))
 rng = np.random.default_rng([{seed}, 1])
 value = rng.standard_normal(({KEYS}, {_VALUES}), np.float32)
 pulled = rng.standard_normal(({QUERIES}, {_VALUES}), np.float32)
-out, pull_back = rootdk.attention_vjp(query, key, value, scale="{rule}")
+out, pull_back = rootdk.attention_vjp(query, key, value, scale={rule})
 d_query, d_key, d_value = pull_back(pulled)
 print("flow", np.sqrt((d_query.astype(float) ** 2).sum() / (out.astype(float) ** 2).sum()))
 
 from rootdk.theory import relative_gradient
 
-theory = rootdk.predict({d_k}, {KEYS}, "{rule}")
+theory = rootdk.predict({d_k}, {KEYS}, {rule})
 print("trace_theory", theory.median_jacobian_trace[0])
 print("norm_theory", theory.median_jacobian_norm[0])
-print("flow_theory", relative_gradient({KEYS}, {d_k}, {d_k} ** -{EXPONENTS[rule]}))
+print("flow_theory", relative_gradient({KEYS}, {d_k}, {shared.factor_in_python(values["rule"], d_k, KEYS)}))
 """
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.lab.checks import sampler
+from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, GREY, bars, line, plot
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, RULES, SEED, d_k_knob, reading_of
+from rootdk.lab.explorer.shared import RULES, SEED, colour, d_k_knob, factor_in_python, reading_of
 from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import row_variance, score_density, score_variance
@@ -34,7 +35,8 @@ _PREMISES = ("correlation_query", "correlation_key", "mean_query", "mean_key")
 
 def compute(values: Mapping[str, Any]) -> View:
     """3072 scores, their histogram before and after the scale, and the variance that theory gives them."""
-    d_k, factor = values["d_k"], values["d_k"] ** -EXPONENTS[values["rule"]]
+    d_k = values["d_k"]
+    factor = factor_of(values["rule"], d_k, _KEYS)
     mean, whole, inside = _theory(values)
     query, key = _vectors(values)
     scores = np.matmul(query, key.transpose(0, 2, 1)).astype(np.float64)
@@ -97,15 +99,14 @@ def _before(scores: NDArray[Any], values: Mapping[str, Any], mean: float, varian
 def _after(scores: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float) -> Figure:
     """On the same axes under every rule, with what the other rules make of the same scores behind."""
     d_k, rule = values["d_k"], values["rule"]
-    by, ghosts = d_k ** -EXPONENTS[rule], []
-    for other in EXPONENTS:
+    by, ghosts = factor_of(rule, d_k, _KEYS), []
+    for other in RULE_WORDS:
         if other != rule:
-            factor = d_k ** -EXPONENTS[other]
-            x, _, density = _density(values, mean, variance, factor)
+            x, _, density = _density(values, mean, variance, factor_of(other, d_k, _KEYS))
             ghosts.append(line(x, density, RULE_WORDS[other], COLOURS[other], "dot"))
     title = "After the scale"
     return _histogram(
-        "scaled", title, scores * by, values, mean * by, variance * by**2, by, COLOURS[rule], ghosts, (12.0, 0.55)
+        "scaled", title, scores * by, values, mean * by, variance * by**2, by, colour(rule), ghosts, (12.0, 0.55)
     )
 
 
@@ -182,7 +183,7 @@ print("variance_error", by_group.std(ddof=1) / {_GROUPS} ** 0.5)
 cov_q, cov_k = ((1 - r) * np.eye({d_k}) + r for r in ({values["correlation_query"]}, {values["correlation_key"]}))
 whole = score_variance(cov_q, cov_k, {values["mean_query"]}, {values["mean_key"]})
 inside = row_variance(cov_q, cov_k, {values["mean_query"]})
-scale = {d_k} ** -{EXPONENTS[values["rule"]]}
+scale = {factor_in_python(values["rule"], d_k, _KEYS)}
 print("variance_theory", whole)
 print("premise", whole / {d_k})
 print("inside_theory", scale**2 * inside)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
 from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, WIDTHS, median
+from rootdk.lab.explorer.shared import WIDTHS, median
 from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import format_effect
@@ -24,7 +25,7 @@ def compute(values: Mapping[str, Any]) -> View:
     """The same row under both scales. q and k that are g times as large are a scale that is g^2 times as large."""
     d_k, keys, grown = values["d_k"], values["keys"], values["grown"]
     query, key = shared.vectors(values["seed"], keys, d_k)
-    scales = {rule: grown**2 * float(d_k ** -EXPONENTS[rule]) for rule in _BOTH}
+    scales = {rule: grown**2 * factor_of(rule, d_k, keys) for rule in _BOTH}
     # By q as it is, g times as large as the unit normal one of the formula: so the derivative is 1/g of that.
     gradient = {rule: shared.flow(keys, d_k, scale) / grown for rule, scale in scales.items()}
     numbers = []
@@ -66,7 +67,7 @@ def _weights(query: NDArray[Any], key: NDArray[Any], scales: Mapping[str, float]
 def _gradient(values: Mapping[str, Any], gradient: Mapping[str, float]) -> Figure:
     data, ends = [], []
     for rule in _BOTH:
-        y = shared.over_widths("flow", _CURVE_KEYS, EXPONENTS[rule])
+        y = shared.over_widths("flow", _CURVE_KEYS, rule)
         data.append(line(WIDTHS, y, RULE_WORDS[rule], COLOURS[rule]))
         data.append(points([values["d_k"]], [gradient[rule]], "at the knobs", COLOURS[rule], showlegend=False))
         ends.append(f"{RULE_WORDS[rule]} from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}")

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, upright
 from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import EXPONENTS, median
+from rootdk.lab.explorer.shared import median
 from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import ATTENTION
 from rootdk.theory import critical_sigma, softmax_moments
@@ -25,9 +26,10 @@ def compute(values: Mapping[str, Any]) -> View:
     """The first of 64 queries in bars; medians over all 64 beside those of theory."""
     d_k, keys, rule = values["d_k"], values["keys"], values["rule"]
     # As long as all the rest, and most of it without the lock.
-    rows = _beside.submit(shared.rows_of, keys, d_k, float(d_k ** -EXPONENTS[rule]))
+    factor = factor_of(rule, d_k, keys)
+    rows = _beside.submit(shared.rows_of, keys, d_k, factor)
     query, key = shared.vectors(values["seed"], keys, d_k)
-    reading = shared.reading_of(query, key, rule)
+    reading = shared.reading_of(query, key, factor)
     figures = (_weights(query, key, values), _curve(keys, d_k, rule))
     law = rows.result()
     numbers = (
@@ -47,11 +49,14 @@ def _weights(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) 
     keys = values["keys"]
     order = shared.keys_in_order(query, key) if values["sorted"] else np.arange(keys)
     places = np.arange(1, min(keys, _MOST_BARS) + 1)
-    weights = {rule: shared.weights_at(query, key, order[:_MOST_BARS], rule) for rule in EXPONENTS}
+    weights = {
+        rule: shared.weights_at(query, key, order[:_MOST_BARS], factor_of(rule, values["d_k"], keys))
+        for rule in shared.compared(values["rule"])
+    }
     chosen = weights.pop(values["rule"])
     ghosts = [line(places, y, RULE_WORDS[rule], COLOURS[rule], "dot") for rule, y in weights.items()]
     figure = plot(
-        [bars(places, chosen, "weight", COLOURS[values["rule"]]), *ghosts],
+        [bars(places, chosen, "weight", shared.colour(values["rule"])), *ghosts],
         "keys, largest weight first" if values["sorted"] else "keys, as they come",
         "weight",
         bargap=0.1,
@@ -78,13 +83,15 @@ _SPREADS = tuple(np.geomspace(1 / 32, 32, 16).tolist())
 
 
 def _curve(keys: int, d_k: int, rule: str) -> Figure:
-    spreads = {name: float(d_k ** (0.5 - a)) for name, a in EXPONENTS.items()}
+    words = shared.compared(rule)
+    spreads = {name: abs(factor_of(name, d_k, keys)) * math.sqrt(d_k) for name in words}
     shares = dict(zip(spreads, _entropy(keys, tuple(spreads.values())), strict=True))
     critical = float(critical_sigma(keys))
     data = [line(_SPREADS, _entropy(keys, _SPREADS), "entropy / ln n", GREY)]
     for name, sigma in spreads.items():
-        marker = {"color": COLOURS[name], "size": 12, "symbol": "circle" if name == rule else "circle-open"}
-        data.append(points([sigma], [shares[name]], RULE_WORDS[name], COLOURS[name], marker=marker))
+        colour = shared.colour(name)
+        marker = {"color": colour, "size": 12, "symbol": "circle" if name == rule else "circle-open"}
+        data.append(points([sigma], [shares[name]], words[name], colour, marker=marker))
     figure = plot(
         data,
         "standard deviation σ of the scores",
@@ -101,16 +108,17 @@ def _curve(keys: int, d_k: int, rule: str) -> Figure:
 
 
 def _python(values: Mapping[str, Any]) -> str:
-    d_k, keys, rule = values["d_k"], values["keys"], values["rule"]
+    d_k, keys = values["d_k"], values["keys"]
+    rule = shared.in_python(values["rule"], d_k, keys)
     return f"""\
 {shared.vectors_in_python(values["seed"], keys, d_k)}
-reading = rootdk.measure(query, key, np.ones(({keys}, 1), np.float32), scale="{rule}")[1]
+reading = rootdk.measure(query, key, np.ones(({keys}, 1), np.float32), scale={rule})[1]
 print("entropy", np.median(reading.entropy_ratio.astype(float)))
 print("effective", np.median(reading.effective_keys.astype(float)))
 print("top", np.median(reading.top_probability.astype(float)))
 print("saturated", reading.saturated().sum())
 
-theory = rootdk.predict({d_k}, {keys}, "{rule}")
+theory = rootdk.predict({d_k}, {keys}, {rule})
 print("entropy_theory", theory.median_entropy_ratio[0])
 print("effective_theory", theory.median_effective_keys[0])
 print("top_theory", theory.median_top_probability[0])

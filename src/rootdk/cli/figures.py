@@ -1,0 +1,92 @@
+"""`rootdk figures`: every figure of the report for a paper, with its data."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from . import options
+
+if TYPE_CHECKING:
+    from rootdk.lab.checks import Result
+    from rootdk.lab.drawing import Picture
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--size",
+    type=click.Choice(["quick", "default", "full"]),
+    default="default",
+    show_default=True,
+    help="How much is measured, as rootdk itself has it.",
+)
+@options.d_k("Your d_k; repeat it.")
+@options.keys()
+@options.rule()
+@options.seed("Seed of all that is drawn.")
+@click.option(
+    "--width", type=click.FloatRange(1.5, 12.0), default=3.4, show_default=True, help="In inches; 3.4 is a column."
+)
+@click.option(
+    "--format",
+    "formats",
+    type=click.Choice(["svg", "pdf", "png"]),
+    multiple=True,
+    default=("svg",),
+    show_default=True,
+    help="Repeat it for several.",
+)
+def figures(
+    folder: Path,
+    size: str,
+    d_k: tuple[int, ...],
+    keys: int,
+    rule: tuple[str, ...],
+    seed: int,
+    width: float,
+    formats: tuple[str, ...],
+) -> None:
+    """Write every figure for a paper into FOLDER, each with its data as CSV.
+
+    Those of the study are measured here; those of training come from the runs that are part of the package. FOLDER is
+    made if it is not there; files of the same names are replaced.
+    """
+    from rootdk.lab.checks import Cache, plan, run
+    from rootdk.lab.report.paper import check_matplotlib, write_figure
+
+    from .progress import Bars
+
+    check_matplotlib()
+    specs = plan(size, d_k=tuple(dict.fromkeys(d_k)), keys=keys, rules=rule, seed=seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        options.check_writable(folder / "figures.md", "FOLDER")
+        with Bars() as bars:
+            results = []
+            for number, spec in enumerate(specs):
+                results.append(run(spec, cache=Cache()))
+                bars("measuring", 0.5 * (number + 1) / len(specs))
+            pictures = list(_pictures(results))
+            for number, picture in enumerate(pictures):
+                write_figure(picture, folder, width, tuple(dict.fromkeys(formats)))
+                bars("drawing", 0.5 + 0.5 * (number + 1) / len(pictures))
+        listed = (f"- {picture.name}: {picture.title}. {picture.caption}\n" for picture in pictures)
+        options.write(folder / "figures.md", "".join(listed), "FOLDER")
+    except OSError as error:
+        raise click.ClickException(f"FOLDER: cannot write to {folder}: {error.strerror or error}") from error
+    click.echo(f"{len(pictures)} figures in {folder}, each with its data; figures.md says what they show.")
+
+
+def _pictures(results: "Sequence[Result]") -> "Iterator[Picture]":
+    from rootdk.lab.answer import rows_pictures
+    from rootdk.lab.checks import EXPERIMENTS
+    from rootdk.lab.report.training_page import chapters
+    from rootdk.lab.training import shipped
+
+    yield from rows_pictures()
+    for result in results:
+        yield from EXPERIMENTS[result.experiment].pictures(result)
+    for _, pictures in chapters(shipped()):
+        yield from pictures
