@@ -9,23 +9,66 @@ Both argument errors are also the built-in error that fits, so that `except Valu
 
 
 class RootdkError(Exception):
-    """What every error of this package can be caught as."""
+    """What every error of this package can be caught as.
+
+    >>> import numpy as np, rootdk
+    >>> try:
+    ...     rootdk.attention(*np.ones((3, 4, 8)), window=-1)
+    ... except rootdk.RootdkError as error:
+    ...     print(error)
+    window: must be an int >= 0 or a pair of them (None for no limit), got -1
+    """
 
 
 class ArgumentError(RootdkError, ValueError):
-    """An argument has the right type and a value or shape that cannot be used."""
+    """An argument has the right type and a value or shape that cannot be used.
+
+    >>> from rootdk import predict
+    >>> predict(64, 1)
+    Traceback (most recent call last):
+    rootdk.errors.ArgumentError: keys: must be whole numbers from 2 to 1e+12, got 1.0
+    """
 
 
 class ArgumentTypeError(RootdkError, TypeError):
-    """An argument has a type that cannot be used."""
+    """An argument has a type that cannot be used.
+
+    >>> from rootdk import scaling
+    >>> scaling.rule(3)
+    Traceback (most recent call last):
+    rootdk.errors.ArgumentTypeError: name: must be the name of a rule, got 3
+    """
 
 
 class DerivativeError(RootdkError, NotImplementedError):
-    """A derivative was asked for that is not computed; torch says the same of its own functions with this built-in."""
+    """A derivative was asked for that is not computed; torch says the same of its own functions with this built-in.
+
+    >>> issubclass(DerivativeError, NotImplementedError)
+    True
+    """
 
 
 class KernelMissingError(RootdkError, ImportError):
-    """The compiled module is not there or does not load."""
+    """The compiled module is not there or does not load.
+
+    >>> issubclass(KernelMissingError, ImportError)
+    True
+    """
+
+
+class TorchMissingError(RootdkError, ImportError):
+    """What was asked for needs torch, which is an extra; the message says how to get it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: needs torch, which is not installed; get it with: pip install 'rootdk[torch]'")
+
+
+def require_torch(what: str) -> None:
+    """An error, if torch is missing."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise TorchMissingError(what) from error
 
 
 class RankError(RootdkError, RuntimeError):

@@ -22,6 +22,25 @@ import numpy as np
 from .checks import real
 from .errors import ArgumentError, ArgumentTypeError
 
+__all__ = [
+    "ScaleRule",
+    "attention_multiplier",
+    "cosine",
+    "entropy_invariant",
+    "layer_scaled",
+    "llama4",
+    "load",
+    "mup",
+    "query_pre_attn_scalar",
+    "qwen_log_n",
+    "register",
+    "rule",
+    "rules",
+    "ssmax",
+    "unregister",
+    "yarn",
+]
+
 Factor = Callable[[int, Any, Any], Any]
 
 
@@ -427,6 +446,10 @@ def load(reference: str) -> ScaleRule:
     """Import and register the rule that "module:name" names. It runs the code of that module, so ask for your own.
 
     The rule that comes back can be pickled whatever its factor is: another process imports the module too.
+
+    >>> load("my_rules.py")
+    Traceback (most recent call last):
+    rootdk.errors.ArgumentError: rule: must be written as module:name, got 'my_rules.py'
     """
     module, _, name = str(reference).partition(":")
     if not module or not name:
@@ -456,7 +479,12 @@ class _Loaded:
 
 
 def unregister(name: str) -> None:
-    """Take back what `register` did; a name that is not registered is an error."""
+    """Take back what `register` did; a name that is not registered is an error.
+
+    >>> unregister("sqrt")
+    Traceback (most recent call last):
+    rootdk.errors.ArgumentError: name: must be that of a registered rule, got 'sqrt'
+    """
     if name not in _registered:
         raise ArgumentError(f"name: must be that of a registered rule, got {name!r}")
     del _registered[name]
@@ -470,6 +498,9 @@ def fingerprint(name: str) -> str:
     """What a registered rule says at many places, as a short text: for what is kept by what decides its numbers.
 
     Empty for the rules of this module, which change with its code alone.
+
+    >>> fingerprint("sqrt")
+    ''
     """
     if name not in _registered:
         return ""

@@ -67,6 +67,12 @@ class HeadSummary:
     numbers, and both are counted here so that they cannot hide. A head with no row left has NaN everywhere else.
     `saturated` is the share of rows whose largest weight is above 0.99. `std` and `variance` are of the logits inside
     a row, which is what softmax feels. Entropy ratios leave out rows with a single outcome.
+
+    >>> import numpy as np, rootdk
+    >>> q, k = np.zeros((2, 3, 8)), np.zeros((2, 5, 8))
+    >>> heads = rootdk.measure(q, k, k)[1].by_head()
+    >>> len(heads), heads.median_effective_keys.tolist(), heads.saturated.tolist()
+    (2, [5.0, 5.0], [0.0, 0.0])
     """
 
     rows: NDArray[Any]

@@ -50,6 +50,14 @@ class LayerReading:
     scale         what the scores were multiplied by; measured, where the output shows another than the call
     mismatch      how far the output of the model is from softmax(...) V in a row that was looked at; NaN if unknown
     sampled       whether only some of the query rows were read
+
+    >>> import torch, rootdk
+    >>> model = torch.nn.MultiheadAttention(16, 2)
+    >>> with rootdk.watch(model) as watch:
+    ...     _ = model(*3 * [torch.randn(8, 1, 16)])
+    >>> (layer,) = watch.readings.values()
+    >>> round(layer.scale, 4), layer.reading.shape
+    (0.3536, (1, 2, 8))
     """
 
     name: str

@@ -77,6 +77,10 @@ class LayerAudit:
     baseline   {metric: what theory says of random q and k}
     facts      of the call that was read: scale, d_k, dtype, ...
     trend      how its numbers moved over the steps of a run; empty where too few are known
+
+    >>> layer = LayerAudit("layers.0", ({"max_logit": 3.0}, {"max_logit": 5.0}), {}, {})
+    >>> layer.of("max_logit")
+    [3.0, 5.0]
     """
 
     name: str

@@ -33,6 +33,11 @@ class Threshold:
     fold       how the numbers of the heads become one for the layer
     phase      "init" counts only for a model that was not trained yet, "trained" only for one that was, "any" always
     published  whether the cut is that of the source; if not, the source gives the reason and the number is ours
+
+    >>> from rootdk.audit import THRESHOLDS
+    >>> cut = THRESHOLDS[0]
+    >>> bool(cut.source and cut.remedy)
+    True
     """
 
     metric: str

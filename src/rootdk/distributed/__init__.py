@@ -10,6 +10,8 @@ torch is loaded when one of the names is used: the model of the cost does withou
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..errors import require_torch
+
 if TYPE_CHECKING:
     from .calls import attention, measure, positions, shard, unshard
 
@@ -19,4 +21,5 @@ __all__ = ["attention", "measure", "positions", "shard", "unshard"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_torch(f"rootdk.distributed.{name}")
     return getattr(import_module(".calls", __name__), name)

@@ -165,6 +165,12 @@ def shard(tensor: Tensor, group: Any = None, *, axis: int = -2, layout: Layout =
     """This rank's rows of a tensor that every rank has whole; differentiable, and no message is sent.
 
     axis   that of the sequence. Where its length is no multiple of the ranks, the first ones get one row more.
+
+    >>> import tempfile, torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)
+    >>> shard(torch.arange(4.0).reshape(4, 1)).flatten().tolist()  # one rank has all of it
+    [0.0, 1.0, 2.0, 3.0]
+    >>> dist.destroy_process_group()
     """
     if not isinstance(tensor, Tensor):
         raise ArgumentTypeError(f"tensor: must be a torch tensor, got {type(tensor).__name__}")
@@ -181,6 +187,12 @@ def unshard(
     axis   that of the sequence; -2 for a tensor, where it may be another, and always the rows of a Reading
 
     Every rank sends its shard to every other and needs memory for the whole: for results that are to be looked at.
+
+    >>> import tempfile, torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)
+    >>> unshard(shard(torch.ones(4, 2))).shape
+    torch.Size([4, 2])
+    >>> dist.destroy_process_group()
     """
     check_layout(layout)
     if isinstance(shard, Reading):

@@ -88,6 +88,15 @@ def merged_metrics(readings: Mapping[str, LayerReading], parallel: Any = "data")
         with rootdk.watch(model) as seen:
             model(batch)
         merged_metrics(seen.readings, {"data": data_group, "tensor": tensor_group})
+
+    >>> import tempfile, torch, rootdk, torch.distributed as dist
+    >>> model = torch.nn.MultiheadAttention(16, 2)
+    >>> with rootdk.watch(model) as seen:
+    ...     _ = model(*3 * [torch.randn(8, 1, 16)])
+    >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)
+    >>> sorted(merged_metrics(seen.readings)) == sorted(seen.readings)
+    True
+    >>> dist.destroy_process_group()
     """
     import torch.distributed as dist
 

@@ -17,7 +17,11 @@ _STEP = "attn/step"
 
 
 class PackageMissingError(RootdkError, ImportError):
-    """What was asked for needs a package that is not installed; the message names it."""
+    """What was asked for needs a package that is not installed; the message names it.
+
+    >>> issubclass(PackageMissingError, ImportError)
+    True
+    """
 
 
 def needed(what: str, module: str, package: str, attribute: str) -> Any:

@@ -36,7 +36,7 @@ from .landmarks import (
     warm_entropy,
     warm_p_squared,
 )
-from .prediction import predict
+from .prediction import Prediction, predict
 from .rows import effective_keys, saturation, top_probability
 from .scores import (
     row_variance,
@@ -52,6 +52,7 @@ from .softmax import SoftmaxMoments, softmax_moments
 
 __all__ = [
     "FormatEffect",
+    "Prediction",
     "SoftmaxMoments",
     "attention_moments",
     "correlated_score_variance",

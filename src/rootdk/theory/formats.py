@@ -37,6 +37,11 @@ class FormatEffect:
     weight_error   what that does to an unnormalised weight e^z: root of E (e^error - 1)^2, error as if normal; above
                    about 1 the weights are noise
     overflow       P(|z| rounds to infinity)
+
+    >>> from rootdk.theory import format_effect
+    >>> effect = format_effect(22.6, "bfloat16")  # the scores of d_k = 512 without a scale
+    >>> round(float(effect.score_error), 3), float(effect.overflow)
+    (0.037, 0.0)
     """
 
     score_error: Any

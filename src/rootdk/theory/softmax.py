@@ -36,6 +36,11 @@ class SoftmaxMoments:
     p_cubed                 E sum p^3
     jacobian_trace          E tr J = E (1 - sum p^2), J = diag(p) - p p'
     jacobian_norm_squared   E |J|_F^2 = E (sum p^2 - 2 sum p^3 + (sum p^2)^2)
+
+    >>> from rootdk.theory import softmax_moments
+    >>> moments = softmax_moments(1024, [1.0, 8.0])
+    >>> (moments.entropy / np.log(1024)).round(2).tolist()
+    [0.93, 0.13]
     """
 
     log_sum_exp: Any

@@ -33,6 +33,9 @@ def register_transformers() -> str:
     the kernel; what it has no answer to, such as the keys that an indexer picks (DeepSeek V3.2) or a paged cache, is an
     error. set_attn_implementation only warns where a model cannot switch (Falcon): see that
     model.config._attn_implementation is "rootdk" afterwards, or run the model on sdpa inside rootdk.torch.use().
+
+    >>> register_transformers()
+    'rootdk'
     """
     try:
         library = import_module("transformers")

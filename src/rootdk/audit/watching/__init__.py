@@ -5,6 +5,8 @@ What it takes is in this folder, loaded when it is called: `import rootdk.audit`
 
 from typing import TYPE_CHECKING, Any
 
+from rootdk.errors import require_torch
+
 if TYPE_CHECKING:
     from rootdk.audit.watching.handle import Watch
 else:
@@ -35,6 +37,7 @@ def watch(model: Any, every: int = 1, rows: int | None = None) -> "Watch":
     >>> list(seen.readings), seen.report().verdict
     (['self_attn'], 'healthy')
     """
+    require_torch("watch")
     from rootdk.audit.watching.handle import Watch
 
     return Watch(model, every, rows)

@@ -41,6 +41,9 @@ class Experiment:
     pictures       pictures(result): what the report shows
     quick, full    fields of the spec that are other than the default at these sizes
     asked          asked(size, d_k, keys, rules): fields that follow from what the user asked for
+
+    >>> EXPERIMENTS["rules"].question
+    'What does each scale rule do?'
     """
 
     name: str
@@ -63,7 +66,12 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(_registered)
 
 
 def register(experiment: Experiment) -> Experiment:
-    """Take up an experiment, in its place."""
+    """Take up an experiment, in its place.
+
+    >>> register(EXPERIMENTS["rules"])
+    Traceback (most recent call last):
+    rootdk.errors.ArgumentError: name: must be free, got 'rules' a second time
+    """
     if experiment.name in _registered:
         raise ArgumentError(f"name: must be free, got {experiment.name!r} a second time")
     _registered[experiment.name] = experiment
@@ -132,6 +140,12 @@ class Cache:
     What can not be read or written is passed over, with a `note`. A file is named by a hash of the experiment, the spec
     and every file of the installed package, so that a result of other code is never taken for this one's. ROOTDK_CACHE
     names the folder; without it the platform's own place is used.
+
+    >>> import tempfile
+    >>> cache = Cache(Path(tempfile.mkdtemp()))
+    >>> spec = EXPERIMENTS["variance"].spec(d_k=(16,), laws=("sign",), rows=1000)
+    >>> cache.get(spec) is None, run(spec, cache=cache) == cache.get(spec)
+    (True, True)
     """
 
     def __init__(self, place: Path | None = None, note: Callable[[str], None] = lambda _text: None) -> None:
@@ -207,7 +221,12 @@ def run(spec: Any, *, cache: Cache | None = None, progress: NamedProgress = lamb
 def run_all(
     specs: Iterable[Any], *, cache: Cache | None = None, progress: NamedProgress = lambda _name, _share: None
 ) -> list[Result]:
-    """`run` one after the other: the operator uses all cores by itself."""
+    """`run` one after the other: the operator uses all cores by itself.
+
+    >>> small = EXPERIMENTS["variance"].spec(d_k=(16,), laws=("sign",), rows=1000)
+    >>> [result.experiment for result in run_all([small])]
+    ['variance']
+    """
     return [run(spec, cache=cache, progress=progress) for spec in specs]
 
 

@@ -114,6 +114,10 @@ class Claim:
     formulas, laws) is an input with a default, so that another input can lead to another verdict. None: not yet.
     title is the statement in so few words that two fit a line. elsewhere says what a finding is about that nobody can
     repeat on a small machine, such as training runs of large models: evidence against it is then "not reproduced here".
+
+    >>> from rootdk.lab.checks import LEDGER
+    >>> LEDGER[12].title
+    '1/d_k makes weights alike'
     """
 
     id: int

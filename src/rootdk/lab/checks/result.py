@@ -18,7 +18,11 @@ _KIND = "rootdk.lab.checks.Result"
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of a curve or the heights of bars. kind is "theory" or "measured"."""
+    """Points of a curve or the heights of bars. kind is "theory" or "measured".
+
+    >>> Series("weights", "measured", {"d_k": 64}, (1.0, 2.0), (0.75, 0.25)).y
+    (0.75, 0.25)
+    """
 
     name: str
     kind: str
@@ -29,7 +33,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A matrix, such as the Jacobian of one row."""
+    """A matrix, such as the Jacobian of one row.
+
+    >>> Grid("jacobian", "theory", {"sigma": 1.0}, ((0.25, -0.25), (-0.25, 0.25))).rows[0]
+    (0.25, -0.25)
+    """
 
     name: str
     kind: str
@@ -39,7 +47,15 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one run of one experiment found; `spec` says everything that it depended on."""
+    """What one run of one experiment found; `spec` says everything that it depended on.
+
+    >>> from rootdk.lab.checks import EXPERIMENTS, run
+    >>> result = run(EXPERIMENTS["variance"].spec(d_k=(16,), laws=("sign",), rows=1000))
+    >>> [one.predicted for one in result.select("score variance", d_k=16)]
+    [16.0]
+    >>> Result.from_dict(result.to_dict()) == result
+    True
+    """
 
     experiment: str
     spec: Mapping[str, Any]

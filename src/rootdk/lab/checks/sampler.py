@@ -35,6 +35,9 @@ class Sampling:
     """How much the claims draw, and from which seed. `rows` are query rows per measured number, in groups of 64.
 
     1024 rows make a quick look, 20,000 a thorough one. With fewer than 16 groups standard errors would be guesses.
+
+    >>> Sampling(rows=2048).groups
+    32
     """
 
     rows: int = 2048

@@ -35,6 +35,10 @@ def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = Non
 
     audit   what to_dict() of a rootdk.audit.Audit gives, or the JSON of `rootdk audit`
     about   facts for the foot of the page, such as version and path
+
+    >>> from rootdk.audit.demonstration import demonstrate
+    >>> "none.layers.0.attention" in render_audit(demonstrate().to_dict())
+    True
     """
     audit, about = shown_values(audit), shown_values(about or {})
     model = audit.get("model") or {}

@@ -22,7 +22,10 @@ class PlotlyMissingError(RootdkError, ImportError):
 
 
 def check_plotly() -> None:
-    """An error that says how to get plotly, if it is missing."""
+    """An error that says how to get plotly, if it is missing.
+
+    >>> check_plotly()  # it is installed here
+    """
     try:
         import plotly.graph_objects  # noqa: F401
     except ImportError as error:

@@ -43,6 +43,12 @@ def render(
     about    facts for the foot of the page, such as version and seed
     cards    (large, small) texts for the top
     trained  runs of a training study, for a section in brief
+
+    >>> from rootdk.lab.checks import EXPERIMENTS, LEDGER, run
+    >>> variance = run(EXPERIMENTS["variance"].spec(d_k=(16,), laws=("sign",), rows=1000))
+    >>> page = render([variance], [LEDGER[7].check().to_dict()])
+    >>> page.startswith("<!DOCTYPE html>"), "does not hold" in page
+    (True, True)
     """
     links = [("answer", "The answer")]
     links += [("claims", "What is true and what is not")] if claims else []

@@ -135,7 +135,12 @@ def chapters(results: Results, *, brief: bool = False) -> list[tuple[Chapter, li
 
 
 def render_training(results: Results) -> str:
-    """One HTML page of a training study that opens offline."""
+    """One HTML page of a training study that opens offline.
+
+    >>> from rootdk.lab.training import shipped
+    >>> render_training(shipped()).startswith("<!DOCTYPE html>")
+    True
+    """
     shown = chapters(results)
     links = [(chapter.anchor, chapter.heading) for chapter, _ in shown] + [("numbers", "All numbers")]
     body = [

@@ -29,7 +29,11 @@ _SHIPPED = "shipped.json"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """mean +- half, from `count` values; half is None where one value says nothing about the others."""
+    """mean +- half, from `count` values; half is None where one value says nothing about the others.
+
+    >>> Interval(1.0, None, 1).half is None
+    True
+    """
 
     mean: float
     half: float | None
@@ -82,7 +86,12 @@ def difference(a: Interval, b: Interval) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Runs, and facts about their making: size of the plan, versions, machine."""
+    """Runs, and facts about their making: size of the plan, versions, machine.
+
+    >>> results = shipped()
+    >>> results.values("rule", task="recall"), Results.from_dict(results.to_dict()) == results
+    (['dk', 'none', 'sqrt'], True)
+    """
 
     runs: tuple[Run, ...]
     about: Mapping[str, str] = field(default_factory=dict)
@@ -128,13 +137,22 @@ class Results:
 
 @functools.cache
 def shipped() -> Results:
-    """The results that come with the package, made by `rootdk train-study`; their `about` says how."""
+    """The results that come with the package, made by `rootdk train-study`; their `about` says how.
+
+    >>> "torch" in shipped().about
+    True
+    """
     return Results.from_dict(parse_json(files(__package__).joinpath(_SHIPPED).read_bytes()))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Runs that differ in their seeds alone, at one learning rate."""
+    """Runs that differ in their seeds alone, at one learning rate.
+
+    >>> best = grouped(shipped().select(task="text", rule="sqrt"))[0].best
+    >>> len(best.runs), best.loss.count
+    (3, 3)
+    """
 
     rate: float
     runs: tuple[Run, ...]
@@ -185,7 +203,12 @@ _POWERS = {0.25: "√√d_k", 0.5: "√d_k", 1.0: "d_k", -0.25: "1/√√d_k", -
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs of one setting at several learning rates, each with several seeds."""
+    """Runs of one setting at several learning rates, each with several seeds.
+
+    >>> group = grouped(shipped().select(task="text", rule="sqrt"))[0]
+    >>> group.best.rate in group.rates, group.line
+    (True, 'sqrt')
+    """
 
     runs: tuple[Run, ...]
 
@@ -231,7 +254,11 @@ class Group:
 
 
 def grouped(runs: Iterable[Run]) -> tuple[Group, ...]:
-    """Groups by everything in the spec but seed, learning rate and transplant, in the order in which they come."""
+    """Groups by everything in the spec but seed, learning rate and transplant, in the order in which they come.
+
+    >>> {group.spec.rule for group in grouped(shipped().select(task="text"))} == {"none", "sqrt", "dk"}
+    True
+    """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(getattr(run.spec, name) for name in _IN_COMMON), []).append(run)
@@ -242,6 +269,9 @@ def panels(groups: Iterable[Group]) -> dict[str, tuple[Group, ...]]:
     """Groups that may stand beside one another: of one task, optimizer and model, for as many steps.
 
     The name of a panel says what sets it apart from the others.
+
+    >>> list(panels(grouped(shipped().select(task="text"))))
+    ['text, 400 steps']
     """
     groups = list(groups)
     varied = [name for name in _OF_A_PANEL if len({getattr(group.spec, name) for group in groups}) > 1]

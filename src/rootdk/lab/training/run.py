@@ -100,6 +100,11 @@ class Layer:
     entropy, saturated and live say how the weight is spread: entropy / ln n, the share of rows with a weight over .99,
     and the median of tr J. std is that of the logits inside a row and largest their greatest size |z|. Rows of fewer
     than 8 keys are left out. query_gradient and key_gradient are the norms of the gradients of W_q and W_k.
+
+    >>> from rootdk.lab.training import shipped
+    >>> layer = shipped().select(rule="none", d_k=512)[0].last.layers[0]
+    >>> layer.saturated > 0.5
+    True
     """
 
     entropy: float | None
@@ -116,6 +121,11 @@ class Moment:
     """The state after `step` batches.
 
     train_loss is the mean since the last moment, loss and accuracy belong to batches that are not trained on.
+
+    >>> from rootdk.lab.training import shipped
+    >>> start, *_, end = shipped().select(task="text", rule="sqrt")[0].moments
+    >>> start.step, end.loss < start.loss
+    (0, True)
     """
 
     step: int
@@ -130,6 +140,11 @@ class Run:
     """A run from its start to its end, or to the step at which its loss was no longer a number.
 
     transplant holds (kappa, loss, largest |logit|) for each kappa of the spec. seconds is the time that the run took.
+
+    >>> from rootdk.lab.training import shipped
+    >>> run = shipped().runs[0]
+    >>> Run.from_dict(run.to_dict()) == run, run.last.step == run.spec.steps
+    (True, True)
     """
 
     spec: RunSpec
