@@ -4,7 +4,7 @@
 #   .venv/.made    the environment and the build tools                   (again when constraints.txt changes)
 #   .venv/.built   the package, compiled, and its Python files as they lie in src/  (again when C++ changes)
 #   .venv/.checked what the operator's tests import: NumPy, torch, pytest
-#   .venv/.tested  what all tests import, and a browser
+#   .venv/.tested  what all tests import, and two browsers
 #   .venv/.lab     what the report and the page need                     (the last three again when pyproject.toml changes)
 # Compiling happens in build/cmake with the build tools of .venv, so that only changed files are compiled again. A changed
 # Python file needs no step at all; after a change of C++, pytest refuses to run until `make dev` has compiled it.
@@ -34,18 +34,19 @@ define check_compiler
 { echo "rootdk: a C++17 compiler is needed and '$(CXX)' is none: install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set CXX." >&2; exit 1; }
 endef
 
-# The pages are tested in a real browser. Debian's package where we may install one, a word where not.
+# The pages are tested in real browsers. Debian's packages where we may install them, a word where not.
 define ensure_browser
-@found="$$ROOTDK_CHROMIUM"; \
-for one in chromium chromium-browser google-chrome; do found="$$found$$(command -v $$one)"; done; \
+@found="$$$(2)"; \
+for one in $(3); do found="$$found$$(command -v $$one)"; done; \
 if [ -n "$$found" ]; then :; \
 elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
-else echo "rootdk: no Chromium, and the tests of the pages need one: install it (Debian: apt install chromium) or set ROOTDK_CHROMIUM." >&2; fi
+  echo "rootdk: installing $(1), in which the pages are tested"; \
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(firstword $(3)) >/dev/null; \
+else echo "rootdk: no $(1), and the tests of the pages need one: install it (Debian: apt install $(firstword $(3))) or set $(2)." >&2; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev check test test-all bench bench-all lint format sanitize fuzz clean
+.PHONY: help run dev check test test-all docs bench bench-all lint format sanitize fuzz clean
 .DELETE_ON_ERROR:
 .SECONDARY: # keep the object files of a sanitizer build
 
@@ -71,6 +72,9 @@ endif
 
 test-all: $(VENV)/.tested ## set up, then every test
 	$(SHARED) --doctest-modules src/rootdk tests benchmarks $(ARGS)
+
+docs: $(VENV)/.documented ## set up, then the site, in build/site: it opens without a server and asks nobody for anything
+	$(PY) docs/site.py build/site
 
 bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes benchmarks/latest.json
 	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
@@ -151,9 +155,11 @@ $(VENV)/.built: $(SOURCES) $(VENV)/.made
 	@touch $@
 
 # Order-only on .built: a changed source is compiled without asking pip about the rest again.
+# What is fetched is named as it comes: it can take minutes. pip's exit code goes by a file, past the pipe.
 define with_extra
 @echo "rootdk: installing what $(2)"
-$(INSTALL) "rootdk[$(1)]"
+@{ $(PIP) install --progress-bar off -c constraints.txt "rootdk[$(1)]"; echo $$? >$(VENV)/.status; } | \
+  grep --line-buffered -E '^(Collecting|Installing|Successfully)' | cut -c 1-120; exit $$(cat $(VENV)/.status)
 endef
 $(VENV)/.checked: pyproject.toml constraints.txt | $(VENV)/.built
 	$(call with_extra,check,the tests of the operator need: torch (200 MB) and pytest)
@@ -161,11 +167,16 @@ $(VENV)/.checked: pyproject.toml constraints.txt | $(VENV)/.built
 
 $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/.built
 	$(call with_extra,test,all tests need: torch transformers ray lightning wandb and more (2 GB; some minutes))
-	$(ensure_browser)
+	$(call ensure_browser,Chromium,ROOTDK_CHROMIUM,chromium chromium-browser google-chrome)
+	$(call ensure_browser,Firefox,ROOTDK_FIREFOX,firefox-esr firefox)
 	@touch $@
 
 $(VENV)/.lab: pyproject.toml constraints.txt | $(VENV)/.built
 	$(call with_extra,lab,the report and the page need: plotly and a small server)
+	@touch $@
+
+$(VENV)/.documented: pyproject.toml constraints.txt | $(VENV)/.built
+	$(call with_extra,docs,the site needs: mkdocs-material mkdocstrings plotly matplotlib and torch)
 	@touch $@
 
 $(VENV)/.benched: pyproject.toml constraints.txt | $(VENV)/.built

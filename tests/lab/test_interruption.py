@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": (*RING, "--validate-tokens", "16384"),
     "info": ("info",),
     "audit": ("audit",),
+    "figures": ("figures", "figures", "--size", "full", "--seed", "7"),
 }
 # The real command line, and a note when it has taken over the signal. Before that Python itself answers to it.
 PROGRAM = """

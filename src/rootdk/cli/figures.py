@@ -1,5 +1,6 @@
 """`rootdk figures`: every figure of the report for a paper, with its data."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,15 +61,17 @@ def figures(
 
     check_matplotlib()
     specs = plan(size, d_k=tuple(dict.fromkeys(d_k)), keys=keys, rules=rule, seed=seed)
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):  # before the work, so that nobody waits for nothing
+        raise click.BadParameter(f"cannot write to {there}", param_hint="'FOLDER'")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        options.check_writable(folder / "figures.md", "FOLDER")
         with Bars() as bars:
             results = []
             for number, spec in enumerate(specs):
                 results.append(run(spec, cache=Cache()))
                 bars("measuring", 0.5 * (number + 1) / len(specs))
             pictures = list(_pictures(results))
+            folder.mkdir(parents=True, exist_ok=True)
             for number, picture in enumerate(pictures):
                 write_figure(picture, folder, width, tuple(dict.fromkeys(formats)))
                 bars("drawing", 0.5 + 0.5 * (number + 1) / len(pictures))

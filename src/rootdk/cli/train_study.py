@@ -32,7 +32,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 
 
 @click.command()
-@click.option("--quick", "size", flag_value="quick", help="At most three minutes on two cores.")
+@click.option("--quick", "size", flag_value="quick", help="Short runs: some minutes on two cores. Without it an hour.")
 @click.option("--full", "size", flag_value="full", help="For a night.")
 @click.option(
     "--task", "tasks", type=click.Choice(["recall", "text", "digits"]), multiple=True, help="Only this; repeat it."
