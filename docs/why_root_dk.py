@@ -1,6 +1,6 @@
-"""Writes docs/why-root-dk.md. Every number in that text is computed here: `python docs/why_root_dk.py` makes it anew.
+"""Writes docs/why-root-dk.md and its two drawings. Every number in them is computed here: `python docs/why_root_dk.py`.
 
-A test holds the file to what this prints.
+A test holds the files to what this prints.
 """
 
 import math
@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from rootdk import predict, theory
+from rootdk.lab.answer import answer
 from rootdk.lab.proof import prove
 
 KEYS = 512
 # A bar would end the cell of a table.
 NORM, FLOW = "&#124;J&#124;", "&#124;do/dq&#124;/&#124;o&#124;"
 TARGET = Path(__file__).with_name("why-root-dk.md")
+NARROW, WIDE = (5.0, 5.125, 5.25, 5.375, 5.5), (3.0, 4.0, 5.0, 6.0, 7.0)  # heights in feet
+WIDTHS = (4, 64, 512)
 RULES = (("1", lambda d: 1.0), ("1/sqrt(d_k)", lambda d: d**-0.5), ("1/d_k", lambda d: 1 / d))
 
 
@@ -26,6 +29,94 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def percent(x: float) -> str:
     """Whole percents, one digit below one, and 0 for what nobody will see."""
     return f"{100 * x:.0f} %" if x >= 0.005 or x < 5e-6 else f"{100 * x:.1g} %"
+
+
+def numbers(values: Sequence[float], digits: int = 3) -> str:
+    """A list of numbers, without zeros at the end."""
+    return ", ".join(f"{value:.{digits}f}".rstrip("0").rstrip(".") for value in values)
+
+
+def variances() -> str:
+    """What variance is, step by step."""
+    rows = []
+    for values in (NARROW, WIDE):
+        mean = np.mean(values)
+        off = np.subtract(values, mean)
+        rows.append([numbers(values), f"{mean:g}", numbers(off), numbers(off**2), f"{np.var(values):.3g}"])
+    return table(["heights in feet", "mean", "distances from the mean", "their squares", "variance"], rows)
+
+
+def walk_size(steps: int) -> float:
+    """E|sum| of so many independent signs: every number of heads weighed by its chance."""
+    return sum(abs(2 * heads - steps) * math.comb(steps, heads) / 2**steps for heads in range(steps + 1))
+
+
+def walks() -> str:
+    rows = [[str(t), "0", f"{walk_size(t):.2f}", f"{math.sqrt(t):.2f}", str(t)] for t in WIDTHS]
+    return table(["terms", "mean of the sum", "typical size, E&#124;sum&#124;", "sqrt(terms)", "variance"], rows)
+
+
+def divisors() -> str:
+    rows = []
+    for name, divisor in (("2", 2.0), ("8", 8.0), ("10", 10.0), ("sqrt(d_k)", None)):
+        deviations = [math.sqrt(d) / (divisor or math.sqrt(d)) for d in WIDTHS]
+        rows.append([name, *(f"{deviation:.3g}" for deviation in deviations)])
+    return table(["divided by", *(f"standard deviation at d_k = {d}" for d in WIDTHS)], rows)
+
+
+def softmaxes() -> str:
+    """The worked examples, with every number on the way."""
+    rows = []
+    for scores in ((50.0, 10.0, 5.0), (5.0, 1.0, 0.5), (14.0, 10.0, 12.0), (1.75, 1.25, 1.5)):
+        powers = np.exp(scores)
+        shown = [f"{power:,.0f}" if power > 1e4 else f"{power:.3f}" for power in powers]
+        total = f"{powers.sum():,.0f}" if powers.sum() > 1e4 else f"{powers.sum():.3f}"
+        if powers[0] > 1e12:
+            shown[0], total = f"{powers[0]:.3e}", f"{powers.sum():.3e}"
+        rows.append([numbers(scores, 2), ", ".join(shown), total, ", ".join(f"{p / powers.sum():.3f}" for p in powers)])
+    return table(["scores", "e to the power of each", "their sum", "weights"], rows)
+
+
+def drawing(width: int, height: int, parts: Sequence[str]) -> str:
+    """Grey and blue are legible on white and on black."""
+    style = "font-family='system-ui, sans-serif' font-size='13' fill='#808080'"
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' {style}>"
+    return "\n".join([head, *parts, "</svg>\n"])
+
+
+def variance_svg() -> str:
+    """Both groups of people on one axis, each with its mean and one standard deviation to either side."""
+    parts = []
+    for line, values in enumerate((NARROW, WIDE)):
+        y, mean, deviation = 50 + 90 * line, float(np.mean(values)), float(np.std(values))
+        left, middle, right = (40 + 90 * (x - 2.5) for x in (mean - deviation, mean, mean + deviation))
+        parts.append(
+            f"<rect x='{left:.1f}' y='{y - 14}' width='{right - left:.1f}' height='28' fill='#2b8cd0' opacity='.25'/>"
+        )
+        parts.append(f"<path d='M{middle:.1f} {y - 22}v44' stroke='#2b8cd0' stroke-width='2'/>")
+        parts += [f"<circle cx='{40 + 90 * (x - 2.5):.1f}' cy='{y}' r='6' fill='#e0662f'/>" for x in values]
+        parts.append(f"<text x='480' y='{y + 4}'>variance {np.var(values):.3g}</text>")
+    parts += [f"<text x='{40 + 90 * (x - 2.5):.1f}' y='195' text-anchor='middle'>{x} ft</text>" for x in range(3, 8)]
+    return drawing(600, 205, parts)
+
+
+def walks_svg() -> str:
+    """Twelve sums of random signs as they grow, and the root of the number of terms on either side."""
+    steps, x, y = WIDTHS[-1], 0.95, 1.5
+    signs = np.random.default_rng(5).choice([-1, 1], (12, steps)).cumsum(axis=1)
+    parts = []
+    for walk in signs:
+        points = " ".join(f"{40 + x * t:.0f},{110 - y * walk[t]:.0f}" for t in range(0, steps, 8))
+        parts.append(f"<polyline points='{points}' fill='none' stroke='#2b8cd0' opacity='.6'/>")
+    for sign in (1, -1):
+        points = " ".join(f"{40 + x * t:.0f},{110 - y * sign * math.sqrt(t):.1f}" for t in range(0, steps + 1, 8))
+        parts.append(f"<polyline points='{points}' fill='none' stroke='#e0662f' stroke-width='2'/>")
+    parts.append(f"<text x='{44 + x * steps:.0f}' y='{114 - y * math.sqrt(steps):.0f}'>+√t</text>")
+    parts.append(f"<text x='{44 + x * steps:.0f}' y='{114 + y * math.sqrt(steps):.0f}'>−√t</text>")
+    parts.append(
+        f"<text x='40' y='212'>1 term</text><text x='{40 + x * steps:.0f}' y='212' text-anchor='end'>{steps} terms</text>"
+    )
+    return drawing(600, 220, parts)
 
 
 def counting() -> str:
@@ -153,13 +244,40 @@ def text() -> str:
     return f"""# Why the root of d_k
 
 Attention multiplies queries with keys, divides by a number, and takes the softmax. The number is sqrt(d_k), the root of the
-length of a query. Why that one, and is what is said about it true? All numbers below are computed by
-[why_root_dk.py](why_root_dk.py), from `rootdk.theory`; `rootdk` measures them beside the theory, and `rootdk claims` checks the
-sayings one by one.
+length of a query. Why that one, and is what is said about it true?
+
+{answer(512, 1024)}
+
+The rest of this page says the same slowly. All numbers are computed by [why_root_dk.py](why_root_dk.py), from `rootdk.theory`;
+`rootdk` measures them beside the theory, and `rootdk claims` checks the sayings one by one.
+
+## What variance is
+
+Variance says how far numbers lie from their mean: subtract the mean, square the distances, take their mean. Two groups of five
+people:
+
+{variances()}
+
+![Two groups of heights on one axis: the wide one has the larger variance](variance.svg)
+
+The root of the variance, the *standard deviation*, is a distance again: {np.std(NARROW):.2f} and {np.std(WIDE):.2f} feet.
+
+## A sum whose terms cancel still grows
+
+A score is a sum of d_k products of which some are positive and some negative. They cancel in part: it is as with a person
+who takes steps to the left and to the right at random and is, after t steps, typically some sqrt(t) steps from the start. With terms of +1
+and -1, every outcome counted:
+
+{walks()}
+
+![Twelve sums of random signs, and plus and minus the root of the number of terms](random-walk.svg)
+
+So scores do not grow in the mean, which stays 0. They grow in size, like the root of the number of terms, and their variance grows like that
+number itself.
 
 ## The variance of a score is d_k
 
-A score is a sum of d_k products, s = q_1 k_1 + ... + q_d k_d. Take components that are independent of each other, with mean 0
+A score is s = q_1 k_1 + ... + q_d k_d. Take components that are independent of each other, with mean 0
 and variance 1. Then E s = 0, and the variance is E s^2. Write the square out: d_k^2 terms q_i k_i q_j k_j. Where i = j the
 average is E q_i^2 E k_i^2 = 1. Elsewhere it has a factor E q_i = 0. So d_k terms average 1, all others 0:
 
@@ -169,8 +287,36 @@ No limit was taken and no Gaussian was needed. `rootdk prove --d 3` writes out t
 
 ## Dividing by c divides the variance by c^2
 
-1, 2, 3 have a variance of {scaled[0]:.3g}, and 2, 4, 6 one of {scaled[1]:.3g}. So scores over c have the variance d_k/c^2, and
-c = sqrt(d_k) makes it 1. Dividing by d_k makes it 1/d_k; multiplying by sqrt(d_k) would make it d_k^2.
+Why the square? 2, 4, 6 has mean 4, distances -2, 0, 2, squares 4, 0, 4, and so a variance of {scaled[1]:.3g}. Its half 1, 2, 3 has
+mean 2, distances -1, 0, 1, squares 1, 0, 1, and {scaled[0]:.3g}. Distances shrink by c = 2, their squares by c^2 = {scaled[1] / scaled[0]:.0f}, and variance is made of squares.
+So scores over c have the variance d_k/c^2, and c = sqrt(d_k) makes it 1. Dividing by d_k makes it 1/d_k; multiplying by sqrt(d_k) would make it d_k^2.
+
+## Why not 2, or 10?
+
+{divisors()}
+
+A constant is right at one width: 8 at d_k = 64. sqrt(d_k) is right at all of them. That the variance should be 1, and not 2 or 1/2, is a
+choice; that it should be the same at every width is the point.
+
+## What softmax does, with every number
+
+softmax(x)_i = e^(x_i) / (e^(x_1) + ... + e^(x_n)), with e = {math.e:.3f}. A difference of 1 between two scores is a factor of e between
+their weights:
+
+{softmaxes()}
+
+The second line is a tenth of the first, the fourth an eighth of the third: q and k with d_k = 64 and q.k of 14, 10 and 12, divided by 8. In small
+the same: q = [1, 0, 1, 0] and k = [0, 1, 1, 1] have q.k = 0 + 0 + 1 + 0 = 1, divided by sqrt(4) that is 0.5.
+
+## Words for what softmax did
+
+| word | what | for n equal weights | for one weight of 1 |
+| --- | --- | --- | --- |
+| entropy H | -sum p ln p: how spread the weights are, in nats | ln n | 0 |
+| H / ln n | the entropy as a share of the largest that n keys can have | 1 | 0 |
+| effective keys | 1 / sum p^2: how many keys with equal weights would give the same | n | 1 |
+| Jacobian J | J_ij = dp_i/ds_j = p_i (1 - p_i) where i = j, -p_i p_j elsewhere: how the weights answer to the scores | | all 0 |
+| tr J | the sum of its diagonal, 1 - sum p^2: how much of a row still moves | 1 - 1/n | 0 |
 
 ## What softmax does with wide logits
 
@@ -183,8 +329,7 @@ There is a point where it freezes, sigma = sqrt(2 ln n): {logits[0]:.2f} for 102
 few keys take all the weight, however many there are. Unscaled scores have sigma = sqrt(d_k), so with 1024 keys every d_k from
 {d_where} on is past it.
 
-J = diag(p) - p p' is the derivative of the weights by the logits. Its trace, 1 - sum p^2, says how much of a row still moves.
-Its norm tells another story: it is largest where a few weights compete.
+The trace of J falls as rows freeze. Its norm tells another story: it is largest where a few weights compete.
 
 ## Attention, rule by rule
 
@@ -196,6 +341,8 @@ Only with 1/sqrt(d_k) does every column stay where it is as d_k grows. That is t
 cannot work, but that with them the softmax starts from another state at every width.
 
 ## Length is another matter
+
+d_k = 64, random q and k:
 
 {lengths()}
 
@@ -222,5 +369,15 @@ rootdk claims                             what is said, checked
 """
 
 
+def pages() -> dict[Path, str]:
+    """Every file that this program writes, with what is in it."""
+    return {
+        TARGET: text(),
+        TARGET.with_name("variance.svg"): variance_svg(),
+        TARGET.with_name("random-walk.svg"): walks_svg(),
+    }
+
+
 if __name__ == "__main__":
-    TARGET.write_text(text(), "utf-8")
+    for file, content in pages().items():
+        file.write_text(content, "utf-8")

@@ -1,4 +1,4 @@
-"""docs/why-root-dk.md and docs/spread.svg are what their scripts compute, and the words follow from the numbers."""
+"""docs/why-root-dk.md, its drawings and docs/spread.svg are what their scripts compute; words follow from numbers."""
 
 import re
 import runpy
@@ -10,8 +10,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
-def made() -> str:
-    return str(runpy.run_path(str(DOCS / "why_root_dk.py"))["text"]())
+def pages() -> dict[Path, str]:
+    return dict(runpy.run_path(str(DOCS / "why_root_dk.py"))["pages"]())
+
+
+@pytest.fixture(scope="module")
+def made(pages: dict[Path, str]) -> str:
+    return pages[DOCS / "why-root-dk.md"]
 
 
 def assert_same_to_the_last_digit_but_one(written: str, made: str, script: str) -> None:
@@ -23,8 +28,10 @@ def assert_same_to_the_last_digit_but_one(written: str, made: str, script: str) 
         assert a == pytest.approx(b, abs=1.01 * 10.0 ** -len(new.partition(".")[2].partition("e")[0]), rel=0)
 
 
-def test_the_file_is_what_the_code_computes(made: str) -> None:
-    assert_same_to_the_last_digit_but_one((DOCS / "why-root-dk.md").read_text("utf-8"), made, "docs/why_root_dk.py")
+def test_the_files_are_what_the_code_computes(pages: dict[Path, str]) -> None:
+    assert {page.name for page in pages} == {"why-root-dk.md", "variance.svg", "random-walk.svg"}
+    for page, made in pages.items():
+        assert_same_to_the_last_digit_but_one(page.read_text("utf-8"), made, "docs/why_root_dk.py")
 
 
 def test_the_figure_is_what_the_code_computes() -> None:

@@ -66,6 +66,8 @@ CASES = [
      "cross_covariance: must leave q and k a joint covariance without a negative eigenvalue, got -1"),
     (lambda: theory.score_variance(np.ones((2, 1, 1)), np.eye(1), cross_covariance=np.zeros((3, 1, 1))),
      "cross_covariance: must have leading axes that broadcast, got (2, 1, 1), (1, 1), (3, 1, 1)"),
+    (lambda: theory.attention_moments(16, [1, 2, 3], 1e7),
+     "scale: must be at most 1e+06 in size where d_k is 1 or 2, got 1e+07"),
     (lambda: theory.score_mean(1.0), "cross_covariance: must have shape (..., d, d) with d at least 1, got ()"),
     (lambda: theory.score_variance(np.ones((2, 1, 1)), np.ones((3, 1, 1))),
      "cov_query, cov_key, means: must have leading axes that broadcast, got (2, 1, 1), (3, 1, 1), (1,), (1,)"),

@@ -1,12 +1,15 @@
 """softmax_moments and attention_moments: against mpmath, other roads to the same number, and known values."""
 
+import math
 import time
 
 import numpy as np
 import pytest
 import theory_judge
+from scipy.integrate import quad
+from scipy.special import k0
 
-from rootdk.theory import _laplace, attention, attention_moments, expected_maximum, rows, softmax_moments
+from rootdk.theory import _laplace, attention, attention_moments, expected_maximum, predict, rows, softmax_moments
 
 FIELDS = theory_judge.FIELDS
 KEYS = (2, 3, 16, 1024, 10**6, 10**9)
@@ -234,3 +237,22 @@ def test_effective_keys_against_half_the_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_laplace, "STEP", _laplace.STEP / 2)
     monkeypatch.setattr(_laplace, "_NEGLIGIBLE", _laplace._NEGLIGIBLE + 8)
     np.testing.assert_allclose(shared, rows.effective_keys(keys, sigma), rtol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6])
+def test_one_component_and_two_keys_against_the_law_of_a_product(scale: float) -> None:
+    """The two logits differ by scale sqrt(2) q z, and a product of two normal numbers has density K_0(|x|)/pi."""
+    unit = scale * math.sqrt(2)
+
+    def of_log(u: float) -> float:
+        off = math.exp(u)
+        return off * 2 * float(k0(off / unit)) / (math.pi * unit) / (2 * math.cosh(off / 2) ** 2)
+
+    exact = quad(of_log, -80, 6, limit=500, epsabs=0, epsrel=1e-11)[0]
+    assert attention_moments(2, 1, scale).jacobian_trace == pytest.approx(exact, rel=1e-8)
+
+
+def test_scores_next_to_nothing_are_uniform_rows() -> None:
+    predicted = predict(1, 2, 1e-6)
+    assert predicted.mean_entropy == pytest.approx(math.log(2), rel=1e-9)
+    assert predicted.mean_top_probability == pytest.approx(0.5, rel=1e-5)

@@ -318,3 +318,12 @@ def test_formats_are_those_of_the_types() -> None:
         info = ml_dtypes.finfo(ml_dtypes.bfloat16 if name == "bfloat16" else name)
         assert (kind.digits - 1, kind.least_exponent) == (info.nmant, info.minexp)
         assert kind.largest == float(info.max)
+
+
+@pytest.mark.parametrize("keys", [16, 512, 1e6, 1e9])
+@pytest.mark.parametrize("gap", [0.01, 0.1, 0.5 - 1e-9])
+def test_how_low_the_frozen_law_of_saturation_is(keys: float, gap: float) -> None:
+    sigma = theory.critical_sigma(keys) * np.array([2.0, 3.0, 5.0, 10.0])
+    ratio = theory.frozen_saturation(keys, sigma, gap) / theory.saturation(keys, sigma, 1 - gap)
+    assert ratio.min() > 0.55
+    assert ratio.max() < 1.0

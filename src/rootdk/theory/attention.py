@@ -26,19 +26,22 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaincc, gammainccinv, gammaincinv, gammaln, loggamma
 
+from rootdk.errors import ArgumentError
+
 from ._arguments import Floats, broadcast, keys_of, numbers, whole
 from .softmax import AVERAGES, SoftmaxMoments, averages_of, record
 
 MOST_D_K = 1e6
+_NARROW_SCALE = 1e6
 
 
 def attention_moments(keys: Any, d_k: Any, scale: Any) -> SoftmaxMoments:
     """The averages over rows of softmax(scale q k') for standard normal q and k with d_k components.
 
-    keys from 2 to 1e15, d_k from 1 to 1e6, scale any number up to 1e50 in size; all broadcast. The relative error is
-    below 1e-8 in every field. A point takes some 30 values of sigma and some milliseconds, below d_k = 16 up to ten
-    times that; points that share n share values of sigma. For components with another variance multiply scale by both
-    standard deviations.
+    keys from 2 to 1e15, d_k from 1 to 1e6, scale any number up to 1e50 in size, up to 1e6 where d_k is 1 or 2; all
+    broadcast. The relative error is below 1e-8 in every field. A point takes some 30 values of sigma and some
+    milliseconds, below d_k = 16 up to ten times that; points that share n share values of sigma. For components with
+    another variance multiply scale by both standard deviations.
 
     >>> none, sqrt = attention_moments(512, 64, [1.0, 0.125]).jacobian_trace
     >>> print(f"{none:.2f} {sqrt:.3f}")
@@ -66,11 +69,18 @@ def relative_gradient(keys: Any, d_k: Any, scale: Any) -> Any:
 
 def _checked(keys: Any, d_k: Any, scale: Any) -> tuple[Floats, ...]:
     """The three arguments as arrays of one shape."""
-    return broadcast(
+    counts, sizes, scales = broadcast(
         keys=keys_of(keys),
         d_k=whole("d_k", d_k, 1, MOST_D_K),
         scale=numbers("scale", scale, least=-1e50, most=1e50),
     )
+    # Nearly all that is left there comes from queries next to 0, below the lattice.
+    lost = (sizes < 3) & (np.abs(scales) > _NARROW_SCALE)
+    if lost.any():
+        raise ArgumentError(
+            f"scale: must be at most {_NARROW_SCALE:g} in size where d_k is 1 or 2, got {scales[lost].flat[0]:g}"
+        )
+    return counts, sizes, scales
 
 
 def _attention_averages(keys: Floats, d_k: Floats, scale: Floats) -> Floats:
@@ -105,6 +115,8 @@ def spread_nodes(
     low = _log_quantile(half, rare - 3 * max(0.0, shift + math.log(d_k) / 2), upper=False)
     # Rows below are as good as sigma = 0: what they differ by is sigma^2, and they are e^(d w) of all.
     flat = (log_error - 2 * shift) / (d_k + 2)
+    if flat > high:  # all rows are
+        return np.zeros(1), np.ones(1)
     index = np.arange(math.floor((max(low, flat) + shift) / step), math.ceil((high + shift) / step) + 1)
     v = np.asarray(index * step, np.float64)
     sigma, weight = np.exp(v), _density(v - shift, d_k) * step

@@ -105,8 +105,8 @@ register(
         seconds=2.0,
         heading="Longer rows",
         text="With 1/√d_k the entropy stays a constant below ln n: a longer row looks more and more uniform. Without a "
-        "scale it hardly grows at all. A rule with ln n in it sharpens longer rows, and by more than what would keep "
-        "the share.",
+        "scale it grows from far below, in proportion to ln n: at d_k = 64 from 0.41 nats at 16 keys to 3.02 at a "
+        "billion. A rule with ln n in it sharpens longer rows, and by more than what would keep the share.",
         pictures=_pictures,
         quick={"measured": (16, 256, 4096), "computed": (10**6, 10**9)},
         full={"measured": (16, 64, 256, 1024, 4096, 16_384, 100_000), "groups": 64},
