@@ -26,7 +26,11 @@ _FALCON = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 3, "num_att
 
 @dataclass(frozen=True)
 class Family:
-    """`query` is the end of the name of what makes queries; `normed` says that QK-norm undoes a factor of it."""
+    """`query` is the end of the name of what makes queries; `normed` says that QK-norm undoes a factor of it.
+
+    inputs   what the model takes: tokens, pixels, features of speech, and tokens for a decoder
+    above    whether gains are stored as what is added to 1
+    """
 
     config: str
     model: str
@@ -36,6 +40,21 @@ class Family:
     key_heads: int = 4
     normed: bool = False
     scale: float = 0.25
+    inputs: tuple[str, ...] = ("input_ids",)
+    above: bool = False
+
+
+_VISION = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48} | {
+    "image_size": 16,
+    "patch_size": 4,
+}
+_LINEAR = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8} | {
+    "linear_value_head_dim": 8,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "full_attention"],
+}
+_EXPERTS = {"num_experts": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+_T5GEMMA = {**_GROUPED, "head_dim": 16, "query_pre_attn_scalar": 64}
 
 
 FAMILIES = {
@@ -53,9 +72,34 @@ FAMILIES = {
     "vit": Family(
         "ViTConfig",
         "ViTForImageClassification",
-        {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
-        | {"image_size": 16, "patch_size": 4},
+        _VISION,
         "attention.q_proj",
+        inputs=("pixel_values",),
+    ),
+    "clip": Family(
+        "CLIPConfig",
+        "CLIPModel",
+        {"text_config": {**_SIZES, "eos_token_id": 49}, "vision_config": _VISION, "projection_dim": 32},
+        "self_attn.q_proj",
+        attentions=6,
+        inputs=("input_ids", "pixel_values"),
+    ),
+    "whisper": Family(
+        "WhisperConfig",
+        "WhisperForConditionalGeneration",
+        {"vocab_size": 50, "d_model": 64, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4}
+        | {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 8}
+        | {"max_source_positions": 17, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        | {"decoder_start_token_id": 1},
+        "attn.q_proj",
+        attentions=9,
+        inputs=("input_features", "decoder_input_ids"),
+    ),
+    "albert": Family(
+        "AlbertConfig",
+        "AlbertModel",
+        {**_SIZES, "num_hidden_layers": 6, "num_hidden_groups": 3, "embedding_size": 32},
+        "attention.query",
     ),
     "t5": Family(
         "T5Config",
@@ -64,6 +108,18 @@ FAMILIES = {
         "Attention.q",
         attentions=9,
         scale=1.0,
+        inputs=("input_ids", "decoder_input_ids"),
+    ),
+    "t5gemma": Family(
+        "T5GemmaConfig",
+        "T5GemmaForConditionalGeneration",
+        {"encoder": _T5GEMMA, "decoder": _T5GEMMA, "vocab_size": 50},
+        "attn.q_proj",
+        attentions=9,
+        key_heads=2,
+        scale=0.125,
+        inputs=("input_ids", "decoder_input_ids"),
+        above=True,
     ),
     "gemma": Family(
         "GemmaConfig",
@@ -71,6 +127,7 @@ FAMILIES = {
         {**_SIZES, "num_key_value_heads": 1, "head_dim": 16},
         "self_attn.q_proj",
         key_heads=1,
+        above=True,
     ),
     "gemma2": Family(
         "Gemma2Config",
@@ -79,6 +136,7 @@ FAMILIES = {
         "self_attn.q_proj",
         key_heads=2,
         scale=0.125,
+        above=True,
     ),
     "gemma3": Family(
         "Gemma3TextConfig",
@@ -87,6 +145,46 @@ FAMILIES = {
         "self_attn.q_proj",
         key_heads=2,
         normed=True,
+        above=True,
+    ),
+    "gemma4": Family(
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {**_GROUPED, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+        | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 50},
+        "self_attn.q_proj",
+        key_heads=2,
+        normed=True,
+        scale=1.0,
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {**_GROUPED, **_LINEAR, **_EXPERTS, "num_experts_per_tok": 1},
+        "self_attn.q_proj",
+        attentions=2,
+        key_heads=2,
+        normed=True,
+        above=True,
+    ),
+    "qwen3_5": Family(
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
+        {**_GROUPED, **_LINEAR},
+        "self_attn.q_proj",
+        attentions=2,
+        key_heads=2,
+        normed=True,
+        above=True,
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {**_SIZES, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_rope_head_dim": 8}
+        | {"qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 2, "moe_intermediate_size": 16}
+        | {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1},
+        "self_attn.q_b_proj",
     ),
     "phi": Family("PhiConfig", "PhiForCausalLM", _SIZES, "self_attn.q_proj"),
     "phi_qk_norm": Family(
@@ -187,7 +285,9 @@ def query_rows(name: str, parameter: Any) -> Any:
     family, d = FAMILIES[name], 16
     rows = parameter.shape[-1] if name == "gpt2" else parameter.shape[0]
     place = torch.arange(rows) // d
-    if rows == 4 * d:
+    if name in ("qwen3_next", "qwen3_5"):
+        return place % 2 == 0
+    if rows == 4 * d or name == "gemma4":
         return slice(None)
     if family.query.endswith("query_key_value"):
         group = 4 // family.key_heads

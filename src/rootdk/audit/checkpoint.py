@@ -16,11 +16,13 @@ import numpy as np
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .families import Config, Facts, Projections, find_projections
+from .config import Config, Facts
+from .families import Projections, find_projections
+from .formats import Tensors, find_tensors
+from .formats.packed import unpacked
 from .heads import Metrics, read_heads, work_of
 from .limits import MOST_BYTES, MOST_HEADS_IN_ALL, MOST_WORK
 from .result import Audit, Finding, LayerAudit, Phase, worst_first
-from .tensors import Tensors, find_tensors
 from .thresholds import judge
 
 # Judged for a whole layer, and for a head where its layer is not the worse of the two.
@@ -36,14 +38,16 @@ def read_checkpoint(
     phase: Phase = "any",
     progress: Callable[[str, float], None] | None = None,
 ) -> Audit:
-    """Audit a checkpoint: a model folder, a .safetensors file or an index of shards, with its config.json beside it.
+    """Audit a checkpoint: a model folder, a file or an index of shards, with its config.json beside it.
+
+    Read are .safetensors, GGUF, what torch.save wrote (.bin, .pt), ONNX and .npz. GGUF and ONNX need no config.json.
 
     keys      how many keys a row is judged by: the deviation at which softmax freezes is sqrt(2 ln keys)
     phase     "init" for a model that was not trained yet: its numbers are then gates, as theory makes them
     progress  called with the name of a layer and the share that is done
 
-    Memory stays at a few heads whatever the size of the model; `rootdk.audit.limits` says how much is read. Pickles
-    (.bin, .pt) are refused, and nothing in a file is believed or run.
+    Memory stays at a few heads whatever the size of the model; `rootdk.audit.limits` says how much is read. Nothing in
+    a file is believed or run: a pickle that is more than weights is refused.
 
     >>> import json, tempfile, numpy
     >>> from safetensors.numpy import save_file
@@ -63,7 +67,8 @@ def read_checkpoint(
         raise ArgumentError(f"phase: must be 'any', 'init' or 'trained', got {phase!r}")
     report = progress if progress is not None else lambda _name, _share: None
     tensors = find_tensors(place, lambda name, share: report(name, _HEADERS * share))
-    config = Config.beside(place)
+    config = Config.of_checkpoint(place, tensors)
+    tensors = unpacked(tensors, config.fields)
     modules, unknown = _readable(tensors, *find_projections(set(tensors), *config.model_types))
     if not modules:
         raise ArgumentError(_nothing(tensors, config, unknown))
@@ -101,7 +106,7 @@ def _works(tensors: Tensors, modules: list[Projections], facts: list[Facts]) -> 
 
 
 def _readable(tensors: Tensors, modules: list[Projections], unknown: list[str]) -> tuple[list[Projections], list[str]]:
-    """Packed integers and float8 need scales that are stored apart: listed, not guessed."""
+    """Packed numbers whose scales were not understood are listed, not guessed."""
     kept: list[Projections] = []
     packed: set[str] = set()
     for module in modules:
@@ -115,7 +120,7 @@ def _readable(tensors: Tensors, modules: list[Projections], unknown: list[str]) 
 
 def _nothing(tensors: Tensors, config: Config, unknown: list[str]) -> str:
     names = unknown or sorted(tensors)
-    listed = ", ".join(f"{shown_text(name, 120)} ({shown_text(tensors.dtype(name))})" for name in names[:6])
+    listed = ", ".join(f"{shown_text(name, 120)} ({shown_text(tensors[name].dtype)})" for name in names[:6])
     kind = f"model_type {shown_text(repr(config.model_type), 80)}" if config.model_type else "no model_type"
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     what = f"not understood: {listed}{more}" if names else "it has no tensors"

@@ -10,10 +10,21 @@ import numpy as np
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .families import Facts, Projections, Side
-from .law import Floats, Law, Together, gain_bound, row_variance, row_variance_bound, spectral_bound
-from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_WIDTH
-from .tensors import Tensors
+from .config import Facts
+from .families import Projections, Side
+from .formats import Tensors
+from .law import (
+    Floats,
+    Law,
+    Together,
+    gain_bound,
+    largest_eigenvalue,
+    longest,
+    row_variance,
+    row_variance_bound,
+    spectral_bound,
+)
+from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_RANK, LARGEST_WIDTH
 
 Metrics = dict[str, float]
 
@@ -29,6 +40,7 @@ class _Head:
     width        how many components the input has: it is sqrt(width) long
     non_finite   how many of its weights are NaN or infinite; if there are any, the law means nothing
     gain, shift  of QK-norm, after which a vector of `length` components is sqrt(length) long
+    longest      how long it can be, where that does not follow from its law and the width
     """
 
     law: Law
@@ -37,6 +49,7 @@ class _Head:
     gain: Floats | None = None
     shift: Floats | None = None
     length: int = 0
+    longest: float | None = None
 
 
 def read_heads(tensors: Tensors, module: Projections, facts: Facts) -> Iterator[Metrics]:
@@ -62,19 +75,24 @@ def work_of(tensors: Tensors, module: Projections, facts: Facts) -> tuple[float,
     for reader in _readers(tensors, module, facts):
         numbers = reader.count * facts.d_k * reader.width
         passes = 2 if reader.together else 1
-        work += passes * (numbers * (facts.d_k + 16.0) + 40.0 * reader.count * facts.d_k**3)
-        size += passes * numbers * tensors.itemsize(reader.side.weight)
+        work += passes * (numbers * (facts.d_k + 16.0) + 40.0 * reader.count * facts.d_k**3) + reader.more_work
+        size += int(passes * numbers * tensors[reader.side.weight].itemsize)
     return work, size
 
 
 def _readers(tensors: Tensors, module: Projections, facts: Facts) -> tuple["_Reader", "_Reader"]:
     """Both sides of a module; an error if the tensors have other shapes than the config says."""
+    if module.layout == "latent":
+        return _latent_readers(tensors, module, facts)
     d, heads, key_heads, group = facts.d_k, facts.heads, facts.key_heads, facts.heads // facts.key_heads
     query_at: Callable[[int], int] = lambda head: head * d  # noqa: E731 -- beside its siblings
     key_at = query_at
     rows = (heads * d, key_heads * d)
     expected = (f"{heads} heads of {d}", f"{key_heads} key heads of {d}")
-    if module.layout != "split":
+    if module.layout == "gated":
+        query_at = lambda head: 2 * head * d  # noqa: E731
+        rows, expected = (2 * heads * d, key_heads * d), (f"{heads} heads of {d} and their gates", expected[1])
+    elif module.layout != "split":
         rows = ((heads + 2 * key_heads) * d,) * 2
         expected = (f"{heads} query, {key_heads} key and {key_heads} value heads of {d}",) * 2
     if module.layout == "blocks":
@@ -98,11 +116,14 @@ class _Reader:
     d_k, as in OLMo 2, the length is taken over all heads `together`, which are then read twice.
     """
 
+    more_work = 0.0  # beside that of the heads
+
     def __init__(
         self, tensors: Tensors, side: Side, facts: Facts, count: int, start: Callable[[int], int], rows: int, words: str
     ) -> None:
         self._tensors, self.side, self._facts, self.count, self._start = tensors, side, facts, count, start
-        self._turned = side.weight.endswith("c_attn.weight")  # GPT-2 keeps its weights as (inputs, outputs)
+        # GPT-2 keeps its weights as (inputs, outputs), and so do some formats.
+        self._turned = side.weight.endswith("c_attn.weight") or tensors[side.weight].inputs_first
         self.width = self._checked_width(rows, words)
         self._check_shape(side.bias, rows)
         for name in (side.input_gain, side.input_shift):
@@ -204,6 +225,96 @@ class _Reader:
             yield from sums
 
 
+def _latent_readers(tensors: Tensors, module: Projections, facts: Facts) -> tuple["_Reader", "_Reader"]:
+    """Both sides of latent attention: heads of `plain` and `rotated` components, of which keys share the latter."""
+    if facts.latent is None:
+        raise ArgumentError(
+            f"path: {shown_text(module.module)} has latent attention: its config must have qk_nope_head_dim and "
+            "qk_rope_head_dim, it has not"
+        )
+    d, heads, latent = facts.d_k, facts.heads, facts.latent
+    facts = replace(facts, key_heads=heads)
+    if module.query.down is None:
+        expected = f"{heads} heads of {d}"
+        query = _Reader(tensors, module.query, facts, heads, lambda head: head * d, heads * d, expected)
+    else:
+        query = _LatentReader(tensors, module.query, facts, d, d, 0)
+    stride = latent.plain + latent.value
+    return query, _LatentReader(tensors, module.key, facts, latent.plain, stride, latent.rotated)
+
+
+class _LatentReader(_Reader):
+    """Heads that are W n(D x): a projection D to a latent, a norm n with a gain, and the rows W of each head.
+
+    The latent D (g z) is normal, and the moments of its norm are those of QK-norm (`law`). Keys end in components that
+    all heads share and that pass the norm by, further rows of D: with the latent they are jointly normal, so what they
+    have in common with the normed latent is E[n u'] (E u u')^-1 E[u r'].
+    """
+
+    def __init__(self, tensors: Tensors, side: Side, facts: Facts, height: int, stride: int, shared: int) -> None:
+        assert side.down is not None  # noqa: S101 -- the caller looked
+        assert side.latent_gain is not None  # noqa: S101
+        self._down, self._gain, self._height, self._shared = side.down, side.latent_gain, height, shared
+        shape = tensors.shape(self._down)
+        self._rank = shape[0] - shared if len(shape) == 2 else 0
+        self._input_width = shape[1] if len(shape) == 2 else 0
+        if not 1 <= self._rank <= LARGEST_RANK or not 1 <= self._input_width <= LARGEST_WIDTH:
+            raise ArgumentError(
+                f"path: {shown_text(self._down)} must have 1 to {LARGEST_RANK} rows"
+                f"{f' and {shared} more' if shared else ''}, got shape {list(shape)}"
+            )
+        above = replace(side, input_gain=None, input_shift=None)
+        rows, words = facts.heads * stride, f"{facts.heads} heads of {stride}"
+        super().__init__(tensors, above, facts, facts.heads, lambda head: head * stride, rows, words)
+        self._below = side
+        self._check_shape(self._gain, self.width, "input")
+        if self.width != self._rank:
+            raise ArgumentError(
+                f"path: {shown_text(side.weight)} must have {self._rank} columns, as many as {shown_text(self._down)} "
+                f"gives, got {self.width}"
+            )
+        for name in (side.input_gain, side.input_shift):
+            if name is not None and tensors.shape(name) != (self._input_width,):
+                raise ArgumentError(f"path: {shown_text(name)} must have {self._input_width} numbers, got "
+                                    f"shape {list(tensors.shape(name))}")  # fmt: skip
+        self.more_work = self._rank**2 * (self._input_width + 40.0 * self._rank)
+
+    def heads(self) -> Iterator[_Head]:
+        """Every head in its order."""
+        joint = self._joint()
+        rank, read = self._rank, self._tensors.read
+        gain = read(self._gain) + self._facts.gain_offset
+        non_finite = joint.non_finite + _beyond(gain)
+        turned = Law(np.zeros(rank), joint.gram[:rank, :rank]).turned()
+        together = Together.of([turned], rank, self._facts.epsilon)
+        latent = together.normed(turned).scaled(gain).covariance
+        common = gain[:, None] * (together.slope(turned) @ joint.gram[:rank, rank:])
+        apart = joint.gram[rank:, rank:]
+        shared_length = math.sqrt(self._input_width * largest_eigenvalue(apart)) if self._shared else 0.0
+        for head in range(self.count):
+            at = self._start(head)
+            weight = read(self.side.weight, slice(at, at + self._height))
+            beyond = non_finite + _beyond(weight)
+            d = self._height + self._shared
+            if beyond:
+                yield _Head(Law(np.zeros(d), np.eye(d)), self.width, beyond)
+                continue
+            across = weight @ common
+            covariance = np.block([[weight @ latent @ weight.T, across], [across.T, apart]])
+            length = math.sqrt(rank) * float(np.linalg.norm(weight * gain, 2))
+            yield _Head(Law(np.zeros(d), covariance), self.width, 0, longest=math.hypot(length, shared_length))
+
+    def _joint(self) -> "_Sum":
+        """D D' with the gain of the norm before, latent and shared rows together."""
+        rows, side, read = self._rank + self._shared, self._below, self._tensors.read
+        gain = np.ones(self._input_width) if side.input_gain is None else self._input_gain(side.input_gain)
+        added, step = _Sum.empty(rows), max(1, LARGEST_BLOCK // rows)
+        for first in range(0, self._input_width, step):
+            columns = slice(first, min(first + step, self._input_width))
+            added = added.plus(read(self._down, slice(0, rows), columns), columns, gain, np.zeros(self._input_width))
+        return added
+
+
 @dataclass(frozen=True, slots=True)
 class _Sum:
     """(W g)(W g)' and W s of one head, over the columns that were read so far."""
@@ -257,5 +368,8 @@ def _bound(query: _Head, key: _Head, facts: Facts) -> float:
     if query.gain is not None and query.shift is not None and key.gain is not None and key.shift is not None:
         gains = (query.gain, query.shift), (key.gain, key.shift)
         return gain_bound(*gains, (query.length, key.length), rotated=facts.rotated)
+    if query.longest is not None or key.longest is not None:
+        lengths = [side.longest or longest(side.law, side.width) for side in (query, key)]
+        return math.prod(lengths)
     bound = spectral_bound(query.law, key.law, query.width, key.width, rotated=facts.rotated)
     return bound if facts.clip is None else min(bound, facts.d_k * facts.clip**2)

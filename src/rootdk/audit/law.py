@@ -115,6 +115,18 @@ class Together:
         second = self.length * (reduced.turn @ squares @ reduced.turn.T)
         return Law(centre, second - np.outer(centre, centre))
 
+    def slope(self, head: Turned) -> Floats:
+        """A in E[u q'] = A E[q q'] for the normed u and q of mean 0: what of u is linear in q.
+
+        Under the integral of 1/sqrt(a) stands S (1 + 2tS)^-1, so A is the integral of w(t) (1 + 2tS)^-1 / sqrt(pi t).
+        """
+        if not len(self.weight):
+            return np.zeros((len(head.along), len(head.along)))
+        shrunk, _ = head.reduced(self.power).tilted(self.t)
+        axes = np.sqrt(self.length) * ((self.weight / np.sqrt(np.pi * self.t)) @ shrunk)
+        slope: Floats = (head.turn * np.ldexp(axes, -self.power // 2)) @ head.turn.T
+        return slope
+
 
 @dataclass(frozen=True, slots=True)
 class Turned:
@@ -178,7 +190,7 @@ def spectral_bound(query: Law, key: Law, query_width: int, key_width: int, *, ro
     (2.0, 2.0...)
     """
     if rotated:
-        return _longest(query, query_width) * _longest(key, key_width)
+        return longest(query, query_width) * longest(key, key_width)
     spread, turn = np.linalg.eigh(query.covariance)
     root = turn * np.sqrt(np.maximum(spread, 0.0))
     joint = np.sqrt(query_width * key_width * largest_eigenvalue(root.T @ key.covariance @ root))
@@ -187,7 +199,8 @@ def spectral_bound(query: Law, key: Law, query_width: int, key_width: int, *, ro
     return float(joint + by_query + by_key + abs(query.mean @ key.mean))
 
 
-def _longest(law: Law, width: int) -> float:
+def longest(law: Law, width: int) -> float:
+    """The length of the longest q over all inputs of length sqrt(width)."""
     return float(np.sqrt(width * largest_eigenvalue(law.covariance)) + np.linalg.norm(law.mean))
 
 

@@ -30,6 +30,7 @@ MOST_HEADS = 1024  # of one layer; real ones: 128
 MOST_HEADS_IN_ALL = 32_768  # of all layers; real ones: 16,128
 LARGEST_HEAD = 1024  # d_k; real ones: 576
 LARGEST_WIDTH = 2**17  # inputs of a projection; real ones: 16,384
+LARGEST_RANK = 2048  # of the latent that queries or keys pass through; real ones: 1536
 LARGEST_LENGTH = 2**40  # positions
 LARGEST_NUMBER = 1e12  # of a scale, a cap, a factor; the smallest is one over it
 
@@ -113,6 +114,16 @@ class Fields:
         if value is not None and not isinstance(value, dict):
             self.refuse(key, "an object")
         return Fields(value, f"{self.name}: {key}") if value else None
+
+    def updated(self, values: "Fields | None") -> "Fields":
+        """The same with other values for some fields."""
+        return self if values is None else Fields({**self._values, **values._values}, self.name)  # noqa: SLF001
+
+    def of_layer(self, index: int, keys: Iterable[str]) -> "Fields":
+        """The same, with the entry of one layer where a field is a list of them."""
+        lists = {key: value for key in keys if isinstance(value := self._values.get(key), list) and index < len(value)}
+        chosen = {key: value[index] for key, value in lists.items()}
+        return Fields({**self._values, **chosen}, self.name) if chosen else self
 
     def leaves(self) -> Iterator[tuple[str, str, Any]]:
         """Every value at any depth that is no object and no list: its place, its own key, and the value."""

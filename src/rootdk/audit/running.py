@@ -11,10 +11,10 @@ from typing import Any
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.untrusted import kind_of, shown_text
 
-from .families import Config
+from .config import Config
+from .formats import find_tensors, weights_in
 from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL, came
 from .result import Audit, Phase
-from .tensors import find_tensors
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # Fields of a config that say how many modules are built, and those that say how wide: by parts of their names, since
@@ -51,6 +51,12 @@ def run_checkpoint(
     if kind_of(folder / "config.json") != "file":
         raise ArgumentError(
             f"path: running a model needs a transformers folder with a config.json, {shown_text(folder)} is none"
+        )
+    file = weights_in(folder).name
+    if ".safetensors" not in file:
+        raise ArgumentError(
+            f"path: only safetensors are run, {shown_text(file)} is read as weights alone; write them once with "
+            "model.save_pretrained(folder)"
         )
     most = _check_sizes(folder)
     transformers, torch = _libraries()

@@ -1,0 +1,292 @@
+"""What a config says of attention: heads, their width, the scale, the norms; each family by its own names for them.
+
+A number that is missing or does not fit is an error with the name of its key. A model of several parts, or of layers
+that differ, has a config for each.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from rootdk.errors import ArgumentError
+from rootdk.untrusted import JsonError, read_json, shown_text
+
+from .formats import Tensors
+from .limits import (
+    LARGEST_CONFIG,
+    LARGEST_HEAD,
+    LARGEST_LENGTH,
+    LARGEST_WIDTH,
+    MOST_HEADS,
+    Fields,
+)
+
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KEY_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads")
+_WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
+_HEAD_WIDTH = ("head_dim", "d_kv")
+_EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
+
+# Their code multiplies by 1: the scale is in the initialisation of W_q, or absent.
+_UNSCALED = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "gpt_neo"})
+# The same, where queries and keys are normed before.
+_UNSCALED_AFTER_NORM = frozenset({"gemma4", "gemma4_text", "gemma3n", "gemma3n_text"})
+# Their scale is 1/sqrt(d_k) unless one of the keys in _scale says otherwise, and queries and keys are not rotated.
+_UNROTATED = _UNSCALED | {
+    *("bert", "roberta", "xlm-roberta", "electra", "distilbert", "vit", "deit", "dinov2", "opt", "bart", "whisper"),
+    *("clip_text_model", "clip_vision_model", "siglip_text_model", "siglip_vision_model", "gpt2", "bloom", "mpt"),
+    *("albert", "camembert", "mbart", "blenderbot", "pegasus", "marian", "wav2vec2", "hubert", "xglm"),
+}
+_ROTATED = frozenset(
+    {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_neox", "gptj", "phi", "phi3"}
+    | {"gemma", "gemma2", "gemma3", "gemma3_text", "olmo", "hf_olmo", "olmo2", "falcon", "granite", "cohere", "cohere2"}
+    | {"stablelm", "starcoder2", "gpt_oss", "modernbert", "internlm2", "smollm3", "olmo3", "glm4", "nomic_bert"}
+    | {"t5gemma", "t5_gemma_module", "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"}
+    | {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", *_UNSCALED_AFTER_NORM}
+)
+# QK-norm that takes the mean off; the others take the root mean square alone.
+_CENTRED = frozenset({"cohere", "cohere2", "phi", "stablelm", "mpt"})
+# Norms whose stored gain is what is added to 1.
+_GAIN_ABOVE_ONE = frozenset(
+    {"gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma", "t5_gemma_module", "qwen3_next"}
+    | {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The factor of <q, k>, and where it comes from."""
+
+    value: float
+    source: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """How a head of latent attention is made up: components without a position, with one, and of its values."""
+
+    plain: int
+    rotated: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one attention module needs to know."""
+
+    heads: int
+    key_heads: int
+    d_k: int
+    scale: Scale
+    rotated: bool
+    softcap: float | None
+    clip: float | None
+    centred_norm: bool
+    gain_offset: float
+    epsilon: float
+    latent: Latent | None = None
+
+
+class Config:
+    """config.json, or params.json of a model as first published."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+        self.name = fields.name
+        self.model_type = fields.text("model_type") or ""
+
+    @classmethod
+    def of_checkpoint(cls, path: Path, tensors: Tensors) -> "Config":
+        """What the file says itself, or the config.json beside it."""
+        if tensors.config is None:
+            return cls.beside(path)
+        return cls(Fields(tensors.config, "metadata"))
+
+    @classmethod
+    def beside(cls, path: Path) -> "Config":
+        """The one of the folder that the path is or lies in."""
+        folder = path if path.is_dir() else path.parent
+        for name in ("config.json", "params.json"):
+            try:
+                values = read_json(folder / name, LARGEST_CONFIG)
+            except FileNotFoundError:
+                if (folder / name).is_symlink():
+                    raise ArgumentError(f"path: {name} cannot be read: it is a link to a file that is absent") from None
+                continue
+            except OSError as error:
+                raise ArgumentError(f"path: {name} cannot be read: {error.strerror or error}") from error
+            except JsonError as error:
+                raise ArgumentError(f"path: {name} must be JSON, got something else ({error})") from error
+            if not isinstance(values, dict):
+                raise ArgumentError(f"path: {name} must be a JSON object, got {type(values).__name__}")
+            return cls(Fields(values, name))
+        raise ArgumentError(
+            "path: needs a config.json beside the weights (heads and scale are not in them), "
+            f"{shown_text(folder)} has none"
+        )
+
+    def of(self, module: str) -> "Config":
+        """The part that is about one module: models of several parts have a config for each."""
+        names = module.split(".")
+        sees = any(part.startswith("vis") for part in names)
+        inner = self.fields.part("vision_config" if sees else "text_config")
+        if inner is None and self.model_type.startswith("t5gemma"):
+            inner = self.fields.part("encoder" if "encoder" in names else "decoder")
+        return Config(inner) if inner is not None and self.fields.first(_HEADS) is None else self
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """Its own and those of its parts."""
+        inner = ("encoder", "decoder") if self.model_type.startswith("t5gemma") else ("text_config", "vision_config")
+        parts = [self.fields.part(part) for part in inner]
+        return (self.model_type, *(part.text("model_type") or "" for part in parts if part is not None))
+
+    def facts(self, module: str, index: int) -> Facts:
+        """Everything that one attention module needs, checked."""
+        own = self._of_layer(index)
+        if own is not self.fields:
+            return Config(own).facts(module, index)
+        fields = self.fields
+        heads = self._heads(module)
+        d_k = self._head_width(heads)
+        inner = fields.part("attn_config") or Fields({}, "")
+        return Facts(
+            heads=heads,
+            key_heads=self._key_heads(heads, inner),
+            d_k=d_k,
+            scale=self._scale(d_k, index, inner),
+            rotated=fields.flag("rotated") is not False and self.model_type not in _UNROTATED,
+            softcap=fields.number("attn_logit_softcapping"),
+            clip=inner.number("clip_qkv") or fields.number("clip_qkv"),
+            centred_norm=self.model_type in _CENTRED,
+            gain_offset=float(self.model_type in _GAIN_ABOVE_ONE and not fields.flag("stored_gains")),
+            epsilon=self._epsilon(),
+            latent=self._latent(),
+        )
+
+    def _of_layer(self, index: int) -> Fields:
+        """The fields with what one layer has of its own; the same object where it has nothing of its own."""
+        fields = self.fields
+        if self.name == "metadata":
+            fields = fields.of_layer(index, (_HEADS[0], _KEY_HEADS[0], "layer_types"))
+        single = fields.part("per_layer_config")
+        inner = None if single is None else single.part(str(index))
+        wide = fields.of_layer(index, ("layer_types",)) if "global_head_dim" in fields else None
+        if wide is not None and wide.text("layer_types") == "full_attention":
+            narrow = "num_global_key_value_heads" if fields.flag("attention_k_eq_v") else _KEY_HEADS[0]
+            width, count = fields.whole("global_head_dim", 1, LARGEST_HEAD), fields.whole(narrow, 1, MOST_HEADS)
+            inner = Fields({"head_dim": width, _KEY_HEADS[0]: count}, self.name)
+        if inner is None and fields is self.fields:
+            return fields
+        none = Fields({"per_layer_config": None, "global_head_dim": None, "layer_types": None}, self.name)
+        return fields.updated(inner).updated(none)
+
+    def _latent(self) -> Latent | None:
+        """The parts of a head where queries and keys pass through a latent of low rank."""
+        keys = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        sizes = [self.fields.whole(key, 1, LARGEST_HEAD) for key in keys]
+        plain, rotated, value = sizes
+        return None if plain is None or rotated is None else Latent(plain, rotated, value or plain)
+
+    def _heads(self, module: str) -> int:
+        side = next((side for side in ("encoder", "decoder") if side in module.split(".")), "")
+        key = self.fields.first((f"{side}_attention_heads", *_HEADS))
+        heads = None if key is None else self.fields.whole(key, 1, MOST_HEADS)
+        if heads is None:
+            raise ArgumentError(
+                f"path: {self.name} must have {_HEADS[0]} (or {', '.join(_HEADS[1:])}), it has none of them"
+            )
+        return heads
+
+    def _head_width(self, heads: int) -> int:
+        latent = self._latent()
+        if latent is not None:
+            return latent.plain + latent.rotated
+        key = self.fields.first(_HEAD_WIDTH)
+        head_width = None if key is None else self.fields.whole(key, 1, LARGEST_HEAD)
+        if head_width is not None:
+            return head_width
+        key = self.fields.first(_WIDTH)
+        width = None if key is None else self.fields.whole(key, 1, LARGEST_WIDTH)
+        if width is None:
+            raise ArgumentError(f"path: {self.name} must have head_dim or {_WIDTH[0]} (or {', '.join(_WIDTH[1:])})")
+        if width % heads:
+            raise ArgumentError(f"path: {self.name}: {key} must be a multiple of the {heads} heads, got {width}")
+        if width // heads > LARGEST_HEAD:
+            raise ArgumentError(
+                f"path: {self.name}: {key} must be at most {LARGEST_HEAD} for each of the {heads} heads, got {width}"
+            )
+        return width // heads
+
+    def _key_heads(self, heads: int, inner: Fields) -> int:
+        """How many heads the keys have; each belongs to a group of query heads."""
+        fields, key = self.fields, self.fields.first(_KEY_HEADS)
+        count = None if key is None else fields.whole(key, 1, MOST_HEADS)
+        if self.model_type == "falcon" and not fields.flag("new_decoder_architecture"):
+            # num_kv_heads is written there and not obeyed.
+            key, count = "multi_query", 1 if fields.flag("multi_query") else heads
+        if "kv_n_heads" in inner:
+            key, count = "attn_config.kv_n_heads", inner.whole("kv_n_heads", 1, MOST_HEADS)
+        if count is None:
+            return heads
+        if heads % count:
+            raise ArgumentError(f"path: {self.name}: {key} must divide the {heads} query heads, got {count}")
+        return count
+
+    def _scale(self, d_k: int, index: int, inner: Fields) -> Scale:
+        """What <q, k> is multiplied by in layer number `index`."""
+        fields, root = self.fields, Scale(d_k**-0.5, "1/sqrt(d_k)")
+        scalar, multiplier = fields.number("query_pre_attn_scalar"), fields.number("attention_multiplier")
+        nested = inner.number("softmax_scale")
+        if scalar is not None:
+            scale = Scale(scalar**-0.5, f"query_pre_attn_scalar {scalar:g}")
+        elif multiplier is not None:
+            scale = Scale(multiplier, "its graph" if self.model_type == "onnx" else "attention_multiplier")
+        elif nested is not None:
+            scale = Scale(nested, "softmax_scale")
+        elif self.model_type in _UNSCALED | _UNSCALED_AFTER_NORM:
+            scale = Scale(1.0, f"{self.model_type} has none")
+        elif fields.flag("scale_attn_weights") is False:
+            scale = Scale(1.0, "scale_attn_weights false")
+        else:
+            known = self.model_type in _UNROTATED | _ROTATED
+            scale = root if known else Scale(root.value, "1/sqrt(d_k), assumed", assumed=True)
+        if fields.flag("scale_attn_by_inverse_layer_idx"):
+            scale = Scale(scale.value / (index + 1), f"{scale.source} / (layer + 1)", scale.assumed)
+        factor, what = self._stretched()
+        return Scale(scale.value * factor, f"{scale.source} x {what}", scale.assumed) if factor != 1.0 else scale
+
+    def _stretched(self) -> tuple[float, str]:
+        """What a stretched rotary embedding multiplies <q, k> by (YaRN, LongRoPE), and how it is called."""
+        fields = self.fields
+        rope = fields.part("rope_parameters") or fields.part("rope_scaling")
+        kind = None if rope is None else rope.text("rope_type") or rope.text("type")
+        if rope is None or kind not in ("yarn", "longrope"):
+            return 1.0, ""
+        attention_factor, factor = rope.number("attention_factor"), rope.number("factor")
+        # Of one position there is no logarithm to divide by.
+        key, most = "original_max_position_embeddings", LARGEST_LENGTH
+        length = rope.whole(key, 2, most) or fields.whole(key, 2, most)
+        longest = fields.whole("max_position_embeddings", 1, most)
+        if factor is None and length is not None and longest is not None:
+            factor = longest / length
+        stretch = math.log(factor) if factor is not None and factor > 1.0 else 0.0
+        all_dims = rope.number("mscale_all_dim", zero=True)
+        if self._latent() is not None and all_dims:
+            # Latent attention multiplies the scale; what is left for the rotated part alone is 1 where both are equal.
+            growth = 0.1 * all_dims * stretch + 1.0
+            return growth**2, f"{growth:.3g}^2 (mscale)"
+        if attention_factor is not None:
+            growth = attention_factor
+        elif kind == "longrope":
+            growth = math.sqrt(1.0 + stretch / math.log(length or math.e))
+        else:
+            mscale = rope.number("mscale", zero=True)
+            growth = 0.1 * stretch * (mscale if mscale and all_dims else 1.0) + 1.0
+            growth /= 0.1 * stretch * all_dims + 1.0 if mscale and all_dims else 1.0
+        return growth**2, f"{growth:.3g}^2 (rope)"
+
+    def _epsilon(self) -> float:
+        key = self.fields.first(_EPSILON)
+        return (None if key is None else self.fields.number(key, 1.0, zero=True)) or 0.0

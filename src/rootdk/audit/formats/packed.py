@@ -1,0 +1,370 @@
+"""Weights of 8, 4 or fewer bits with their scales, as safetensors hold them: what they stand for, slice by slice.
+
+Each kind is known by the names and shapes of the tensors that belong together; together they become one tensor by the
+name that the weight has elsewhere. What is not understood stays as it is, and is listed.
+
+    float8      weight, and weight_scale for all of it or each output, or weight_scale_inv for blocks of 128 x 128
+    bnb int8    weight, SCB: the largest of each output, at 127
+    bnb 4 bit   weight, weight.quant_map, weight.absmax for every 64 numbers or so, and a JSON text; absmax may be
+                packed in the same way
+    GPTQ        qweight (inputs/8, outputs), qzeros, scales, g_idx: the group of each input
+    AWQ         qweight (inputs, outputs/8), qzeros, scales, in an order of its own inside of eight
+    MLX         weight of uint32 (outputs, inputs/8), scales and biases for groups of inputs
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootdk.audit.limits import Fields
+from rootdk.untrusted import JsonError, parse_json
+
+from .stored import Floats, Plain, Stored, Tensors
+
+_FLOAT8 = ("F8_E4M3", "F8_E5M2")
+_SHIFTS = {bits: np.arange(0, 32, bits, dtype=np.uint32) for bits in (2, 4, 8)}
+# Where AWQ puts the eight numbers of a word: number i is the _AWQ[i]-th nibble.
+_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+_LARGEST_STATE = 4096  # bytes of the JSON text of bitsandbytes
+
+
+def unpacked(tensors: Tensors, config: Fields) -> Tensors:
+    """The same tensors, with every packed weight that is understood in place of its parts.
+
+    The config is asked for what shapes do not tell: how many bits MLX took, and whether GPTQ stores zeros less 1.
+    """
+    gptq = config.part("quantization_config") or Fields({}, "")
+    less = 0 if gptq.text("checkpoint_format") == "gptq_v2" else 1
+    bits = (config.part("quantization") or Fields({}, "")).whole("bits", 1, 8) or 4
+    held: dict[str, Any] = {name: tensors[name] for name in tensors}
+    for name in list(held):
+        stem, _, last = name.rpartition(".")
+        made = None
+        if last == "qweight":
+            made = _gptq_or_awq(held, stem, less)
+        elif last == "weight" and isinstance(held.get(name), Plain):
+            made = _scaled(held, stem) or _four_bits(held, name) or _mlx(held, stem, bits)
+        if made is not None:
+            weight, parts = made
+            for part in parts:
+                held.pop(part, None)
+            held[f"{stem}.weight"] = weight
+    return tensors.replaced(held)
+
+
+def _plain(held: Mapping[str, Any], name: str, *dtypes: str) -> Any:
+    """The tensor of that name, if it is there and of one of these types."""
+    tensor = held.get(name)
+    return tensor if isinstance(tensor, Plain) and tensor.dtype in dtypes else None
+
+
+_REAL = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """(packed - zero) * scale; scale and zero for all, for each row, or for each column where `columns` is set."""
+
+    packed: Plain
+    scale: Plain
+    zero: Plain | None = None
+    factor: float = 1.0
+    columns: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """Of what is packed."""
+        return self.packed.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the model has it."""
+        return self.packed.shape
+
+    @property
+    def inputs_first(self) -> bool:
+        """Where scales belong to columns, outputs are columns."""
+        return self.columns
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes of one number; 0 where the scales do not fit."""
+        outputs = self.shape[-1] if self.columns else self.shape[0]
+        fits = all(part is None or math.prod(part.shape) in (1, outputs) for part in (self.scale, self.zero))
+        known = self.dtype in ("I8", "U8", *_FLOAT8) and self.scale.dtype in _REAL
+        whole = self.zero is None or self.zero.dtype in ("I8", "U8")
+        return 1.0 if fits and known and whole and len(self.shape) == 2 else 0
+
+    def read(self, rows: slice, columns: slice) -> Floats:
+        """A slice as float64."""
+        scale, zero = self._of(self.scale, rows, columns), 0.0
+        if self.zero is not None:
+            zero = self._of(self.zero, rows, columns)
+        return np.asarray((self.packed.read(rows, columns) - zero) * (scale * self.factor))
+
+    def _of(self, part: Plain, rows: slice, columns: slice) -> Any:
+        numbers = part.read().ravel()
+        if len(numbers) == 1:
+            return numbers[0]
+        return numbers[columns] if self.columns else numbers[rows, None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocked:
+    """float8 with one scale for a square of numbers."""
+
+    packed: Plain
+    scale: Plain
+    side: int = 128
+    inputs_first: bool = False
+
+    @property
+    def dtype(self) -> str:
+        return self.packed.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.packed.shape
+
+    @property
+    def itemsize(self) -> float:
+        return 1.0
+
+    def read(self, rows: slice, columns: slice) -> Floats:
+        (first, last, _), (left, right, _) = rows.indices(self.shape[0]), columns.indices(self.shape[1])
+        up, down = np.arange(first, last) // self.side, np.arange(left, right) // self.side
+        if not len(up) or not len(down):
+            return self.packed.read(rows, columns)
+        scale = self.scale.read(slice(up[0], up[-1] + 1), slice(down[0], down[-1] + 1))
+        return self.packed.read(rows, columns) * scale[np.ix_(up - up[0], down - down[0])]
+
+
+def _scaled(held: Mapping[str, Any], stem: str) -> tuple[Stored, list[str]] | None:
+    """float8, and integers of 8 bits, with scales of their own."""
+    weight = _plain(held, f"{stem}.weight", "I8", *_FLOAT8)
+    if weight is None or len(weight.shape) != 2:
+        return None
+    blocks = _plain(held, f"{stem}.weight_scale_inv", *_REAL)
+    if blocks is not None and blocks.shape == tuple(-(-side // 128) for side in weight.shape):
+        return _Blocked(weight, blocks), [f"{stem}.weight_scale_inv"]
+    largest = _plain(held, f"{stem}.SCB", *_REAL)
+    scale = largest or _plain(held, f"{stem}.weight_scale", *_REAL) or blocks
+    if scale is None:
+        return None
+    made = Affine(weight, scale, factor=1 / 127 if largest is not None else 1.0)
+    others = ("SCB", "weight_scale", "weight_scale_inv", "weight_format", "input_scale", "activation_scale")
+    return (made, [f"{stem}.{name}" for name in others]) if made.itemsize else None
+
+
+@dataclass(frozen=True, slots=True)
+class _FourBits:
+    """bitsandbytes: two numbers in a byte, in the order of rows, each the entry of a map times that of its block."""
+
+    packed: Plain
+    shape: tuple[int, ...]
+    map: Floats
+    absmax: Any
+    block: int
+    inputs_first: bool = False
+    dtype: str = "4 bit"
+
+    @property
+    def itemsize(self) -> float:
+        return 0.5
+
+    def read(self, rows: slice, columns: slice) -> Floats:
+        height, width = self.shape
+        (first, last, _), (left, right, _) = rows.indices(height), columns.indices(width)
+        begin, end = first * width, last * width
+        codes = self.packed.raw(slice(begin // 2, -(-end // 2))).ravel()
+        numbers = self.map[np.stack([codes >> 4, codes & 15], axis=1).ravel()][begin % 2 :][: end - begin]
+        blocks = np.arange(begin, end) // self.block
+        if len(blocks):
+            numbers = numbers * self.absmax(int(blocks[0]), int(blocks[-1]) + 1)[blocks - blocks[0]]
+        return numbers.reshape(last - first, width)[:, left:right]
+
+
+def _four_bits(held: Mapping[str, Any], name: str) -> tuple[Stored, list[str]] | None:
+    weight, levels = _plain(held, name, "U8"), _plain(held, f"{name}.quant_map", "F32")
+    kinds = ("nf4", "fp4")
+    place = next((place for kind in kinds if (place := f"{name}.quant_state.bitsandbytes__{kind}") in held), None)
+    if weight is None or levels is None or place is None or math.prod(levels.shape) != 16:
+        return None
+    state, absmax = _state(held[place]), held.get(f"{name}.absmax")
+    shape, block = state.get("shape"), state.get("blocksize")
+    if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int and side > 0 for side in shape)):
+        return None
+    numbers = math.prod(shape)
+    if not isinstance(block, int) or isinstance(block, bool) or block < 1 or not isinstance(absmax, Plain):
+        return None
+    if math.prod(weight.shape) * 2 < numbers or math.prod(absmax.shape) < -(-numbers // block):
+        return None
+    largest: Any = lambda first, last: absmax.read(slice(first, last)).ravel()  # noqa: E731
+    if absmax.dtype == "U8":
+        largest = _nested(held, name, absmax, state)
+    elif absmax.dtype not in _REAL:
+        largest = None
+    if largest is None:
+        return None
+    made = _FourBits(weight, tuple(shape), levels.read().ravel(), largest, block)
+    return made, [part for part in held if part.startswith(f"{name}.")]
+
+
+def _nested(held: Mapping[str, Any], name: str, absmax: Plain, state: Mapping[str, Any]) -> Any:
+    """absmax that is packed itself: an entry of a map of 256 times that of its block, and an offset."""
+    levels, scales = _plain(held, f"{name}.nested_quant_map", "F32"), _plain(held, f"{name}.nested_absmax", "F32")
+    block, offset = state.get("nested_blocksize"), state.get("nested_offset")
+    if levels is None or scales is None or math.prod(levels.shape) != 256 or type(block) is not int or block < 1:
+        return None
+    if not isinstance(offset, float) or math.prod(scales.shape) < -(-math.prod(absmax.shape) // block):
+        return None
+    entries = levels.read().ravel()
+
+    def largest(first: int, last: int) -> Floats:
+        blocks = np.arange(first, last) // block
+        own = scales.read(slice(int(blocks[0]), int(blocks[-1]) + 1)).ravel()[blocks - blocks[0]]
+        return np.asarray(entries[absmax.raw(slice(first, last)).ravel()] * own + offset)
+
+    return largest
+
+
+def _state(tensor: Any) -> dict[str, Any]:
+    """The JSON text that bitsandbytes keeps as bytes."""
+    if not isinstance(tensor, Plain) or tensor.dtype != "U8" or math.prod(tensor.shape) > _LARGEST_STATE:
+        return {}
+    try:
+        state = parse_json(tensor.raw().tobytes())
+    except JsonError:
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Integers of few bits in words of 32, with a scale and a zero for each output of a group of inputs.
+
+    awq    words hold neighbouring outputs, in AWQ's order; else neighbouring inputs, in order (GPTQ)
+    groups the group of each input
+    less   by how much zeros are stored too small
+    """
+
+    packed: Plain
+    zeros: Plain
+    scales: Plain
+    groups: NDArray[Any]
+    bits: int
+    awq: bool
+    less: int
+    inputs_first: bool = True
+
+    @property
+    def dtype(self) -> str:
+        return f"{self.bits} bit"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.groups), self.scales.shape[1]
+
+    @property
+    def itemsize(self) -> float:
+        return self.bits / 8
+
+    def read(self, rows: slice, columns: slice) -> Floats:
+        (first, last, _), (left, right, _) = rows.indices(self.shape[0]), columns.indices(self.shape[1])
+        per, groups = 32 // self.bits, self.groups[first:last]
+        if not len(groups):
+            return np.zeros((0, right - left))
+        low, high = int(groups.min()), int(groups.max()) + 1
+        if self.awq:
+            codes = self._across(self.packed, slice(first, last), left, right)
+        else:
+            words = self.packed.raw(slice(first // per, -(-last // per)), slice(left, right)).view(np.uint32)
+            codes = ((words[:, None, :] >> _SHIFTS[self.bits][:, None]) & (2**self.bits - 1)).reshape(-1, right - left)
+            codes = codes[first % per :][: last - first]
+        zeros = self._across(self.zeros, slice(low, high), left, right) + self.less
+        scales = self.scales.read(slice(low, high), slice(left, right))
+        numbers = codes.astype(np.float64) - zeros[groups - low]
+        return np.asarray(numbers * scales[groups - low])
+
+    def _across(self, part: Plain, rows: slice, left: int, right: int) -> NDArray[Any]:
+        """Numbers that lie beside each other in a word are neighbouring columns."""
+        per = 32 // self.bits
+        words = np.ascontiguousarray(part.raw(rows, slice(left // per, -(-right // per)))).view(np.uint32)
+        codes = (words[:, :, None] >> _SHIFTS[self.bits]) & (2**self.bits - 1)
+        if self.awq:
+            codes = codes[:, :, _AWQ]
+        flat = codes.reshape(len(words), -1)[:, left % per :]
+        return np.asarray(flat[:, : right - left], np.int64)
+
+
+def _gptq_or_awq(held: Mapping[str, Any], stem: str, less: int) -> tuple[Stored, list[str]] | None:
+    parts = [f"{stem}.{name}" for name in ("qweight", "qzeros", "scales", "g_idx")]
+    packed, zeros, scales = (
+        _plain(held, name, *kinds) for name, kinds in zip(parts, (("I32",), ("I32",), _REAL), strict=False)
+    )
+    if any(part is None or len(part.shape) != 2 for part in (packed, zeros, scales)):
+        return None
+    groups, outputs = scales.shape
+    bits = 32 * zeros.shape[1] // max(outputs, 1)
+    if bits not in _SHIFTS or zeros.shape != (groups, outputs * bits // 32) or outputs * bits % 32 or not groups:
+        return None
+    awq = packed.shape[1] == zeros.shape[1] and packed.shape[1] != outputs
+    inputs = packed.shape[0] if awq else packed.shape[0] * 32 // bits
+    if (awq and bits != 4) or (not awq and packed.shape[1] != outputs) or inputs % groups or inputs > 2**17:
+        return None
+    index = _plain(held, parts[3], "I32", "I64")
+    of_input = np.arange(inputs) // (inputs // groups)
+    if index is not None and not awq:
+        of_input = index.raw().ravel().astype(np.int64) if math.prod(index.shape) == inputs else of_input[:0]
+    if len(of_input) != inputs or not inputs or of_input.min() < 0 or of_input.max() >= groups:
+        return None
+    return _Groups(packed, zeros, scales, of_input, bits, awq, 0 if awq else less), parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Mlx:
+    """MLX: scale * code + bias, both for a group of neighbouring inputs of one output."""
+
+    packed: Plain
+    scales: Plain
+    biases: Plain
+    bits: int
+    inputs_first: bool = False
+
+    @property
+    def dtype(self) -> str:
+        return f"{self.bits} bit"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.packed.shape[0], self.packed.shape[1] * 32 // self.bits
+
+    @property
+    def itemsize(self) -> float:
+        return self.bits / 8
+
+    def read(self, rows: slice, columns: slice) -> Floats:
+        left, right, _ = columns.indices(self.shape[1])
+        per, size = 32 // self.bits, self.shape[1] // self.scales.shape[1]
+        words = self.packed.raw(rows, slice(left // per, -(-right // per)))
+        codes = ((words[:, :, None] >> _SHIFTS[self.bits]) & (2**self.bits - 1)).reshape(len(words), -1)
+        codes = codes[:, left % per :][:, : right - left].astype(np.float64)
+        groups = np.arange(left, right) // size
+        return np.asarray(self.scales.read(rows)[:, groups] * codes + self.biases.read(rows)[:, groups])
+
+
+def _mlx(held: Mapping[str, Any], stem: str, bits: int) -> tuple[Stored, list[str]] | None:
+    weight, parts = _plain(held, f"{stem}.weight", "U32"), [f"{stem}.scales", f"{stem}.biases"]
+    scales, biases = (_plain(held, name, *_REAL) for name in parts)
+    if any(part is None or len(part.shape) != 2 for part in (weight, scales, biases)) or scales.shape != biases.shape:
+        return None
+    if weight.shape[0] != scales.shape[0] or not scales.shape[1]:
+        return None
+    inputs = weight.shape[1] * 32 // bits
+    if bits not in _SHIFTS or inputs % scales.shape[1] or inputs // scales.shape[1] not in (32, 64, 128):
+        return None
+    return _Mlx(weight, scales, biases, bits), parts

@@ -1,0 +1,242 @@
+"""Tensors as they lie in files, whatever the format: read slice by slice, as float64, and never mapped.
+
+A slice costs what it holds and not what its tensor holds, so a model of any size is read in the memory of a few heads.
+A mapped file that another process cuts short ends its reader with a signal; here that is an error, and so is a file
+that changes while it is read.
+"""
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootdk.audit.limits import LONGEST_NAME, MOST_PARTS
+from rootdk.errors import ArgumentError
+from rootdk.untrusted import open_regular, shown_text
+
+Floats = NDArray[np.float64]
+
+# What one number of each type is in NumPy, by the names that safetensors gives them. BF16 is the upper half of a
+# float32; float8 is decoded by a table, and means nothing without the scales that lie beside it.
+NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "U64": "<u8",
+    "I32": "<i4",
+    "U32": "<u4",
+    "I16": "<i2",
+    "U16": "<u2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "u1",
+    "F8_E4M3": "u1",
+    "F8_E5M2": "u1",
+}
+# Types whose numbers are plain floating point: what they hold is what the model multiplies with.
+READABLE = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+class NotThisError(Exception):
+    """A file that is not what its format says; the message is the reason alone."""
+
+
+def check_name(name: str) -> None:
+    """A bound for the work that a name can cause."""
+    if len(name) > LONGEST_NAME or name.count(".") >= MOST_PARTS:
+        raise NotThisError(
+            f"the name of a tensor must have at most {LONGEST_NAME} characters and {MOST_PARTS} parts, got "
+            f"{len(name)} and {name.count('.') + 1} ({shown_text(name, 60)})"
+        )
+
+
+def read_exactly(file: Any, start: int, size: int) -> bytearray:
+    """Bytes from a place on; an OSError if the file ends before."""
+    content = bytearray(size)
+    rest = memoryview(content)
+    file.seek(start)
+    while rest:
+        count = file.readinto(rest)
+        if not count:
+            raise OSError(f"it ends before byte {start + size}: it was truncated while it was read")
+        rest = rest[count:]
+    return content
+
+
+class Source:
+    """A regular file that is open only while slices are read, and known again by what the system says of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _named(self.path):
+            self._file: Any = os.fdopen(open_regular(path), "rb", buffering=0)
+            status = os.fstat(self._file.fileno())
+        self.size, self._mark = status.st_size, _mark_of(status)
+
+    def read(self, start: int, size: int) -> bytearray:
+        """Bytes from a place on; one line of error if they are not there, or no longer."""
+        with _named(self.path):
+            if self._file is None:
+                self._file = os.fdopen(open_regular(self.path), "rb", buffering=0)
+                if _mark_of(os.fstat(self._file.fileno())) != self._mark:
+                    raise OSError("it has changed since its header was read")
+            return read_exactly(self._file, start, size)
+
+    def close(self) -> None:
+        """Let go of the file; the next read opens it again."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An OSError inside becomes one line with the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"path: {shown_text(path.name)} cannot be read: {error.strerror or error}") from error
+
+
+def _mark_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Stored(Protocol):
+    """One tensor of a file. What is packed, or no weights, has an itemsize of 0 and is not read.
+
+    inputs_first   whether a projection is kept as (inputs, outputs); most files keep (outputs, inputs)
+    """
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def itemsize(self) -> float: ...
+    @property
+    def inputs_first(self) -> bool: ...
+    def read(self, rows: slice, columns: slice) -> Floats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Numbers one after the other in a file, row by row; column by column where it is `turned`."""
+
+    source: Source
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    turned: bool = False
+    inputs_first: bool = False
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes of one number; 0 if it is none that is read as it stands."""
+        return np.dtype(NUMPY[self.dtype]).itemsize if self.dtype in READABLE else 0
+
+    def raw(self, rows: slice = slice(None), columns: slice = slice(None)) -> NDArray[Any]:
+        """A slice in the type of the file, as (rows, columns); a tensor of rank 1 is a column."""
+        height, width = self.shape if len(self.shape) == 2 else (math.prod(self.shape), 1)
+        (first, last, _), (left, right, _) = rows.indices(height), columns.indices(width)
+        if self.turned:
+            height, width, first, last, left, right = width, height, left, right, first, last
+        kind = np.dtype(NUMPY[self.dtype])
+        if (left, right) == (0, width):
+            spans = [(first * width, (last - first) * width)]
+        else:
+            spans = [(row * width + left, right - left) for row in range(first, last)]
+        parts = [self.source.read(self.start + kind.itemsize * at, kind.itemsize * count) for at, count in spans]
+        numbers = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), kind)
+        block = numbers.reshape(last - first, right - left)
+        return block.T if self.turned else block
+
+    def read(self, rows: slice = slice(None), columns: slice = slice(None)) -> Floats:
+        """A slice as float64."""
+        raw = self.raw(rows, columns)
+        if self.dtype == "BF16":
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        elif self.dtype in _FLOAT8:
+            raw = _FLOAT8[self.dtype][raw]
+        return raw.astype(np.float64)
+
+
+def _float8(exponent_bits: int, bias: int) -> Floats:
+    """All 256 numbers of a type with a sign, so many bits of exponent, and the rest of mantissa."""
+    mantissa_bits = 7 - exponent_bits
+    code = np.arange(256)
+    exponent, mantissa = (code >> mantissa_bits) & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
+    normal = (1 + mantissa / 2**mantissa_bits) * 2.0 ** (exponent - bias)
+    size = np.where(exponent > 0, normal, mantissa / 2**mantissa_bits * 2.0 ** (1 - bias))
+    if exponent_bits == 5:  # as IEEE 754 has it; E4M3 keeps one code alone for what is no number
+        size = np.where(exponent == 31, np.where(mantissa == 0, np.inf, np.nan), size)
+    else:
+        size = np.where(code & 127 == 127, np.nan, size)
+    return np.where(code & 128, -size, size)
+
+
+_FLOAT8 = {"F8_E4M3": _float8(4, 7), "F8_E5M2": _float8(5, 15)}
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one file holds.
+
+    length    bytes that were read to know it
+    config    where the file itself says what a config.json says elsewhere
+    sources   other files that its tensors lie in
+    """
+
+    tensors: Mapping[str, Stored]
+    length: int
+    config: Mapping[str, Any] | None = None
+    sources: tuple[Source, ...] = ()
+
+
+class Tensors:
+    """Names, shapes and slices of all tensors of a model, whichever file each lies in."""
+
+    def __init__(
+        self, stored: Mapping[str, Stored], sources: Collection[Source], config: Mapping[str, Any] | None = None
+    ) -> None:
+        self._stored, self._sources, self.config = stored, sources, config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def __getitem__(self, name: str) -> Stored:
+        return self._stored[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor."""
+        return self._stored[name].shape
+
+    def readable(self, name: str) -> bool:
+        """Whether its numbers can be read."""
+        return self._stored[name].itemsize > 0
+
+    def read(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Floats:
+        """A slice of a tensor of rank 1 or 2, as float64."""
+        stored = self._stored[name]
+        block = stored.read(rows, columns)
+        return block if len(stored.shape) == 2 else block.ravel()
+
+    def replaced(self, stored: Mapping[str, Stored]) -> "Tensors":
+        """Other tensors in the same files."""
+        return Tensors(stored, self._sources, self.config)
+
+    def close(self) -> None:
+        """Let go of the files that are open."""
+        for source in self._sources:
+            source.close()

@@ -1,0 +1,396 @@
+"""Attention in an ONNX graph: from every softmax back to the product, and from there to the two projections.
+
+Exporters rename weights, fold them and share equal ones, so names say nothing; the operations between do. On the way
+back stand the scale (a factor before the product, after it, or its root on both sides), masks, rotary embeddings, the
+axes of heads, biases, and before the projection the norm whose output it takes. A path that holds anything else is not
+understood, and its softmax is listed as such.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rootdk.untrusted import shown_text
+
+from .onnx import MOST_SMALL, Graph, Node
+from .packed import Affine
+from .stored import NUMPY, NotThisError, Plain, Stored
+
+# Operations that move numbers and leave them as they are.
+_MOVES = frozenset(
+    {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Cast", "Identity", "Slice", "Neg", "Flatten", "Split"}
+)
+_FUSED = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+_MOST_STEPS = 1_000_000  # of all searches in one graph, through all branches
+_MOST_GRAPHS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Queries or keys: the projection that makes them, and what was met on the way.
+
+    part   which output of a split, for a projection of several
+    """
+
+    weight: Stored
+    given: str
+    bias: Stored | None = None
+    factor: float = 1.0
+    width: int | None = None
+    rotated: bool = False
+    part: int | None = None
+
+
+def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Projections by names that `families` knows, and what a config would say of them."""
+    tensors: dict[str, Stored] = {}
+    facts: list[tuple[int, int, int, float, bool]] = []
+    known: set[tuple[Stored, Stored]] = set()
+    for trace, softmax in _softmaxes(graph, {}, {}):
+        number = len(facts)
+        found = trace.sides(softmax)
+        if found is None:
+            tensors[f"attention.{softmax.outputs[0]}.not_understood"] = _NOTHING
+            continue
+        query, key, factor = found
+        if (query.weight, key.weight) in known:
+            continue  # the same block in another branch, or again
+        known.add((query.weight, key.weight))
+        heads = _heads(query, key)
+        if heads is None:
+            tensors[f"attention.{softmax.outputs[0]}.not_understood"] = _NOTHING
+            continue
+        place = _path(softmax, number)
+        for name, side in (("q_proj", query), ("k_proj", key)):
+            tensors[f"{place}.{name}.weight"] = side.weight
+            if side.bias is not None:
+                tensors[f"{place}.{name}.bias"] = side.bias
+        for name, held in zip(("weight", "bias"), trace.norm(query.given), strict=True):
+            if held is not None:
+                tensors[f"{place}.input_layernorm.{name}"] = held
+        facts.append((*heads, factor, query.rotated))
+    if not facts:
+        raise NotThisError("no softmax in its graph whose queries and keys are understood")
+    if len(set(facts)) > 1:
+        raise NotThisError("its layers have different heads or scales")
+    query_heads, key_heads, d_k, factor, rotated = facts[0]
+    return tensors, {
+        "model_type": "onnx",
+        "num_attention_heads": query_heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": d_k,
+        "attention_multiplier": factor,
+        "rotated": rotated,
+        "stored_gains": True,
+    }
+
+
+def _softmaxes(graph: Graph, makers: Mapping[str, Node], held: Mapping[str, Plain]) -> Iterator[tuple["_Trace", Node]]:
+    """Every softmax of a graph and of those inside it, which see what is around them."""
+    makers = {**makers, **{output: node for node in graph.nodes for output in node.outputs}}
+    held = {**held, **graph.initializers}
+    trace = _Trace(makers, held)
+    for node in graph.nodes:
+        if node.kind == "Softmax" or node.kind in _FUSED:
+            yield trace, node
+    for inner in graph.inner[:_MOST_GRAPHS]:
+        yield from _softmaxes(inner, makers, held)
+
+
+def _path(softmax: Node, number: int) -> str:
+    """The path of a module if the softmax has it in its name, as the older exporter of torch writes; else a number."""
+    parts = softmax.name.strip("/").split("/")[:-1]
+    path = ".".join(parts)
+    if re.search(r"(^|\.)\d+(\.|$)", path) and len(path) < 200:
+        return shown_text(path)
+    return f"layers.{number}.attention"
+
+
+def _heads(query: _Side, key: _Side) -> tuple[int, int, int] | None:
+    """Query heads, key heads, d_k; None where the graph does not say, or they do not fit."""
+    d_k = query.width or key.width
+    counts = [side.weight.shape[side.weight.inputs_first] for side in (query, key)]
+    if d_k is None or any(count % d_k or not count for count in counts):
+        return None
+    query_heads, key_heads = (count // d_k for count in counts)
+    return (query_heads, key_heads, d_k) if query_heads % key_heads == 0 else None
+
+
+class _Trace:
+    """Walks back through one graph."""
+
+    def __init__(self, makers: Mapping[str, Node], held: Mapping[str, Plain]) -> None:
+        self._makers, self._held, self._steps = makers, held, 0
+
+    def sides(self, softmax: Node) -> tuple[_Side, _Side, float] | None:
+        """Queries, keys and the factor of their product."""
+        factor, product = 1.0, softmax
+        if softmax.kind == "Softmax":
+            found = self._product(softmax.inputs[0] if softmax.inputs else "", 64)
+            if found is None:
+                return None
+            product, factor = found
+        if len(product.inputs) < 2:
+            return None
+        sides = [self._projection(value, 64) for value in product.inputs[:2]]
+        query, key = sides
+        if query is None or key is None:
+            return None
+        if softmax.kind in _FUSED:
+            scale = softmax.attributes.get("scale")
+            count = softmax.attributes.get("num_heads") or softmax.attributes.get("q_num_heads")
+            rows = query.weight.shape[query.weight.inputs_first]
+            width = rows // count if isinstance(count, int) and count > 0 else query.width
+            query = replace(query, width=width)
+            factor = scale if isinstance(scale, float) and scale else (width or 1) ** -0.5
+        return query, key, abs(factor * query.factor * key.factor)
+
+    def _product(self, value: str, depth: int) -> tuple[Node, float] | None:
+        """The product of queries and keys behind the logits, and the factor between."""
+        node = self._step(value, depth)
+        if node is None:
+            return None
+        if node.kind == "MatMul":
+            return node, 1.0
+        factor = 1.0
+        if node.kind in ("Mul", "Div") and len(node.inputs) == 2:
+            first, second = (self._scalar(name) for name in node.inputs)
+            if second is not None:
+                factor = second if node.kind == "Mul" else 1 / second
+            elif first is not None and node.kind == "Mul":
+                factor = first
+        elif node.kind not in _MOVES | {"Add", "Sub", "Where", "Tanh", "Clip", "Max", "Min"}:
+            return None
+        for name in node.inputs:
+            found = self._product(name, depth - 1)
+            if found is not None:
+                return found[0], found[1] * factor
+        return None
+
+    def _projection(self, value: str, depth: int) -> _Side | None:
+        """The projection behind queries or keys."""
+        node = self._step(value, depth)
+        if node is None or not node.inputs:
+            return None
+        if node.kind in ("MatMul", "Gemm", "MatMulInteger"):
+            weight = self._weight(node)
+            if weight is None:
+                return None
+            bias = self._held.get(node.inputs[2]) if node.kind == "Gemm" and len(node.inputs) > 2 else None
+            return _Side(weight, self._unquantised(node), bias)
+        if node.kind in ("Mul", "Div") and len(node.inputs) == 2:
+            first, second = (self._scalar(name) for name in node.inputs)
+            for scalar, other in ((second, node.inputs[0]), (first, node.inputs[1])):
+                if scalar is not None and (node.kind == "Mul" or scalar == second):
+                    side = self._projection(other, depth - 1)
+                    factor = scalar if node.kind == "Mul" else 1 / scalar
+                    return None if side is None else replace(side, factor=side.factor * factor)
+            side = self._first(node, depth)  # by a cosine or a sine, or a scale of quantised weights
+            return None if side is None else replace(side, rotated=side.rotated or not self._rescaled(node))
+        if node.kind in ("Add", "Concat", "Sub"):
+            side = self._first(node, depth)
+            bias = next((self._held[name] for name in node.inputs if name in self._held), None)
+            if side is not None and node.kind == "Add" and bias is not None and side.bias is None:
+                return replace(side, bias=bias) if len(bias.shape) == 1 else side
+            return side
+        if node.kind not in _MOVES:
+            return None
+        side = self._projection(node.inputs[0], depth - 1)
+        if side is None:
+            return None
+        if node.kind == "Split" and len(node.outputs) > 1 and side.part is None and not side.rotated:
+            return self._split(node, side, value)
+        if node.kind == "Reshape" and side.width is None:
+            return replace(side, width=self._last_of_shape(node))
+        return side
+
+    def _split(self, node: Node, side: _Side, value: str) -> _Side | None:
+        """One of the parts of a fused projection: its columns of the weight."""
+        outputs = side.weight.shape[side.weight.inputs_first]
+        sizes = node.attributes.get("split")
+        if sizes is None and len(node.inputs) > 1:
+            sizes = self._integers(node.inputs[1])
+        if not sizes:
+            sizes = [outputs // len(node.outputs)] * len(node.outputs)
+        if sum(sizes) != outputs or min(sizes) < 1:
+            return side  # of another axis: a rotary embedding cuts heads in halves
+        part = list(node.outputs).index(value)
+        begin = sum(sizes[:part])
+        weight = Part(side.weight, begin, sizes[part])
+        bias = None if side.bias is None else Part(side.bias, begin, sizes[part])
+        return replace(side, weight=weight, bias=bias, part=part)
+
+    def _first(self, node: Node, depth: int) -> _Side | None:
+        for name in node.inputs:
+            side = self._projection(name, depth - 1)
+            if side is not None:
+                return side
+        return None
+
+    def _weight(self, node: Node) -> Stored | None:
+        """The matrix of a projection, if one of the inputs is one."""
+        if len(node.inputs) < 2:
+            return None
+        name = node.inputs[1]
+        held = self._held.get(name)
+        if held is None:
+            maker = self._makers.get(name)
+            if maker is not None and maker.kind in ("Cast", "Identity") and maker.inputs:
+                held = self._held.get(maker.inputs[0])
+            elif maker is not None and maker.kind == "Transpose" and maker.inputs:
+                held = self._held.get(maker.inputs[0])
+                return None if held is None or len(held.shape) != 2 else held
+            elif maker is not None and maker.kind == "DequantizeLinear" and len(maker.inputs) >= 2:
+                packed, *scales = (self._held.get(given) for given in maker.inputs)
+                axis = maker.attributes.get("axis", 1)
+                return _affine(packed, *scales) if axis in (1, -1) else None
+        if held is None or len(held.shape) != 2:
+            return None
+        if node.kind == "MatMulInteger":  # as onnxruntime names what belongs to a weight
+            stem = name.removesuffix("_quantized")
+            return _affine(held, self._held.get(f"{stem}_scale"), self._held.get(f"{stem}_zero_point"))
+        if node.kind == "Gemm" and node.attributes.get("transB") == 1:
+            return held
+        return replace(held, inputs_first=True)
+
+    def _unquantised(self, node: Node) -> str:
+        """What is projected, before it was made integers."""
+        maker = self._makers.get(node.inputs[0])
+        made = maker is not None and maker.kind in ("DynamicQuantizeLinear", "DequantizeLinear", "QuantizeLinear")
+        return maker.inputs[0] if made and maker is not None and maker.inputs else node.inputs[0]
+
+    def _rescaled(self, node: Node) -> bool:
+        """Whether a product only gives integers their scale back: a cast of MatMulInteger times two scales."""
+        makers = [self._makers.get(name) for name in node.inputs]
+        return any(
+            maker is not None and maker.kind == "Cast" and maker.inputs
+            and (source := self._makers.get(maker.inputs[0])) is not None and source.kind == "MatMulInteger"
+            for maker in makers
+        )  # fmt: skip
+
+    def norm(self, value: str) -> tuple[Stored | None, Stored | None]:
+        """Gain and shift of the norm that makes a value; None where it is made otherwise."""
+        node = self._makers.get(value)
+        shift: Stored | None = None
+        for _ in range(4):
+            if node is None or node.kind not in ("Cast", "Identity", "Reshape"):
+                break
+            node = self._makers.get(node.inputs[0]) if node.inputs else None
+        if node is None:
+            return None, None
+        if node.kind in _NORMS and len(node.inputs) > 1:
+            pair = [*(self._vector(name) for name in node.inputs[1:3]), None]
+            return pair[0], pair[1]
+        if node.kind == "Add" and len(node.inputs) == 2:
+            shift = next((held for name in node.inputs if (held := self._vector(name)) is not None), None)
+            inner = [self._makers[name] for name in node.inputs if name in self._makers]
+            node = inner[0] if shift is not None and inner and inner[0].kind == "Mul" else None
+        if node is not None and node.kind == "Mul":
+            gain = next((held for name in node.inputs if (held := self._vector(name)) is not None), None)
+            return gain, shift if gain is not None else None
+        return None, None
+
+    def _vector(self, name: str) -> Stored | None:
+        held = self._held.get(name)
+        return held if held is not None and len(held.shape) == 1 and held.itemsize else None
+
+    def _last_of_shape(self, node: Node) -> int | None:
+        """The last side of a reshape to (batch, tokens, heads, d_k), as a constant or as the last of several."""
+        if len(node.inputs) < 2:
+            return None
+        sides = self._integers(node.inputs[1])
+        maker = self._makers.get(node.inputs[1])
+        if not sides and maker is not None and maker.kind == "Concat" and len(maker.inputs) == 4:
+            last = self._integers(maker.inputs[3])
+            sides = [0, 0, 0, *last] if len(last) == 1 else []
+        return sides[-1] if len(sides) == 4 and sides[-1] > 0 else None
+
+    def _small(self, name: str) -> Any:
+        held = self._held.get(name)
+        if held is None or held.dtype not in NUMPY or np.prod(held.shape, dtype=float) * 8 > MOST_SMALL:
+            return None
+        return held.raw() if held.dtype in ("I64", "I32") else held.read() if held.itemsize else None
+
+    def _scalar(self, name: str) -> float | None:
+        """A factor; None for what is no single number, or not finite, or 0."""
+        numbers = self._small(name)
+        if numbers is None or numbers.size != 1:
+            return None
+        factor = float(numbers.ravel()[0])
+        return factor if np.isfinite(factor) and factor != 0 else None
+
+    def _integers(self, name: str) -> list[int]:
+        numbers = self._small(name)
+        integers = numbers is not None and numbers.dtype.kind == "i"
+        return [int(number) for number in numbers.ravel()] if integers else []
+
+    def _step(self, value: str, depth: int) -> Node | None:
+        """The operation that makes a value, while the search may go on."""
+        self._steps += 1
+        if depth <= 0 or self._steps > _MOST_STEPS:
+            return None
+        return self._makers.get(value)
+
+
+def _affine(packed: Plain | None, scale: Plain | None = None, zero: Plain | None = None) -> Stored | None:
+    if packed is None or scale is None or len(packed.shape) != 2:
+        return None
+    return Affine(packed, scale, zero, columns=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the outputs of a projection."""
+
+    whole: Stored
+    begin: int
+    count: int
+
+    @property
+    def dtype(self) -> str:
+        return self.whole.dtype
+
+    @property
+    def itemsize(self) -> float:
+        return self.whole.itemsize
+
+    @property
+    def inputs_first(self) -> bool:
+        return self.whole.inputs_first
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the part."""
+        shape = self.whole.shape
+        return (*shape[:-1], self.count) if self.inputs_first or len(shape) == 1 else (self.count, *shape[1:])
+
+    def read(self, rows: slice, columns: slice) -> Any:
+        """A slice of the part as float64."""
+        if self.inputs_first:
+            return self.whole.read(rows, self._moved(columns))
+        return self.whole.read(self._moved(rows), columns)
+
+    def _moved(self, places: slice) -> slice:
+        first, last, _ = places.indices(self.count)
+        return slice(self.begin + first, self.begin + last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """Stands for a softmax that is not understood, so that it is listed."""
+
+    dtype: str = "Softmax"
+    shape: tuple[int, ...] = ()
+    itemsize: float = 0.0
+    inputs_first: bool = False
+
+    def read(self, rows: slice, columns: slice) -> Any:
+        """There is nothing to read."""
+        raise NotThisError(f"nothing at {rows}, {columns}")
+
+
+_NOTHING: Stored = _Nothing()

@@ -1,0 +1,372 @@
+"""The same model in every kind of file: the numbers are those of the same weights as safetensors."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from checkpoint_formats import (
+    PACKINGS,
+    Arrays,
+    gguf_file,
+    gguf_rounded,
+    model,
+    npz,
+    onnx_file,
+    packed_file,
+    permuted,
+    rounded,
+    safetensors,
+    torch_file,
+    with_config,
+)
+from checkpoint_zoo import built, saved
+
+from rootdk.audit import read_checkpoint
+from rootdk.audit.formats import find_tensors
+from rootdk.errors import ArgumentError
+
+METRICS = ("predicted_variance", "variance_bound", "spectral_bound", "scale", "non_finite_weights")
+
+
+def numbers(path: Path) -> list[dict[str, float]]:
+    """Every number of every head, layer by layer."""
+    audit = read_checkpoint(path)
+    assert audit.unknown == ()
+    return [
+        {metric: head[metric] for metric in METRICS if metric in head} for one in audit.layers for head in one.heads
+    ]
+
+
+def expected(tmp_path: Path, arrays: Arrays) -> list[dict[str, float]]:
+    """By the format that has been read all along; layers of float64, where arrays have it."""
+    found = numbers(safetensors(tmp_path / "safetensors", arrays))
+    assert len(found) == 8
+    return found
+
+
+def same(found: list[dict[str, float]], wanted: list[dict[str, float]], rel: float = 1e-12) -> bool:
+    return len(found) == len(wanted) and all(
+        left == pytest.approx(right, rel=rel) for left, right in zip(found, wanted, strict=True)
+    )
+
+
+# ---- torch
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt"])
+def test_what_torch_saves(tmp_path: Path, name: str, old: bool) -> None:
+    arrays = model()
+    wanted = expected(tmp_path, arrays)
+    assert numbers(torch_file(tmp_path, arrays, name, old)) == wanted
+    assert numbers(tmp_path / name) == wanted
+
+
+def odd_tensors() -> dict[str, Any]:
+    """Types, views into one storage, transposes, parameters, and names in any order."""
+    draw = torch.Generator().manual_seed(0)
+    whole = torch.randn(40, 24, generator=draw)
+    return {
+        "double": torch.randn(3, 4, generator=draw, dtype=torch.float64),
+        "half": torch.randn(5, generator=draw).half(),
+        "bfloat16": torch.randn(6, 2, generator=draw).bfloat16(),
+        "rows of another": whole[8:16],
+        "transposed": whole.T,
+        "the other way": torch.randn(4, 8, generator=draw).T.contiguous(),
+        "parameter": torch.nn.Parameter(torch.randn(2, 3, generator=draw)),
+        "one": torch.randn((), generator=draw),
+    }
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("around", ["", "state_dict", "model"])
+def test_tensors_are_those_that_torch_loads(tmp_path: Path, old: bool, around: str) -> None:
+    """torch's own reader is the authority, for every tensor and for slices of it."""
+    tensors = odd_tensors()
+    whole = {around: tensors, "epoch": 3, "note": "x", "rate": 0.5, "none": None} if around else tensors
+    torch.save(whole, tmp_path / "a.bin", _use_new_zipfile_serialization=not old)
+    theirs = torch.load(tmp_path / "a.bin", weights_only=True)
+    ours = find_tensors(tmp_path / "a.bin")
+    assert set(ours) == set(tensors)
+    for name, tensor in (theirs[around] if around else theirs).items():
+        wanted = tensor.detach().double().numpy()
+        assert ours.shape(name) == wanted.shape
+        assert np.array_equal(ours.read(name).reshape(wanted.shape), wanted)
+        if wanted.ndim == 2:
+            assert np.array_equal(ours.read(name, slice(1, 3), slice(1, 2)), wanted[1:3, 1:2])
+
+
+def test_tensors_with_gaps_are_listed_and_not_misread(tmp_path: Path) -> None:
+    arrays = model()
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    wide = torch.randn(64, 128)
+    tensors["model.layers.1.self_attn.q_proj.weight"] = wide[:, ::2]
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    audit = read_checkpoint(with_config(tmp_path))
+    assert [one.name for one in audit.layers] == ["model.layers.0.self_attn"]
+    assert "model.layers.1.self_attn.q_proj.weight" in audit.unknown
+
+
+def test_shards_of_torch(tmp_path: Path) -> None:
+    arrays = model()
+    wanted, places = expected(tmp_path, arrays), {}
+    for number, (name, array) in enumerate(arrays.items()):
+        file = f"pytorch_model-{number + 1:05}-of-{len(arrays):05}.bin"
+        torch.save({name: torch.from_numpy(array)}, tmp_path / file, _use_new_zipfile_serialization=bool(number % 2))
+        places[name] = file
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    assert numbers(with_config(tmp_path)) == wanted
+    assert numbers(tmp_path / "pytorch_model.bin.index.json") == wanted
+
+
+# ---- npz
+
+
+def test_npz(tmp_path: Path) -> None:
+    arrays = model()
+    wanted = expected(tmp_path, arrays)
+    assert numbers(npz(tmp_path, arrays)) == wanted
+    turned = {name: np.asfortranarray(array) for name, array in arrays.items()}
+    assert numbers(npz(tmp_path, turned)) == wanted
+    halves = {name: array.astype(np.float16) for name, array in arrays.items()}
+    assert numbers(npz(tmp_path, halves)) == expected(tmp_path, halves)
+    brain = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+    assert numbers(npz(tmp_path, brain)) == expected(tmp_path, brain)
+
+
+def test_a_compressed_npz_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "weights.npz", **model())
+    with pytest.raises(ArgumentError, match="is compressed, and only stored members are read"):
+        read_checkpoint(with_config(tmp_path))
+
+
+# ---- GGUF
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_gguf_is_what_its_blocks_stand_for(tmp_path: Path, kind: str) -> None:
+    path = gguf_file(tmp_path / "m.gguf", model(), kind)
+    assert same(numbers(path), expected(tmp_path, gguf_rounded(model(), kind)))
+
+
+@pytest.mark.parametrize(
+    "kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ3_S", "TQ2_0"]
+)
+def test_slices_of_every_kind_of_block(tmp_path: Path, kind: str) -> None:
+    """Bytes at random, with scales that are finite: a slice is that of the whole, by the package."""
+    named = gguf.GGMLQuantizationType[kind]
+    size = gguf.GGML_QUANT_SIZES[named][1] * (512 // gguf.GGML_QUANT_SIZES[named][0])
+    raw = np.random.default_rng(0).integers(0, 0x3C, (24, size), np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("w", raw, raw_dtype=named)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    whole, tensors = gguf.quants.dequantize(raw, named).astype(np.float64), find_tensors(tmp_path / "m.gguf")
+    assert np.isfinite(whole).all()
+    assert tensors.shape("w") == whole.shape
+    for rows, columns in ((slice(None), slice(None)), (slice(3, 9), slice(None)), (slice(5, 7), slice(100, 401))):
+        assert np.array_equal(tensors.read("w", rows, columns), whole[rows, columns])
+
+
+def test_the_order_of_a_llama_s_rows_cancels(tmp_path: Path) -> None:
+    arrays, moved = model(), {}
+    for name, array in arrays.items():
+        heads = 4 if "q_proj" in name else 2
+        moved[name] = permuted(array, heads) if "q_proj" in name or "k_proj" in name else array
+    assert not np.array_equal(
+        moved["model.layers.0.self_attn.q_proj.weight"], arrays["model.layers.0.self_attn.q_proj.weight"]
+    )
+    assert same(numbers(gguf_file(tmp_path / "m.gguf", moved)), expected(tmp_path, arrays))
+
+
+def test_gains_of_gemma_are_stored_as_they_are_used(tmp_path: Path) -> None:
+    arrays = model()
+    raised = {name: array + 1 if array.ndim == 1 else array for name, array in arrays.items()}
+    wanted = numbers(with_config(safetensors(tmp_path / "safetensors", arrays), model_type="gemma2", head_dim=16))
+    found = numbers(gguf_file(tmp_path / "m.gguf", raised, architecture="gemma2"))
+    assert same(found, wanted, rel=1e-6)  # 1 + w was rounded
+
+
+@pytest.mark.parametrize(
+    ("metadata", "scale"),
+    [
+        ({}, 0.25),
+        ({"attention.scale": 0.5}, 0.5),
+        ({"architecture": "gemma2", "block_count": 46}, 0.25),
+        ({"architecture": "gemma2", "block_count": 46, "embedding_length": 256}, 0.125),
+        ({"architecture": "gemma2", "block_count": 26, "embedding_length": 256, "attention.key_length": 16}, 0.25),
+    ],
+)
+def test_the_scale_that_metadata_set(tmp_path: Path, metadata: dict[str, Any], scale: float) -> None:
+    metadata = {"attention.key_length": 16, **metadata}
+    audit = read_checkpoint(gguf_file(tmp_path / "m.gguf", model(), **metadata))
+    assert audit.layers[0].of("scale") == pytest.approx([scale] * 4)
+    assert audit.model["model_type"] == metadata.get("architecture", "llama")
+
+
+def test_fused_projections_norms_and_biases_in_gguf(tmp_path: Path) -> None:
+    """GPT-2 has one projection and biases, Qwen 3 a norm of queries and of keys."""
+    arrays, rng = model(layers=1), np.random.default_rng(7)
+    own = "model.layers.0.self_attn."
+    query, key, value = (arrays[f"{own}{part}.weight"] for part in ("q_proj", "k_proj", "v_proj"))
+    bias = rng.standard_normal(128).astype(np.float32)
+    fused = {
+        "model.layers.0.attn_qkv.weight": np.concatenate([query, key, value]),
+        "model.layers.0.attn_qkv.bias": bias,
+    }
+    split = {**arrays, f"{own}q_proj.bias": bias[:64], f"{own}k_proj.bias": bias[64:96]}
+    gain = {"model.layers.0.input_layernorm.weight": arrays["model.layers.0.input_layernorm.weight"]}
+    assert same(numbers(gguf_file(tmp_path / "m.gguf", {**fused, **gain})), numbers(safetensors(tmp_path / "s", split)))
+    gains = [rng.uniform(0.5, 2.0, 16).astype(np.float32) for _ in range(2)]
+    normed = {**arrays, f"{own}q_norm.weight": gains[0], f"{own}k_norm.weight": gains[1]}
+    named = {"q_norm": "attn_q_norm", "k_norm": "attn_k_norm"}
+    moved = {next((name.replace(f"self_attn.{old}", new) for old, new in named.items() if old in name), name): array
+             for name, array in normed.items()}  # fmt: skip
+    found = numbers(gguf_file(tmp_path / "m.gguf", moved, architecture="qwen3"))
+    wanted = numbers(with_config(safetensors(tmp_path / "s", normed), model_type="qwen3", rms_norm_eps=1e-6))
+    assert same(found, wanted, rel=1e-6)  # the epsilon is a float32 in one of them
+
+
+def test_parts_of_gguf(tmp_path: Path) -> None:
+    arrays = model()
+    wanted, names = expected(tmp_path, arrays), list(arrays)
+    for number in (0, 1):
+        part = {name: arrays[name] for name in names[5 * number : 5 * number + 5]}
+        gguf_file(tmp_path / f"m-{number + 1:05}-of-00002.gguf", part)
+    for path in (tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"):
+        assert numbers(path) == wanted
+    shutil.rmtree(tmp_path / "safetensors")
+    assert numbers(tmp_path) == wanted
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(ArgumentError, match=r"one of 2 parts, and m-00002-of-00002\.gguf is absent"):
+        read_checkpoint(tmp_path)
+
+
+def test_heads_that_differ_by_layer_in_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("llama.embedding_length", 64)
+    writer.add_uint32("llama.attention.key_length", 16)
+    writer.add_array("llama.attention.head_count", [4, 2])
+    writer.add_array("llama.attention.head_count_kv", [2, 1])
+    rng = np.random.default_rng(0)
+    for layer, heads in enumerate((4, 2)):
+        for part, count in (("attn_q", heads), ("attn_k", heads // 2)):
+            writer.add_tensor(f"blk.{layer}.{part}.weight", rng.standard_normal((16 * count, 64)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert [len(layer.heads) for layer in read_checkpoint(path).layers] == [4, 2]
+
+
+def test_a_missing_package_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rootdk.audit.formats.gguf import GgufMissingError, _blocks
+
+    plain, packed = (gguf_file(tmp_path / f"{kind}.gguf", model(), kind) for kind in ("F16", "Q8_0"))
+    _blocks.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    assert len(read_checkpoint(plain).layers) == 2
+    with pytest.raises(GgufMissingError, match=r"need the package gguf.*pip install 'rootdk\[audit\]'"):
+        read_checkpoint(packed)
+
+
+# ---- few bits in safetensors
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_packed_weights_are_what_they_stand_for(tmp_path: Path, packing: str) -> None:
+    stands = packed_file(tmp_path, model(), packing)
+    wanted = expected(tmp_path, {name: array.astype(np.float64) for name, array in stands.items()})
+    assert same(numbers(tmp_path), wanted)
+    # And what they stand for is what they were made of, as far as so few bits can tell.
+    exact = expected(tmp_path, model())
+    worst = max(abs(a["predicted_variance"] / b["predicted_variance"] - 1) for a, b in zip(wanted, exact, strict=True))
+    assert 0 < worst < {"float8": 0.05, "bnb_in": 0.01, "gptq_8": 0.02}.get(packing[:6], 0.35)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_slices_of_packed_weights(tmp_path: Path, packing: str) -> None:
+    """Wider than a block of any kind, and cut where nothing begins."""
+    weight = np.random.default_rng(9).standard_normal((192, 320)).astype(np.float32)
+    stands = packed_file(tmp_path, {"a.q_proj.weight": weight}, packing)["a.q_proj.weight"]
+    from rootdk.audit.config import Config
+    from rootdk.audit.formats.packed import unpacked
+
+    stored = unpacked(find_tensors(tmp_path), Config.beside(tmp_path).fields)["a.q_proj.weight"]
+    stands = stands.T if stored.inputs_first else stands
+    assert stored.shape == stands.shape
+    for rows, columns in ((slice(None), slice(None)), (slice(33, 130), slice(None)), (slice(7, 150), slice(13, 171))):
+        np.testing.assert_allclose(stored.read(rows, columns), stands[rows, columns], rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_every_number_of_float8(tmp_path: Path, kind: Any) -> None:
+    codes = np.arange(256, dtype=np.uint8).view(kind).reshape(16, 16)
+    safetensors(tmp_path, {"w": codes})
+    assert np.array_equal(find_tensors(tmp_path).read("w"), codes.astype(np.float64), equal_nan=True)
+
+
+def test_scales_that_are_missing_leave_weights_unread(tmp_path: Path) -> None:
+    arrays = model()
+    safetensors(tmp_path, {name: array.astype(ml_dtypes.float8_e4m3fn) for name, array in arrays.items()})
+    with pytest.raises(ArgumentError, match=r"no query and key projection.*F8_E4M3"):
+        read_checkpoint(tmp_path)
+
+
+# ---- ONNX
+
+
+def unrotated(tmp_path: Path, arrays: Arrays) -> list[dict[str, float]]:
+    """The same model without rotary embeddings, which the graphs here have none of: only bounds are others."""
+    return numbers(with_config(safetensors(tmp_path / "safetensors", arrays), model_type="opt"))
+
+
+@pytest.mark.parametrize("style", ["plain", "roots", "fused", "outside", "branch"])
+def test_onnx(tmp_path: Path, style: str) -> None:
+    assert same(numbers(onnx_file(tmp_path / "model.onnx", model(), style)), unrotated(tmp_path, model()))
+    assert read_checkpoint(tmp_path / "model.onnx").model["scale_source"] == "its graph"
+
+
+@pytest.mark.parametrize("style", ["integers", "scaled"])
+def test_onnx_of_eight_bits(tmp_path: Path, style: str) -> None:
+    stands: Arrays = {}
+    for name, array in model().items():
+        codes, scale = rounded(array) if array.ndim == 2 else (array, np.float32(1))
+        stands[name] = codes * scale.astype(np.float64)
+    assert same(numbers(onnx_file(tmp_path / "model.onnx", model(), style)), unrotated(tmp_path, stands))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_graphs_of_torch(tmp_path: Path, name: str, attention: str) -> None:
+    """What torch exports of whole models; weights are the same numbers, the scale went through float32."""
+    network = built(name)
+    with torch.no_grad():
+        for path, parameter in network.named_parameters():
+            if path.endswith("bias") or parameter.ndim == 1:  # they are all alike at the start, and shared in a graph
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(path))))
+    wanted = numbers(saved(network, tmp_path))
+    network.set_attn_implementation(attention)
+    network.config.use_cache = False
+    torch.onnx.export(network, (torch.randint(0, 50, (1, 9)),), tmp_path / "m.onnx", dynamo=True, verbose=False)
+    assert same(numbers(tmp_path / "m.onnx"), wanted, rel=1e-6)
+
+
+def test_a_graph_without_attention(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", [given], [made])
+    save(helper.make_model(graph), tmp_path / "a.onnx")
+    with pytest.raises(ArgumentError, match="no softmax in its graph whose queries and keys are understood"):
+        read_checkpoint(tmp_path / "a.onnx")
