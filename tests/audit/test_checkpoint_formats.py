@@ -142,7 +142,7 @@ def test_npz(tmp_path: Path) -> None:
 
 def test_a_compressed_npz_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "weights.npz", **model())
-    with pytest.raises(ArgumentError, match="is compressed, and only stored members are read"):
+    with pytest.raises(ArgumentError, match=r"is not read: .* is compressed"):
         read_checkpoint(with_config(tmp_path))
 
 
@@ -368,5 +368,84 @@ def test_a_graph_without_attention(tmp_path: Path) -> None:
     given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", [given], [made])
     save(helper.make_model(graph), tmp_path / "a.onnx")
-    with pytest.raises(ArgumentError, match="no softmax in its graph whose queries and keys are understood"):
+    with pytest.raises(ArgumentError, match="no softmax in its graph has queries and keys that are understood"):
         read_checkpoint(tmp_path / "a.onnx")
+
+
+# ---- what is given instead of a model
+
+
+def content(name: str, tmp_path: Path) -> bytes:
+    """A good file of each kind."""
+    if name == "safetensors":
+        return (safetensors(tmp_path / "made", model()) / "model.safetensors").read_bytes()
+    if name == "GGUF":
+        return gguf_file(tmp_path / "made.gguf", model()).read_bytes()
+    if name == "ONNX":
+        return onnx_file(tmp_path / "made.onnx", model()).read_bytes()
+    if name == "npz":
+        return (npz(tmp_path, model()) / "weights.npz").read_bytes()
+    return (torch_file(tmp_path, model(), "made.bin", old=name == "old torch") / "made.bin").read_bytes()
+
+
+KINDS = {
+    "safetensors": ".safetensors",
+    "GGUF": ".gguf",
+    "torch": ".bin",
+    "old torch": ".bin",
+    "npz": ".npz",
+    "ONNX": ".onnx",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_with_the_name_of_another_kind(tmp_path: Path, kind: str) -> None:
+    raw, own = content(kind, tmp_path), KINDS[kind]
+    for suffix in set(KINDS.values()) - {own}:
+        (tmp_path / f"strange{suffix}").write_bytes(raw)
+        named = kind.removeprefix("old ")
+        words = rf"strange{suffix} is an? {named} file, whatever its name says; rename it to strange{own}$"
+        with pytest.raises(ArgumentError, match=words):
+            read_checkpoint(tmp_path / f"strange{suffix}")
+
+
+def write(folder: Path, *names: str, raw: bytes = b"{}") -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(raw)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "raw", "path", "words"),
+    [
+        (("m-00002-of-00003.pt",), b"", "m-00002-of-00003.pt", r"part 2 of 3 of a model; the index .* absent"),
+        (("m-00002-of-00003.pt", "m.bin.index.json"), b"", "m-00002-of-00003.pt", r"give the folder, or m\.bin\.index"),
+        (("m-00002-of-00003.safetensors",), b"", "", "part 2 of 3 of a model"),
+        (("tokenizer.json", "vocab.txt"), b"{}", "", "it has a tokenizer alone: give the folder"),
+        (("tokenizer.json",), b"{}", "tokenizer.json", "belongs to a model and holds no weights; give its folder"),
+        (("config.json",), b"{}", "config.json", "belongs to a model and holds no weights; give its folder"),
+        (("a/b/model.safetensors", "x"), b"", "", r"they are deeper, in a/b, as model\.safetensors: give that"),
+        (("a/onnx/model.onnx",), b"", "", r"they are deeper, in a/onnx, as model\.onnx"),
+        (("model.h5", "config.json"), b"", "", r"model\.h5 is of a kind that is not read: convert it to safetensors"),
+        (("model.safetensors",), b"version https://git-lfs", "", "a pointer of Git LFS.*git lfs pull"),
+        (("model.bin",), b"<!DOCTYPE html><html>", "", "model.bin is a web page; fetch the file itself"),
+        (("model.gguf",), b"ggjt\3\0\0\0", "", "GGML of before GGUF; convert it to GGUF"),
+        (("model.bin",), b"\x1f\x8b\x08", "", "compressed with gzip; unpack it first"),
+        (("a.gguf", "b.gguf"), b"", "", r"has 2 gguf files \(a\.gguf, b\.gguf\); name one of them"),
+        (("training_args.bin", "optimizer.pt"), b"", "", "has no weights"),
+        ((), b"", "absent.gguf", r"must be a model folder, a file \(\.safetensors, \.gguf.*absent\.gguf is absent"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model_says_what_to_give(tmp_path: Path, names: Any, raw: bytes, path: str, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        read_checkpoint(write(tmp_path, *names, raw=raw) / path)
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "org/Model-7B-v0.3"])
+def test_the_name_of_a_model_on_a_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ArgumentError, match=rf"{name} is absent; if that is the name .*: hf download {name} --local-dir"
+    ):
+        read_checkpoint(name)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hostile_checkpoints import Case, constructed, folder, large, mutated
+from hostile_formats import constructed_formats, mutated_formats
 
 # What docs/limits.md promises of any file.
 SECONDS, MEMORY = 10.0, 512 * 2**20
@@ -90,6 +91,27 @@ def test_every_case_by_construction(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_mutations_of_good_files(tmp_path: Path, options: tuple[str, ...]) -> None:
     found = faults(list(mutated(150)), tmp_path, *options)
+    assert not found, "\n".join(found)
+
+
+def test_every_case_of_the_other_formats(tmp_path: Path) -> None:
+    cases = list(constructed_formats())
+    assert len(cases) >= 300
+    assert len({case.name for case in cases}) == len(cases)
+    found = faults(cases, tmp_path)
+    assert not found, f"{len(found)} of {len(cases)}\n" + "\n".join(found)
+    assert not list(tmp_path.rglob("exploded"))
+
+
+def test_mutations_of_the_other_formats(tmp_path: Path) -> None:
+    found = faults(list(mutated_formats(200)), tmp_path)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_many_mutations_of_the_other_formats(tmp_path: Path, seed: int) -> None:
+    found = faults(list(mutated_formats(2000, seed)), tmp_path, *(("--json",) if seed % 2 else ()))
     assert not found, "\n".join(found)
 
 

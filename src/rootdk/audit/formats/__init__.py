@@ -22,7 +22,7 @@ from .gguf import read_gguf
 from .onnx import read_onnx
 from .pickles import ForeignError, read_old_torch, read_torch_archive
 from .safetensors import read_safetensors
-from .stored import Contents, NotThisError, Source, Stored, Tensors, check_name
+from .stored import Contents, NotReadError, NotThisError, Source, Stored, Tensors, check_name
 
 __all__ = ["Tensors", "find_tensors", "weights_in"]
 
@@ -103,6 +103,8 @@ def _read(path: Path) -> tuple[Source, Contents]:
             return source, kind.read(source)
         except ForeignError as error:
             raise ArgumentError(f"path: {name} is not read: it is {error}; {_CONVERT}") from None
+        except NotReadError as error:
+            raise ArgumentError(f"path: {name} is not read: {error}") from None
         except (NotThisError, JsonError) as error:
             raise ArgumentError(
                 f"path: {name} is no whole {kind.name} file ({error}; {size} bytes): truncated, corrupt or too large; "
@@ -127,8 +129,10 @@ def _kind(source: Source, path: Path) -> Format:
         kind = OLD_TORCH
     elif head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= source.size:
         kind = SAFETENSORS
+    elif head[:1] == b"\x08" and head[1:2] < b"\x20" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
+        kind = ONNX  # which begins with its version, and then a field
     named = next((kind for kind in (SAFETENSORS, GGUF, OLD_TORCH, NPZ, ONNX) if path.suffix in kind.suffixes), None)
-    if kind is None:  # ONNX begins with no word of its own
+    if kind is None:
         if named is None:
             raise ArgumentError(
                 f"path: {name} is no file that is read: give {', '.join(_SUFFIXES)}, an index of shards or a folder"
@@ -136,8 +140,8 @@ def _kind(source: Source, path: Path) -> Format:
         return named
     if named is not None and named.name != kind.name:
         raise ArgumentError(
-            f"path: {name} is a {kind.name} file, whatever its name says; rename it to "
-            f"{shown_text(path.stem)}{kind.suffixes[0]}"
+            f"path: {name} is {'an' if kind in (NPZ, ONNX) else 'a'} {kind.name} file, whatever its name says; "
+            f"rename it to {shown_text(path.stem)}{kind.suffixes[0]}"
         )
     return kind
 

@@ -13,7 +13,7 @@ import numpy as np
 from rootdk.audit.limits import LARGEST_INDEX, MOST_RANK, MOST_TENSORS, came
 from rootdk.untrusted import shown_text
 
-from .stored import NUMPY, Contents, NotThisError, Plain, Source, check_name
+from .stored import NUMPY, Contents, NotReadError, NotThisError, Plain, Source, check_name
 
 _END = struct.Struct("<4s4H2IH")  # of the list, at the end of the file
 _END_64 = struct.Struct("<4sQ2H2I4Q")
@@ -49,7 +49,7 @@ def members_of(source: Source) -> tuple[dict[str, Member], int]:
         extra = raw[at + name_size : at + name_size + extra_size]
         packed, size, place = _long(extra, packed, size, place)
         if method != 0 or packed != size:
-            raise NotThisError(f"{shown_text(name)} is compressed, and only stored members are read")
+            raise NotReadError(f"{shown_text(name)} is compressed, and only stored members are; write it again without")
         if name in members:
             raise NotThisError(f"{shown_text(name)} comes twice")
         members[name] = _member(source, name, place, size)

@@ -20,7 +20,7 @@ from rootdk.audit.limits import LARGEST_HEADERS, MOST_TENSORS, came
 from rootdk.errors import RootdkError
 from rootdk.untrusted import MOST_VALUES, shown_text
 
-from .stored import NUMPY, Contents, Floats, NotThisError, Plain, Source, Stored, check_name
+from .stored import NUMPY, Contents, Floats, NotReadError, NotThisError, Plain, Source, Stored, check_name
 
 _PLAIN = {0: "F32", 1: "F16", 28: "F64", 30: "BF16", 24: "I8", 25: "I16", 26: "I32", 27: "I64"}
 # Types of metadata: how struct unpacks them, 8 is a text and 9 a list.
@@ -41,7 +41,7 @@ def read_gguf(source: Source) -> Contents:
         raise NotThisError("it does not begin with GGUF")
     version = header.number("I")
     if version not in (2, 3):
-        raise NotThisError(f"its version must be 2 or 3, got {version}")
+        raise NotReadError(f"its version must be 2 or 3, got {version}; convert the model again with llama.cpp")
     count, pairs = header.number("Q"), header.number("Q")
     if count > MOST_TENSORS:
         raise NotThisError(f"it names {count} tensors, more than {MOST_TENSORS}")
@@ -193,7 +193,7 @@ def _blocks(kind: int) -> Any:
         named = gguf.GGMLQuantizationType(kind)
         numbers, size = gguf.GGML_QUANT_SIZES[named]
     except (ValueError, KeyError):
-        raise NotThisError(f"a type of numbers, {kind}, that the installed package gguf does not know") from None
+        raise NotReadError(f"it has numbers of a type, {kind}, that the installed package gguf does not know") from None
     unpack: Callable[[Any], Any] | None = lambda packed: gguf.quants.dequantize(packed, named)  # noqa: E731
     try:
         gguf.quants.dequantize(np.zeros((1, size), np.uint8), named)

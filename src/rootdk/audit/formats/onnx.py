@@ -119,8 +119,8 @@ class _Message:
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
         self._steps += 1
-        if self._steps > 8 * MOST_VALUES:
-            raise NotThisError(f"more than {8 * MOST_VALUES:,} fields")
+        if self._steps > MOST_VALUES:
+            raise NotThisError(f"more than {MOST_VALUES:,} fields")
         raw = self.bytes(at, min(at + 10, end))
         value = 0
         for place, byte in enumerate(raw):

@@ -20,7 +20,7 @@ from rootdk.audit.limits import LARGEST_INDEX, MOST_RANK, MOST_TENSORS, came
 from rootdk.untrusted import MOST_VALUES, shown_text
 
 from .archives import members_of
-from .stored import NUMPY, Contents, NotThisError, Plain, Source, Stored, check_name
+from .stored import NUMPY, Contents, NotReadError, NotThisError, Plain, Source, Stored, check_name
 
 # The first pickle of the older form, a number by which torch knows it.
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -51,7 +51,7 @@ _INERT = _REBUILD | _PARAMETER | {
 _WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
 
 
-class ForeignError(NotThisError):
+class ForeignError(NotReadError):
     """A pickle that is more than weights."""
 
 
@@ -89,11 +89,11 @@ def read_torch_archive(source: Source) -> Contents:
     members, length = members_of(source)
     place = next((name for name in members if name.endswith("/data.pkl") or name == "data.pkl"), None)
     if place is None:
-        raise NotThisError("an archive without the data.pkl of torch")
+        raise NotReadError("it is an archive without the data.pkl of torch; unpack it first")
     root, member = place.removesuffix("data.pkl"), members[place]
     order = members.get(f"{root}byteorder")
     if order is not None and bytes(source.read(order.start, min(order.size, 16))) != b"little":
-        raise NotThisError("numbers of another byte order than little")
+        raise NotReadError("its numbers are big-endian")
     if member.size > LARGEST_INDEX:
         raise NotThisError(f"its data.pkl has {member.size} bytes, more than {LARGEST_INDEX}")
     value, _ = _follow(bytes(source.read(member.start, member.size)))
@@ -119,10 +119,11 @@ def read_old_torch(source: Source) -> Contents:
         values.append(value)
         at += used
     keys = values[3]
+    _named(values[2])
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(keys) > MOST_TENSORS:
         raise NotThisError(f"its storages must be a list of texts, got {type(keys).__name__}")
     if isinstance(values[1], dict) and values[1].get("little_endian") is False:
-        raise NotThisError("numbers of another byte order than little")
+        raise NotReadError("its numbers are big-endian")
     sizes = {tensor.storage.key: tensor.storage for tensor in _all_tensors(values[2])}
     places: dict[str, tuple[int, int]] = {}
     for key in keys:
@@ -213,7 +214,7 @@ def _follow(text: bytes) -> tuple[Any, int]:
     marks: list[int] = []  # how high the stack was at each
     memo: dict[int, Any] = {}
     try:
-        for step, argument, at in islice(pickletools.genops(BytesIO(text)), 4 * MOST_VALUES):
+        for step, argument, at in islice(pickletools.genops(BytesIO(text)), 2 * MOST_VALUES):
             name = step.name
             if name == "STOP":
                 return stack.pop(), (at or 0) + 1

@@ -49,6 +49,10 @@ class NotThisError(Exception):
     """A file that is not what its format says; the message is the reason alone."""
 
 
+class NotReadError(NotThisError):
+    """A file that may be whole, and holds what is not read."""
+
+
 def check_name(name: str) -> None:
     """A bound for the work that a name can cause."""
     if len(name) > LONGEST_NAME or name.count(".") >= MOST_PARTS:

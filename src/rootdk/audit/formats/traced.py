@@ -17,7 +17,7 @@ from rootdk.untrusted import shown_text
 
 from .onnx import MOST_SMALL, Graph, Node
 from .packed import Affine
-from .stored import NUMPY, NotThisError, Plain, Stored
+from .stored import NUMPY, NotReadError, Plain, Stored
 
 # Operations that move numbers and leave them as they are.
 _MOVES = frozenset(
@@ -25,7 +25,7 @@ _MOVES = frozenset(
 )
 _FUSED = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-_MOST_STEPS = 1_000_000  # of all searches in one graph, through all branches
+_MOST_STEPS = 200_000  # of all searches in one graph, through all branches
 _MOST_GRAPHS = 64
 
 
@@ -54,7 +54,7 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
         number = len(facts)
         found = trace.sides(softmax)
         if found is None:
-            tensors[f"attention.{softmax.outputs[0]}.not_understood"] = _NOTHING
+            tensors[f"attention.{softmax.name}.{len(tensors)}"] = _NOTHING
             continue
         query, key, factor = found
         if (query.weight, key.weight) in known:
@@ -62,7 +62,7 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
         known.add((query.weight, key.weight))
         heads = _heads(query, key)
         if heads is None:
-            tensors[f"attention.{softmax.outputs[0]}.not_understood"] = _NOTHING
+            tensors[f"attention.{softmax.name}.{len(tensors)}"] = _NOTHING
             continue
         place = _path(softmax, number)
         for name, side in (("q_proj", query), ("k_proj", key)):
@@ -74,9 +74,9 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
                 tensors[f"{place}.input_layernorm.{name}"] = held
         facts.append((*heads, factor, query.rotated))
     if not facts:
-        raise NotThisError("no softmax in its graph whose queries and keys are understood")
+        raise NotReadError("no softmax in its graph has queries and keys that are understood")
     if len(set(facts)) > 1:
-        raise NotThisError("its layers have different heads or scales")
+        raise NotReadError("its layers have different heads or scales")
     query_heads, key_heads, d_k, factor, rotated = facts[0]
     return tensors, {
         "model_type": "onnx",
@@ -390,7 +390,7 @@ class _Nothing:
 
     def read(self, rows: slice, columns: slice) -> Any:
         """There is nothing to read."""
-        raise NotThisError(f"nothing at {rows}, {columns}")
+        raise NotReadError(f"nothing at {rows}, {columns}")
 
 
 _NOTHING: Stored = _Nothing()
