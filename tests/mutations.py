@@ -86,8 +86,8 @@ MUTATIONS = (
     Mutation(
         "a temperature for q alone, not for q and k",
         "src/rootdk/scaling.py",
-        'growth = (0.1 * math.log(max(_number("stretch", stretch, above=0), 1.0)) + 1.0) ** 2',
-        'growth = 0.1 * math.log(max(_number("stretch", stretch, above=0), 1.0)) + 1.0',
+        "_Factor(_over_root, ((0.1 * growth + 1.0) ** 2,)),",
+        "_Factor(_over_root, (0.1 * growth + 1.0,)),",
         ("tests/operator/test_scaling.py",),
     ),
     Mutation(

@@ -146,6 +146,10 @@ def _steps(d_k: int, _keys: Any, position: Any, floor: float, strength: float) -
     return grown if isinstance(position, np.ndarray) else float(grown)
 
 
+def _log_past_floor(d_k: int, _keys: Any, position: Any, floor: float, strength: float) -> Any:
+    return (1.0 + strength * _ln((position + 1) / floor)) / d_k
+
+
 _KEYS, _POSITION = frozenset({"keys"}), frozenset({"position"})
 
 NONE = ScaleRule(
@@ -348,20 +352,89 @@ def llama4(floor: float = 8192, strength: float = 0.1) -> ScaleRule:
     )
 
 
-def yarn(stretch: float) -> ScaleRule:
-    """(0.1 ln stretch + 1)^2/sqrt(d_k), where the context was stretched by that factor; 1 for no stretch.
+def yarn(stretch: float, mscale: float = 1.0) -> ScaleRule:
+    """(0.1 mscale ln stretch + 1)^2/sqrt(d_k), where the context was stretched by that factor; 1 for no stretch.
 
-    >>> round(yarn(16).factor(64, None, None) * 8, 4)
-    1.6314
+    YaRN multiplies the rotated q and k, each with the root of it. Latent attention multiplies the scale itself, since
+    part of its q and k is not rotated; `mscale` is then `mscale_all_dim` of the config.
+
+    >>> round(yarn(16).factor(64, None, None) * 8, 4), round(yarn(40, 0.707).factor(192, None, None) * 192**0.5, 4)
+    (1.6314, 1.5896)
     """
-    growth = (0.1 * math.log(max(_number("stretch", stretch, above=0), 1.0)) + 1.0) ** 2
+    growth = math.log(max(_number("stretch", stretch, above=0), 1.0)) * _number("mscale", mscale)
     return ScaleRule(
-        f"yarn({_text(stretch)})",
-        "(0.1 ln stretch + 1)^2/sqrt(d_k)",
-        _Factor(_over_root, (growth,)),
-        variance="(0.1 ln stretch + 1)^4",
-        users="models whose rotary context was extended by YaRN",
-        source="Peng et al. 2023, arXiv:2309.00071, section 3.4",
+        f"yarn({_text(stretch)})" if mscale == 1.0 else f"yarn({_text(stretch)}, {_text(mscale)})",
+        "(0.1 mscale ln stretch + 1)^2/sqrt(d_k)",
+        _Factor(_over_root, ((0.1 * growth + 1.0) ** 2,)),
+        variance="(0.1 mscale ln stretch + 1)^4",
+        users="models whose rotary context was extended by YaRN; DeepSeek-V2 and V3, Kimi K2, by mscale_all_dim",
+        source="Peng et al. 2023, arXiv:2309.00071, section 3.4; `mscale_all_dim` in config.json",
+    )
+
+
+def qk_norm() -> ScaleRule:
+    """1, after QK-norm: q and k have length sqrt(d_k) times their gains, and the gains carry what is left of a scale.
+
+    >>> qk_norm().factor(256, None, None), qk_norm().score_variance(256)
+    (1.0, 256.0)
+    """
+    return ScaleRule(
+        "qk_norm()",
+        "1, after q and k were normed",
+        _Factor(_constant, (1.0,)),
+        variance="d_k, times the squares of the gains",
+        users="Gemma 3n, Gemma 4",
+        source="transformers, Gemma4TextAttention: scaling = 1.0",
+    )
+
+
+def qk_norm_log(floor: float, strength: float = 0.1) -> ScaleRule:
+    """(1 + strength ln max(n/floor, 1))/d_k after QK-norm, n = position + 1: sharper only past `floor` keys.
+
+    >>> qk_norm_log(1024).factor(64, None, 1023) * 64, round(qk_norm_log(1024).factor(64, None, 10239) * 64, 4)
+    (1.0, 1.2303)
+    """
+    floor, strength = _number("floor", floor, above=0), _number("strength", strength, above=0)
+    return ScaleRule(
+        f"qk_norm_log({_text(floor)}, {_text(strength)})",
+        "(1 + strength ln max(n/floor, 1))/d_k, n = position + 1, after q and k were normed",
+        _Factor(_log_past_floor, (floor, strength)),
+        variance="(1 + strength ln max(n/floor, 1))^2/d_k, times the squares of the gains",
+        users="Inkling, in layers that see the whole context",
+        source="transformers, InklingTextConfig: log_scaling_n_floor, log_scaling_alpha",
+        varies=_POSITION,
+    )
+
+
+def half_width() -> ScaleRule:
+    """(d_k/2)^(-1/2), where a head sees two streams side by side and is scaled as if it saw one.
+
+    >>> half_width().factor(128, None, None)
+    0.125
+    """
+    return ScaleRule(
+        "half_width()",
+        "(d_k/2)^(-1/2)",
+        _Factor(_over_root, (math.sqrt(2.0),)),
+        variance="2",
+        users="Zamba, Zamba 2",
+        source="Glorioso et al. 2024, arXiv:2405.16712; transformers, ZambaAttention",
+    )
+
+
+def both_sides() -> ScaleRule:
+    """d_k^(-1/4) on q and again on k: 1/sqrt(d_k) in all, with q and k that stay small in half precision.
+
+    >>> both_sides().factor(64, None, None)
+    0.125
+    """
+    return ScaleRule(
+        "both_sides()",
+        "d_k^(-1/4) d_k^(-1/4)",
+        _Factor(_over_root, (1.0,)),
+        variance="1",
+        users="Whisper as first published, torch's own attention, openai_privacy_filter",
+        source="transformers, OpenAIPrivacyFilterAttention: scaling = head_dim**-0.25",
     )
 
 
@@ -400,6 +473,10 @@ _FACTORIES = (
     qwen_log_n,
     llama4,
     yarn,
+    qk_norm,
+    qk_norm_log,
+    half_width,
+    both_sides,
     cosine,
 )
 _CALL = re.compile(r"(?P<name>[a-z]\w*)\s*\((?P<arguments>[^()]*)\)", re.ASCII)

@@ -118,7 +118,7 @@ def unsettle(model: Any) -> None:
         elif path.endswith("bias"):
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
         elif parameter.ndim == 1 or "_norm" in path:
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=draw))
+            parameter.add_(0.7 * torch.randn(parameter.shape, generator=draw))
     for path, buffer in model.named_buffers():
         if "inv_freq" in path:
             buffer.zero_()

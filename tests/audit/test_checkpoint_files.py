@@ -212,6 +212,12 @@ def test_bad_arguments(tmp_path: Path, options: dict[str, Any], words: str) -> N
         ({"attention_multiplier": 0.125}, 0.125),
         ({"model_type": "mpt", "attn_config": {"softmax_scale": 0.5}}, 0.5),
         ({"scale_attn_weights": False}, 1.0),
+        ({"model_type": "gemma4_text"}, 1.0),
+        ({"model_type": "zamba2"}, 0.5),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "mscale": 2.0, "mscale_all_dim": 1.0}},
+            8**-0.5 * ((0.2 * np.log(8.0) + 1) / (0.1 * np.log(8.0) + 1)) ** 2,
+        ),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 8**-0.5 * (0.1 * np.log(4.0) + 1) ** 2),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.5}}, 8**-0.5 * 2.25),
         (

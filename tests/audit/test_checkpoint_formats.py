@@ -293,6 +293,16 @@ def test_packed_weights_are_what_they_stand_for(tmp_path: Path, packing: str) ->
     assert 0 < worst < {"float8": 0.05, "bnb_in": 0.01, "gptq_8": 0.02}.get(packing[:6], 0.35)
 
 
+def test_zeros_of_gptq_as_its_second_format_stores_them(tmp_path: Path) -> None:
+    """The first stores a zero less 1, the second as it is; nothing but the config tells them apart."""
+    stands = packed_file(tmp_path, model(), "gptq")
+    wanted = expected(tmp_path, {name: array.astype(np.float64) for name, array in stands.items()})
+    with_config(tmp_path, quantization_config={"quant_method": "gptq", "checkpoint_format": "gptq"})
+    assert same(numbers(tmp_path), wanted)
+    with_config(tmp_path, quantization_config={"quant_method": "gptq", "checkpoint_format": "gptq_v2"})
+    assert not same(numbers(tmp_path), wanted, rel=1e-3)
+
+
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_slices_of_packed_weights(tmp_path: Path, packing: str) -> None:
     """Wider than a block of any kind, and cut where nothing begins."""

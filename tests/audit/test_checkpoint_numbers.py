@@ -1,15 +1,18 @@
 """The numbers of a checkpoint audit: against theory, against sampling, and against what rotations can do."""
 
+import json
 import statistics
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from rootdk import theory
 from rootdk.audit import read_checkpoint
-from rootdk.audit.law import Law, gain_bound, row_variance, row_variance_bound, spectral_bound
+from rootdk.audit.law import Law, Together, gain_bound, row_variance, row_variance_bound, spectral_bound
 
 D, WIDTH = 6, 10
 Floats = NDArray[Any]
@@ -148,3 +151,62 @@ def test_a_trained_encoder_is_healthy() -> None:
     }
     # Trained, and far from the near-uniform start of a BERT.
     assert min(middles) > 0.5
+
+
+@pytest.mark.parametrize(("epsilon", "size"), [(0.0, 1.0), (0.5, 1.0), (0.0, 30.0)])
+def test_what_of_a_normed_vector_is_linear(rng: np.random.Generator, epsilon: float, size: float) -> None:
+    """E[u q'] = A E[q q'], for any size of q."""
+    weight = size * drawn(rng)[0]
+    law = Law(np.zeros(D), weight @ weight.T)
+    q = rng.standard_normal((200_000, WIDTH)) @ weight.T
+    u = q / np.sqrt(np.mean(q**2, axis=1, keepdims=True) + epsilon)
+    turned = law.turned()
+    told = Together.of([turned], D, epsilon).slope(turned) @ law.covariance
+    products = u[:, :, None] * q[:, None, :]
+    error = products.std(axis=0) / np.sqrt(len(u))
+    assert (np.abs(products.mean(axis=0) - told) <= 5 * error).all()
+
+
+def test_latent_attention_against_sampling(tmp_path: Path) -> None:
+    """Keys whose shared part is made of the same inputs as their latent: what the two have in common counts.
+
+    Two heads of 6 and 4 components; ranks 8 and 7 of 12 inputs; a gain before and one on each latent. The bound of the
+    logits holds for every input of length sqrt(12).
+    """
+    rng, place = np.random.default_rng(3), "model.layers.0.self_attn."
+    shapes = {"q_a_proj": (8, 12), "q_b_proj": (20, 8), "kv_b_proj": (2 * (6 + 5), 7)}
+    weights = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    latent = rng.standard_normal((7, 12))
+    weights["kv_a_proj_with_mqa"] = np.concatenate([latent, latent[:4] + 0.1 * rng.standard_normal((4, 12))])
+    weights["kv_b_proj"][:4] = 2 * np.eye(7)[:4]  # the first head looks at the same again
+    weights["q_b_proj"][4:8] += weights["q_b_proj"][:4]
+    weights["q_b_proj"][6:10] += weights["q_b_proj"][:4]
+    gains = {"q_a_layernorm": rng.uniform(0.5, 2, 8), "kv_a_layernorm": rng.uniform(0.5, 2, 7)}
+    before = rng.uniform(0.5, 2, 12)
+    tensors = {f"{place}{name}.weight": array for name, array in (weights | gains).items()}
+    save_file({**tensors, "model.layers.0.input_layernorm.weight": before}, tmp_path / "model.safetensors")
+    config = {"model_type": "deepseek_v3", "num_attention_heads": 2, "hidden_size": 12, "qk_nope_head_dim": 6}
+    config |= {"qk_rope_head_dim": 4, "v_head_dim": 5, "rms_norm_eps": 1e-6}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layer = read_checkpoint(tmp_path).layers[0]
+
+    def normed(numbers: Floats, gain: Floats) -> Floats:
+        return gain * numbers / np.sqrt(np.mean(numbers**2, axis=-1, keepdims=True) + 1e-6)
+
+    x = before * rng.standard_normal((2, 100_000, 12))
+    longest = x / np.linalg.norm(x / before, axis=-1, keepdims=True) * np.sqrt(12)
+    for inputs in (x, longest):
+        queries = normed(inputs[0] @ weights["q_a_proj"].T, gains["q_a_layernorm"]) @ weights["q_b_proj"].T
+        compressed = inputs[1] @ weights["kv_a_proj_with_mqa"].T
+        plain = normed(compressed[:, :7], gains["kv_a_layernorm"]) @ weights["kv_b_proj"].T
+        for head, numbers in enumerate(layer.heads):
+            q = queries[:, 10 * head : 10 * head + 10].reshape(1000, 100, 10) / np.sqrt(10)
+            k = np.concatenate([plain[:, 11 * head : 11 * head + 6], compressed[:, 7:]], axis=1).reshape(1000, 100, 10)
+            logits = q @ k.swapaxes(1, 2)  # groups of 100 rows that share their keys
+            if inputs is longest:
+                assert np.abs(logits).max() <= numbers["spectral_bound"]
+                continue
+            variances = logits.var(axis=2, ddof=1).mean(axis=1)
+            error = variances.std() / np.sqrt(1000)
+            assert abs(variances.mean() - numbers["predicted_variance"]) < 5 * error
+            assert error < 0.02 * numbers["predicted_variance"]

@@ -3,6 +3,7 @@
 Each is wide enough (d_k = 16, 64 inputs) for a layer to look like the next, and has options of its family switched on.
 """
 
+import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,9 @@ _LINEAR = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_h
     "layer_types": ["linear_attention", "full_attention", "full_attention"],
 }
 _EXPERTS = {"num_experts": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0} | {
+    "original_max_position_embeddings": 16
+}
 _T5GEMMA = {**_GROUPED, "head_dim": 16, "query_pre_attn_scalar": 64}
 
 
@@ -183,8 +187,9 @@ FAMILIES = {
         "DeepseekV3ForCausalLM",
         {**_SIZES, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_rope_head_dim": 8}
         | {"qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 2, "moe_intermediate_size": 16}
-        | {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1},
+        | {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "rope_parameters": _YARN},
         "self_attn.q_b_proj",
+        scale=0.25 * (0.1 * math.log(4.0) + 1.0) ** 2,
     ),
     "phi": Family("PhiConfig", "PhiForCausalLM", _SIZES, "self_attn.q_proj"),
     "phi_qk_norm": Family(

@@ -31,6 +31,8 @@ _EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_e
 _UNSCALED = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "gpt_neo"})
 # The same, where queries and keys are normed before.
 _UNSCALED_AFTER_NORM = frozenset({"gemma4", "gemma4_text", "gemma3n", "gemma3n_text"})
+# They divide by sqrt(d_k/2): a head sees two streams.
+_HALVED = frozenset({"zamba", "zamba2"})
 # Their scale is 1/sqrt(d_k) unless one of the keys in _scale says otherwise, and queries and keys are not rotated.
 _UNROTATED = _UNSCALED | {
     *("bert", "roberta", "xlm-roberta", "electra", "distilbert", "vit", "deit", "dinov2", "opt", "bart", "whisper"),
@@ -247,6 +249,8 @@ class Config:
             scale = Scale(nested, "softmax_scale")
         elif self.model_type in _UNSCALED | _UNSCALED_AFTER_NORM:
             scale = Scale(1.0, f"{self.model_type} has none")
+        elif self.model_type in _HALVED:
+            scale = Scale((d_k / 2) ** -0.5, "1/sqrt(d_k/2)")
         elif fields.flag("scale_attn_weights") is False:
             scale = Scale(1.0, "scale_attn_weights false")
         else:
