@@ -8,7 +8,7 @@ instead.
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -80,17 +80,27 @@ def find_tensors(path: Path, progress: Progress | None = None) -> Tensors:
         path = weights_in(path)
     if path.suffix == ".json":
         return _sharded(path, progress)
-    parts = _parts(path)
-    contents = []
-    for number, part in enumerate(parts):
-        if progress is not None and len(parts) > 1:
-            progress(shown_text(part.name, 40), number / len(parts))
-        contents.append(_read(part))
-    stored = {name: tensor for _, content in contents for name, tensor in content.tensors.items()}
-    if len(stored) != sum(len(content.tensors) for _, content in contents):
+    files = list(_read_all(_parts(path), path, progress))
+    stored = {name: tensor for _, contents in files for name, tensor in contents.tensors.items()}
+    if len(stored) != sum(len(contents.tensors) for _, contents in files):
         raise ArgumentError(f"path: the parts of {shown_text(path.name)} hold a tensor twice")
-    sources = [source for own, content in contents for source in (own, *content.sources)]
-    return Tensors(stored, sources, contents[0][1].config)
+    sources = [source for own, contents in files for source in (own, *contents.sources)]
+    return Tensors(stored, sources, files[0][1].config)
+
+
+def _read_all(files: Sequence[Path], whole: Path, progress: Progress | None) -> Iterator[tuple[Source, Contents]]:
+    """Several files that belong together, whose headers must not be too large together."""
+    length = 0
+    for number, file in enumerate(files):
+        if progress is not None and len(files) > 1:
+            progress(shown_text(file.name, 40), number / len(files))
+        source, contents = _read(file)
+        length += contents.length
+        if length > LARGEST_HEADERS:
+            raise ArgumentError(
+                f"path: the shards of {shown_text(whole.name)} must have headers of at most {LARGEST_HEADERS} bytes"
+            )
+        yield source, contents
 
 
 def _read(path: Path) -> tuple[Source, Contents]:
@@ -236,16 +246,10 @@ def _sharded(index: Path, progress: Progress | None) -> Tensors:
     for file in sorted(shards):
         _check_shard(index, file)
     stored: dict[str, Stored] = {}
-    sources, length = [], 0
-    for number, (file, names) in enumerate(sorted(shards.items())):
-        if progress is not None:
-            progress(shown_text(file, 40), number / len(shards))
-        source, contents = _read(index.parent / file)
-        length += contents.length
-        if length > LARGEST_HEADERS:
-            raise ArgumentError(
-                f"path: the shards of {shown_text(index.name)} must have headers of at most {LARGEST_HEADERS} bytes"
-            )
+    sources, files = [], sorted(shards)
+    read = _read_all([index.parent / file for file in files], index, progress)
+    for file, (source, contents) in zip(files, read, strict=True):
+        names = shards[file]
         absent = next((name for name in names if name not in contents.tensors), None)
         if absent is not None:
             raise ArgumentError(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rootdk.audit.limits import LARGEST_HEADERS, MOST_TENSORS, came
+from rootdk.audit.limits import LARGEST_INDEX, MOST_TENSORS, came
 from rootdk.errors import RootdkError
 from rootdk.untrusted import MOST_VALUES, shown_text
 
@@ -121,9 +121,9 @@ class _Cursor:
     def _hold(self, size: int) -> None:
         """Read so far that as many bytes are there."""
         end = self.at + size
-        if end > min(self._source.size, LARGEST_HEADERS):
+        if end > min(self._source.size, LARGEST_INDEX):
             raise NotThisError(
-                f"its header goes on to byte {came(end)}, of {self._source.size} and at most {LARGEST_HEADERS}"
+                f"its header goes on to byte {came(end)}, of {self._source.size} and at most {LARGEST_INDEX}"
             )
         while len(self._held) < end:
             rest = min(_CHUNK, self._source.size - len(self._held))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rootdk.audit.limits import LARGEST_HEADERS, MOST_RANK, MOST_TENSORS, came
+from rootdk.audit.limits import LARGEST_INDEX, MOST_RANK, MOST_TENSORS, came
 from rootdk.untrusted import MOST_VALUES, shown_text
 
 from .stored import NUMPY, Contents, NotThisError, Plain, Source
@@ -36,10 +36,10 @@ _TYPES = {
     19: "F8_E5M2",
 }
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_CHUNK = 2**20
+_CHUNK = 4096  # bytes that are read at once; between two initializers lie their numbers
 MOST_SMALL = 4096  # bytes of an initializer whose numbers are looked at: shapes, scales, axes
 _DEEPEST = 8  # graphs inside graphs
-_LONGEST_TEXT = 4096
+_LONGEST_TEXT = 512
 Place = tuple[int, int]  # from byte to byte
 
 
@@ -104,14 +104,12 @@ class _Message:
 
     def bytes(self, start: int, end: int) -> bytes:
         """What stands between two places, of what is looked at and not passed over."""
-        if end - start > _CHUNK:
-            raise NotThisError(f"a text of {end - start} bytes")
         if not self._from <= start <= end <= self._from + len(self._held):
             self._from = start
-            self._held = bytes(self.source.read(start, min(_CHUNK, self.source.size - start)))
-            self.length += len(self._held) // 16  # most of a piece is seen again
-            if self.length > LARGEST_HEADERS:
-                raise NotThisError(f"more than {LARGEST_HEADERS} bytes of operations")
+            self._held = bytes(self.source.read(start, min(max(_CHUNK, end - start), self.source.size - start)))
+            self.length += len(self._held)
+            if self.length > LARGEST_INDEX:
+                raise NotThisError(f"more than {LARGEST_INDEX} bytes beside its numbers")
         return self._held[start - self._from : end - self._from]
 
     def text(self, start: int, end: int) -> str:
