@@ -146,7 +146,7 @@ def test_a_trained_encoder_on_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("nowhere",), 1, "Error: path: must be a file or folder of this machine, nowhere is absent"),
+        (("nowhere",), 1, "Error: path: there is no nowhere here, and nothing is downloaded: give the folder"),
         (("--tokens", "8"), 2, "--tokens needs a PATH to run"),
         (("PATH", "--tokens", "1"), 2, "--tokens"),
         (("PATH", "--fail-on", "note"), 2, "--fail-on"),

@@ -1,7 +1,6 @@
 """`rootdk audit`: the health of a model's attention."""
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]
 
-# "bert-base-uncased" or "meta-llama/Llama-3.1-8B", but no file with a suffix of letters.
-_HUB_NAME = re.compile(r"(?!.*\.[a-z]+$)[\w-]+(/[\w.-]+)?")
 # As documented; 1 is an error and 2 a wrong option.
 _FAILED = 3
 
@@ -59,9 +56,9 @@ def audit(
 ) -> None:
     """The health of a model's attention.
 
-    PATH is a model folder, a .safetensors file or an index of shards, with its config.json. Its weights are read head
-    by head, without model code and in little memory; --text or --tokens run the model too, if it is a folder of
-    transformers. Without PATH: a small model at its random start, under several scale rules.
+    PATH is a model folder, or a file of one: .safetensors, .gguf, .bin, .pt, .onnx, .npz, or an index of shards. Its
+    weights are read head by head, without model code and in little memory; --text or --tokens run the model too, if it
+    is a folder of transformers. Without PATH: a small model at its random start, under several scale rules.
 
     Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on; 130: Ctrl-C.
     """
@@ -75,13 +72,6 @@ def audit(
         raise click.UsageError("--text and --tokens exclude each other", ctx)
     if path is None and (text is not None or tokens is not None):
         raise click.UsageError(f"{'--text' if text is not None else '--tokens'} needs a PATH to run", ctx)
-    if path is not None and not kind_of(path) and _HUB_NAME.fullmatch(str(path)) and not path.is_symlink():
-        name = shown_text(path)
-        raise click.BadParameter(
-            f"there is no {name} here. Files are read and nothing is downloaded: name the folder that holds the model. "
-            f"If {name} is a name on a hub, `hf download {name}` prints that folder",
-            param_hint="'PATH'",
-        )
     if out is not None:  # before the work, so that nobody waits for a report that cannot be
         from rootdk.lab.report import check_plotly
 

@@ -34,7 +34,7 @@ PORT = 8765
 @click.option(
     "--model",
     type=click.Path(exists=True, path_type=Path),
-    help="Show this model: a folder or file of safetensors, or what `rootdk audit --json` printed.",
+    help="Show this model: a folder or file as `rootdk audit` reads them, or what `rootdk audit --json` printed.",
 )
 @options.rule("Offer this scale too. ", ())
 @click.option("--at", metavar="ADDRESS", help="Open with this view: a copied link, or its end, as growth?d_k=512.")

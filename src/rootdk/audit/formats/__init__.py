@@ -58,6 +58,8 @@ _PREFERRED = (
 _NO_MODEL = re.compile(
     r"training_args|optimizer|scheduler|rng_state|scaler|mmproj|adapter_model|imatrix", re.IGNORECASE
 )
+# "bert-base-uncased" or "meta-llama/Llama-3.1-8B", but no file with a suffix of letters.
+_HUB_NAME = re.compile(r"(?!.*\.[a-z]+$)[\w-]+(/[\w.-]+)?")
 _PART = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.(\w+)$")
 _CONVERT = (
     "nothing of it is run here; where you trust it, convert it once: model.save_pretrained(folder) of a transformers "
@@ -185,10 +187,10 @@ def _is_folder(path: Path) -> bool:
         return stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
         shown = shown_text(path)
-        if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", str(path)) and not path.suffix.islower():
+        if _HUB_NAME.fullmatch(str(path)) and not path.is_symlink():
             raise ArgumentError(
-                f"path: must be a file or folder of this machine, {shown} is absent; if that is the name of a model on "
-                f"a hub, fetch it first: hf download {shown} --local-dir {shown_text(path.name)}"
+                f"path: there is no {shown} here, and nothing is downloaded: give the folder that holds the model. If "
+                f"{shown} is a name on a hub, `hf download {shown}` prints that folder"
             ) from None
         raise ArgumentError(
             f"path: must be a model folder, a file ({', '.join(_SUFFIXES)}) or an index of shards, "
