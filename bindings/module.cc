@@ -42,7 +42,8 @@ void require(bool condition, const char* message) {
 struct problem_places {
 #define ROOTDK_PROBLEM_FIELDS(each)                                                                                     \
   each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset) \
-      each(key_lengths) each(mask) each(bias) each(sinks) each(alibi) each(dropout) each(seed)
+      each(key_lengths) each(query_segments) each(key_segments) each(query_positions) each(key_positions) each(mask)    \
+          each(bias) each(sinks) each(alibi) each(dropout) each(seed)
 #define ROOTDK_PLACE(name) Py_ssize_t name;
   ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
 #undef ROOTDK_PLACE
@@ -217,6 +218,13 @@ void describe(call& c, nb::tuple problem, int team) {
     for (int64_t b = 0; b < p.batch; ++b)
       require(p.key_length[b] >= 0 && p.key_length[b] <= p.n_key, "kernel: key_lengths out of range");
   }
+  const auto numbers = [&](Py_ssize_t place, int64_t count) -> const int64_t* {
+    if (given(place).is_none()) return nullptr;
+    return flat<int64_t>(c.in(given(place)), p.batch * count, "kernel: segments and positions must be int64 (batch, n)");
+  };
+  p.query_segment = numbers(at.query_segments, p.n_query), p.key_segment = numbers(at.key_segments, p.n_key);
+  p.query_position = numbers(at.query_positions, p.n_query), p.key_position = numbers(at.key_positions, p.n_key);
+  require(!p.query_segment == !p.key_segment, "kernel: segments of queries and of keys go together");
   if (!given(at.mask).is_none()) p.mask = c.pairs(c.in(given(at.mask)), '?');
   if (!given(at.bias).is_none()) {
     const memory& b = c.in(given(at.bias));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "segments.h"
 #include "visibility.h"
 // clang-format off
 #include "simd-inl.h"

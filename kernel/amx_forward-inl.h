@@ -63,7 +63,7 @@ struct tile_keys {
   bool by_hand;  // some are not finite, and split
 };
 // Whether every panel begins with the first key of a block that some panel sees.
-inline bool begin_together(const attention_problem& problem) { return problem.left < 0 && !problem.seen; }
+inline bool begin_together(const attention_problem& problem) { return problem.left < 0 && !problem.seen && !problem.segments; }
 template <typename stored>
 inline tile_keys fetch_tile_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t first, int64_t last,
                                  const tile_scratch<stored>& s) {

@@ -12,6 +12,7 @@
 #include "amx_permission.h"
 #include "interruption.h"
 #include "pool.h"
+#include "segments.h"
 #include "visibility.h"
 #include "waves.h"
 
@@ -151,6 +152,14 @@ void run(const attention_problem& problem, const kernel_pass& pass) {
 class seen_problem {
  public:
   explicit seen_problem(const attention_problem& problem) : problem_(problem) {
+    if (segment_rows::needed(problem)) {
+      segments_.emplace(problem);
+      in_parallel(problem, problem.batch, [&](int64_t batch) {
+        between_steps(problem);
+        segments_->scan(batch);
+      });
+      problem_.segments = &*segments_;
+    }
     if (!visibility::needed(problem)) return;
     seen_.emplace(problem);
     in_parallel(problem, seen_->scans(), [&](int64_t item) {
@@ -164,6 +173,7 @@ class seen_problem {
  private:
   attention_problem problem_;
   std::optional<visibility> seen_;
+  std::optional<segment_rows> segments_;
 };
 
 // One wave after the other, each a backward pass over its own pairs.

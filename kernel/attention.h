@@ -43,6 +43,7 @@ enum reading_field {
 };
 
 class interruption;
+class segment_rows;
 class visibility;
 
 struct attention_problem {
@@ -56,7 +57,11 @@ struct attention_problem {
   int64_t left = -1, right = -1;      // -1: no limit
   const int64_t* query_offset = nullptr;
   const int64_t* key_length = nullptr;  // (batch,), or null
-  pairs_view mask;                      // one byte per pair, 0 hides
+  // One number per query and per key, (batch, n_query) and (batch, n_key), or null: a pair is visible only where they are equal, and
+  // limits and distances are between the positions below, which count the keys of a segment.
+  const int64_t *query_segment = nullptr, *key_segment = nullptr;
+  const int64_t *query_position = nullptr, *key_position = nullptr;  // null: query + query_offset, and the key itself
+  pairs_view mask;  // one byte per pair, 0 hides
   pairs_view bias;
   element bias_type = element::float32;
   const double* sinks = nullptr;  // (heads,), or null
@@ -68,8 +73,8 @@ struct attention_problem {
 
   // In the type that is computed with (float, double for float64), each C-contiguous; null where not wanted.
   void* row_state = nullptr;  // (2, batch, heads, n_query): the row's maximum in log2 units, and its sum
-  void* reading = nullptr;    // (reading_fields, batch, heads, n_query)
-  int64_t* keys = nullptr;    // (batch, heads, n_query)
+  void* reading = nullptr;  // (reading_fields, batch, heads, n_query)
+  int64_t* keys = nullptr;  // (batch, heads, n_query)
 
   // Backward only. `out` and `row_state` are then inputs.
   rows_view d_out, d_query, d_key, d_value;
@@ -83,11 +88,16 @@ struct attention_problem {
 
   // Found by the kernel itself: null when it is called.
   const visibility* seen = nullptr;
+  const segment_rows* segments = nullptr;
 
   int64_t pairs() const { return pair_list ? pair_list_size : batch * kv_heads; }
   int64_t pair(int64_t i) const { return pair_list ? pair_list[i] : i; }
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
   int64_t rows() const { return batch * heads * n_query; }
+  int64_t position(int64_t entry, int64_t query) const {
+    if (query_position) return query_position[entry * n_query + query];
+    return query + (query_offset ? query_offset[entry] : 0);
+  }
 };
 
 // They throw call_given_up (interruption.h) where the problem has a `stop` and its caller wants one.
@@ -114,7 +124,7 @@ bool between_steps(const attention_problem& problem);
 struct kernel_target {
   const char* name;
   int panel_lanes_f32;  // query rows side by side in one panel
-  int key_block;        // keys handled between two looks at the running maximum
+  int key_block;  // keys handled between two looks at the running maximum
   // Which way a problem is computed (rows, few rows, tiles) is chosen here, once per call.
   kernel_pass (*forward)(const attention_problem&);
   kernel_pass (*backward)(const attention_problem&);

@@ -19,12 +19,14 @@ struct panel {
   int64_t last[lanes];
   const visibility::run* runs[lanes];  // only these of each block; null: all of them
   bool holes;                          // some lane has
+  int32_t segment[lanes];  // with segments, the row's own; and whether keys of others lie between those of some lane
+  bool mixed_segments;
   int64_t first_any, last_any;  // some lane sees these
   // Per vector, because under a causal limit the first vector is done earlier than the second.
   int64_t first_all[panel_vectors], last_all[panel_vectors];  // every lane of the vector sees these
-  int64_t vector_last[panel_vectors];                         // no lane of the vector sees a key from here on
-  bool stretched;                    // scores-inl.h: some query times its factor left the range,
-  alignas(64) real stretch[lanes];   // and this part of each factor waits for the product; else not set
+  int64_t vector_last[panel_vectors];  // no lane of the vector sees a key from here on
+  bool stretched;  // scores-inl.h: some query times its factor left the range,
+  alignas(64) real stretch[lanes];  // and this part of each factor waits for the product; else not set
 };
 
 ROOTDK_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -35,27 +37,33 @@ template <typename real>
 inline __attribute__((noinline)) void place_panel(const attention_problem& problem, int64_t batch, int64_t kv_head,
                                                   int64_t start, int64_t stop, panel<real>& p) {
   const int64_t length = problem.key_length ? problem.key_length[batch] : problem.n_key;
-  const int64_t offset = problem.query_offset ? problem.query_offset[batch] : 0;
   p.live = int(stop - start);
   p.flat = (batch * problem.heads + kv_head * problem.group()) * problem.n_query + start;
   int64_t head = kv_head * problem.group() + start / problem.n_query, query = start % problem.n_query;
   p.first_any = problem.n_key, p.last_any = 0;
-  p.stretched = p.holes = false;
+  p.stretched = p.holes = p.mixed_segments = false;
   for (int v = 0; v < panel_vectors; ++v) p.first_all[v] = 0, p.last_all[v] = problem.n_key, p.vector_last[v] = 0;
   for (int lane = 0; lane < p.lanes; ++lane) {
     if (lane >= p.live) {
       p.first[lane] = p.last[lane] = 0;
       p.runs[lane] = nullptr;
+      p.segment[lane] = -1;
       continue;
     }
     if (query == problem.n_query) query = 0, ++head;
     p.head[lane] = head;
     p.query[lane] = query++;
-    const int64_t position = p.query[lane] + offset;
+    const int64_t position = problem.position(batch, p.query[lane]);
     // Clamped to [0, n_key] on both sides; a row that sees nothing gets an empty range.
     int64_t first = problem.left < 0 ? 0 : at_least(position - problem.left, 0);
     int64_t last = problem.right < 0 ? length : at_most(length, position + problem.right + 1);
     p.runs[lane] = nullptr;
+    if (problem.segments) {
+      const segment_rows::row& seen = problem.segments->at(batch, p.query[lane]);
+      first = seen.first, last = seen.last;
+      p.segment[lane] = seen.segment;
+      p.mixed_segments |= seen.holes;
+    }
     if (problem.seen) {
       const int64_t row = problem.seen->row_index(batch, head, p.query[lane]);
       const visibility::row& seen = problem.seen->at(row);

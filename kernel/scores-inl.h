@@ -126,14 +126,16 @@ inline void add_bias(const attention_problem& problem, int64_t batch, const pane
 template <typename real>
 struct lane_distances {
   alignas(64) real slope[panel_lanes<real>], behind[panel_lanes<real>];
-  lane_distances(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start) : slope(), behind() {
+  const int64_t* key_position;
+  lane_distances(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start)
+      : slope(), behind(), key_position(problem.key_position ? problem.key_position + batch * problem.n_key + start : nullptr) {
     for (int lane = 0; lane < p.live; ++lane) {
       slope[lane] = real(problem.alibi[batch * problem.heads + p.head[lane]]);
-      behind[lane] = real(p.query[lane] + (problem.query_offset ? problem.query_offset[batch] : 0) - start);
+      behind[lane] = real(problem.position(batch, p.query[lane]) - (key_position ? 0 : start));
     }
   }
   ROOTDK_INLINE vec<real> of(int64_t key, int at) const {
-    const vec<real> apart = load(behind + at) - real(key);
+    const vec<real> apart = load(behind + at) - real(key_position ? key_position[key] : key);
     return maximum(apart, -apart);
   }
 };
@@ -167,6 +169,22 @@ inline void hide_masked(const attention_problem& problem, int64_t batch, const p
   for_pairs(p, keys, scores, read, [](vec<real> score, vec<real> keep) {
     return select<real>(keep != vec<real>{}, score, broadcast(minus_infinity<real>));
   });
+}
+
+template <typename real>
+inline __attribute__((noinline)) void hide_other_segments(const attention_problem& problem, int64_t batch, const panel<real>& p,
+                                                          int64_t start, int64_t keys, real* scores) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const int32_t* const of_keys = problem.segments->of_keys(batch) + start;
+  for (int v = 0; v < lanes; v += width) {
+    alignas(64) lane_int<real> own[width];
+    for (int lane = 0; lane < width; ++lane) own[lane] = p.segment[v + lane];
+    const ivec<real> own_v = load_int<real>(own);
+    for (int64_t key = 0; key < keys; ++key) {
+      real* const at = scores + key * lanes + v;
+      store(at, select<real>(own_v == lane_int<real>(of_keys[key]) - ivec<real>{}, load(at), broadcast(minus_infinity<real>)));
+    }
+  }
 }
 
 // What a panel sees of one block of keys, from `start` on. Every lane of a vector sees the first clean[v] keys, none anything from
@@ -243,7 +261,7 @@ ROOTDK_INLINE bool view_block(const attention_problem& problem, const panel<real
         }
     }
   }
-  const bool anywhere = view.looks || problem.bias.data;  // then any key may be hidden
+  const bool anywhere = view.looks || p.mixed_segments || problem.bias.data;  // then any key may be hidden
   for (int v = 0; v < panel_vectors; ++v) view.clean[v] = anywhere ? 0 : view.within[v];
   return true;
 }
@@ -303,6 +321,7 @@ inline void shape_scores(const attention_problem& problem, int64_t batch, const 
       case element::bfloat16: add_bias<bfloat_bits>(problem, batch, p, start, keys, scores); break;
     }
   }
+  if (unlikely(p.mixed_segments)) hide_other_segments(problem, batch, p, start, keys, scores);
   if (view.looks) hide_masked(problem, batch, p, start, keys, scores);
   hide_beyond_limits(view, scores);
 }

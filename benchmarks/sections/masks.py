@@ -1,11 +1,12 @@
 """The masks that models pass, and a bias of every pair, against torch: forward, and with the gradient.
 
 A mask is given to both as a bool array. "causal as a mask" has a third contestant, rootdk told by its flag: finding
-out that a mask is a triangle must cost nearly nothing.
+out that a mask is a triangle must cost nearly nothing. "8 documents as segments" tells rootdk the segments in place of
+the mask, and has the same documents as a batch beside it: packed, they must cost what they cost apart.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,15 +35,21 @@ from benchmarks.section import (
 GRADIENT_SHARE = 0.8  # of a forward target, with the gradient
 FLAG_LIMIT = 1.1
 MEAN_OF_MASKS = 2.5
+BATCH_LIMIT = 1.1
+DOCUMENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One mask or bias. `wanted`: times faster than torch. `option`: the same said to rootdk by an option."""
+    """One mask or bias. `wanted`: times faster than torch. `option`: the same said to rootdk by an option.
+
+    segments   None, or what rootdk is told in place of the mask; then the documents as a batch are raced too
+    """
 
     inputs: Inputs
     wanted: float
     option: dict[str, Any] = field(default_factory=dict)
+    segments: Any = None
 
 
 def steps(setting: Setting) -> Iterator[Step]:
@@ -70,23 +77,26 @@ def race(name: str, make: Callable[[int], Case], shrink: int, *, gradient: bool,
     leaves = [tensor.clone().requires_grad_() for tensor in tensors[: 3 + learned]]
     rest = tensors[3 + learned :]
     d_out = torch.from_numpy(inputs.d_out)
+    said = {} if case.segments is None else {"segments": torch.from_numpy(case.segments)}
     attend: dict[str, Callable[..., Any]] = {
-        "rootdk": lambda q, k, v, pairs: rootdk.attention(q, k, v, **{kind: pairs}),
+        "rootdk": lambda q, k, v, pairs: rootdk.attention(q, k, v, **(said or {kind: pairs})),
         "torch": scaled_dot_product_attention,
     }
     if case.option:
         attend["option"] = lambda q, k, v, _: rootdk.attention(q, k, v, **case.option)
+    if said:
+        attend["batch"] = lambda q, k, v, _: rootdk.attention(*(_apart(t) for t in (q, k, v)))
 
     def forward(side: str) -> Any:
         with torch.no_grad():
             return attend[side](*tensors)
 
     def backward(side: str) -> Any:
-        return torch.autograd.grad(attend[side](*leaves, *rest), leaves, d_out)
+        return torch.autograd.grad(attend[side](*leaves, *rest), leaves, _apart(d_out) if side == "batch" else d_out)
 
-    def check(_: str, result: Any) -> None:
+    def check(side: str, result: Any) -> None:
         if not gradient:
-            inputs.check(result)
+            inputs.check(result.transpose(0, 1).reshape(inputs.d_out.shape) if side == "batch" else result)
             return
         inputs.check_gradients(result[:3])
         if learned:
@@ -95,8 +105,14 @@ def race(name: str, make: Callable[[int], Case], shrink: int, *, gradient: bool,
     calls: dict[str, Call] = {side: partial(backward if gradient else forward, side) for side in attend}
     calls, left_out = only_right(calls, check)
     wanted = max(case.wanted * (GRADIENT_SHARE if gradient and kind == "mask" else 1.0), 1.0)
-    facts = {"name": name, "shape": asdict(inputs.shape), "gradient": gradient, "wanted": wanted, "kind": kind}
+    facts = {"name": name, "shape": asdict(inputs.shape), "gradient": gradient, "wanted": wanted}
+    facts["kind"] = "segments" if said else kind
     return facts | beside_sgemm(calls, left_out, budget, torch=True)
+
+
+def _apart(packed: Any) -> Any:
+    """(1, heads, n, d) as a view: (documents, heads, n / documents, d)."""
+    return packed[0].unflatten(1, (DOCUMENTS, -1)).transpose(0, 1)
 
 
 def _long(shrink: int) -> Shape:
@@ -121,7 +137,13 @@ def documents(shrink: int) -> Case:
     """Eight documents, one after the other."""
     shape = _long(shrink)
     i, j = _places(shape)
-    return _shared(shape, i // (shape.n // 8) == j // (shape.n // 8), 4.0)
+    return _shared(shape, i // (shape.n // DOCUMENTS) == j // (shape.n // DOCUMENTS), 4.0)
+
+
+def documents_as_segments(shrink: int) -> Case:
+    """The same, told by the number of its document for every token."""
+    case = documents(shrink)
+    return replace(case, segments=np.arange(case.inputs.shape.n) // (case.inputs.shape.n // DOCUMENTS))
 
 
 def causal(shrink: int) -> Case:
@@ -172,6 +194,7 @@ def bias(shrink: int) -> Case:
 
 CASES = {
     "8 documents": documents,
+    "8 documents as segments": documents_as_segments,
     "causal as a mask": causal,
     "window of 256 as a mask": window,
     "padding, (8, 1, 1, 512)": padded_keys,
@@ -204,7 +227,15 @@ def verdicts(report: Report) -> Iterator[Verdict]:
         "option",
         counts=lambda row: "option" in row["seconds"],
     )
-    yield from judge_rows(report, "masks", [*targets, flag], with_torch=True)
+    packed = at_most(
+        "documents as segments over documents as a batch",
+        BATCH_LIMIT,
+        lambda row, statistic: row["seconds"]["rootdk"][statistic] / row["seconds"]["batch"][statistic],
+        "rootdk",
+        "batch",
+        counts=lambda row: "batch" in row["seconds"],
+    )
+    yield from judge_rows(report, "masks", [*targets, flag, packed], with_torch=True)
 
 
 SECTIONS = (

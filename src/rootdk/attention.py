@@ -35,6 +35,7 @@ def attention(
     softcap: float | None = None,
     sinks: Any = None,
     alibi: Any = None,
+    segments: Any = None,
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> Array:
@@ -69,7 +70,7 @@ def attention(
     >>> rootdk.attention(q, k, v).round(4)
     array([[0.3775, 0.6225]])
     """
-    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, dropout, seed
+    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
     if backend.traced(query, key, value, scale, bias, sinks, alibi):
@@ -94,6 +95,7 @@ def measure(
     softcap: float | None = None,
     sinks: Any = None,
     alibi: Any = None,
+    segments: Any = None,
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> tuple[Array, Reading]:
@@ -109,7 +111,7 @@ def measure(
     >>> reading.keys[0].tolist(), reading.entropy_ratio[0, 1:].round(3).tolist()
     ([1, 2, 3, 4], [1.0, 1.0, 1.0])
     """
-    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, dropout, seed
+    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
     if backend.traced(query, key, value, scale, bias, sinks, alibi):
@@ -134,6 +136,7 @@ def attention_vjp(
     softcap: float | None = None,
     sinks: Any = None,
     alibi: Any = None,
+    segments: Any = None,
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
@@ -157,7 +160,7 @@ def attention_vjp(
     array([[0.3775, 0.    ],
            [0.6225, 0.    ]])
     """
-    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, dropout, seed
+    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
     problem, one_head = resolve(backend, query, key, value, options)

@@ -61,6 +61,13 @@ class Options(NamedTuple):
         slopes, numbers that broadcast to (..., heads), one per query head as a rule: slope * |p - j| is taken
         from the logit of the query at position p and key j, after scale and softcap.""",
     ] = None
+    segments: Annotated[
+        Any,
+        """\
+        packed documents: ints, broadcast to (..., n), for queries and keys alike, or a tuple of two such for
+        each. A pair is visible only inside one segment, and positions count its keys: causal, window, alibi and
+        query_offset are as if every segment were a call of its own.""",
+    ] = None
     dropout: Annotated[Any, "the share of weights that are set to 0, the others grow by 1/(1 - dropout)."] = 0.0
     seed: Annotated[
         Any,
@@ -86,6 +93,12 @@ class Problem(NamedTuple):
     right: Annotated[int | None, "and only if j <= p + right"]
     query_offset: Annotated[Any, "int64 (batch,): query i of batch b stands at position i + query_offset[b]"]
     key_lengths: Annotated[Any, "None, or int64 (batch,): keys from there on are padding"]
+    query_segments: Annotated[
+        Any, "None, or int64 (batch, n_query): a pair is visible only where it is that of the key"
+    ]
+    key_segments: Annotated[Any, "None, or int64 (batch, n_key)"]
+    query_positions: Annotated[Any, "None, or int64 (batch, n_query): where a query stands, in place of the above"]
+    key_positions: Annotated[Any, "None, or int64 (batch, n_key): where a key stands; None is its index"]
     mask: Annotated[Any, "None, or a view broadcast to (*leading, heads, n_query, n_key)"]
     bias: Annotated[Any, "likewise"]
     sinks: Annotated[Any, "None, or float64 (heads,)"]
@@ -132,9 +145,11 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
         query, key, value = query[None], key[None], value[None]
         shape, key_shape = query.shape, key.shape
     n_key = key_shape[-2]
-    scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, dropout, seed = options
+    scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed = (
+        options
+    )
     if (
-        mask is bias is window is key_lengths is softcap is sinks is alibi is seed is None
+        mask is bias is window is key_lengths is softcap is sinks is alibi is segments is seed is None
         and (scale is None or (type(scale) is float and scale != 0.0))  # -0.0 == 0.0: one key, two scales
         and (causal is False or causal is True)
         and (query_offset is None or type(query_offset) is int)
@@ -172,12 +187,21 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
     else:
         offset = np.full(math.prod(leading), n_key - n_query, np.int64)
 
+    packed = _NO_SEGMENTS
+    keys: Any = n_key if lengths is None else lengths[:, None]
+    if options.segments is not None:
+        given = _segment_pair(backend, options.segments, leading, n_query, n_key)
+        packed, keys = _segments(*given, lengths, None if query_offset is None else offset)
+
     left, right = limits(options)
     row_scale = None
     if options.scale is None:
         scale = SQRT.factor(shape[-1], None, None)
     else:
-        scale, row_scale = _scale(backend.plain("scale", options.scale), shape[-1], n_query, n_key, lengths, offset)
+        position = packed.query_positions
+        if position is None:
+            position = np.arange(n_query, dtype=np.int64) + offset[:, None]
+        scale, row_scale = _scale(backend.plain("scale", options.scale), shape[-1], keys, position)
 
     rate, seed = share("dropout", options.dropout), options.seed
     scores = () if options.mask is None and options.bias is None else (*shape[:-1], n_key)
@@ -192,6 +216,7 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
         right=right,
         query_offset=offset,
         key_lengths=lengths,
+        **packed._asdict(),
         mask=None if options.mask is None else backend.broadcast("mask", options.mask, scores, True),
         bias=None if options.bias is None else backend.broadcast("bias", options.bias, scores, False),
         sinks=None if options.sinks is None else _sinks(backend.plain("sinks", options.sinks), shape[-3], one_head),
@@ -199,6 +224,86 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
         dropout=rate,
         seed=whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
     )
+
+
+class _Segments(NamedTuple):
+    """The fields of a Problem that say which keys belong together, and where each of them stands."""
+
+    query_segments: Any = None
+    key_segments: Any = None
+    query_positions: Any = None
+    key_positions: Any = None
+
+
+_NO_SEGMENTS = _Segments()
+
+
+def _segment_pair(
+    backend: Any, given: Any, leading: tuple[int, ...], n_query: int, n_key: int
+) -> tuple[Integers, Integers]:
+    if isinstance(given, tuple) and len(given) != 2:
+        raise ArgumentError(f"segments: must be one array or a tuple of two (queries, keys), got {len(given)}")
+    if not isinstance(given, tuple) and n_query != n_key:
+        raise ArgumentError(
+            f"segments: must be a tuple of two (queries, keys) for {n_query} queries and {n_key} keys, got one array"
+        )
+    of_queries, of_keys = given if isinstance(given, tuple) else (given, given)
+    first = _segment_ids(backend.plain("segments", of_queries), leading, n_query)
+    return first, first if of_keys is of_queries else _segment_ids(backend.plain("segments", of_keys), leading, n_key)
+
+
+def _segment_ids(given: Any, leading: tuple[int, ...], n: int) -> Integers:
+    array = numbers("segments", given)
+    if array.dtype.kind not in "iu" and array.size:
+        raise ArgumentTypeError(f"segments: must be integers of at most 64 bits, got {shown(given)}")
+    try:
+        full = np.broadcast_to(array.astype(np.int64), (*leading, n))
+    except ValueError:
+        raise ArgumentError(
+            f"segments: must broadcast to (..., n) = {(*leading, n)}, got shape {array.shape}"
+        ) from None
+    return np.ascontiguousarray(full).reshape(math.prod(leading), n)
+
+
+def _segments(
+    of_queries: Integers, of_keys: Integers, lengths: Integers | None, offset: Integers | None
+) -> tuple[_Segments, Integers]:
+    """The facts, and how many keys the segment of every query has, (batch, n_query), at least 1."""
+    position, key_position, keys = (np.empty_like(like) for like in (of_queries, of_keys, of_queries))
+    one_array = of_queries is of_keys
+    for b in range(len(of_queries)):
+        length = of_keys.shape[1] if lengths is None else int(lengths[b])
+        key_position[b], keys_here = _ranks(of_keys[b])
+        position[b], queries_here = (key_position[b], keys_here) if one_array else _ranks(of_queries[b])
+        if one_array and length == len(keys_here):
+            keys[b] = keys_here
+        else:
+            keys[b] = _counts(of_queries[b], of_keys[b, :length])
+        if offset is None:  # the last query of a segment stands at its last key
+            position[b] += keys[b] - queries_here
+    if offset is not None:
+        position += offset[:, None]
+    return _Segments(of_queries, of_keys, position, key_position), np.maximum(keys, 1)  # a rule may take its logarithm
+
+
+def _ranks(ids: Integers) -> tuple[Integers, Integers]:
+    """Of each the number of equal ones before it, and how many there are in all."""
+    order = np.argsort(ids, kind="stable")
+    begins = np.append(True, np.diff(ids[order]) != 0)[: len(ids)]
+    starts = np.flatnonzero(begins)
+    counts = np.diff(np.append(starts, len(ids)))
+    rank, count = np.empty_like(ids), np.empty_like(ids)
+    rank[order] = np.arange(len(ids)) - np.repeat(starts, counts)
+    count[order] = np.repeat(counts, counts)
+    return rank, count
+
+
+def _counts(ids: Integers, among: Integers) -> Integers:
+    """How many of the others each id is equal to."""
+    known, counts = np.unique(among, return_counts=True)
+    place = np.searchsorted(known, ids)
+    here = np.append(known, 0)[place] == ids
+    return np.where(here & (place < len(known)), np.append(counts, 0)[place], 0)
 
 
 def limits(options: Options) -> tuple[int | None, int | None]:
@@ -266,20 +371,18 @@ def _real_numbers(argument: str, given: Any) -> NDArray[np.float64]:
     return np.asarray(array, np.float64)
 
 
-def _scale(
-    given: Any, d_k: int, n_query: int, n_key: int, lengths: Integers | None, offset: Integers
-) -> tuple[float, NDArray[np.float64] | None]:
-    """One number, or one number per query row where a rule looks at lengths or positions."""
+def _scale(given: Any, d_k: int, keys: Any, position: Integers) -> tuple[float, NDArray[np.float64] | None]:
+    """One number, or one number per query row where a rule looks at lengths or positions.
+
+    keys       how many there are: of all rows, of each batch entry (batch, 1) or of each row (batch, n_query)
+    position   (batch, n_query)
+    """
     if isinstance(given, str):
         given = rule(given)
     if not isinstance(given, ScaleRule):
         return scale_number(given), None
     by_keys, by_position = "keys" in given.varies, "position" in given.varies
-    keys: Any = None
-    if by_keys:
-        keys = n_key if lengths is None else lengths[:, None]
-    position = np.arange(n_query, dtype=np.int64) + offset[:, None] if by_position else None
-    factor = _factors(given.name, given.factor(d_k, keys, position))
+    factor = _factors(given.name, given.factor(d_k, keys if by_keys else None, position if by_position else None))
     if not (np.abs(factor) <= _LARGEST_SCALE).all():
         raise ArgumentError(
             f"scale: the rule {given.name!r} must give finite factors of at most {_LARGEST_SCALE:g} in size, "
@@ -287,7 +390,7 @@ def _scale(
         )
     if factor.ndim == 0:
         return float(factor), None
-    rows = (len(offset), n_query)
+    rows = position.shape
     try:
         return 1.0, np.ascontiguousarray(np.broadcast_to(factor, rows))
     except ValueError:

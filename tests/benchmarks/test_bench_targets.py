@@ -58,6 +58,10 @@ def full_report() -> Report:
             row(f"causal as a mask{gradient * ' with gradient'}", rootdk=1.1, torch=2.75, option=1.0)
             | {"gradient": gradient, "kind": "mask", "wanted": 1.5}
             for gradient in (False, True)
+        ]
+        + [
+            row("documents as segments", rootdk=1.1, torch=6.0, batch=1.0)
+            | {"gradient": False, "kind": "segments", "wanted": 4.0}
         ],
         "tiny": [
             row(n=16, rootdk=15e-6, rootdk_on_tensors=15e-6, torch=10e-6) | {"gradient": gradient}
@@ -142,6 +146,8 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
     ("masks, forward, geometric mean", seconds("masks", 0, "seconds", "torch"), 0.99),
     ("masks, forward + backward, geometric mean", seconds("masks", 1, "seconds", "torch"), 0.79),
     ("causal as a mask over causal as a flag", seconds("masks", 1, "seconds", "option"), 0.99),
+    ("documents as segments", seconds("masks", 2, "seconds", "torch"), 0.7),
+    ("documents as segments over documents as a batch", seconds("masks", 2, "seconds", "batch"), 0.99),
     ("between torch's layers, 128 tokens", seconds("beside", 0, "seconds", "torch"), 0.99),
     ("training step, watched exactly / unwatched", seconds("watch", 0, "watched_over_unwatched"), 1.01),
     ("training step, 64 rows watched / unwatched", seconds("watch", 1, "watched_over_unwatched"), 1.01),

@@ -79,7 +79,7 @@ def pairs(draw: st.DrawFn, scores: tuple[int, ...]) -> tuple[int, ...]:
 
 @st.composite
 def options_for(draw: st.DrawFn, rng: np.random.Generator, scores: tuple[int, ...]) -> dict[str, Any]:
-    leading, (heads, _, n_key) = scores[:-3], scores[-3:]
+    leading, (heads, n_query, n_key) = scores[:-3], scores[-3:]
     options: dict[str, Any] = {}
     chosen = draw(
         st.sets(
@@ -95,6 +95,7 @@ def options_for(draw: st.DrawFn, rng: np.random.Generator, scores: tuple[int, ..
                     "softcap",
                     "sinks",
                     "alibi",
+                    "segments",
                     "dropout",
                 ]
             )
@@ -128,6 +129,11 @@ def options_for(draw: st.DrawFn, rng: np.random.Generator, scores: tuple[int, ..
         options["sinks"] = rng.standard_normal(heads) * draw(st.sampled_from([1.0, 10.0]))
     if "alibi" in chosen:
         options["alibi"] = rng.standard_normal(draw(st.sampled_from([(heads,), (*leading, heads)])))
+    if "segments" in chosen:
+        most = draw(st.sampled_from([1, 2, 5, 40]))
+        ids = [rng.integers(0, most, draw(st.sampled_from([(n,), (*leading, n)]))) for n in (n_query, n_key)]
+        in_order = draw(st.sampled_from([True, True, False]))
+        options["segments"] = tuple(np.sort(a) if in_order else a for a in ids)
     if "dropout" in chosen:
         options["dropout"] = draw(st.sampled_from([0.1, 0.5, 0.9]))
         options["seed"] = draw(st.integers(0, 2**64 - 1))

@@ -53,13 +53,16 @@ def dense_in_torch(query: Any, key: Any, value: Any, bias: Any, sinks: Any, alib
     offset = lengths - n_query if offset is None else torch.as_tensor(offset).expand(batch)
     p = (torch.arange(n_query)[None, :, None] + offset[:, None, None])[:, None]
     j = torch.arange(n_key)[None, None, None, :]
+    counted, together = lengths[:, None, None, None], torch.ones(batch, 1, n_query, n_key, dtype=torch.bool)
+    if "segments" in options:
+        p, j, counted, together = packed_in_torch(options, batch, n_query, n_key, lengths)
 
     scale = options.get("scale")
     if isinstance(scale, ScaleRule):
         assert scale.name == "llama4(2, 0.5)"
         scale = (1 + 0.5 * torch.log1p(torch.floor((p + 1).clamp(min=0).double() / 2))) / math.sqrt(d_k)
     elif scale == "entropy_invariant":
-        scale = torch.log(lengths.double())[:, None, None, None] / (math.log(512) * math.sqrt(d_k))
+        scale = torch.log(counted.double()) / (math.log(512) * math.sqrt(d_k))
     elif scale is None:
         scale = 1 / math.sqrt(d_k)
     s = scale * (query @ key.transpose(-1, -2))
@@ -72,7 +75,7 @@ def dense_in_torch(query: Any, key: Any, value: Any, bias: Any, sinks: Any, alib
     window = options.get("window", (None, None))
     left, right = window if isinstance(window, tuple) else (window, window)
     right = 0 if options.get("causal") else right
-    seen = j < lengths[:, None, None, None]
+    seen = together & (torch.arange(n_key) < lengths[:, None, None, None])
     seen = seen if left is None else seen & (j >= p - left)
     seen = seen if right is None else seen & (j <= p + right)
     if options.get("mask") is not None:
@@ -85,10 +88,31 @@ def dense_in_torch(query: Any, key: Any, value: Any, bias: Any, sinks: Any, alib
     return weights, value
 
 
+def packed_in_torch(options: dict[str, Any], batch: int, n_query: int, n_key: int, lengths: Any) -> tuple[Any, ...]:
+    """Positions of queries and keys, how many keys a query's segment has, and who is together: pair by pair."""
+    of_queries, of_keys = (
+        np.broadcast_to(a, (batch, n)) for a, n in zip(options["segments"], (n_query, n_key), strict=True)
+    )
+    p, j = torch.zeros(batch, 1, n_query, 1, dtype=torch.int64), torch.zeros(batch, 1, 1, n_key, dtype=torch.int64)
+    counted, together = torch.zeros_like(p), torch.zeros(batch, 1, n_query, n_key, dtype=torch.bool)
+    for b in range(batch):
+        for key in range(n_key):
+            j[b, 0, 0, key] = int((of_keys[b, :key] == of_keys[b, key]).sum())
+        for query in range(n_query):
+            mine = of_queries[b, query]
+            keys = int((of_keys[b, : int(lengths[b])] == mine).sum())
+            offset = options.get("query_offset")
+            start = keys - int((of_queries[b] == mine).sum()) if offset is None else offset
+            p[b, 0, query, 0] = int((of_queries[b, :query] == mine).sum()) + start
+            counted[b, 0, query, 0] = keys
+            together[b, 0, query] = torch.tensor(of_keys[b] == mine)
+    return p, j, counted, together
+
+
 def test_this_file_knows_every_option() -> None:
     assert {name for options in option_sets(np.random.default_rng(0)).values() for name in options} == {
         "scale", "causal", "mask", "bias", "window", "query_offset", "key_lengths", "softcap", "sinks", "alibi",
-        "dropout", "seed",
+        "segments", "dropout", "seed",
     }  # fmt: skip
 
 

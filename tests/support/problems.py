@@ -32,6 +32,7 @@ def option_sets(
     mask = rng.random((n_query, n_key)) < 0.7
     bias = rng.standard_normal((heads, 1, n_key))
     lengths = rng.integers(n_key // 2, n_key + 1, leading)
+    packed = np.sort(rng.integers(0, 3, n_query)), np.sort(rng.integers(0, 3, n_key))
     every = {
         "causal": True,
         "mask": rng.random(scores) < 0.8,
@@ -41,6 +42,7 @@ def option_sets(
         "softcap": 3.0,
         "sinks": rng.standard_normal(heads),
         "alibi": rng.standard_normal(heads),
+        "segments": (np.sort(rng.integers(0, 2, (*leading, n_query))), np.sort(rng.integers(0, 2, (*leading, n_key)))),
         "scale": scaling.llama4(2, 0.5),
         "dropout": 0.3,
         "seed": 11,
@@ -64,6 +66,15 @@ def option_sets(
         "sinks": {"sinks": rng.standard_normal(heads)},
         "alibi": {"alibi": rng.standard_normal(heads)},
         "alibi per batch, causal": {"alibi": rng.random((*leading, heads)), "causal": True, "key_lengths": lengths},
+        "segments": {"segments": packed},
+        "segments, causal": {"segments": packed, "causal": True, "alibi": rng.random(heads)},
+        "segments, mixed": {
+            "segments": (rng.integers(0, 3, (*leading, n_query)), rng.integers(0, 3, (*leading, n_key))),
+            "window": (3, 1),
+            "scale": "entropy_invariant",
+            "alibi": rng.random(heads),
+        },
+        "segments, top-left": {"segments": packed, "causal": True, "query_offset": 0, "key_lengths": lengths},
         "dropout": {"dropout": 0.4, "seed": 2**63 + 5},
         "everything": every,
     }

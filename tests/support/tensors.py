@@ -31,7 +31,12 @@ def array(tensor: Any) -> Any:
 
 
 def tensor_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+    def converted(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(converted(part) for part in value)
+        return tensor(value) if isinstance(value, np.ndarray) else value
+
+    return {name: converted(value) for name, value in options.items()}
 
 
 def problem(rng: np.random.Generator, name: str, dtype: Any, **sizes: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -19,7 +19,8 @@ def arguments(grad: bool = True, **changes: Any) -> tuple[Any, ...]:
     q, k, v = (torch.randn(2, heads, 7, 8, requires_grad=grad) for heads in (4, 2, 2))
     options = {
         "scale": None, "learned": None, "row_scale": None, "softcap": None, "left": None, "right": None, "offset": None,
-        "query_offset": None, "key_lengths": None, "mask": None, "bias": None, "sinks": None, "alibi": None,
+        "query_offset": None, "key_lengths": None, "query_segments": None, "key_segments": None,
+        "query_positions": None, "mask": None, "bias": None, "sinks": None, "alibi": None,
         "dropout": 0.0, "seed": None, "measured": False,
     }  # fmt: skip
     assert changes.keys() <= options.keys()
@@ -32,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "everything": {
         "learned": torch.tensor(0.4, requires_grad=True), "softcap": 2.0, "left": 3, "right": 1,
         "query_offset": torch.tensor([0, 1]), "key_lengths": torch.tensor([5, 7]),
+        "query_segments": torch.arange(7) // 4, "key_segments": torch.arange(7) // 3,
         "mask": torch.rand(7, 7) < 0.9, "bias": torch.randn(4, 1, 7, requires_grad=True),
         "sinks": torch.randn(4, requires_grad=True), "alibi": torch.rand(4, requires_grad=True),
         "dropout": 0.2, "seed": torch.tensor([7]),
@@ -62,6 +64,7 @@ def test_both_ways_through_autograd_give_the_same_bits() -> None:
     learned = {"scale": CASES["everything"]["learned"]}
     learned |= {name: CASES["everything"][name] for name in ("sinks", "bias", "alibi")}
     leaves = (q, k, v, *learned.values())
+    options["segments"] = tuple(CASES["everything"][f"{name}_segments"] for name in ("query", "key"))
     direct = rootdk.attention(q, k, v, **options, **learned, window=(3, 1), dropout=0.2, seed=7)
     dispatched = attention_forward(*given)[0]
     assert torch.equal(direct, dispatched)

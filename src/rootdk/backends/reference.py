@@ -6,7 +6,7 @@ blocks, running maxima, threads and every other thing that makes the compiled ke
     x_ij = scale * row_scale_i * <q_i, k_j>
     c_ij = softcap * tanh(x_ij / softcap)                     (x_ij without a softcap)
     s_ij = c_ij - alibi * |p_i - j| + bias_ij
-    a pair is hidden if limits, lengths or mask hide it, or if s_ij = -inf
+    a pair is hidden if limits, lengths, segments or mask hide it, or if s_ij = -inf
     p_ij = exp(s_ij) / (sum over visible keys of exp(s_ij) + exp(sink))
     o_i  = sum over visible keys of dropped(p_ij) * v_j
 
@@ -205,24 +205,33 @@ def _heads(problem: Problem, compute: Any) -> Iterator[_Head]:
 
 def distances(problem: Problem, b: int) -> Any:
     """How far every key of batch entry b is from the position of every query, (n_query, n_key)."""
-    return np.abs(_positions(problem, b) - np.arange(problem.key.shape[-2], dtype=np.int64))
+    return np.abs(_positions(problem, b) - _key_positions(problem, b))
+
+
+def _key_positions(problem: Problem, b: int) -> Any:
+    return (
+        np.arange(problem.key.shape[-2], dtype=np.int64) if problem.key_positions is None else problem.key_positions[b]
+    )
 
 
 def _positions(problem: Problem, b: int) -> Any:
+    if problem.query_positions is not None:
+        return problem.query_positions[b][:, None]
     return np.arange(problem.query.shape[-2], dtype=np.int64)[:, None] + problem.query_offset[b]
 
 
 def allowed(problem: Problem, b: int) -> NDArray[np.bool_]:
-    """What the limits and the length of batch entry b leave visible."""
-    position = _positions(problem, b)
-    j = np.arange(problem.key.shape[-2], dtype=np.int64)
+    """What the limits, the length and the segments of batch entry b leave visible."""
+    position, j = _positions(problem, b), _key_positions(problem, b)
     in_reach = np.ones((len(position), len(j)), np.bool_)
     if problem.left is not None:
         in_reach &= j >= position - problem.left
     if problem.right is not None:
         in_reach &= j <= position + problem.right
     if problem.key_lengths is not None:
-        in_reach &= j < problem.key_lengths[b]
+        in_reach &= np.arange(len(j)) < problem.key_lengths[b]
+    if problem.query_segments is not None:
+        in_reach &= problem.query_segments[b][:, None] == problem.key_segments[b]
     return in_reach
 
 

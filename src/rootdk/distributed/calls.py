@@ -87,7 +87,7 @@ def attention(
     Backward has to run on every rank.
 
     Exact to rounding: see rootdk.distributed.blocks for how blocks become one softmax and rootdk.distributed.ring for
-    the gradient. mask, bias and dropout are not there.
+    the gradient. mask, bias, segments and dropout are not there.
 
     Errors: ArgumentError on every rank, before work starts, where the ranks' arguments do not fit each other. RankError
     on every rank where one died or fell silent; the group is of no use then.

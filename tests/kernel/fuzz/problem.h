@@ -2,7 +2,9 @@
 // where they must and where they must not be felt.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <sstream>
 
@@ -15,7 +17,7 @@ struct random_problem {
   rootdk::attention_problem facts;
   strided_array query, key, value, d_out, mask, bias;          // inputs
   strided_array out, d_query, d_key, d_value, d_bias;          // results
-  std::vector<int64_t> query_offset, key_length;
+  std::vector<int64_t> query_offset, key_length, query_segment, key_segment, query_position, key_position;
   std::vector<double> row_scale, sinks, alibi;
   exact_block row_state, reading, keys, d_alibi;
   bool with_backward = false;
@@ -109,6 +111,28 @@ inline void draw_numbers(random_source& random, random_problem& p) {
   }
   if (random.chance(0.2)) f.dropout = random.pick<double>({0.1, 0.5, 0.9, 1e-10, 0.999});
   f.seed = random.next();
+}
+
+// Ids in runs or in any order, and where queries and keys stand among those of their segment.
+inline void draw_segments(random_source& random, random_problem& p) {
+  rootdk::attention_problem& f = p.facts;
+  const int64_t most = random.pick<int64_t>({1, 2, 3, 7, 50});
+  const bool runs = random.chance(0.7);
+  const auto draw = [&](int64_t n, std::vector<int64_t>& ids) {
+    ids.resize(size_t(f.batch * n));
+    for (int64_t& id : ids) id = random.below(most) * (int64_t(1) << 40) - 3;
+    for (int64_t b = 0; runs && b < f.batch; ++b) std::sort(ids.begin() + b * n, ids.begin() + (b + 1) * n);
+  };
+  draw(f.n_query, p.query_segment), draw(f.n_key, p.key_segment);
+  const int64_t offset = random.pick<int64_t>({0, 0, 1, random.between(-9, 9), int64_t(1) << 60});
+  const auto count = [&](int64_t n, const std::vector<int64_t>& ids, int64_t first, std::vector<int64_t>& positions) {
+    std::map<std::pair<int64_t, int64_t>, int64_t> before;
+    for (int64_t at = 0; at < f.batch * n; ++at) positions.push_back(first + before[{at / n, ids[size_t(at)]}]++);
+    positions.shrink_to_fit();
+  };
+  count(f.n_query, p.query_segment, offset, p.query_position), count(f.n_key, p.key_segment, 0, p.key_position);
+  f.query_segment = p.query_segment.data(), f.key_segment = p.key_segment.data();
+  f.query_position = p.query_position.data(), f.key_position = p.key_position.data();
 }
 
 inline strided_array draw_rows(random_source& random, const random_problem& p, int64_t heads, int64_t rows, int64_t width) {
@@ -219,6 +243,7 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
   p->seed = seed;
   draw_sizes(random, f);
   draw_numbers(random, *p);
+  if (random.chance(0.2)) draw_segments(random, *p);
   p->query = draw_rows(random, *p, f.heads, f.n_query, f.d_k);
   p->key = draw_rows(random, *p, f.kv_heads, f.n_key, f.d_k);
   p->value = draw_rows(random, *p, f.kv_heads, f.n_key, f.d_v);
@@ -274,6 +299,8 @@ inline std::string describe(const random_problem& p) {
     << "  reading " << (f.reading != nullptr) << "  backward " << p.with_backward;
   if (f.query_offset) list("query_offset", p.query_offset);
   if (f.key_length) list("key_length", p.key_length);
+  if (f.key_segment) list("query_segment", p.query_segment), list("key_segment", p.key_segment);
+  if (f.query_position) list("query_position", p.query_position);
   if (f.row_scale) list("row_scale", p.row_scale);
   if (f.sinks) list("sinks", p.sinks);
   if (f.alibi) list("alibi", p.alibi);

@@ -74,15 +74,24 @@ struct query_row {
   exact sum_units = 0;         // roundings of a sum over the keys, block by block, and of the division by it
 };
 
+inline int64_t query_position(const rootdk::attention_problem& f, int64_t batch, int64_t query) {
+  if (f.query_position) return f.query_position[batch * f.n_query + query];
+  return query + (f.query_offset ? f.query_offset[batch] : 0);
+}
+inline int64_t key_position(const rootdk::attention_problem& f, int64_t batch, int64_t key) {
+  return f.key_position ? f.key_position[batch * f.n_key + key] : key;
+}
+
 inline bool within_limits(const rootdk::attention_problem& f, int64_t batch, int64_t query, int64_t key) {
-  const int64_t position = query + (f.query_offset ? f.query_offset[batch] : 0);
-  if (f.left >= 0 && key < position - f.left) return false;
-  if (f.right >= 0 && key > position + f.right) return false;
+  if (f.key_segment && f.key_segment[batch * f.n_key + key] != f.query_segment[batch * f.n_query + query]) return false;
+  const int64_t at = key_position(f, batch, key), position = query_position(f, batch, query);
+  if (f.left >= 0 && at < position - f.left) return false;
+  if (f.right >= 0 && at > position + f.right) return false;
   return !f.key_length || key < f.key_length[batch];
 }
 
 inline exact distance(const rootdk::attention_problem& f, int64_t batch, int64_t query, int64_t key) {
-  return exact(std::llabs(query + (f.query_offset ? f.query_offset[batch] : 0) - key));
+  return exact(std::llabs(query_position(f, batch, query) - key_position(f, batch, key)));
 }
 
 inline logit compute_logit(const random_problem& p, const query_row& row, int64_t key) {

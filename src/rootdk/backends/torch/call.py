@@ -47,10 +47,15 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
         "alibi": _tensor("alibi", options.alibi, torch.float64),
         "dropout": rate,
     }
+    segments = options.segments if isinstance(options.segments, tuple) else (options.segments, options.segments)
+    if len(segments) != 2 or (options.segments is not segments and query.shape[-2] != key.shape[-2]):
+        detached = query.detach(), key.detach(), value.detach()
+        resolve(adapter, *detached, options=Options(segments=options.segments))  # says why not
     operands = Operands(
         query, key, value, scale=scale, learned=learned, row_scale=row_scale, left=left, right=right,
         offset=whole_offset, query_offset=None if whole_offset is not None else _tensor("query_offset", offset),
-        seed=_seed(seed), **(as_said | changed),
+        query_segments=_tensor("segments", segments[0]), key_segments=_tensor("segments", segments[1]),
+        query_positions=None, seed=_seed(seed), **(as_said | changed),
     )  # fmt: skip
     run = attention_forward if _dispatched(query, key, value) else FunctionalAttention.apply
     out, _row_state, block, keys = run(*operands, measured)
@@ -89,7 +94,9 @@ def _scale(query: Tensor, key: Tensor, options: Options) -> tuple[float | None, 
         given = rule(given)
     if not isinstance(given, ScaleRule):
         return scale_number(given), None, None
-    if "position" not in given.varies and ("keys" not in given.varies or options.key_lengths is None):
+    if "position" not in given.varies and (
+        "keys" not in given.varies or options.key_lengths is options.segments is None
+    ):
         keys = key.shape[-2] if "keys" in given.varies else None
         return float(given.factor(query.shape[-1], keys, None)), None, None
     if torch.compiler.is_compiling():
@@ -97,7 +104,8 @@ def _scale(query: Tensor, key: Tensor, options: Options) -> tuple[float | None, 
             f"scale: inside torch.compile a rule must not vary from row to row, got {given.name!r}; "
             "multiply the query by the factors of its rows instead"
         )
-    where = Options(scale=given, query_offset=options.query_offset, key_lengths=options.key_lengths)
+    said = ("query_offset", "key_lengths", "segments")
+    where = Options(scale=given, **{name: getattr(options, name) for name in said})
     problem, _ = resolve(adapter, query.detach(), key.detach(), key.detach(), where)
     rows = torch.tensor(problem.row_scale, device="cpu")
     return None, None, rows.reshape(*query.shape[:-3], query.shape[-2])

@@ -25,6 +25,7 @@ class Operands(NamedTuple):
     learned     a scale that is a tensor; scale is None then
     row_scale   one factor per query row, (*leading, n_query); scale and learned are None then
     offset      query_offset where it is one int; query_offset is None then
+    query_positions   where each query stands in its segment, (*leading, n_query); None is found anew
     seed        64 signed bits, in a tensor because a compiler must not fix it
     """
 
@@ -40,6 +41,9 @@ class Operands(NamedTuple):
     offset: Annotated[Any, "SymInt?"]
     query_offset: Annotated[Any, "Tensor?"]
     key_lengths: Annotated[Any, "Tensor?"]
+    query_segments: Annotated[Any, "Tensor?"]
+    key_segments: Annotated[Any, "Tensor?"]
+    query_positions: Annotated[Any, "Tensor?"]
     mask: Annotated[Any, "Tensor?"]
     bias: Annotated[Any, "Tensor?"]
     sinks: Annotated[Any, "Tensor?"]
@@ -72,13 +76,16 @@ def problem_of(call: Operands) -> Problem:
         window=None if call.left is None and call.right is None else (call.left, call.right),
         query_offset=call.query_offset if call.offset is None else call.offset,
         seed=None if call.seed is None else int(call.seed) % 2**64,
+        segments=None if call.query_segments is None else (call.query_segments, call.key_segments),
         **{name: getattr(call, name) for name in AS_SAID},
     )
     problem, _ = resolve(adapter, call.query, call.key, call.value, options)
-    if call.row_scale is None:
-        return problem
-    rows = call.row_scale.detach().double().reshape(len(problem.query_offset), call.query.shape[-2])
-    return problem._replace(row_scale=rows.contiguous().numpy())
+    rows = (len(problem.query_offset), call.query.shape[-2])
+    if call.row_scale is not None:
+        problem = problem._replace(row_scale=call.row_scale.detach().double().reshape(rows).contiguous().numpy())
+    if call.query_positions is not None:
+        problem = problem._replace(query_positions=call.query_positions.reshape(rows).contiguous().numpy())
+    return problem
 
 
 def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

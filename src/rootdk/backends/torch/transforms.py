@@ -106,6 +106,9 @@ def differentiable_gradients(
         learned=learned,
         row_scale=_as_tensor(problem.row_scale, (*query.shape[:-3], query.shape[-2])),
         query_offset=_as_tensor(problem.query_offset, batch),
+        query_segments=_as_tensor(problem.query_segments, (*query.shape[:-3], query.shape[-2])),
+        key_segments=_as_tensor(problem.key_segments, (*query.shape[:-3], problem.key.shape[-2])),
+        query_positions=_as_tensor(problem.query_positions, (*query.shape[:-3], query.shape[-2])),
         key_lengths=_as_tensor(problem.key_lengths, batch),
         bias=problem.bias if bias is None else bias,
         sinks=_as_tensor(problem.sinks, query.shape[-3:-2]) if sinks is None else sinks,
@@ -136,6 +139,9 @@ def _mapped(dims: Operands, call: Operands, size: int) -> Operands:
     changed = {"query": query, "key": _front(call.key, dims.key, size), "value": _front(call.value, dims.value, size)}
     for name, shape in (
         ("row_scale", (*leading, query.shape[-2])),
+        ("query_segments", (*leading, query.shape[-2])),
+        ("key_segments", (*leading, changed["key"].shape[-2])),
+        ("query_positions", (*leading, query.shape[-2])),
         ("query_offset", leading),
         ("key_lengths", leading),
     ):
