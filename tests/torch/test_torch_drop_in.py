@@ -91,10 +91,25 @@ def test_shapes_broadcast_as_in_torch(shapes: Any) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_mask_and_causal_hold_together_as_on_the_fused_path(kind: str, grad: bool) -> None:
+    q, k, v = (torch.randn(2, 3, n, 8, requires_grad=grad) for n in (5, 7, 7))
+    mask = torch.rand(5, 7) < 0.7 if kind == "bool" else torch.randn(5, 7)
+    ours, theirs = (
+        function(q, k, v, attn_mask=mask, is_causal=True)
+        for function in (scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
+    )
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(ours, scaled_dot_product_attention(q, k, v, attn_mask=mask), atol=0.1)
+    if grad:
+        for mine, other in zip(*(torch.autograd.grad(o.sin().sum(), (q, k, v)) for o in (ours, theirs)), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
 def test_what_torch_refuses_is_refused() -> None:
     q = torch.randn(2, 4, 5, 8)
     refused: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        ((q, q, q), {"attn_mask": torch.ones(5, 5, dtype=torch.bool), "is_causal": True}),
         ((q, q, q), {"attn_mask": torch.ones(5, 5, dtype=torch.int64)}),
     ]
     for tensors, options in refused:

@@ -60,7 +60,6 @@ def test_dropout_follows_torch() -> None:
         ("cache", 3, "got int: paged caches are not supported"),
         ("indices", torch.zeros(2, 6, 3), "got Tensor: for keys that an indexer picks"),
         ("block_indices", torch.zeros(2, 6, 3), "got Tensor: for blocks of keys"),
-        ("cu_seq_lens_q", torch.tensor([0, 3, 6]), "got Tensor: packed sequences are told by position_ids"),
         ("output_attentions", True, "got bool: the weights are never there as a whole"),
     ],
 )

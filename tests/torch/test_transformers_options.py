@@ -16,9 +16,10 @@ from rootdk.torch import transformers as hugging_face
 pytestmark = pytest.mark.usefixtures("one_thread")
 DROPOUT = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "t5": "dropout_rate",
            "vit": "attention_probs_dropout_prob"}  # fmt: skip
-CARRIED = {"attention_mask", "dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
-# The window is in the mask, lengths go with cu_seq_lens_q, and the others say how to compute and not what.
-WITHOUT_EFFECT = {"sliding_window", "max_length_q", "max_length_k", "cu_seq_lens_k", "position_ids", "deterministic"}
+CARRIED = {"attention_mask", "dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias",
+           "cu_seq_lens_q", "cu_seq_lens_k"}  # fmt: skip
+# The window is in the mask, and the others say how to compute and not what.
+WITHOUT_EFFECT = {"sliding_window", "max_length_q", "max_length_k", "position_ids", "deterministic"}
 
 
 @pytest.mark.parametrize(("name", "route"), [(n, r) for n, r in ROUTES if n not in {"bert", "t5", "vit"}])

@@ -1,6 +1,7 @@
 """rootdk for torch: the drop-in function, the module, and the switch for whole models.
 
     from rootdk.torch import scaled_dot_product_attention     torch's signature and meaning
+    from rootdk.torch import flash_attn_varlen_func           FlashAttention's, for packed documents
     rootdk.torch.MultiHeadAttention                           nn.MultiheadAttention with a scale rule, QK-norm, groups
     with rootdk.torch.use(): ...                              every F.scaled_dot_product_attention in any model
     rootdk.torch.register_transformers()                      attn_implementation="rootdk" in transformers
@@ -21,10 +22,17 @@ from .functional import scaled_dot_product_attention
 from .module import MultiHeadAttention
 from .routing import use
 from .transformers import register_transformers
+from .varlen import flash_attn_varlen_func
 
 # Found now, so that what torch.compile makes before the first plain call is still valid after it.
 for _kind in (_torch.empty(0, device="cpu"), _torch.nn.Parameter(_torch.empty(0, device="cpu"))):
     _backend_of("query", _kind)
 del _call, _kind
 
-__all__ = ["MultiHeadAttention", "register_transformers", "scaled_dot_product_attention", "use"]
+__all__ = [
+    "MultiHeadAttention",
+    "flash_attn_varlen_func",
+    "register_transformers",
+    "scaled_dot_product_attention",
+    "use",
+]

@@ -26,7 +26,8 @@ def scaled_dot_product_attention(
     attn_mask    broadcasts to (..., n_query, n_key): bool, True takes part, or float, added to the scores
     dropout_p    applied whenever it is not 0; the seed comes from torch's default generator
     is_causal    query i sees key j <= i, counted from the top left whatever the lengths are (rootdk.attention aligns at
-                 the end). Together with attn_mask it is an error, as torch documents it (its fused path lets it pass).
+                 the end). Together with attn_mask both hold, as in torch's formula and on its fused path (its other
+                 path refuses the two together).
     enable_gqa   several query heads share a key head (axis -3); without it the head counts must be equal or broadcast
 
     A row that is hidden altogether is 0. A float attn_mask that requires a gradient gets one, of its own shape.
@@ -39,12 +40,9 @@ def scaled_dot_product_attention(
     >>> torch.allclose(ours, theirs, atol=1e-5)
     True
     """
-    if attn_mask is not None:
-        if is_causal:
-            raise RuntimeError("attn_mask: must be None when is_causal=True, got both")
-        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-            kind = str(attn_mask.dtype).removeprefix("torch.")
-            raise RuntimeError(f"attn_mask: must be bool or floating point, got {kind}")
+    if attn_mask is not None and attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        kind = str(attn_mask.dtype).removeprefix("torch.")
+        raise RuntimeError(f"attn_mask: must be bool or floating point, got {kind}")
     try:
         alike = query.shape == key.shape == value.shape
     except RuntimeError:

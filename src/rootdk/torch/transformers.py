@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..attention import attention
 from ..errors import ArgumentError
+from .varlen import documents
 
 NAME = "rootdk"
 
@@ -16,7 +17,6 @@ REFUSED = {
     "cache": "paged caches are not supported",
     "indices": "for keys that an indexer picks run the model on sdpa inside rootdk.torch.use()",
     "block_indices": "for blocks of keys that an indexer picks run the model on sdpa inside rootdk.torch.use()",
-    "cu_seq_lens_q": "packed sequences are told by position_ids that start again at 0 and no attention_mask",
     "output_attentions": "the weights are never there as a whole; eager gives them",
 }
 
@@ -29,7 +29,8 @@ def register_transformers() -> str:
         model.set_attn_implementation("rootdk")        for a model that is already there
 
     Both the attention and its mask are registered under the name: without a mask of its own a model would lose its
-    causality without a word. Softcap (Gemma 2), sinks (gpt-oss), position biases (T5), grouped heads and dropout go to
+    causality without a word. Packed sequences (position_ids that start again, or cu_seq_lens_q and cu_seq_lens_k) stay
+    apart. Softcap (Gemma 2), sinks (gpt-oss), position biases (T5), grouped heads and dropout go to
     the kernel; what it has no answer to, such as the keys that an indexer picks (DeepSeek V3.2) or a paged cache, is an
     error. set_attn_implementation only warns where a model cannot switch (Falcon): see that
     model.config._attn_implementation is "rootdk" afterwards, or run the model on sdpa inside rootdk.torch.use().
@@ -62,12 +63,15 @@ def transformers_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls: (batch, heads, n, d) in, (batch, n, heads, d) out, contiguous.
 
     A mask of None means that the callee takes care of causality: more than one query and a causal module. A sliding
-    window is in the mask that transformers makes, whenever it hides anything.
+    window is in the mask that transformers makes, whenever it hides anything. Packed sequences are in that mask where
+    position_ids start again; where offsets tell them, as flash attention is told, they are segments.
     """
     for name, reason in REFUSED.items():
         given = others.get(name)
@@ -76,6 +80,15 @@ def transformers_attention(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     causal = bool(query.shape[2] > 1 and attention_mask is None and is_causal)
+    segments = None
+    if cu_seq_lens_q is not None:
+        if query.shape[0] != 1:
+            raise ArgumentError(f"cu_seq_lens_q: must be None for a batch of {query.shape[0]}, got Tensor")
+        of_keys = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+        segments = (
+            documents("cu_seq_lens_q", cu_seq_lens_q, query.shape[2]),
+            documents("cu_seq_lens_k", of_keys, key.shape[2]),
+        )
     boolean = attention_mask is not None and not attention_mask.is_floating_point()
     bias = position_bias if boolean or attention_mask is None else attention_mask
     if position_bias is not None and bias is attention_mask:
@@ -86,7 +99,8 @@ def transformers_attention(
         value,
         scale=scaling,
         causal=causal,
-        query_offset=0 if causal else None,
+        query_offset=0 if causal and segments is None else None,
+        segments=segments,
         mask=attention_mask if boolean else None,
         bias=bias,
         softcap=softcap,
