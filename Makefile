@@ -74,7 +74,7 @@ test-all: $(VENV)/.tested ## set up, then every test
 	$(SHARED) --doctest-modules src/rootdk tests benchmarks $(ARGS)
 
 docs: $(VENV)/.documented ## set up, then the site, in build/site: it opens without a server and asks nobody for anything
-	$(PY) docs/site.py build/site
+	$(PY) docs/build_site.py build/site
 
 bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes benchmarks/latest.json
 	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
