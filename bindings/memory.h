@@ -66,6 +66,17 @@ class memory {
   int64_t shape_from_end(int axis) const { return shape_[axes_ - 1 - axis]; }
   int64_t stride_from_end(int axis) const { return stride_[axes_ - 1 - axis]; }
 
+  static char format_of(nanobind::dlpack::dtype type) {
+    using nanobind::dlpack::dtype_code;
+    switch (dtype_code(type.code)) {
+      case dtype_code::Float: return type.bits == 32 ? 'f' : type.bits == 64 ? 'd' : type.bits == 16 ? 'e' : 0;
+      case dtype_code::Bfloat: return 'H';
+      case dtype_code::Bool: return '?';
+      case dtype_code::Int: return type.bits == 64 ? 'q' : 0;
+      default: return 0;
+    }
+  }
+
  private:
   void read_buffer(PyObject* given, bool writable) {
     const int kind = PyBUF_STRIDED_RO | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
@@ -100,17 +111,6 @@ class memory {
       shape_[axis] = view.shape[axis];
       stride_[axis] = view.strides ? view.strides[axis] : contiguous;
       contiguous *= shape_[axis];
-    }
-  }
-
-  static char format_of(nanobind::dlpack::dtype type) {
-    using nanobind::dlpack::dtype_code;
-    switch (dtype_code(type.code)) {
-      case dtype_code::Float: return type.bits == 32 ? 'f' : type.bits == 64 ? 'd' : type.bits == 16 ? 'e' : 0;
-      case dtype_code::Bfloat: return 'H';
-      case dtype_code::Bool: return '?';
-      case dtype_code::Int: return type.bits == 64 ? 'q' : 0;
-      default: return 0;
     }
   }
 

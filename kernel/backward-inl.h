@@ -28,9 +28,10 @@ struct backward_panel {
       distance_sum[lanes];  // of dS times the distance, over the chunk's keys; only where the slopes have a gradient
   bool stretched;                    // as in a panel, for the gradient of the keys: what query_factor had to leave,
   alignas(64) real stretch[lanes];   // the gradient of the scores takes
-  real *q_packed, *d_out_packed;  // [d][lane]; where few-inl.h made the scores q_packed is [row][d], as there
+  real *q_packed, *d_out_packed;  // [d][lane]
   real *q_rows, *d_out_rows;      // [lane][padded d]; the query's already times the scale
   real* d_query;                  // [d][lane]
+  // Few rows, as in few-inl.h: where it says [d][lane] it is [row][d].
 };
 
 template <typename stored>
@@ -122,17 +123,32 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
   row_pointers(problem.query, batch, p, query);
   row_pointers(problem.d_out, batch, p, d_out);
   row_pointers(problem.out, batch, p, out);
+  const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v), d_v = problem.d_v;
+  const bool few = has_few_rows<real>(problem);
+  const int used = few ? p.live : lanes;
   scores.take_rows(problem, batch, i, p, query, b.q_packed);
-  pack_transposed<stored>(d_out, p.live, one, problem.d_v, b.d_out_packed);
-  pack_transposed<stored>(out, p.live, one, problem.d_v, out_packed);
-  for (int v = 0; v < lanes; v += width) {
-    vec<real> delta = vec<real>{};
-    for (int64_t d = 0; d < problem.d_v; ++d) delta += load(b.d_out_packed + d * lanes + v) * load(out_packed + d * lanes + v);
-    store(b.delta + v, delta);
+  std::memset(b.q_rows, 0, size_t(k_width * used) * sizeof(real));
+  std::memset(b.d_out_rows, 0, size_t(v_width * used) * sizeof(real));
+  for (int lane = 0; lane < p.live; ++lane) widen_row(d_out[lane], d_v, b.d_out_rows + lane * v_width);
+  if (few) {
+    for (int row = 0; row < p.live; ++row) {
+      const real* d_out_row = b.d_out_rows + row * v_width;
+      std::memcpy(b.d_out_packed + row * d_v, d_out_row, size_t(d_v) * sizeof(real));
+      widen_row(out[row], d_v, out_packed);
+      std::memset(out_packed + d_v, 0, size_t(v_width - d_v) * sizeof(real));
+      vec<real> delta = vec<real>{};
+      for (int64_t d = 0; d < v_width; d += width) delta += load(d_out_row + d) * load(out_packed + d);
+      b.delta[row] = sum_lanes<real>(delta);
+    }
+  } else {
+    pack_transposed<stored>(d_out, p.live, one, d_v, b.d_out_packed);
+    pack_transposed<stored>(out, p.live, one, d_v, out_packed);
+    for (int v = 0; v < lanes; v += width) {
+      vec<real> delta = vec<real>{};
+      for (int64_t d = 0; d < d_v; ++d) delta += load(b.d_out_packed + d * lanes + v) * load(out_packed + d * lanes + v);
+      store(b.delta + v, delta);
+    }
   }
-  const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
-  std::memset(b.q_rows, 0, size_t(k_width * lanes) * sizeof(real));
-  std::memset(b.d_out_rows, 0, size_t(v_width * lanes) * sizeof(real));
   const auto scale_queries = [&] {
     for (int lane = 0; lane < p.live; ++lane) {
       real* row = b.q_rows + lane * k_width;
@@ -141,13 +157,12 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
     }
   };
   scale_queries();
-  for (int lane = 0; lane < p.live; ++lane) widen_row(d_out[lane], problem.d_v, b.d_out_rows + lane * v_width);
-  b.stretched = may_overflow(problem, b.query_factor) && !finite_numbers(b.q_rows, k_width * lanes);
+  b.stretched = may_overflow(problem, b.query_factor) && !finite_numbers(b.q_rows, k_width * used);
   if (b.stretched) {
     hold_back(lanes, b.query_factor, b.stretch);
     scale_queries();
   }
-  std::memset(b.d_query, 0, size_t(problem.d_k * lanes) * sizeof(real));
+  std::memset(b.d_query, 0, size_t(problem.d_k * used) * sizeof(real));
 }
 
 // scores -> weights (dropout applied), dP -> dS. d_bias, where wanted, gets dS without the slope.
@@ -155,7 +170,7 @@ template <typename real>
 inline void score_gradient(const backward_panel<real>& b, int64_t keys, real* scores, real* gradient, const real* slope,
                            const real* factors, real* d_bias) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  for (int v = 0; v < lanes; v += width) {
+  for (int v = 0; v < b.place.live; v += width) {
     const vec<real> maximum = load(b.maximum + v), inverse_sum = load(b.inverse_sum + v), delta = load(b.delta + v);
     for (int64_t key = 0; key < keys; ++key) {
       const int64_t at = key * lanes + v;
@@ -205,13 +220,30 @@ inline void add_row_products(const real* a, const real* rows, int64_t row_width,
 }
 
 template <typename real, typename skip_t>
-inline void add_gradients(const attention_problem& problem, const backward_panel<real>& b, const real* weights,
-                          const real* gradient, row_block<real> k, int64_t keys, real* d_key, real* d_value,
-                          const skip_t& skip) {
-  constexpr int lanes = panel_lanes<real>;
+inline void add_key_gradients(const attention_problem& problem, const backward_panel<real>& b, const real* weights,
+                              const real* gradient, int64_t keys, real* d_key, real* d_value, const skip_t& skip) {
   add_row_products(weights, b.d_out_rows, padded<real>(problem.d_v), b.place.live, keys, d_value, skip);
   add_row_products(gradient, b.q_rows, padded<real>(problem.d_k), b.place.live, keys, d_key, skip);
-  product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, problem.d_k, add{}, skip);
+}
+
+// d_query += sum over keys of gradient[key][lane] * k[key]. `marks` as in few-inl.h.
+template <typename stored, bool slow_path>
+inline void add_query_gradients(const attention_problem& problem, int64_t batch, int64_t kv_head,
+                                const backward_panel<compute<stored>>& b, const compute<stored>* gradient,
+                                row_block<compute<stored>> k, int64_t start, int64_t keys, const compute<stored>* marks) {
+  typedef compute<stored> real;
+  constexpr int lanes = panel_lanes<real>;
+  const int64_t d_k = problem.d_k;
+  if (has_few_rows<real>(problem)) {
+    const rescale_add<real> plain_sum{{broadcast(real(1))}, {broadcast(real(1))}};
+    few_values<stored, slow_path>(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, keys,
+                                  b.place.live, gradient, marks, plain_sum, d_k, b.d_query);
+  } else if constexpr (slow_path) {
+    product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, d_k, add{},
+                                            step_over<real>{marks});
+  } else {
+    product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, d_k, add{});
+  }
 }
 
 // One block of query rows against the chunk's keys. Returns whether its gradients are finite.
@@ -221,6 +253,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
+  const bool few = has_few_rows<real>(problem);
   int64_t first = chunk_last, last = chunk_first;
   for (int64_t i = 0; i < panels; ++i) {
     first = at_most(first, s.rows[i].place.first_any), last = at_least(last, s.rows[i].place.last_any);
@@ -243,8 +276,12 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       real* slope = problem.softcap > 0 ? s.slope : nullptr;
       scores.make(problem, batch, kv_head, i, b.place, b.q_packed, k, view, s.scores, slope);
       if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
-      product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
-                                           overwrite{});
+      if (few)
+        few_products<stored>(row_pointer<stored>(problem.value, batch, kv_head, start), problem.value.row_stride, keys,
+                             b.place.live, b.d_out_packed, problem.d_v, s.gradient);
+      else
+        product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
+                                             overwrite{});
       if (problem.dropout > 0) dropout_factors(problem, b.place, start, keys, s.factors);
       // Once, not again with care: dS is the same both times, and d_bias is added to.
       const bool adds_bias = problem.d_bias.data && !slow_path;
@@ -256,15 +293,35 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       if (b.stretched) multiply_lanes(b.stretch, keys, s.gradient);
       real* d_key = s.d_key + (start - chunk_first) * k_width;
       real* d_value = s.d_value + (start - chunk_first) * v_width;
-      if (slow_path)
-        add_gradients(problem, b, s.scores, s.gradient, k, keys, d_key, d_value, step_over<real>{s.marks});
-      else
-        add_gradients(problem, b, s.scores, s.gradient, k, keys, d_key, d_value, take_all{});
+      if (slow_path) {
+        add_key_gradients(problem, b, s.scores, s.gradient, keys, d_key, d_value, step_over<real>{s.marks});
+        add_query_gradients<stored, true>(problem, batch, kv_head, b, s.gradient, k, start, keys, s.marks);
+      } else {
+        add_key_gradients(problem, b, s.scores, s.gradient, keys, d_key, d_value, take_all{});
+        add_query_gradients<stored, false>(problem, batch, kv_head, b, s.gradient, k, start, keys, s.marks);
+      }
     }
   }
-  for (int64_t i = 0; i < panels; ++i)
-    if (s.rows[i].sees_chunk && !all_finite(s.rows[i].d_query, problem.d_k, s.rows[i].place.live)) return false;
+  for (int64_t i = 0; i < panels; ++i) {
+    const backward_panel<real>& b = s.rows[i];
+    if (!b.sees_chunk) continue;
+    if (few ? !finite_numbers(b.d_query, b.place.live * problem.d_k) : !all_finite(b.d_query, problem.d_k, b.place.live))
+      return false;
+  }
   return true;
+}
+
+template <typename target, typename real>
+inline void write_query_gradient(const attention_problem& problem, const backward_panel<real>& b, target* const* to) {
+  if (!has_few_rows<real>(problem)) {
+    unpack_transposed<target>(b.d_query, b.place.live, b.query_factor, problem.d_k, to);
+    return;
+  }
+  for (int row = 0; row < b.place.live; ++row) {
+    real* const d_query = b.d_query + row * problem.d_k;
+    for (int64_t d = 0; d < problem.d_k; ++d) d_query[d] *= b.query_factor[row];
+    narrow_row(d_query, problem.d_k, to[row]);
+  }
 }
 
 template <typename stored, typename maker>
@@ -317,11 +374,11 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
       } else if (chunks == 1) {
         stored* to[lanes];
         row_pointers(problem.d_query, batch, p, to);
-        unpack_transposed<stored>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);
+        write_query_gradient<stored>(problem, s.rows[i], to);
       } else {
         real* to[lanes];
         for (int lane = 0; lane < p.live; ++lane) to[lane] = partial_row<real>(problem, shared, chunk, row + lane);
-        unpack_transposed<real>(s.rows[i].d_query, p.live, s.rows[i].query_factor, problem.d_k, to);
+        write_query_gradient<real>(problem, s.rows[i], to);
       }
     }
   }

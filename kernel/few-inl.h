@@ -99,6 +99,10 @@ inline void few_dots(const stored* keys, int64_t stride, int64_t count, const co
     vec<real> sum[width];
     int64_t d = 0;
     for (int i = 0; i < together; i += side_by_side) {
+      if (i >= here) {  // a very short block
+        for (int j = i * rows; j < width; ++j) sum[j] = vec<real>{};
+        break;
+      }
       const stored* key[side_by_side];
       vec<real> own[side_by_side][rows];
       for (int j = 0; j < side_by_side; ++j) {
@@ -125,19 +129,24 @@ inline void few_dots(const stored* keys, int64_t stride, int64_t count, const co
   }
 }
 
+// scores[key][row] of all rows. Several rows at once load and widen a key once.
+template <typename stored>
+inline void few_products(const stored* keys, int64_t stride, int64_t count, int rows, const compute<stored>* queries, int64_t d,
+                         compute<stored>* scores) {
+  int row = 0;
+  few_row_groups<compute<stored>>([&](auto together) __attribute__((always_inline)) {
+    for (; row + together <= rows; row += together)
+      few_dots<stored, together>(keys, stride, count, queries + row * d, d, scores + row);
+  });
+}
+
 // compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike.
 template <typename stored>
 inline __attribute__((noinline)) void few_scores(const attention_problem& problem, int64_t batch, int64_t kv_head,
                                                  const panel<compute<stored>>& p, const compute<stored>* queries,
                                                  const block_view& view, compute<stored>* scores, compute<stored>* slope) {
   const stored* keys = row_pointer<stored>(problem.key, batch, kv_head, view.start);
-  const int64_t stride = problem.key.row_stride, count = view.keys(), d_k = problem.d_k;
-  int row = 0;
-  // Several rows at once load and widen a key once.
-  few_row_groups<compute<stored>>([&](auto rows) __attribute__((always_inline)) {
-    for (; row + rows <= p.live; row += rows)
-      few_dots<stored, rows>(keys, stride, count, queries + row * d_k, d_k, scores + row);
-  });
+  few_products<stored>(keys, problem.key.row_stride, view.keys(), p.live, queries, problem.d_k, scores);
   shape_scores(problem, batch, p, view, scores, slope);
 }
 
@@ -231,20 +240,18 @@ inline void few_values(const stored* values, int64_t stride, int64_t count, cons
 }
 
 template <typename stored, bool slow_path>
-inline void few_values(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<compute<stored>>& p,
-                       int64_t start, int64_t count, const compute<stored>* weights, const compute<stored>* marks,
-                       const rescale_add<compute<stored>>& finish, compute<stored>* out) {
+inline void few_values(const stored* values, int64_t stride, int64_t count, int rows, const compute<stored>* weights,
+                       const compute<stored>* marks, const rescale_add<compute<stored>>& finish, int64_t d_v,
+                       compute<stored>* out) {
   typedef compute<stored> real;
   alignas(64) real before[simd<real>::width], block[simd<real>::width];
   store<real>(before, finish.before[0]);
   store<real>(block, finish.block[0]);
-  const stored* values = row_pointer<stored>(problem.value, batch, kv_head, start);
-  const int64_t stride = problem.value.row_stride, d_v = problem.d_v;
   int row = 0;
-  few_row_groups<real>([&](auto rows) __attribute__((always_inline)) {
-    for (; row + rows <= p.live; row += rows)
-      few_values<stored, rows, slow_path>(values, stride, count, weights + row, marks + row, before + row, block + row, d_v,
-                                          out + row * d_v);
+  few_row_groups<real>([&](auto together) __attribute__((always_inline)) {
+    for (; row + together <= rows; row += together)
+      few_values<stored, together, slow_path>(values, stride, count, weights + row, marks + row, before + row, block + row, d_v,
+                                              out + row * d_v);
   });
 }
 
@@ -272,11 +279,26 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
       for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
     }
     const auto add = slow_path ? few_values<stored, true> : few_values<stored, false>;
-    add(problem, batch, kv_head, p, start, keys, s.scores, s.marks, finish, part.out);
+    add(row_pointer<stored>(problem.value, batch, kv_head, start), problem.value.row_stride, keys, p.live, s.scores, s.marks,
+        finish, problem.d_v, part.out);
   }
   if (part.rows->fresh) part.rows->clear();
   if (problem.reading) part.rows->count_apart();
   return finite_numbers(part.out, p.live * problem.d_v);
+}
+
+// The finished rows of a key head.
+template <typename stored>
+inline void finish_few(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
+                       const few_part<compute<stored>>& whole) {
+  typedef compute<stored> real;
+  finish_rows(problem, p, *whole.rows);
+  for (int row = 0; row < p.live; ++row) {
+    real* out = whole.out + row * problem.d_v;
+    for (int64_t d = 0; d < problem.d_v; ++d) out[d] *= whole.rows->normalise[row];
+    narrow_row(out, problem.d_v, row_pointer<stored>(problem.out, batch, p.head[row], p.query[row]));
+  }
+  if (problem.reading) fence_streams();
 }
 
 template <typename stored>
@@ -294,6 +316,7 @@ inline void few_item(const attention_problem& problem, int64_t item, void* buffe
   const few_part<real> part = few_part_at<real>(problem, shared, pair, chunk);
   if (!walk_few<stored>(problem, batch, kv_head, chunk, p, s, part, false))
     walk_few<stored>(problem, batch, kv_head, chunk, p, s, part, true);
+  if (chunks == 1) finish_few<stored>(problem, batch, p, part);
 }
 
 // Adds the rows of `other`, which saw other keys, to `rows`. The factors say by how much each side's output must shrink.
@@ -323,7 +346,7 @@ inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int la
   rows.keys[lane] += other.keys[lane];
 }
 
-// One key head: its chunks, first to last, into the first one's part; then the finished rows.
+// One key head with several chunks: first to last, into the first one's part; then the finished rows.
 template <typename stored>
 inline void few_merge_item(const attention_problem& problem, int64_t pair, void* shared) {
   typedef compute<stored> real;
@@ -340,13 +363,7 @@ inline void few_merge_item(const attention_problem& problem, int64_t pair, void*
         whole.out[d] = whole.out[d] * shrink + part.out[d] * other_shrink;
     }
   }
-  finish_rows(problem, p, *whole.rows);
-  for (int row = 0; row < p.live; ++row) {
-    real* out = whole.out + row * problem.d_v;
-    for (int64_t d = 0; d < problem.d_v; ++d) out[d] *= whole.rows->normalise[row];
-    narrow_row(out, problem.d_v, row_pointer<stored>(problem.out, batch, p.head[row], p.query[row]));
-  }
-  if (problem.reading) fence_streams();
+  finish_few<stored>(problem, batch, p, whole);
 }
 
 }  // namespace rootdk::ROOTDK_TARGET

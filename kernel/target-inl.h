@@ -27,7 +27,7 @@ kernel_pass rows_pass(const attention_problem& problem) {
   return pass;
 }
 
-// Few rows: chunks of keys leave parts in a shared buffer, and the parts of a key head are merged.
+// Few rows: chunks of keys leave parts in a shared buffer, and the parts of a key head are merged where there are several.
 template <typename stored>
 kernel_pass few_rows_pass(const attention_problem& problem) {
   typedef compute<stored> real;
@@ -35,7 +35,7 @@ kernel_pass few_rows_pass(const attention_problem& problem) {
   pass.items = problem.batch * problem.kv_heads * few_chunks(problem);
   pass.scratch_bytes = few_scratch<stored>(problem, nullptr).bytes;
   pass.item = few_item<stored>;
-  pass.merges = problem.batch * problem.kv_heads;
+  pass.merges = few_chunks(problem) == 1 ? 0 : problem.batch * problem.kv_heads;  // a single chunk needs none
   pass.shared_bytes = pass.items * few_part_bytes<real>(problem);
   pass.merge = few_merge_item<stored>;
   return pass;

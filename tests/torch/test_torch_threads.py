@@ -28,6 +28,9 @@ class Spy:
     def __init__(self) -> None:
         self.teams: list[int] = []
 
+    def alike(self, *tensors: Any) -> Any:
+        return self.real.alike(*tensors)
+
     def forward(self, *arguments: Any) -> None:
         self.teams.append(arguments[-1])
         kernel().forward(*arguments)

@@ -72,9 +72,27 @@ class Spy:
         self.real = real
         self.addresses: list[int] = []
 
+    def alike(self, *tensors: Any) -> Any:
+        return self.real.alike(*tensors)
+
     def forward(self, problem: Any, out: Any, *rest: Any) -> None:
         self.addresses = [a.data_ptr() for a in (*problem[:3], out)]
         self.real.forward(problem, out, *rest)
+
+
+def test_the_binding_tells_tensors_that_are_alike_from_others() -> None:
+    tensor, narrow = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.bfloat16)
+    turned, longer = torch.zeros(2, 4, 3).transpose(1, 2), torch.zeros(2, 5, 4)
+    integers, sparse = torch.zeros(2, 3, 4, dtype=torch.int64), tensor.to_sparse()
+    elsewhere = torch.zeros(2, 3, 4, device="meta")
+    expected = {
+        2: [(tensor,) * 3, (narrow,) * 3, (tensor, tensor[:, :], tensor.clone())],
+        1: [(tensor, longer, longer), (tensor, tensor, turned), (turned,) * 3, (tensor, tensor[0], tensor)],
+        0: [(tensor, narrow, narrow), (tensor, tensor, narrow), (integers,) * 3, (tensor, sparse, tensor)],
+    }
+    expected[0] += [(elsewhere, tensor, tensor), (tensor, elsewhere, tensor), (np.zeros((2, 3, 4)),) * 3]
+    for answer, problems in expected.items():
+        assert [kernel().alike(*tensors) for tensors in problems] == [answer] * len(problems)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -124,6 +142,9 @@ class OlderKernel:
             return given
         self.seen.add(given.dtype)
         return Older(given)
+
+    def alike(self, *tensors: Any) -> Any:
+        return self.real.alike(*map(self.older, tensors))
 
     def forward(self, problem: Any, *rest: Any) -> None:
         self.real.forward(problem._make(map(self.older, problem)), *map(self.older, rest))

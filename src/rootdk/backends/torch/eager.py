@@ -19,7 +19,8 @@ from .forward_mode import refuse_tangents
 _LOG2_E = 1.4426950408889634
 # Within a factor of 2**24 of 1 a scale leaves d_query in the range of float32, whatever gradient is worth the name.
 _MODEST = 2.0**-24
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells it nowhere else
+_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells these nowhere else
+_has_memory = torch._C._has_storage  # noqa: SLF001
 
 
 class Gradients(NamedTuple):
@@ -80,8 +81,9 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
-        refuse_tangents(d_out=d_out)
-        if is_batched(d_out):
+        if forward_ad._current_level >= 0:  # noqa: SLF001
+            refuse_tangents(d_out=d_out)
+        if not _has_memory(d_out) and is_batched(d_out):
             return each(lambda entry: EagerAttention.backward(ctx, entry), d_out)
         out, row_state, query, key, value, *options = ctx.saved_tensors
         problem = ctx.facts.with_arrays(query, key, value)
@@ -115,8 +117,10 @@ def _spread(problem: Problem, given: Any) -> Any:
     return None if given is None else given.detach().resolve_neg().expand(scores)
 
 
-# Straight to the engine: torch's own `apply` looks for transforms and binds names for 40 us first.
+# Straight to the engine: torch's own `apply` looks for transforms and binds names for 40 us first. The other way, too: there it
+# asks which of two names the derivative has.
 _eager_attention = super(torch.autograd.Function, EagerAttention).apply
+EagerAttention._backward_cls.apply = EagerAttention.backward  # noqa: SLF001
 
 
 def gradients(

@@ -16,12 +16,16 @@ from .. import kernel
 FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 # How many threads torch's team has. 0 would mean the kernel's own threads, which only the benchmark asks for.
 team = torch.get_num_threads
+# What the binding's alike() says of three tensors of one type and one shape, each in C order.
+_DENSE = 2
 
 
 def forward(problem: Problem, row_state: Any, reading: Any, keys: Any) -> Tensor:
     """Run the kernel forward; whatever of the three tensors is given is filled."""
-    out = empty_out(problem.query, problem.value)
-    kernel().forward(_walked(problem), out, row_state, reading, keys, team())
+    library, query, value = kernel(), problem.query, problem.value
+    dense = library.alike(query, problem.key, value) == _DENSE
+    out = torch.empty_like(query) if dense else empty_out(query, value)
+    library.forward(_walked(problem, dense), out, row_state, reading, keys, team())
     return out
 
 
@@ -29,18 +33,22 @@ def backward(
     problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, learned_bias: Any = None, learned_alibi: Any = None
 ) -> tuple[Tensor, Tensor, Tensor, Any, Any]:
     """Run the kernel backward. Bias and slopes are as before they were broadcast, where their gradient is wanted."""
-    query = problem.query
-    gradients = empty_gradients(query, problem.key, problem.value)
+    library, query, key, value = kernel(), problem.query, problem.key, problem.value
+    dense = library.alike(query, key, value) == _DENSE
+    if dense:
+        gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    else:
+        gradients = empty_gradients(query, key, value)
     d_bias = spread = d_alibi = None
     if learned_bias is not None:
         # The kernel adds to it in its own type; a number that many pairs read is one number here too.
-        d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query))
+        d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query.dtype))
         spread = d_bias.expand(problem.bias.shape)
     if learned_alibi is not None:
-        d_alibi = query.new_zeros(query.shape[:-2], dtype=_compute_type(query))
+        d_alibi = query.new_zeros(query.shape[:-2], dtype=_compute_type(query.dtype))
     row_state = row_state if row_state.is_contiguous() else row_state.contiguous()
     out, d_out = _walkable(out), _walkable(d_out)
-    kernel().backward(_walked(problem), out, d_out, row_state, *gradients, spread, d_alibi, team())
+    library.backward(_walked(problem, dense), out, d_out, row_state, *gradients, spread, d_alibi, team())
     return (
         *gradients,
         None if d_bias is None else d_bias.to(learned_bias.dtype),
@@ -69,32 +77,37 @@ def empty_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, 
 
 def empty_row_state(query: Tensor, eager: bool = False) -> Tensor:
     """Memory for two numbers per row: its maximum in log2 units, and its sum."""
-    return _empty(query, (2, *tuple(query.shape)[:-1]), _compute_type(query), eager)
+    if eager:
+        return torch.empty_like(_row_state_pattern(query.shape, query.dtype))
+    return query.new_empty((2, *query.shape[:-1]), dtype=_compute_type(query.dtype))
 
 
 def empty_reading(query: Tensor, eager: bool = False) -> tuple[Tensor, Tensor]:
     """Memory for the fields of a Reading, and for the number of keys."""
     rows = tuple(query.shape)[:-1]
-    return _empty(query, (len(FIELDS), *rows), _compute_type(query), eager), _empty(query, rows, torch.int64, eager)
+    fields = (len(FIELDS), *rows)
+    if eager:
+        return torch.empty_like(_pattern(fields, _compute_type(query.dtype))), torch.empty_like(_pattern(rows, torch.int64))
+    return query.new_empty(fields, dtype=_compute_type(query.dtype)), query.new_empty(rows, dtype=torch.int64)
 
 
-def _empty(query: Tensor, shape: tuple[int, ...], dtype: Any, eager: bool) -> Tensor:
-    # To copy a shape takes less time than to name one, which a small call notices; a compiler would not see it.
-    return torch.empty_like(_pattern(shape, dtype)) if eager else query.new_empty(shape, dtype=dtype)
-
-
+# To copy a shape takes less time than to name one, which a small call notices; a compiler would not see it.
 @lru_cache(maxsize=256)
 def _pattern(shape: tuple[int, ...], dtype: Any) -> Tensor:
     """Of that shape, and one number in memory."""
     return torch.empty((), dtype=dtype, device="cpu").expand(shape)
 
 
-def _walked(problem: Problem) -> Problem:
+@lru_cache(maxsize=256)
+def _row_state_pattern(shape: tuple[int, ...], dtype: Any) -> Tensor:
+    return _pattern((2, *shape[:-1]), _compute_type(dtype))
+
+
+def _walked(problem: Problem, dense: bool) -> Problem:
     query, key, value = problem.query, problem.key, problem.value
-    for tensor in (query, key, value):
-        if tensor.is_neg() or not tensor.is_contiguous():
-            return problem.with_arrays(_walkable(query), _walkable(key), _walkable(value))
-    return problem
+    if dense and not (query.is_neg() or key.is_neg() or value.is_neg()):
+        return problem
+    return problem.with_arrays(_walkable(query), _walkable(key), _walkable(value))
 
 
 def _walkable(tensor: Tensor) -> Tensor:
@@ -104,5 +117,5 @@ def _walkable(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
-def _compute_type(query: Tensor) -> Any:
-    return torch.float64 if query.dtype == torch.float64 else torch.float32
+def _compute_type(dtype: Any) -> Any:
+    return torch.float64 if dtype == torch.float64 else torch.float32
