@@ -37,7 +37,7 @@ def traced(*arguments: Any) -> bool:
     """Whether a compiler, a mode, a transform or a tensor type of its own must see operators, not what they compute."""
     if torch.compiler.is_compiling() or _modes() > 0 or _transformed() or _tracing() is not None:
         return True
-    for argument in arguments:  # a loop: any() would take twice the time, in every call
+    for argument in arguments:  # noqa: SIM110 -- any() would take twice the time, in every call
         if type(argument) not in _PLAIN and isinstance(argument, Tensor):
             return True
     return False

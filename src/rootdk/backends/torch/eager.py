@@ -117,8 +117,8 @@ def _spread(problem: Problem, given: Any) -> Any:
     return None if given is None else given.detach().resolve_neg().expand(scores)
 
 
-# Straight to the engine: torch's own `apply` looks for transforms and binds names for 40 us first. The other way, too: there it
-# asks which of two names the derivative has.
+# Straight to the engine: torch's own `apply` looks for transforms and binds names for 40 us first. The other way, too:
+# there it asks which of two names the derivative has.
 _eager_attention = super(torch.autograd.Function, EagerAttention).apply
 EagerAttention._backward_cls.apply = EagerAttention.backward  # noqa: SLF001
 

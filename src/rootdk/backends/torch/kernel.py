@@ -87,7 +87,8 @@ def empty_reading(query: Tensor, eager: bool = False) -> tuple[Tensor, Tensor]:
     rows = tuple(query.shape)[:-1]
     fields = (len(FIELDS), *rows)
     if eager:
-        return torch.empty_like(_pattern(fields, _compute_type(query.dtype))), torch.empty_like(_pattern(rows, torch.int64))
+        numbers = torch.empty_like(_pattern(fields, _compute_type(query.dtype)))
+        return numbers, torch.empty_like(_pattern(rows, torch.int64))
     return query.new_empty(fields, dtype=_compute_type(query.dtype)), query.new_empty(rows, dtype=torch.int64)
 
 
