@@ -55,12 +55,15 @@ def test_the_map_is_what_is_printed() -> None:
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_layers_of_an_untrained_model_are_alike(name: str, tmp_path: Path) -> None:
-    """The false-alarm reasoning of deviation_over_median: below 1.1 where the limit is 8."""
-    middles = [
-        statistics.median(one.of("predicted_deviation")) for one in read_checkpoint(saved(built(name), tmp_path)).layers
-    ]
-    for number, own in enumerate(middles):
-        assert own < 1.1 * statistics.median(middles[:number] + middles[number + 1 :])
+    """The false-alarm reasoning of deviation_over_median: below 1.1 where the limit is 8, and heads are as wide."""
+    middles: dict[float, list[float]] = {}
+    for layer in read_checkpoint(saved(built(name), tmp_path)).layers:
+        alike = middles.setdefault(layer.heads[0]["d_k"], [])
+        alike.append(statistics.median(layer.of("predicted_deviation")))
+    assert max(map(len, middles.values())) > 1
+    for alike in middles.values():
+        for number, own in enumerate(alike[1:] and alike):
+            assert own < 1.1 * statistics.median(alike[:number] + alike[number + 1 :])
 
 
 def test_families_are_counted_right() -> None:

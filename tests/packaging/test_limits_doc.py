@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hostile_checkpoints import constructed
+from hostile_formats import constructed_formats
 
 import rootdk
 from rootdk import untrusted
@@ -29,7 +30,7 @@ SIZES = {
         "config.json": mebibytes(limits.LARGEST_CONFIG),
         "depth of JSON": f"{untrusted.DEEPEST} levels",
         "values of one JSON file": f"{untrusted.MOST_VALUES:,}",
-        "an index of shards, or the header of one file": mebibytes(limits.LARGEST_INDEX),
+        "an index of shards, or the header, pickle or graph of one file": mebibytes(limits.LARGEST_INDEX),
         "all headers together": mebibytes(limits.LARGEST_HEADERS),
         "shards": f"{limits.MOST_SHARDS:,}",
         "tensors": f"{limits.MOST_TENSORS:,}",
@@ -38,6 +39,7 @@ SIZES = {
         "heads in all": f"{limits.MOST_HEADS_IN_ALL:,}",
         "d_k": f"{limits.LARGEST_HEAD:,}",
         "inputs of a projection": f"{limits.LARGEST_WIDTH:,}",
+        "rank of a latent": f"{limits.LARGEST_RANK:,}",
         "query and key weights": f"{limits.MOST_BYTES / 2**30:g} GiB",
         "multiply-adds": f"{limits.MOST_WORK:g}".replace("e+", "e"),
         "`--text`": f"{limits.LARGEST_TEXT:,} characters",
@@ -102,6 +104,11 @@ def test_the_trials_are_those_of_the_test() -> None:
     assert "4,000 more" in PAGE
     assert "range(1, 5)" in judge
     assert "mutated(1000, seed)" in judge
+    assert "over 500 built, 200 damaged, 6,000 more" in PAGE
+    assert sum(1 for _ in constructed_formats()) > 500
+    assert "mutated_formats(200)" in judge
+    assert "range(1, 4)" in judge
+    assert "mutated_formats(2000, seed)" in judge
 
 
 def refused(given: Any) -> bool:
