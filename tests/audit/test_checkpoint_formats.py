@@ -340,10 +340,13 @@ def unrotated(tmp_path: Path, arrays: Arrays) -> list[dict[str, float]]:
     return numbers(with_config(safetensors(tmp_path / "safetensors", arrays), model_type="opt"))
 
 
-@pytest.mark.parametrize("style", ["plain", "roots", "fused", "outside", "branch"])
+@pytest.mark.parametrize("style", ["plain", "roots", "fused", "outside", "branch", "older"])
 def test_onnx(tmp_path: Path, style: str) -> None:
     assert same(numbers(onnx_file(tmp_path / "model.onnx", model(), style)), unrotated(tmp_path, model()))
-    assert read_checkpoint(tmp_path / "model.onnx").model["scale_source"] == "its graph"
+    audit = read_checkpoint(tmp_path / "model.onnx")
+    assert audit.model["scale_source"] == "its graph"
+    names = ["model.layers.{}.self_attn" if style == "older" else "layers.{}.attention"] * 2
+    assert [layer.name for layer in audit.layers] == [name.format(number) for number, name in enumerate(names)]
 
 
 @pytest.mark.parametrize("style", ["integers", "scaled"])

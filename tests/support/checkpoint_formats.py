@@ -208,6 +208,15 @@ def mlx(weight: NDArray[Any]) -> Packed:
     return {"weight": words(codes.reshape(weight.shape), 4), "scales": scales, "biases": low}, stands
 
 
+def compressed(weight: NDArray[Any]) -> Packed:
+    groups = weight.reshape(weight.shape[0], -1, 32)
+    scales = (np.abs(groups).max(axis=2) / 7.5).astype(np.float16)
+    codes = np.clip(np.rint(groups / scales[..., None]), -8, 7).astype(np.int64)
+    parts = {"weight_packed": words((codes + 8).reshape(weight.shape), 4).view(np.int32), "weight_scale": scales}
+    stands = (codes * scales[..., None].astype(float)).reshape(weight.shape)
+    return {**parts, "weight_shape": np.array(weight.shape)}, stands
+
+
 def bnb_nested(weight: NDArray[Any]) -> Packed:
     return bnb_four_bits(weight, nested=True)
 
@@ -224,7 +233,7 @@ PACKINGS: dict[str, Callable[[NDArray[Any]], Packed]] = {
     pack.__name__: pack
     for pack in (
         *(float8_blocks, float8_rows, float8_whole, bnb_int8, bnb_four_bits, bnb_nested),
-        *(gptq, gptq_8, gptq_shuffled, awq, mlx),
+        *(gptq, gptq_8, gptq_shuffled, awq, mlx, compressed),
     )
 }
 
@@ -250,9 +259,16 @@ def packed_file(folder: Path, arrays: Arrays, packing: str) -> Arrays:
 def onnx_file(path: Path, arrays: Arrays, style: str = "plain") -> Path:
     """`style`: plain (scale after the product), roots (its root on both sides), fused (one projection, split), integers
     (weights of 8 bits as onnxruntime makes them), scaled (8 bits behind DequantizeLinear), outside (weights in a file
-    of their own), branch (inside an If).
+    of their own), branch (inside an If), older (names of modules, shapes that are put together, a norm in its parts).
     """
     nodes, held = [], {"shape": np.array([0, 0, -1, 16]), "together": np.array([0, 0, 64]), "scale": np.float32(0.25)}
+    held |= {
+        "over": np.float32(4),
+        "two": np.float32(2),
+        "tiny": np.float32(1e-5),
+        "one": np.array([0]),
+        "none": np.array([1]),
+    }
     held |= {"root": np.float32(0.5), "parts": np.array([64, 32, 32]), "repeat": np.array([1, 2, 1, 1])}
     value = "x"
     for layer in range(sum("q_proj" in name for name in arrays)):
@@ -264,12 +280,17 @@ def onnx_file(path: Path, arrays: Arrays, style: str = "plain") -> Path:
         def name(what: str, layer: int = layer) -> str:
             return f"{what}_{layer}"
 
-        def add(kind: str, inputs: list[str], *outputs: str, **options: Any) -> str:
-            nodes.append(helper.make_node(kind, inputs, list(outputs), name=f"node_{outputs[0]}", **options))
+        def add(kind: str, inputs: list[str], *outputs: str, layer: int = layer, **options: Any) -> str:
+            label = f"/model/layers.{layer}/self_attn/{kind}" if style == "older" else f"node_{outputs[0]}"
+            nodes.append(helper.make_node(kind, inputs, list(outputs), name=label, **options))
             return outputs[0]
 
         held[name("gain")], held[name("nothing")] = given["input_layernorm"], np.zeros(64, np.float32)
-        normed = add("LayerNormalization", [value, name("gain"), name("nothing")], name("normed"))
+        normed = name("normed")
+        if style == "older":
+            _norm(add, held, value, name)
+        else:
+            add("LayerNormalization", [value, name("gain"), name("nothing")], normed)
         projected = {}
         if style == "fused":
             held[name("fused")] = np.concatenate([given[part] for part in ("q_proj", "k_proj", "v_proj")]).T
@@ -281,7 +302,7 @@ def onnx_file(path: Path, arrays: Arrays, style: str = "plain") -> Path:
             _project(add, held, style, normed, given[part].T, name(part))
         heads = {}
         for part, source in projected.items():
-            split = add("Reshape", [source, "shape"], f"{source}_heads")
+            split = add("Reshape", [source, _shape(add, held, source, style)], f"{source}_heads")
             axes = [0, 2, 3, 1] if part == "k_proj" and style != "roots" else [0, 2, 1, 3]
             heads[part] = add("Transpose", [split], f"{source}_moved", perm=axes)
         key, query = heads["k_proj"], heads["q_proj"]
@@ -289,13 +310,36 @@ def onnx_file(path: Path, arrays: Arrays, style: str = "plain") -> Path:
             key = add("Transpose", [add("Mul", [key, "root"], name("key"))], name("keys"), perm=[0, 1, 3, 2])
             query = add("Mul", [query, "root"], name("query"))
         logits = add("MatMul", [query, key], name("product"))
-        logits = logits if style == "roots" else add("Mul", [logits, "scale"], name("logits"))
+        if style != "roots":
+            kind, factor = ("Div", "over") if style == "older" else ("Mul", "scale")
+            logits = add(kind, [logits, factor], name("logits"))
         weights = add("Softmax", [add("Add", [logits, "mask"], name("masked"))], name("weights"), axis=-1)
         mixed = add("MatMul", [weights, heads["v_proj"]], name("mixed"))
         back = add("Reshape", [add("Transpose", [mixed], name("back"), perm=[0, 2, 1, 3]), "together"], name("flat"))
         held[name("out")] = given["o_proj"].T
         value = add("Add", [value, add("MatMul", [back, name("out")], name("given"))], name("block"))
     return _saved(path, nodes, {key: np.ascontiguousarray(array) for key, array in held.items()}, value, style)
+
+
+def _norm(add: Any, held: Arrays, value: str, name: Any) -> None:
+    """x - mean, over its root mean square, times a gain, plus a shift: as exporters wrote it before opset 17."""
+    add("ReduceMean", [value, "axis"], name("mean"))
+    add("Sub", [value, name("mean")], name("centred"))
+    add("ReduceMean", [add("Pow", [name("centred"), "two"], name("squares")), "axis"], name("variance"))
+    add("Sqrt", [add("Add", [name("variance"), "tiny"], name("wide"))], name("deviation"))
+    add("Mul", [add("Div", [name("centred"), name("deviation")], name("whitened")), name("gain")], name("gained"))
+    add("Add", [name("gained"), name("nothing")], name("normed"))
+    held["axis"] = np.array([-1])
+
+
+def _shape(add: Any, held: Arrays, source: str, style: str) -> str:
+    """The shape of heads: a constant, or batch and tokens as they come, and constants beside them."""
+    if style != "older":
+        return "shape"
+    held |= {"heads": np.array([-1]), "width": np.array([16])}
+    own = add("Shape", ["x"], f"{source}_own")
+    sides = [add("Gather", [own, place], f"{source}_{place}") for place in ("one", "none")]
+    return str(add("Concat", [*sides, "heads", "width"], f"{source}_shape", axis=0))
 
 
 def _project(add: Any, held: Arrays, style: str, given: str, weight: NDArray[Any], name: str) -> None:

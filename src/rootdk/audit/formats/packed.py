@@ -10,6 +10,7 @@ name that the weight has elsewhere. What is not understood stays as it is, and i
     GPTQ        qweight (inputs/8, outputs), qzeros, scales, g_idx: the group of each input
     AWQ         qweight (inputs, outputs/8), qzeros, scales, in an order of its own inside of eight
     MLX         weight of uint32 (outputs, inputs/8), scales and biases for groups of inputs
+    compressed  weight_packed of the same form, weight_scale; codes begin at the least number of so many bits
 """
 
 import math
@@ -46,6 +47,8 @@ def unpacked(tensors: Tensors, config: Fields) -> Tensors:
         made = None
         if last == "qweight":
             made = _gptq_or_awq(held, stem, less)
+        elif last == "weight_packed":
+            made = _compressed(held, stem)
         elif last == "weight" and isinstance(held.get(name), Plain):
             made = _scaled(held, stem) or _four_bits(held, name) or _mlx(held, stem, bits)
         if made is not None:
@@ -326,12 +329,12 @@ def _gptq_or_awq(held: Mapping[str, Any], stem: str, less: int) -> tuple[Stored,
 
 
 @dataclass(frozen=True, slots=True)
-class _Mlx:
-    """MLX: scale * code + bias, both for a group of neighbouring inputs of one output."""
+class _Rows:
+    """scale * code + bias, both for a group of neighbouring inputs of one output; without biases codes have a sign."""
 
     packed: Plain
     scales: Plain
-    biases: Plain
+    biases: Plain | None
     bits: int
     inputs_first: bool = False
 
@@ -350,11 +353,12 @@ class _Mlx:
     def read(self, rows: slice, columns: slice) -> Floats:
         left, right, _ = columns.indices(self.shape[1])
         per, size = 32 // self.bits, self.shape[1] // self.scales.shape[1]
-        words = self.packed.raw(rows, slice(left // per, -(-right // per)))
+        words = np.ascontiguousarray(self.packed.raw(rows, slice(left // per, -(-right // per)))).view(np.uint32)
         codes = ((words[:, :, None] >> _SHIFTS[self.bits]) & (2**self.bits - 1)).reshape(len(words), -1)
         codes = codes[:, left % per :][:, : right - left].astype(np.float64)
-        groups = np.arange(left, right) // size
-        return np.asarray(self.scales.read(rows)[:, groups] * codes + self.biases.read(rows)[:, groups])
+        groups, scales = np.arange(left, right) // size, self.scales.read(rows)
+        biases = -(2.0 ** (self.bits - 1)) * scales if self.biases is None else self.biases.read(rows)
+        return np.asarray(scales[:, groups] * codes + biases[:, groups])
 
 
 def _mlx(held: Mapping[str, Any], stem: str, bits: int) -> tuple[Stored, list[str]] | None:
@@ -367,4 +371,23 @@ def _mlx(held: Mapping[str, Any], stem: str, bits: int) -> tuple[Stored, list[st
     inputs = weight.shape[1] * 32 // bits
     if bits not in _SHIFTS or inputs % scales.shape[1] or inputs // scales.shape[1] not in (32, 64, 128):
         return None
-    return _Mlx(weight, scales, biases, bits), parts
+    return _Rows(weight, scales, biases, bits), parts
+
+
+def _compressed(held: Mapping[str, Any], stem: str) -> tuple[Stored, list[str]] | None:
+    """compressed-tensors, symmetric; zeros of their own, or inputs in another order, are not understood."""
+    parts = [f"{stem}.{name}" for name in ("weight_packed", "weight_scale", "weight_shape")]
+    packed, scales, shape = (
+        _plain(held, name, *kinds) for name, kinds in zip(parts, (("I32",), _REAL, ("I64", "I32")), strict=True)
+    )
+    others = (f"{stem}.weight_zero_point", f"{stem}.weight_g_idx")
+    if packed is None or scales is None or shape is None or any(name in held for name in others):
+        return None
+    if len(packed.shape) != 2 or len(scales.shape) != 2 or shape.shape != (2,):
+        return None
+    outputs, inputs = (int(side) for side in shape.raw().ravel())
+    bits = packed.shape[1] * 32 // max(inputs, 1)
+    fits = bits in _SHIFTS and packed.shape == (outputs, inputs * bits // 32) and inputs * bits % 32 == 0
+    if not fits or scales.shape[0] != outputs or not scales.shape[1] or inputs % scales.shape[1]:
+        return None
+    return _Rows(packed, scales, None, bits), parts
