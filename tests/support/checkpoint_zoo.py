@@ -162,6 +162,18 @@ FAMILIES = {
         normed=True,
         scale=1.0,
     ),
+    "gemma4_shared": Family(
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {**_GROUPED, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 16, "num_kv_shared_layers": 2}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 50},
+        "self_attn.q_proj",
+        attentions=4,
+        key_heads=2,
+        normed=True,
+        scale=1.0,
+    ),
     "qwen3_next": Family(
         "Qwen3NextConfig",
         "Qwen3NextForCausalLM",

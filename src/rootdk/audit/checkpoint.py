@@ -69,7 +69,10 @@ def read_checkpoint(
     tensors = find_tensors(place, lambda name, share: report(name, _HEADERS * share))
     config = Config.of_checkpoint(place, tensors)
     tensors = unpacked(tensors, config.fields)
-    modules, unknown = _readable(tensors, *find_projections(set(tensors), *config.model_types))
+    found = find_projections(
+        set(tensors), *config.model_types, key_layer=lambda module, index: config.of(module).key_layer(index)
+    )
+    modules, unknown = _readable(tensors, *found)
     if not modules:
         raise ArgumentError(_nothing(tensors, config, unknown))
     facts = [config.of(module.module).facts(module.module, module.index) for module in modules]

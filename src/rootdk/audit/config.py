@@ -18,6 +18,7 @@ from .limits import (
     LARGEST_LENGTH,
     LARGEST_WIDTH,
     MOST_HEADS,
+    MOST_LAYERS,
     Fields,
 )
 
@@ -171,11 +172,10 @@ class Config:
         """The fields with what one layer has of its own; the same object where it has nothing of its own."""
         fields = self.fields
         if self.name == "metadata":
-            fields = fields.of_layer(index, (_HEADS[0], _KEY_HEADS[0], "layer_types"))
+            fields = fields.of_layer(index, (_HEADS[0], _KEY_HEADS[0]))
         single = fields.part("per_layer_config")
         inner = None if single is None else single.part(str(index))
-        wide = fields.of_layer(index, ("layer_types",)) if "global_head_dim" in fields else None
-        if wide is not None and wide.text("layer_types") == "full_attention":
+        if "global_head_dim" in fields and fields.entry("layer_types", index) == "full_attention":
             narrow = "num_global_key_value_heads" if fields.flag("attention_k_eq_v") else _KEY_HEADS[0]
             width, count = fields.whole("global_head_dim", 1, LARGEST_HEAD), fields.whole(narrow, 1, MOST_HEADS)
             inner = Fields({"head_dim": width, _KEY_HEADS[0]: count}, self.name)
@@ -183,6 +183,16 @@ class Config:
             return fields
         none = Fields({"per_layer_config": None, "global_head_dim": None, "layer_types": None}, self.name)
         return fields.updated(inner).updated(none)
+
+    def key_layer(self, index: int) -> int | None:
+        """The layer whose keys a layer takes: where the last ones have none, the last of its type that has; or None."""
+        shared = self.fields.whole("num_kv_shared_layers", 0, MOST_LAYERS)
+        layers = self.fields.whole("num_hidden_layers", 1, MOST_LAYERS)
+        if not shared or layers is None or index < layers - shared:
+            return None
+        own = self.fields.entry("layer_types", index)
+        earlier = range(layers - shared - 1, -1, -1)
+        return next((layer for layer in earlier if self.fields.entry("layer_types", layer) == own), None)
 
     def _latent(self) -> Latent | None:
         """The parts of a head where queries and keys pass through a latent of low rank."""

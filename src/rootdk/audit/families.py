@@ -7,8 +7,8 @@ together; a Layout says where they start. Names that are not understood are list
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rootdk.errors import ArgumentError
@@ -127,11 +127,16 @@ class Projections:
         return tuple(dict.fromkeys([*self.query.tensors, *self.key.tensors]))
 
 
-def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Projections], list[str]]:
+KeyLayer = Callable[[str, int], int | None]
+
+
+def find_projections(
+    names: Collection[str], *model_types: str, key_layer: KeyLayer | None = None
+) -> tuple[list[Projections], list[str]]:
     """Every attention module whose queries and keys are known, in the order of layers, and the names left over.
 
     Left over are the tensors that seem to belong to attention and are not understood. A model of several parts has
-    several model types.
+    several model types. `key_layer` gives the number of the layer whose keys a module takes, or None for its own.
 
     >>> names = ["h.0.attn.q_proj.weight", "h.0.attn.k_proj.weight", "h.0.attn.v_proj.weight"]
     >>> modules, unknown = find_projections(names)
@@ -140,7 +145,11 @@ def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Pr
     >>> find_projections([*names, "h.0.attn.temperature"])[1]
     ['h.0.attn.temperature', 'h.0.attn.k_proj.weight', 'h.0.attn.q_proj.weight']
     """
-    known, ordered = frozenset(names), sorted(names)
+    ordered = sorted(names)
+    sources = {} if key_layer is None else _sources(ordered, key_layer)
+    lent = (f"{module}{name.removeprefix(source)}" for module, source in sources.items()
+            for name in _inside(f"{source}.k_proj", ordered) + _inside(f"{source}.k_norm", ordered))  # fmt: skip
+    known = frozenset(names) | frozenset(lent)
     candidates = [module for name in ordered if (module := _candidate(name, known, model_types)) is not None]
     if len(candidates) > MOST_LAYERS:
         raise ArgumentError(f"path: must have at most {MOST_LAYERS} modules of attention, got {len(candidates)}")
@@ -157,14 +166,29 @@ def find_projections(names: Collection[str], *model_types: str) -> tuple[list[Pr
         else:
             modules.append(module)
             read |= inside
-    for name in known - unknown - read:
+    keys = {module.module: module.key for module in modules}
+    modules = [replace(module, key=keys.get(sources.get(module.module, ""), module.key)) for module in modules]
+    for name in frozenset(names) - unknown - read:
         seems = _ATTENTION.search(name) and not _NORM_OF_A_BLOCK.search(name) and "linear_attn" not in name
         if seems and not _is_other(name.rpartition(".")[0].rpartition(".")[2] + "."):
             unknown.add(name)
     return modules, sorted(unknown, key=lambda name: (_order(name.rpartition(".")[0]), name))
 
 
-def _inside(module: str, ordered: Sequence[str]) -> Sequence[str]:
+def _sources(ordered: list[str], key_layer: KeyLayer) -> dict[str, str]:
+    """{module: the module whose keys it takes}, for those that have none of their own."""
+    sources = {}
+    for name in ordered:
+        module = name.removesuffix(".q_proj.weight")
+        parts = module.split(".")
+        place = next((place for place, part in enumerate(parts) if _number(part) is not None), None)
+        layer = None if module == name or place is None else key_layer(module, int(parts[place]))
+        if layer is not None and place is not None:
+            sources[module] = ".".join([*parts[:place], str(layer), *parts[place + 1 :]])
+    return sources
+
+
+def _inside(module: str, ordered: list[str]) -> list[str]:
     """The names that begin with the module and a dot: they stand together, before those with a slash, dot's next."""
     return ordered[bisect_left(ordered, f"{module}.") : bisect_left(ordered, f"{module}/")]
 

@@ -10,6 +10,7 @@ and what came.
 
 import math
 import reprlib
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -115,15 +116,23 @@ class Fields:
             self.refuse(key, "an object")
         return Fields(value, f"{self.name}: {key}") if value else None
 
+    def entry(self, key: str, index: int) -> Any:
+        """One entry of a list; None where there is no list, or none so long."""
+        value = self._values.get(key)
+        return value[index] if isinstance(value, list) and 0 <= index < len(value) else None
+
     def updated(self, values: "Fields | None") -> "Fields":
-        """The same with other values for some fields."""
-        return self if values is None else Fields({**self._values, **values._values}, self.name)  # noqa: SLF001
+        """The same with other values for some fields; nothing is copied but those."""
+        if values is None:
+            return self
+        chosen: Any = [values._values, self._values]  # noqa: SLF001 -- maps that are only read
+        return Fields(ChainMap(*chosen), self.name)
 
     def of_layer(self, index: int, keys: Iterable[str]) -> "Fields":
         """The same, with the entry of one layer where a field is a list of them."""
         lists = {key: value for key in keys if isinstance(value := self._values.get(key), list) and index < len(value)}
         chosen = {key: value[index] for key, value in lists.items()}
-        return Fields({**self._values, **chosen}, self.name) if chosen else self
+        return self.updated(Fields(chosen, self.name)) if chosen else self
 
     def leaves(self) -> Iterator[tuple[str, str, Any]]:
         """Every value at any depth that is no object and no list: its place, its own key, and the value."""
