@@ -329,6 +329,16 @@ void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle ro
   run_without_gil(p, rootdk::attention_backward);
 }
 
+// weights: (..., heads, n_query, n_key), of zeros; where its queries share, what each key received.
+void weights(nb::tuple problem, nb::handle row_state, nb::handle weights, int team) {
+  call c;
+  describe(c, problem, team);
+  attention_problem& p = c.problem;
+  p.row_state = flat_real(c.in(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
+  p.weights = c.pairs(c.out(weights), p.type == element::float64 ? 'd' : 'f');
+  run_without_gil(p, rootdk::attention_weights);
+}
+
 std::vector<std::string> target_names() {
   std::vector<std::string> names;
   for (const rootdk::kernel_target* target : rootdk::available_targets()) names.push_back(target->name);
@@ -358,6 +368,7 @@ NB_MODULE(_kernel, m) {
   m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a, "d_key"_a, "d_value"_a,
         "d_bias"_a.none() = nb::none(), "d_alibi"_a.none() = nb::none(), "team"_a = 0);
   m.def("alike", &alike);  // names of arguments would take time
+  m.def("weights", &weights, "problem"_a, "row_state"_a, "weights"_a, "team"_a = 0);
   m.def("target", [] { return std::string(rootdk::current_target().name); });
   m.def("targets", &target_names);
   m.def("set_target", &set_target, "name"_a);

@@ -23,4 +23,5 @@
 #include "bias_gradient-inl.h"
 #include "backward_parts-inl.h"
 #include "backward-inl.h"
+#include "weights-inl.h"
 // clang-format on

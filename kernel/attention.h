@@ -82,6 +82,8 @@ struct attention_problem {
   // where the bias was broadcast: all pairs that read one number of it add to one number here. Else no two overlap.
   pairs_view d_bias;
   void* d_alibi = nullptr;  // (batch, heads) in the type that is computed with; null where not wanted
+  // attention_weights only: every pair's weight, before dropout, is added to its number; as d_bias. `row_state` is then an input.
+  pairs_view weights;
   // The (batch, key head) pairs to work on, each as batch * kv_heads + kv_head; null: all of them.
   const int64_t* pair_list = nullptr;
   int64_t pair_list_size = 0;
@@ -103,6 +105,7 @@ struct attention_problem {
 // They throw call_given_up (interruption.h) where the problem has a `stop` and its caller wants one.
 void attention_forward(const attention_problem& problem);
 void attention_backward(const attention_problem& problem);
+void attention_weights(const attention_problem& problem);
 
 // A pass as work for threads: items that are independent of each other, then, where several items contributed to one
 // result, merges of what they left in the shared buffer. How many there are is a fact of the problem, never of the number
@@ -128,6 +131,7 @@ struct kernel_target {
   // Which way a problem is computed (rows, few rows, tiles) is chosen here, once per call.
   kernel_pass (*forward)(const attention_problem&);
   kernel_pass (*backward)(const attention_problem&);
+  kernel_pass (*weights)(const attention_problem&);
 };
 
 std::vector<const kernel_target*> available_targets();  // those this CPU can run, best first

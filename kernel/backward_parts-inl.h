@@ -88,7 +88,7 @@ inline void merge_bias_rows(const attention_problem& problem, int64_t slot, void
     for (int64_t chunk = 0; chunk < backward_chunks(problem); ++chunk)
       sum += *partial_bias<real>(problem, shared, chunk, slot * rows + row);
     const int64_t head = pair % problem.kv_heads * problem.group() + row / problem.n_query;
-    *bias_gradient_row<real>(problem, batch, head, row % problem.n_query) += sum;
+    *pairs_row<real>(problem.d_bias, batch, head, row % problem.n_query) += sum;
   }
 }
 

@@ -13,8 +13,7 @@ inline bool bias_lacks_keys(const attention_problem& problem) {
 }
 
 template <typename real>
-ROOTDK_INLINE real* bias_gradient_row(const attention_problem& problem, int64_t batch, int64_t head, int64_t query) {
-  const pairs_view& view = problem.d_bias;
+ROOTDK_INLINE real* pairs_row(const pairs_view& view, int64_t batch, int64_t head, int64_t query) {
   return reinterpret_cast<real*>(view.data) + view.batch_offset[batch] + head * view.head_stride + query * view.query_stride;
 }
 
@@ -30,15 +29,15 @@ ROOTDK_INLINE void add_to_row(vec<real> numbers, int count, int64_t stride, real
   for (int i = 0; i < count; ++i) row[i * stride] += part[i];
 }
 
-// Lanes that read the same row of the bias (it has no axis of queries, or of heads) are summed before they are added.
+// Lanes that share a row of the view (it has no axis of queries, or of heads) are summed before they are added.
 template <typename real>
-inline void add_pairs(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start, int64_t keys,
+inline void add_pairs(const pairs_view& view, int64_t batch, const panel<real>& p, int64_t start, int64_t keys,
                       const real* d_logits) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const int64_t stride = problem.d_bias.key_stride;
+  const int64_t stride = view.key_stride;
   real* row[lanes];
   for (int lane = 0; lane < p.live; ++lane)
-    row[lane] = bias_gradient_row<real>(problem, batch, p.head[lane], p.query[lane]) + start * stride;
+    row[lane] = pairs_row<real>(view, batch, p.head[lane], p.query[lane]) + start * stride;
   for (int group = 0; group < p.live; group += width) {
     const int live = int(at_most(width, p.live - group));
     for (int64_t key = 0; key < keys; key += width) {
@@ -62,7 +61,7 @@ inline void add_bias_gradient(const attention_problem& problem, int64_t batch, c
                               int64_t keys, const real* d_logits, real* bias_sum) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   if (!bias_lacks_keys(problem)) {
-    add_pairs(problem, batch, p, start, keys, d_logits);
+    add_pairs(problem.d_bias, batch, p, start, keys, d_logits);
     return;
   }
   for (int v = 0; v < lanes; v += width) {

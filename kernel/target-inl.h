@@ -60,7 +60,9 @@ kernel_pass backward_pass(const attention_problem& problem) {
 
 static kernel_pass forward(const attention_problem& problem) { ROOTDK_BY_TYPE(forward_pass, problem) }
 static kernel_pass backward(const attention_problem& problem) { ROOTDK_BY_TYPE(backward_pass, problem) }
+static kernel_pass weights(const attention_problem& problem) { ROOTDK_BY_TYPE(weights_pass, problem) }
 
-extern const kernel_target target = {ROOTDK_TEXT(ROOTDK_TARGET), panel_lanes<float>, int(key_block), forward, backward};
+extern const kernel_target target = {
+    ROOTDK_TEXT(ROOTDK_TARGET), panel_lanes<float>, int(key_block), forward, backward, weights};
 
 }  // namespace rootdk::ROOTDK_TARGET

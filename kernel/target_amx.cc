@@ -47,6 +47,12 @@ static kernel_pass backward(const attention_problem& problem) {
                                            : tiles_backward_pass<half_bits>(problem);
 }
 
-extern const kernel_target target = {"amx", panel_lanes<float>, int(key_block), forward, backward};
+static kernel_pass weights(const attention_problem& problem) {
+  if (!wants_tiles(problem)) return avx512::target.weights(problem);
+  return problem.type == element::bfloat16 ? weights_pass<bfloat_bits, tile_scores_again<bfloat_bits>>(problem)
+                                           : weights_pass<half_bits, tile_scores_again<half_bits>>(problem);
+}
+
+extern const kernel_target target = {"amx", panel_lanes<float>, int(key_block), forward, backward, weights};
 
 }  // namespace rootdk::amx

@@ -10,7 +10,7 @@ from typing import Any as _Any
 
 from . import _starting as _starting  # isort: skip -- first: it is for the time that the others take
 from . import scaling
-from .attention import attention, attention_vjp, measure, num_threads, set_num_threads
+from .attention import attention, attention_vjp, measure, num_threads, set_num_threads, weights
 from .errors import ArgumentError, ArgumentTypeError, DerivativeError, KernelMissingError, RootdkError
 from .reading import Reading
 from .scaling import ScaleRule
@@ -46,6 +46,7 @@ __all__ = [
     "theory",
     "torch",
     "watch",
+    "weights",
 ]
 
 _LATER = {"predict": "theory", "watch": "audit"}

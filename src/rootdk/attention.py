@@ -8,8 +8,11 @@ The options are explained once, in options.py, and stand in the docstring of att
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from .backends import backend_of, kernel
-from .checks import count
+from .checks import count, refuse_masked, shown, truth
+from .errors import ArgumentError, ArgumentTypeError
 from .options import Options, documented, resolve
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
@@ -98,12 +101,17 @@ def measure(
     segments: Any = None,
     dropout: float = 0.0,
     seed: int | None = None,
+    per_key: bool = False,
 ) -> tuple[Array, Reading]:
     """attention() and, out of the same pass over the scores, a Reading with one number per query row.
 
     The output is that of attention() with the same arguments, (..., heads, n_query, d_v); the fields of the Reading are
     (..., heads, n_query), float32 (float64 for float64 input). No n_query x n_key array exists at any moment. A row
     that sees no key reads log_sum_exp -inf, entropy 0, keys 0.
+
+    per_key       True adds `received` to the Reading, (..., heads, n_key): the sum over query rows of the weight that
+                  each key got, before dropout. It takes a second, lighter pass over the scores, because a weight is
+                  known only when its row is; the same bits on any number of threads.
 
     >>> import numpy as np, rootdk
     >>> q = np.zeros((2, 4, 8), np.float32)
@@ -115,10 +123,72 @@ def measure(
     options = _record(Options, given)
     backend = backend_of("query", query)
     if backend.traced(query, key, value, scale, bias, sinks, alibi):
+        if truth("per_key", per_key):
+            raise ArgumentError("per_key: must be False inside torch.compile and torch.func, got True")
         return backend.traced_call(query, key, value, options, measured=True)
     problem, one_head = resolve(backend, query, key, value, options)
-    out, reading = backend.measure(problem, options)
+    out, reading = backend.measure(problem, options, per_key is not False and truth("per_key", per_key))
     return (out[0], without_head_axis(reading)) if one_head else (out, reading)
+
+
+def weights(
+    query: Array,
+    key: Array,
+    *,
+    rows: Any = None,
+    scale: float | str | ScaleRule | None = None,
+    causal: bool = False,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    query_offset: Any = None,
+    key_lengths: Any = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    alibi: Any = None,
+    segments: Any = None,
+) -> Array:
+    """The weights that attention() gives to the keys, for some query rows: (..., heads, rows, n_key).
+
+    rows          which query rows, counted as in `query`: an int, ints or a slice; the axis stays. None is all of them,
+                  and then the result is n_query x n_key numbers per head.
+
+    Exact, and before dropout; a hidden pair is 0, a row sums to 1 less what a sink takes, a row that sees nothing is 0.
+    float32, or float64 for float64 input, as in a Reading. The options are those of attention(), for all of `query`.
+    Nothing but the result is of its size, except where a gradient is asked for on tensors: that takes plain tensor
+    operations.
+
+    >>> import numpy as np, rootdk
+    >>> q = np.zeros((2, 4, 8), np.float32)
+    >>> rootdk.weights(q, q, rows=[1, -1], causal=True)[0].tolist()
+    [[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
+    """
+    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, 0.0, None
+    options = _record(Options, given)
+    backend = backend_of("query", query)
+    if backend.traced(query, key, scale, bias, sinks, alibi):
+        raise ArgumentError("rootdk.weights: must be called outside torch.compile and torch.func, got a traced call")
+    if not backend.holds(key):
+        backend.inputs(query, key, key)  # says what is wrong with it
+    problem, one_head = resolve(backend, query, key, key[..., :0], options)  # type: ignore[index]
+    found: Array = backend.weights(problem, options, _rows(rows, problem.query.shape[-2]))
+    return found[0] if one_head else found  # type: ignore[index]
+
+
+def _rows(given: Any, n_query: int) -> Any:
+    """As an index that keeps the axis; None where all rows are meant."""
+    if given is None or (isinstance(given, slice) and given.step in (None, 1)):
+        return given
+    if isinstance(given, slice):
+        return np.arange(n_query)[given].copy()  # torch takes no index with a negative stride
+    refuse_masked("rows", given)
+    chosen = np.asarray(given.detach() if hasattr(given, "detach") else given)
+    if chosen.ndim > 1 or (chosen.dtype.kind not in "iu" and chosen.size):
+        raise ArgumentTypeError(f"rows: must be an int, ints or a slice, got {shown(given)}")
+    chosen = np.atleast_1d(chosen).astype(np.int64)
+    if chosen.size and not (-n_query <= chosen.min() and chosen.max() < n_query):
+        raise ArgumentError(f"rows: must be from {-n_query} to {n_query - 1}, got {shown(given)}")
+    return chosen % max(n_query, 1)
 
 
 def attention_vjp(

@@ -111,6 +111,28 @@ class Problem(NamedTuple):
         return _new_tuple(Problem, (query, key, value) + self[_FACTS])  # type: ignore[operator]  # a slice of a tuple is one
 
 
+def with_rows(problem: Problem, rows: Any) -> Problem:
+    """The problem of some of its query rows, each where it stood; rows are ints or a slice."""
+    position = problem.query_positions
+    if position is None:
+        position = np.arange(problem.query.shape[-2], dtype=np.int64) + problem.query_offset[:, None]
+
+    def of_entries(array: Any) -> Any:
+        return None if array is None else np.ascontiguousarray(array[:, rows])
+
+    def of_pairs(array: Any) -> Any:
+        return None if array is None else array[..., rows, :]
+
+    return problem._replace(
+        query=problem.query[..., rows, :],
+        query_positions=of_entries(position),
+        query_segments=of_entries(problem.query_segments),
+        row_scale=of_entries(problem.row_scale),
+        mask=of_pairs(problem.mask),
+        bias=of_pairs(problem.bias),
+    )
+
+
 def _meanings(record: Any) -> str:
     """The fields of a record and what they mean, as a docstring shows them."""
     lines = []

@@ -134,6 +134,9 @@ class Reading:
     p_squared: Any = _measured("sum p^2 over keys", merge=_by_weight(2))
     p_cubed: Any = _measured("sum p^3 over keys", merge=_by_weight(3))
     sink_mass: Any = _measured("the weight that the sink takes, 0 without sinks", merge=_by_weight(1))
+    received: Any = field(
+        default=None, metadata={"doc": "None, or with measure(per_key=True) what each key got, (..., heads, n_key)"}
+    )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -234,6 +237,8 @@ class Reading:
         for part in parts:
             if not isinstance(part, Reading):
                 raise ArgumentTypeError(f"readings: must hold Readings, got {type(part).__name__}")
+            if (part.received is None) != (parts[0].received is None):
+                raise ArgumentError("readings: must all be measured per key or none of them, got both")
             if part.has_sinks != parts[0].has_sinks:
                 raise ArgumentError("readings: must all be with sinks or all without, got both")
             if _library(part) is not _library(parts[0]):
@@ -248,6 +253,14 @@ class Reading:
                 )
         xp = _library(parts[0])
         columns = {n: xp.concatenate([getattr(part, n) for part in parts], axis=axis) for n in (*FIELDS, "keys")}
+        if parts[0].received is not None:
+            by_key = [part.received for part in parts]
+            if axis % len(shape) < len(shape) - 1:
+                columns["received"] = xp.concatenate(by_key, axis=axis % len(shape))
+            elif len({array.shape for array in by_key}) == 1:  # of other rows over the same keys
+                columns["received"] = sum(by_key[1:], by_key[0])
+            else:
+                raise ArgumentError("readings: must be of the same keys where they are measured per key")
         return Reading(**columns, has_sinks=parts[0].has_sinks)
 
     def merge(self, other: Reading) -> Reading:
@@ -269,6 +282,10 @@ class Reading:
             raise ArgumentError(f"other: must have the shape {self.shape} of this reading, got {other.shape}")
         if self.has_sinks and other.has_sinks:
             raise ArgumentError("other: must be measured without sinks if this reading has them, got sinks in both")
+        if self.received is not None or other.received is not None:
+            raise ArgumentError(
+                "other: must be measured without per_key, as this reading: over more keys every weight is another"
+            )
         union = _Union(self, other)
         columns = {f.name: f.metadata["merge"](union, f.name) for f in _TABLE}
         return Reading(**columns, keys=self.keys + other.keys, has_sinks=self.has_sinks or other.has_sinks)
@@ -281,7 +298,7 @@ class Reading:
             "dtype": str(self.variance.dtype).rpartition(".")[2],
             "has_sinks": self.has_sinks,
             "fields": {name: rendering.encode(getattr(self, name)) for name in (*FIELDS, "keys")},
-        }
+        } | ({} if self.received is None else {"received": rendering.encode(self.received)})
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -297,7 +314,12 @@ class Reading:
         rendering.expect_fields(data["fields"], (*FIELDS, "keys"), "data['fields']")
         columns = {name: rendering.decode(data["fields"][name], data["dtype"], data["shape"]) for name in FIELDS}
         keys = rendering.decode(data["fields"]["keys"], "int64", data["shape"])
-        return cls(**columns, keys=keys, has_sinks=bool(data["has_sinks"]))
+        received = None
+        if "received" in data:
+            flat = data["received"]
+            heads = data["shape"][:-1]
+            received = rendering.decode(flat, data["dtype"], [*heads, len(flat) // max(math.prod(heads), 1)])
+        return cls(**columns, keys=keys, has_sinks=bool(data["has_sinks"]), received=received)
 
     if not TYPE_CHECKING:  # a type checker would take any name for a field
 
@@ -367,13 +389,17 @@ def reading_of_nothing(filled: Callable[[float], Any], keys: Any, sinks: Any = N
 def converted(reading: Reading, convert: Callable[[Any], Any]) -> Reading:
     """The reading with convert() applied to every array of it."""
     columns = {name: convert(getattr(reading, name)) for name in (*FIELDS, "keys")}
-    return Reading(**columns, has_sinks=reading.has_sinks)
+    received = None if reading.received is None else convert(reading.received)
+    return Reading(**columns, has_sinks=reading.has_sinks, received=received)
 
 
 def without_head_axis(reading: Reading) -> Reading:
     """The reading of a single head, (1, n_query), as one of (n_query,): what the kernel made of 2-D arrays."""
-    keys = reading.keys[0]
-    return reading_of(reading.__dict__["_block"][:, 0], keys, reading.has_sinks)
+    keys, received = reading.keys[0], reading.received
+    alone = reading_of(reading.__dict__["_block"][:, 0], keys, reading.has_sinks)
+    if received is not None:
+        alone.__dict__["received"] = received[0]
+    return alone
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

@@ -99,7 +99,12 @@ void run_kernel(random_problem& p) {
     p.d_bias.block.fill();
     p.d_bias.each([&](int64_t b, int64_t h, int64_t i, int64_t j) { p.d_bias.set({b, h, i, j}, 0); });
   }
+  if (p.facts.weights.data) {
+    p.weights.block.fill();
+    p.weights.each([&](int64_t b, int64_t h, int64_t i, int64_t j) { p.weights.set({b, h, i, j}, 0); });
+  }
   rootdk::attention_forward(p.facts);
+  if (p.facts.weights.data) rootdk::attention_weights(p.facts);
   if (p.with_backward) rootdk::attention_backward(p.facts);
 }
 
@@ -107,7 +112,7 @@ std::string results(const random_problem& p) {
   std::string all;
   for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value})
     all.append(a->block.data(), size_t(a->block.size()));
-  for (const exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_bias.block, &p.d_alibi})
+  for (const exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_bias.block, &p.weights.block, &p.d_alibi})
     all.append(block->data(), size_t(block->size()));
   return all;
 }
@@ -126,6 +131,7 @@ std::string check_target(random_problem& p, const expectation& want, tally& coun
   run_kernel(p);
   std::string failure = check_rows("out", p.out, want.out, counts);
   if (failure.empty() && p.facts.reading) failure = check_reading(p, want, counts);
+  if (failure.empty() && p.facts.weights.data) failure = check_rows("weights", p.weights, want.weights, counts);
   if (failure.empty() && p.with_backward) {
     failure = check_rows("d_query", p.d_query, want.d_query, counts);
     if (failure.empty()) failure = check_rows("d_key", p.d_key, want.d_key, counts);

@@ -52,8 +52,11 @@ class Backend(Protocol):
     def forward(self, problem: Problem, options: Options) -> Any:
         """The output. The options are as the caller gave them, for a library whose arrays have gradients."""
 
-    def measure(self, problem: Problem, options: Options) -> tuple[Any, "Reading"]:
-        """The output and its Reading."""
+    def measure(self, problem: Problem, options: Options, per_key: bool) -> tuple[Any, "Reading"]:
+        """The output and its Reading, with what each key received if asked."""
+
+    def weights(self, problem: Problem, options: Options, rows: Any) -> Any:
+        """The weights of some query rows; None is all. The values of the problem have no width."""
 
     def vjp(self, problem: Problem) -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
         """The output and the function from d_out to d_query, d_key, d_value."""

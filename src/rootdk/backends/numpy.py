@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import type_name
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import Options, Problem
+from ..options import Options, Problem, with_rows
 from ..reading import Reading
 from . import kernel
 
@@ -88,13 +88,31 @@ def forward(problem: Problem, options: Options) -> Array:  # noqa: ARG001 -- arr
     return _forward(problem)[0]
 
 
-def measure(problem: Problem, options: Options) -> tuple[Array, Reading]:  # noqa: ARG001
-    out, _handed_down, _raw_out, reading = _forward(problem, kind=Reading)
+def measure(problem: Problem, options: Options, per_key: bool) -> tuple[Array, Reading]:  # noqa: ARG001
+    row_state = _row_state(problem) if per_key else None
+    out, handed_down, _raw_out, reading = _forward(problem, row_state, kind=Reading)
+    if per_key:
+        received = np.zeros(problem.query.shape[:-2] + problem.key.shape[-2:-1], _compute_type(problem.query))
+        *heads, of_key = received.strides
+        shape = (*received.shape[:-1], problem.query.shape[-2], received.shape[-1])
+        # All queries add to one row.
+        shared = np.lib.stride_tricks.as_strided(received, shape, (*heads, 0, of_key), writeable=True)
+        kernel().weights(handed_down, row_state, shared)
+        reading.__dict__["received"] = received
     return out, reading
 
 
+def weights(problem: Problem, options: Options, rows: Any) -> Array:  # noqa: ARG001
+    problem = problem if rows is None else with_rows(problem, rows)
+    row_state = _row_state(problem)
+    _out, handed_down, _raw_out, _ = _forward(problem, row_state)
+    found = np.zeros(problem.query.shape[:-1] + problem.key.shape[-2:-1], _compute_type(problem.query))
+    kernel().weights(handed_down, row_state, found)
+    return found
+
+
 def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Array]]]:
-    row_state = np.empty((2, *_rows(problem)), _compute_type(problem.query))
+    row_state = _row_state(problem)
     out, handed_down, raw_out, _ = _forward(problem, row_state)
     raw_out = raw_out.copy()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
@@ -157,5 +175,5 @@ def _compute_type(query: Array) -> Any:
     return np.float64 if query.dtype == np.float64 else np.float32
 
 
-def _rows(problem: Problem) -> tuple[int, int, int]:
-    return len(problem.query_offset), problem.query.shape[-3], problem.query.shape[-2]
+def _row_state(problem: Problem) -> Array:
+    return np.empty((2, *problem.query.shape[:-1]), _compute_type(problem.query))

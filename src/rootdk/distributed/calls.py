@@ -87,7 +87,7 @@ def attention(
     Backward has to run on every rank.
 
     Exact to rounding: see rootdk.distributed.blocks for how blocks become one softmax and rootdk.distributed.ring for
-    the gradient. mask, bias, segments and dropout are not there.
+    the gradient. mask, bias, segments, dropout and per_key are not there.
 
     Errors: ArgumentError on every rank, before work starts, where the ranks' arguments do not fit each other. RankError
     on every rank where one died or fell silent; the group is of no use then.
@@ -196,6 +196,8 @@ def unshard(
     """
     check_layout(layout)
     if isinstance(shard, Reading):
+        if shard.received is not None:
+            raise ArgumentError("shard: must be measured without per_key, got a Reading with what each key received")
         fields = torch.stack([getattr(shard, name).double() for name in (*FIELDS, "keys")])
         whole = unshard(fields, group, axis=-1, layout=layout, timeout=timeout)
         columns = dict(zip(FIELDS, whole[:-1].to(shard.variance.dtype), strict=True))

@@ -32,7 +32,7 @@ struct bounded_number {
 
 // What one problem must give; every list in C order.
 struct expectation {
-  std::vector<bounded_number> out, reading, d_query, d_key, d_value, d_bias, d_alibi;
+  std::vector<bounded_number> out, reading, d_query, d_key, d_value, d_bias, d_alibi, weights;
   std::vector<int64_t> keys;
 };
 
@@ -193,6 +193,14 @@ inline void define_row_gradient(const random_problem& p, const query_row& row, i
     d_query[d] = stored(sums[d].value, sums[d].error(row.sum_units, real) + lost, stored_precision(f.type));
 }
 
+// Every weight, or, where the queries share, the sum of those of a key: in the first query's place then, and 0 elsewhere.
+inline void define_weights(const random_problem& p, const query_row& row, std::vector<bounded_sum>& sums) {
+  const rootdk::attention_problem& f = p.facts;
+  const int64_t query = f.weights.query_stride == 0 ? 0 : row.query;
+  for (const logit& x : row.seen)
+    sums[size_t(((row.batch * f.heads + row.head) * f.n_query + query) * f.n_key + x.key)].add(x.weight, x.weight_error, 1);
+}
+
 inline expectation define(const random_problem& p) {
   const rootdk::attention_problem& f = p.facts;
   const precision real = compute_precision(f.type), type = stored_precision(f.type);
@@ -203,17 +211,20 @@ inline expectation define(const random_problem& p) {
   std::vector<bounded_sum> d_value(size_t(f.batch * f.kv_heads * f.n_key * f.d_v));
   bias_sums d_bias;
   std::vector<bounded_sum> d_alibi(size_t(f.batch * f.heads));
+  std::vector<bounded_sum> weights(f.weights.data ? size_t(f.rows() * f.n_key) : 0);
   for (int64_t flat = 0; flat < f.rows(); ++flat) {
     const int64_t pair = flat / f.n_query;
     const query_row row = define_row(p, pair / f.heads, pair % f.heads, flat % f.n_query);
     bounded_number* out = e.out.data() + flat * f.d_v;
     define_output(p, row, flat, out);
+    if (f.weights.data) define_weights(p, row, weights);
     if (f.reading) define_reading(row, {e.reading, f.rows(), flat, real});
     e.keys.push_back(int64_t(row.seen.size()));
     if (p.with_backward)
       define_row_gradient(p, row, flat, out, e.d_query.data() + flat * f.d_k, d_key, d_value, d_bias, d_alibi[size_t(pair)]);
   }
   const exact units = exact(f.group() * f.n_query + 8);
+  for (const bounded_sum& sum : weights) e.weights.push_back(stored(sum.value, sum.error(exact(f.n_query + 4), real), real));
   for (const bounded_sum& sum : d_key) e.d_key.push_back(stored(sum.value, sum.error(units, real), type));
   for (const bounded_sum& sum : d_value) e.d_value.push_back(stored(sum.value, sum.error(units, real), type));
   if (f.d_alibi)

@@ -16,7 +16,7 @@ struct random_problem {
   uint64_t seed = 0;
   rootdk::attention_problem facts;
   strided_array query, key, value, d_out, mask, bias;          // inputs
-  strided_array out, d_query, d_key, d_value, d_bias;          // results
+  strided_array out, d_query, d_key, d_value, d_bias, weights;  // results
   std::vector<int64_t> query_offset, key_length, query_segment, key_segment, query_position, key_position;
   std::vector<double> row_scale, sinks, alibi;
   exact_block row_state, reading, keys, d_alibi;
@@ -268,6 +268,12 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
   if (p->with_backward || random.chance(0.5)) {
     p->row_state = exact_block(2 * f.rows() * real_bytes, random.chance(0.5));
     f.row_state = p->row_state.data();
+  }
+  if (f.row_state && random.chance(0.3)) {
+    layout_choice choice{false, false};
+    p->weights = strided_array(random, p->real(), real_bytes, {f.batch, f.heads, f.n_query, f.n_key}, choice);
+    f.weights = p->weights.pairs();
+    if (random.chance(0.5)) f.weights.query_stride = 0;  // what each key received, in the first row
   }
   if (f.alibi && random.chance(0.8)) {
     p->d_alibi = exact_block(f.batch * f.heads * real_bytes, random.chance(0.5));

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...checks import type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Options, Problem
+from ...options import Options, Problem, with_rows
 from ...reading import Reading, reading_of
 from .. import kernel as compiled
 from . import eager, kernel
@@ -125,10 +125,38 @@ def traced_call(query: Any, key: Any, value: Any, options: Options, measured: bo
 forward = eager.attend
 
 
-def measure(problem: Problem, options: Options) -> tuple[Tensor, Reading]:
+def measure(problem: Problem, options: Options, per_key: bool) -> tuple[Tensor, Reading]:
     block, keys = kernel.empty_reading(problem.query, eager=True)
     reading = reading_of(block, keys, problem.sinks is not None)
-    return eager.attend(problem, options, block, keys), reading
+    if not per_key:
+        return eager.attend(problem, options, block, keys), reading
+    row_state = kernel.empty_row_state(problem.query)
+    out = eager.attend(problem, options, block, keys, row_state)
+    with torch.no_grad():
+        reading.__dict__["received"] = kernel.weights(problem, row_state, per_key=True)
+    return out, reading
+
+
+def weights(problem: Problem, options: Options, rows: Any) -> Tensor:
+    learnable = {name: getattr(options, name) for name in ("scale", "bias", "sinks", "alibi")}
+    learnable = {name: t if isinstance(t, Tensor) else None for name, t in learnable.items()}
+    refuse_tangents(query=problem.query, key=problem.key, **learnable)
+    bias = learnable["bias"]
+    if bias is not None:
+        bias = bias.expand(problem.bias.shape)
+        learnable["bias"] = bias if rows is None else bias[..., rows, :]
+    if learnable["sinks"] is not None:
+        learnable["sinks"] = torch.atleast_1d(learnable["sinks"])
+    problem = problem if rows is None else with_rows(problem, rows)
+    tensors = (problem.query, problem.key, *learnable.values())
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        from . import second
+
+        return second.weights(problem, problem.query, problem.key, **learnable)
+    row_state = kernel.empty_row_state(problem.query)
+    with torch.no_grad():
+        kernel.forward(problem, row_state, None, None)
+        return kernel.weights(problem, row_state)
 
 
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:

@@ -35,8 +35,8 @@ class Gradients(NamedTuple):
     alibi: Any = None
 
 
-def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = None) -> Tensor:
-    """The output, differentiable if autograd asks for any of the tensors; reading and keys are filled if given.
+def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = None, row_state: Any = None) -> Tensor:
+    """The output, differentiable if autograd asks for any of the tensors; the last three are filled if given.
 
     The options are as the caller gave them: of scale, bias, sinks and alibi those that are tensors have gradients.
     """
@@ -45,7 +45,7 @@ def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = 
     if forward_ad._current_level >= 0:  # noqa: SLF001 -- asked here as well, because a call costs more than the question
         refuse_tangents(query=query, key=key, value=value, scale=scale, bias=bias, sinks=sinks, alibi=alibi)
     if not torch.is_grad_enabled():
-        return kernel.forward(problem, None, reading, keys)
+        return kernel.forward(problem, row_state, reading, keys)
     tensors: tuple[Any, ...] = (query, key, value)
     if scale is not None and not isinstance(scale, Tensor):
         scale = None
@@ -57,9 +57,9 @@ def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = 
         tensors += sinks, scale, bias, alibi, mask
     for tensor in tensors:
         if tensor is not None and tensor.requires_grad:
-            out: Tensor = _eager_attention(problem, (reading, keys), *tensors)
+            out: Tensor = _eager_attention(problem, (row_state, reading, keys), *tensors)
             return out
-    return kernel.forward(problem, None, reading, keys)
+    return kernel.forward(problem, row_state, reading, keys)
 
 
 class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
@@ -71,9 +71,11 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, problem: Problem, filled: tuple[Any, Any], *tensors: Any) -> Tensor:
-        row_state = kernel.empty_row_state(problem.query, eager=True)
-        out = kernel.forward(problem, row_state, *filled)
+    def forward(ctx: Any, problem: Problem, filled: tuple[Any, Any, Any], *tensors: Any) -> Tensor:
+        row_state, *of_reading = filled
+        if row_state is None:
+            row_state = kernel.empty_row_state(problem.query, eager=True)
+        out = kernel.forward(problem, row_state, *of_reading)
         ctx.save_for_backward(out, row_state, *tensors)
         _query, _key, _value, *options = tensors
         ctx.facts = (problem._replace(mask=None, bias=None) if options else problem).with_arrays(None, None, None)

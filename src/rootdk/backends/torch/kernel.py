@@ -56,6 +56,16 @@ def backward(
     )
 
 
+def weights(problem: Problem, row_state: Tensor, per_key: bool = False) -> Tensor:
+    """The weight of every pair, (..., heads, n_query, n_key), or with their sum per key (..., heads, n_key)."""
+    query, n_key = problem.query, problem.key.shape[-2]
+    shape = (*query.shape[:-2], n_key) if per_key else (*query.shape[:-1], n_key)
+    found = query.new_zeros(shape, dtype=_compute_type(query))
+    spread = found[..., None, :].expand(*query.shape[:-1], n_key) if per_key else found
+    kernel().weights(_walked(problem), row_state, spread, team())
+    return found
+
+
 def empty_out(query: Tensor, value: Tensor) -> Tensor:
     """Memory for the output, in the order in which query lies: heads inside rows stay heads inside rows.
 
