@@ -88,8 +88,14 @@ ROOTDK_INLINE real bias_log2(given stored_bias) {
   return real(bias - bias == 0 ? bounded : bias);
 }
 
-// Bias and mask lie row by row, scores key by key. Blocks of width x width are transposed on the way: `read(lane, key,
-// count, part)` gives a lane's numbers for some keys, `use(score, number)` makes the new score of them.
+template <typename real>
+ROOTDK_INLINE vec<real> biases_log2(vec<real> bias) {
+  const vec<real> largest = broadcast(std::numeric_limits<real>::max()), scaled = bias * real(log2_e);
+  return select<real>(bias - bias == vec<real>{}, minimum(largest, maximum(-largest, scaled)), bias);
+}
+
+// Bias and mask lie row by row, scores key by key. Blocks of width x width are transposed on the way: `read(lane, key, count)` gives
+// a lane's numbers for some keys, `use(score, number)` makes the new score of them.
 template <typename real, typename read_t, typename use_t>
 ROOTDK_INLINE void for_pairs(const panel<real>& p, int64_t keys, real* scores, const read_t& read, const use_t& use) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
@@ -97,11 +103,8 @@ ROOTDK_INLINE void for_pairs(const panel<real>& p, int64_t keys, real* scores, c
     for (int64_t key = 0; key < keys; key += width) {
       const int count = int(at_most(width, keys - key));
       vec<real> block[width];
-      for (int lane = 0; lane < width; ++lane) {
-        alignas(64) real part[width] = {};
-        if (group + lane < p.live) read(group + lane, key, count, part);
-        block[lane] = load<real>(part);
-      }
+      for (int lane = 0; lane < width; ++lane)
+        block[lane] = likely(group + lane < p.live) ? read(group + lane, key, count) : vec<real>{};
       transpose<real>(block);
       for (int i = 0; i < count; ++i) {
         real* at = scores + (key + i) * lanes + group;
@@ -113,13 +116,34 @@ ROOTDK_INLINE void for_pairs(const panel<real>& p, int64_t keys, real* scores, c
 template <typename stored, typename real>
 inline void add_bias(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start, int64_t keys,
                      real* scores) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const pairs_view& view = problem.bias;
   const stored* base = reinterpret_cast<const stored*>(view.data) + view.batch_offset[batch] + start * view.key_stride;
-  const auto read = [&](int lane, int64_t key, int count, real* part) __attribute__((always_inline)) {
-    const stored* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride + key * view.key_stride;
-    for (int i = 0; i < count; ++i) part[i] = bias_log2<real>(widen(row[i * view.key_stride]));
+  const auto row_of = [&](int lane) __attribute__((always_inline)) {
+    return base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride;
   };
-  for_pairs(p, keys, scores, read, [](vec<real> score, vec<real> bias) { return score + bias; });
+  // -inf hides, whatever the score is: NaN - inf would be NaN.
+  const auto use = [](vec<real> score, vec<real> bias) __attribute__((always_inline)) {
+    return select<real>(bias == broadcast(minus_infinity<real>), bias, score + bias);
+  };
+  if (view.query_stride == 0 && (view.head_stride == 0 || p.head[0] == p.head[p.live - 1])) {  // one row for all lanes
+    const stored* row = row_of(0);
+    for (int64_t key = 0; key < keys; ++key)
+      for (int v = 0; v < lanes; v += width) {
+        real* const at = scores + key * lanes + v;
+        store(at, use(load(at), broadcast(bias_log2<real>(widen(row[key * view.key_stride])))));
+      }
+    return;
+  }
+  const auto read = [&](int lane, int64_t key, int count) __attribute__((always_inline)) {
+    const stored* row = row_of(lane) + key * view.key_stride;
+    if constexpr (std::is_same<compute<stored>, real>::value)
+      if (likely(view.key_stride == 1 && count == width)) return biases_log2<real>(load_wide(row));
+    alignas(64) real part[width] = {};
+    for (int i = 0; i < count; ++i) part[i] = bias_log2<real>(widen(row[i * view.key_stride]));
+    return load<real>(part);
+  };
+  for_pairs(p, keys, scores, read, use);
 }
 
 // The slopes of a panel's rows, and how far every key from `start` on is from them.
@@ -159,12 +183,14 @@ inline void hide_masked(const attention_problem& problem, int64_t batch, const p
                         real* scores) {
   const pairs_view& view = problem.mask;
   const char* base = view.data + view.batch_offset[batch] + start * view.key_stride;
-  const auto read = [&](int lane, int64_t key, int count, real* part) __attribute__((always_inline)) {
+  const auto read = [&](int lane, int64_t key, int count) __attribute__((always_inline)) {
     const char* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride + key * view.key_stride;
+    alignas(64) real part[simd<real>::width] = {};
     if (view.key_stride == 1 && count == simd<real>::width)
       for (int i = 0; i < simd<real>::width; ++i) part[i] = real(row[i]);
     else
       for (int i = 0; i < count; ++i) part[i] = real(row[i * view.key_stride]);
+    return load<real>(part);
   };
   for_pairs(p, keys, scores, read, [](vec<real> score, vec<real> keep) {
     return select<real>(keep != vec<real>{}, score, broadcast(minus_infinity<real>));
@@ -194,8 +220,8 @@ struct block_view {
   static constexpr int most_lanes = panel_lanes<float>;
   int64_t start;
   int64_t clean[panel_vectors], stop[panel_vectors];
-  int64_t within[panel_vectors];  // as clean, by the limits alone: a bias may hide any key
-  bool looks;                     // at the mask: some lane has holes here
+  int64_t within[panel_vectors];  // as clean, by the limits alone
+  bool looks;                     // at mask and bias: some lane has holes here
   alignas(64) uint8_t first[most_lanes], last[most_lanes];  // per lane, from `start`; set where within is less than stop
   int64_t both() const { return at_most(stop[0], stop[1]); }
   int64_t keys() const { return at_least(stop[0], stop[1]); }
@@ -261,7 +287,9 @@ ROOTDK_INLINE bool view_block(const attention_problem& problem, const panel<real
         }
     }
   }
-  const bool anywhere = view.looks || p.mixed_segments || problem.bias.data;  // then any key may be hidden
+  // Then any key may be hidden.
+  const bool unread_bias = problem.bias.data && !(problem.seen && problem.seen->knows_bias());
+  const bool anywhere = view.looks || p.mixed_segments || unread_bias;
   for (int v = 0; v < panel_vectors; ++v) view.clean[v] = anywhere ? 0 : view.within[v];
   return true;
 }
@@ -322,7 +350,7 @@ inline void shape_scores(const attention_problem& problem, int64_t batch, const 
     }
   }
   if (unlikely(p.mixed_segments)) hide_other_segments(problem, batch, p, start, keys, scores);
-  if (view.looks) hide_masked(problem, batch, p, start, keys, scores);
+  if (view.looks && problem.mask.data) hide_masked(problem, batch, p, start, keys, scores);
   hide_beyond_limits(view, scores);
 }
 

@@ -1,7 +1,8 @@
 // What every query row sees of the keys, found once before a pass.
 //
 // A mask is read once per distinct number: an axis along which it was broadcast (stride 0) is not read again, so a mask that all
-// heads share is scanned once and one that all rows share is one row. Of each row are kept the first and the last key that it
+// heads share is scanned once and one that all rows share is one row. A bias may hide by -inf, and is read likewise if it does so in
+// one of some rows that are looked at first: a bias that hides nothing is as large as any other. Of each row are kept the first and the last key that it
 // sees, and whether there are holes between them. A row without holes (causal, window, padding, packed documents) is then
 // a matter of limits, as if they had been given, and nobody looks at the mask again. For a row with holes a run per block of keys is
 // kept as well: keys of a block outside of it are not computed, and only a run with holes of its own makes the pass look at the mask.
@@ -30,8 +31,9 @@ class visibility {
   };
   static constexpr uint8_t holes_bit = 0x80;
 
-  static bool needed(const attention_problem& problem) { return problem.mask.data && problem.rows() > 0 && problem.n_key > 0; }
+  static bool needed(const attention_problem& problem);
   explicit visibility(const attention_problem& problem);
+  bool knows_bias() const { return bias_.data; }  // else -inf of the bias is not in here
 
   // Work for threads: every scan is of rows of its own.
   int64_t scans() const;
@@ -47,6 +49,7 @@ class visibility {
   void scan_row(int64_t slice, int64_t query, run* runs);
 
   const attention_problem& problem_;
+  const pairs_view mask_, bias_;  // without data: not read
   std::vector<int64_t> slice_;  // of a batch entry: that of its first head
   std::vector<int64_t> slice_batch_;  // a batch entry that has it
   int64_t head_step_, query_step_;  // 0 where all share

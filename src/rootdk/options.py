@@ -37,8 +37,7 @@ class Options(NamedTuple):
     bias: Annotated[
         Any,
         """\
-        float, broadcasts likewise; added after scale and softcap. -inf hides a pair (but not a NaN in its
-        key, as mask and key_lengths do: NaN - inf is NaN).""",
+        float, broadcasts likewise; added after scale and softcap. -inf hides a pair, as a mask does.""",
     ] = None
     window: Annotated[
         Any,

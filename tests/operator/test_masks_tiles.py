@@ -15,6 +15,8 @@ import pytest
 from judge import DTYPES, TARGETS, Judge, assert_same_bits, everything, target, threads
 from problems import random_arrays
 
+import rootdk
+
 BATCH, HEADS, KV_HEADS = 2, 4, 2
 Pattern = Callable[[np.random.Generator, Any, Any], Any]
 
@@ -60,6 +62,22 @@ def test_every_pattern(rng: np.random.Generator, name: str, lengths: tuple[int, 
     for kernel in TARGETS:
         with target(kernel):
             judge.check()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_bias_of_minus_infinity_hides_as_a_mask_does(rng: np.random.Generator, name: str, dtype: str) -> None:
+    arrays, d_out = masked_arrays(rng, 70, 260)
+    mask = pattern_mask(name, 70, 260)
+    bias = np.where(mask, rng.standard_normal(mask.shape), -np.inf).astype(dtype)
+    bias_alone = Judge(arrays, d_out, {"bias": bias})
+    beside_a_mask = Judge(arrays, d_out, {"bias": bias[None, None], "mask": np.arange(260) % 7 > 0})
+    for kernel in TARGETS:
+        with target(kernel):
+            bias_alone.check()
+            beside_a_mask.check()
+            zeros = {"bias": np.where(mask, 0.0, -np.inf).astype(dtype)}
+            np.testing.assert_array_equal(rootdk.attention(*arrays, **zeros), rootdk.attention(*arrays, mask=mask))
 
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "float32"])
@@ -178,16 +196,18 @@ for n_query in (1, 150):
     mask[:, 128:384] = False
     if sys.argv[1] == "seen":
         mask[0, 200] = True
-    out, pull_back = rootdk.attention_vjp(query, key, value, mask=mask)
-    rootdk.measure(query, key, value, mask=mask)
+    options = {"mask": mask} if sys.argv[2] == "mask" else {"bias": np.where(mask, 0.0, -np.inf)}
+    out, pull_back = rootdk.attention_vjp(query, key, value, **options)
+    rootdk.measure(query, key, value, **options)
     pull_back(out)
 print("alive")
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mprotect")
+@pytest.mark.parametrize("how", ["mask", "bias"])
 @pytest.mark.parametrize("shown", ["hidden", "seen"])
-def test_hidden_blocks_are_not_even_fetched(shown: str) -> None:
+def test_hidden_blocks_are_not_even_fetched(shown: str, how: str) -> None:
     """They lie in memory that ends the process when it is read; one visible key there does end it."""
-    child = subprocess.run([sys.executable, "-c", GUARDED, shown], capture_output=True, text=True, check=False)
+    child = subprocess.run([sys.executable, "-c", GUARDED, shown, how], capture_output=True, text=True, check=False)
     assert (child.stdout == "alive\n") == (shown == "hidden"), child.stderr

@@ -6,7 +6,7 @@ blocks, running maxima, threads and every other thing that makes the compiled ke
     x_ij = scale * row_scale_i * <q_i, k_j>
     c_ij = softcap * tanh(x_ij / softcap)                     (x_ij without a softcap)
     s_ij = c_ij - alibi * |p_i - j| + bias_ij
-    a pair is hidden if limits, lengths, segments or mask hide it, or if s_ij = -inf
+    a pair is hidden if limits, lengths, segments, mask or a bias of -inf hide it, or if s_ij = -inf
     p_ij = exp(s_ij) / (sum over visible keys of exp(s_ij) + exp(sink))
     o_i  = sum over visible keys of dropped(p_ij) * v_j
 
@@ -196,6 +196,8 @@ def _heads(problem: Problem, compute: Any) -> Iterator[_Head]:
             s = s if problem.alibi is None else s - compute(problem.alibi[b, h]) * distance
             s = s if bias is None else s + bias[b, h]
             visible = in_reach & (s != -np.inf)
+            if bias is not None:
+                visible = visible & (bias[b, h] != -np.inf)  # also where s is NaN
             if mask is not None:
                 visible = visible & mask[b, h]
             sink = None if problem.sinks is None else compute(problem.sinks[h])

@@ -128,6 +128,7 @@ inline void find_logits(const random_problem& p, query_row& row) {
   for (int64_t key = 0; key < f.n_key; ++key) {
     if (!within_limits(f, row.batch, row.query, key)) continue;
     if (f.mask.data && !*p.mask.at({row.batch, row.head, row.query, key})) continue;
+    if (f.bias.data && p.bias.get({row.batch, row.head, row.query, key}) == -infinity) continue;
     const logit x = compute_logit(p, row, key);
     if (x.value == -infinity) continue;
     row.broken |= std::isnan(x.value) || x.value == infinity;

@@ -52,6 +52,8 @@ def _weights(
         visible = _per_entry(problem, reference.allowed) & (logits_of(query @ key.transpose(-1, -2)) != -math.inf)
     if problem.mask is not None:
         visible = visible & problem.mask
+    if bias is not None:
+        visible = visible & (bias != -math.inf)
     logits = torch.where(visible, logits_of(_VisibleScores.apply(query, key, visible)), -math.inf)
     if problem.sinks is None:
         sink = logits.new_full((*logits.shape[:-1], 1), -math.inf)
