@@ -46,7 +46,7 @@ else echo "rootdk: no $(1), and the tests of the pages need one: install it (Deb
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev check test test-all docs bench bench-all lint format sanitize fuzz clean
+.PHONY: help run dev check test test-all docs bench bench-all calibrate lint format sanitize fuzz clean
 .DELETE_ON_ERROR:
 .SECONDARY: # keep the object files of a sanitizer build
 
@@ -81,6 +81,9 @@ bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes bench
 
 bench-all: $(VENV)/.benched-all ## the same with jax and openvino too
 	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
+
+calibrate: $(VENV)/.tested ## the audit on trained models, good and broken; writes the tables of docs/audit.md
+	$(PY) -m benchmarks.calibration $(ARGS)
 
 lint: $(VENV)/.linted ## ruff and clang-format, and mypy --strict on src/ and benchmarks/
 	$(PY) -m ruff check .

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,19 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_weights_are_shown_in_80_columns(sharp: Path) -> None:
-    result = rootdk(sharp)
+    result = rootdk(sharp, "--maps")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("llama: warning  (3 layers of 4 heads, d_k 16, scale 0.25")
     assert any(line.startswith("1 ") and "████████ warning" in line for line in lines)
     assert any(line.startswith("0 ") and "········" in line for line in lines)
-    assert "deviation_over_median 20, limit 8: model.layers.1.self_attn." in result.output
-    assert "To do: compare W_q and W_k of this layer" in " ".join(result.output.split())
+    table = rootdk(sharp).output
+    for output in (result.output, table):
+        assert re.search(r"predicted_over_others 3\.\d+, limit 1: model\.layers\.1\.self_attn\.", output)
+        assert "To do: compare W_q and W_k with those of the neighbours" in " ".join(output.split())
+    # The same as print shows.
+    assert [line.rstrip() for line in table.splitlines()] == str(read_checkpoint(sharp)).splitlines()
 
 
 def test_json_is_that_of_the_library(sharp: Path) -> None:

@@ -17,7 +17,7 @@ TEXT = (
     "variance d, so they are divided by its root before the softmax; without that the largest takes all the weight, "
     "and the gradient of the others vanishes. "
 )
-# Short rows rest on their first token, long ones spread: both are healthy.
+# A few tokens say nothing, and rows of them rest on their first one; long ones spread.
 TEXTS = {"short": [TEXT[:40], TEXT[50:120], "A cat sat on the mat."], "long": [5 * TEXT, 3 * TEXT, TEXT]}
 LAYERS = [f"encoder.layer.{number}.attention.self" for number in range(6)]
 
@@ -51,7 +51,7 @@ def test_a_good_model_is_healthy(length: str, implementation: str) -> None:
         assert seen.unread == {}
         for phase in ("trained", "any"):
             report = seen.report(phase)
-            assert report.verdict == "healthy", report.findings
+            assert report.verdict == ("healthy" if length == "long" else "unjudged"), report.findings
             assert len(report.layers) == 6
     assert all(reading.mismatch < 1e-5 for reading in seen.readings.values())
 
@@ -75,7 +75,7 @@ def test_a_broken_layer_is_seen_and_mended(broken: int) -> None:
     model = loaded()
     with torch.no_grad():
         for parameter in model.get_submodule(LAYERS[broken]).query.parameters():
-            parameter.mul_(20.0)
+            parameter.mul_(40.0)
     seen = watched(model, "long")
     report = seen.report("trained")
     assert report.flagged == [LAYERS[broken]]

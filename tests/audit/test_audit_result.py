@@ -32,14 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(folder: Path) -> tuple[Audit, Audit]:
-    return read_checkpoint(folder), run_checkpoint(folder, tokens=16)
+    return read_checkpoint(folder), run_checkpoint(folder, tokens=64)
 
 
 def watched() -> Audit:
     torch.manual_seed(0)
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
     with rootdk.watch(model) as seen:
-        model(torch.randn(1, 12, 16))
+        model(torch.randn(1, 32, 16))
     return seen.report("init")
 
 
@@ -49,7 +49,7 @@ def test_a_verdict_is_the_worst_severity() -> None:
         assert verdict_of([finding(first), finding(second)]) == ("healthy" if worst == "note" else worst)
         assert finding(first).worse_than(finding(second)) == (first == worst != second)
         assert worst_first([finding(first), finding(second)])[0].severity == worst
-    assert (*SEVERITIES[:2], "healthy") == VERDICTS
+    assert (*SEVERITIES[:2], "unjudged", "healthy") == VERDICTS
 
 
 def test_weights_and_runs_have_one_form(both: tuple[Audit, Audit]) -> None:
@@ -120,3 +120,29 @@ def test_a_notebook_shows_the_same_table_and_escapes_everything() -> None:
     for shown in ("critical", "140", "3.25", "0.125", "max_logit", "remedy", "source", "Not understood", "Not read"):
         assert shown in page
     assert "Nothing found." in Audit(layers, [])._repr_html_()
+
+
+def test_beside_a_run_a_prediction_is_a_note_that_says_what_was_measured() -> None:
+    """A bound of 3510 beside a largest logit of 43, as in a model with QK-norm that is good."""
+    doubt = [Finding("a", None, metric, "warning", 3510.0, 100.0, "s", "watch the model") for metric in
+             ("gain_bound", "predicted_over_others", "typical_prediction")]  # fmt: skip
+    weights = Audit([LayerAudit("a", [{"gain_bound": 3510.0}])], [*doubt, finding("warning")])
+    for enough, severity in ((True, "note"), (False, "warning")):
+        run = Audit([LayerAudit("a", [{"max_logit": 43.0}], facts={"enough": enough, "keys": 64, "rows": 64})], [])
+        merged = {one.metric: one for one in weights.merge(run).findings}
+        assert {merged[one.metric].severity for one in doubt} == {severity}
+        assert merged["max_logit"].severity == "warning"
+        assert ("largest logit of the run is 43" in merged["gain_bound"].remedy) is enough
+        assert ("watch the model" in merged["gain_bound"].remedy) is not enough
+
+
+def test_saved_as_page_and_as_json(tmp_path: Path) -> None:
+    report = watched()
+    report.save(tmp_path / "audit.json")
+    assert json.loads((tmp_path / "audit.json").read_text()) == report.to_dict()
+    report.save(tmp_path / "audit.html")
+    page = (tmp_path / "audit.html").read_text("utf-8")
+    assert report._repr_html_() in page
+    assert not re.search(r"(?:src|href)=", page)
+    with pytest.raises(rootdk.ArgumentError, match=r"path: must end in .html or .json, got 'audit.pdf'"):
+        report.save("audit.pdf")

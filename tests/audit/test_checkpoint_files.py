@@ -312,7 +312,7 @@ def test_layers_are_compared_with_their_own_kind(tmp_path: Path) -> None:
     assert read_checkpoint(folder(tmp_path, own | other)).verdict == "healthy"
     own[WQ] *= 20
     audit = read_checkpoint(folder(tmp_path, own | other))
-    assert [one.layer for one in audit.findings if one.metric == "deviation_over_median"] == [
+    assert [one.layer for one in audit.findings if one.metric == "predicted_over_others"] == [
         "model.layers.0.self_attn"
     ]
 

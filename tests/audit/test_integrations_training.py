@@ -1,16 +1,19 @@
 """Models that train with a log, a Trainer or Lightning: what is read when, QK-clip, and several processes."""
 
+import copy
 import pickle
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from training_models import KEYS, LAYERS, TOKENS, WIDTH, batches, encoder, lines, train
 
 import rootdk
+from rootdk.audit.remedies import clip_to_
 from rootdk.errors import ArgumentError
 from rootdk.integrations import TrainingLog, lightning_callback, trainer_callback
 
@@ -332,11 +335,37 @@ def in_one_process(rank: int, folder: str) -> None:
         train(model, data, log.after_step, rate=0.0)
         assert rank == 0 or log.watch is None
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
-    sharded = torch.distributed.tensor.distribute_module(nn.Linear(4, 4), mesh)
-    with pytest.raises(ArgumentError, match=r"^clip_tau: must be None where .* whose weight is a DTensor$"):
-        TrainingLog(f"{folder}/rank{rank}.jsonl", clip_tau=TAU).start(sharded)
+    _clip_sharded(mesh)
     torch.save({"weights": model.state_dict(), "top": largest(model, data)}, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def _clip_sharded(mesh: Any) -> None:
+    """Rows of W_q and columns of W_k are spread over the ranks; every rank clips its own, and all of it comes out."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.manual_seed(0)
+    whole = nn.ModuleDict({"q_proj": nn.Linear(16, 32), "k_proj": nn.Linear(16, 16)})
+    sharded = copy.deepcopy(whole)
+    for part, axis in (("q_proj", 0), ("k_proj", 1)):
+        spread = distribute_tensor(whole[part].weight.detach(), mesh, [Shard(axis)])
+        sharded[part].weight = nn.Parameter(spread)
+    largest_scores = {"attn": (np.array([200.0, 50.0, 400.0, 150.0]), 8)}
+    for model in (whole, sharded):
+        clip_to_(nn.ModuleDict({"attn": model}), largest_scores, tau=100.0)
+    for part in ("q_proj", "k_proj"):
+        assert torch.equal(sharded[part].weight.full_tensor(), whole[part].weight)
+
+
+def test_a_log_that_was_not_started_is_an_error(tmp_path: Path) -> None:
+    log = TrainingLog(tmp_path / "a.jsonl")
+    for use in (log.after_step, log.after_forward, log.__enter__):
+        with pytest.raises(ArgumentError, match=r"^TrainingLog: must be started before \w+, got none: call start"):
+            use()
+    with log.start(encoder()):
+        pass
+    with pytest.raises(ArgumentError, match="must be started before after_step"):
+        log.after_step()
 
 
 def test_rank_0_writes_and_replicas_stay_equal(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_model_that_calls_itself_is_one_forward() -> None:
 
 
 def test_a_watched_model_can_be_compiled_and_scripted() -> None:
-    """What is compiled is not read, and what is watched is not in its way."""
+    """What is compiled beside the watch is not read, and what is watched is not in its way."""
     watched, x = model(), tokens()
     expected = watched(x)
     with rootdk.watch(watched) as seen:

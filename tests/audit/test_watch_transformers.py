@@ -55,7 +55,7 @@ def test_healthy_at_first_then_one_layer_is_flagged_and_cleared(name: str) -> No
     for phase in ("init", "any"):
         assert fresh.report(phase).verdict == "healthy", fresh.report(phase).findings
     changed = enlarge_query_(model, name)
-    for options in ({}, {"rows": 16}):
+    for options in ({}, {"rows": 32}):
         seen = looked_at(model, name, **options)
         for phase in PHASES:
             assert seen.report(phase).flagged == [changed]

@@ -6,7 +6,6 @@ and by comparing its layers with each other; rootdk.watch measures what really h
 """
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from .formats.packed import unpacked
 from .heads import Metrics, read_heads, work_of
 from .limits import MOST_BYTES, MOST_HEADS_IN_ALL, MOST_WORK
 from .result import Audit, Finding, LayerAudit, Phase, worst_first
-from .thresholds import judge
+from .siblings import GAINS, beside_others, flat_heads
+from .thresholds import critical_deviation, judge
 
 # Judged for a whole layer, and for a head where its layer is not the worse of the two.
 _JUDGED = ("predicted_deviation", "spectral_bound", "gain_bound", "non_finite_weights")
@@ -81,16 +81,19 @@ def read_checkpoint(
     try:
         for module, about, work in zip(modules, facts, works, strict=True):
             heads: list[Metrics] = []
-            for head in read_heads(tensors, module, about):
+            of_layer: dict[str, float] = {}
+            for head in read_heads(tensors, module, about, of_layer):
                 report(module.module, _HEADERS + (1 - _HEADERS) * (done + work * len(heads) / about.heads) / whole)
                 heads.append(head)
-            layers.append(LayerAudit(module.module or "attention", tuple(heads)))
+            of_layer |= _gains(tensors, module, about)
+            layers.append(LayerAudit(module.module or "attention", tuple(heads), facts=of_layer))
             done += work
             tensors.close()
     finally:
         tensors.close()
     report(modules[-1].module, 1.0)
-    findings = [*_judged(layers, keys, phase), *_outliers(layers, keys), *_scales(layers, facts, config)]
+    findings = [*_judged(layers, keys, phase), *_capped(layers, facts, keys), *_scales(layers, facts, config)]
+    findings += beside_others(layers, keys, measured=False)
     return Audit(tuple(layers), worst_first(findings), phase, _about(config, facts, keys), tuple(unknown))
 
 
@@ -143,30 +146,27 @@ def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
                 finding = judge(layer.name, head, metric, value, keys, phase)
                 if finding is not None and (whole is None or finding.worse_than(whole)):
                     findings.append(finding)
+        if phase != "init":
+            findings += flat_heads(layer.name, "flat_prediction", layer.of("predicted_deviation"), keys)
     return findings
 
 
-def _outliers(layers: list[LayerAudit], keys: int) -> list[Finding]:
-    """Layers whose deviation lies far above that of the others of their kind, however small all of them are."""
+def _gains(tensors: Tensors, module: Projections, about: Facts) -> dict[str, float]:
+    """Root mean square of the gain of the norm before the projections, and of those of QK-norm."""
+    names = zip(GAINS, (module.query.input_gain, module.query.gain, module.key.gain), strict=True)
+    read = {place: tensors.read(name) + about.gain_offset for place, name in names if name is not None}
+    with np.errstate(all="ignore"):  # a gain that is not finite is counted with the weights
+        return {place: float(np.sqrt(np.mean(gain**2))) for place, gain in read.items()}
+
+
+def _capped(layers: list[LayerAudit], facts: list[Facts], keys: int) -> list[Finding]:
+    """Layers whose rows would lie beyond their softcap: n normal logits of deviation s reach s sqrt(2 ln n)."""
     findings = []
-    for kind in _kinds(layers):
-        middles = [_median(layer.of("predicted_deviation")) for layer in kind]
-        for number, (layer, own) in enumerate(zip(kind, middles, strict=True)):
-            others = np.delete(middles, number)
-            others = others[~np.isnan(others)]
-            usual = _median(others) if len(others) else math.nan
-            if usual > 0.0:
-                finding = judge(layer.name, None, "deviation_over_median", own / usual, keys)
-                findings += [finding] if finding is not None else []
-    return findings
-
-
-def _kinds(layers: list[LayerAudit]) -> list[list[LayerAudit]]:
-    """Layers whose paths differ in numbers only: a decoder's cross attention, or a part that sees, is another kind."""
-    kinds: dict[str, list[LayerAudit]] = {}
-    for layer in layers:
-        kinds.setdefault(re.sub(r"\d+", "#", layer.name), []).append(layer)
-    return list(kinds.values())
+    for layer, about in zip(layers, facts, strict=True):
+        if about.softcap:
+            reach = float(np.median(layer.of("predicted_deviation"))) * critical_deviation(keys)
+            findings.append(judge(layer.name, None, "predicted_cap_ratio", reach / about.softcap, keys))
+    return [finding for finding in findings if finding is not None]
 
 
 def _scales(layers: list[LayerAudit], facts: list[Facts], config: Config) -> list[Finding]:
@@ -201,8 +201,3 @@ def _about(config: Config, facts: list[Facts], keys: int) -> dict[str, Any]:
         "softcap": first.softcap,
         "keys": keys,
     }
-
-
-def _median(values: Any) -> float:
-    """NaN if one of them is: a layer with a broken head has no usual deviation."""
-    return float(np.median(values))

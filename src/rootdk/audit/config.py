@@ -50,7 +50,7 @@ _ROTATED = frozenset(
 # QK-norm that takes the mean off; the others take the root mean square alone.
 _CENTRED = frozenset({"cohere", "cohere2", "phi", "stablelm", "mpt"})
 # Norms whose stored gain is what is added to 1.
-_GAIN_ABOVE_ONE = frozenset(
+GAIN_ABOVE_ONE = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma", "t5_gemma_module", "qwen3_next"}
     | {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 )
@@ -163,7 +163,7 @@ class Config:
             softcap=fields.number("attn_logit_softcapping"),
             clip=inner.number("clip_qkv") or fields.number("clip_qkv"),
             centred_norm=self.model_type in _CENTRED,
-            gain_offset=float(self.model_type in _GAIN_ABOVE_ONE and not fields.flag("stored_gains")),
+            gain_offset=float(self.model_type in GAIN_ABOVE_ONE and not fields.flag("stored_gains")),
             epsilon=self._epsilon(),
             latent=self._latent(),
         )

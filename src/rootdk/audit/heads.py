@@ -25,6 +25,7 @@ from .law import (
     spectral_bound,
 )
 from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_RANK, LARGEST_WIDTH
+from .siblings import unevenness
 
 Metrics = dict[str, float]
 
@@ -52,8 +53,10 @@ class _Head:
     longest: float | None = None
 
 
-def read_heads(tensors: Tensors, module: Projections, facts: Facts) -> Iterator[Metrics]:
-    """One dictionary per query head; `docs/audit.md` says what each number is.
+def read_heads(
+    tensors: Tensors, module: Projections, facts: Facts, of_layer: dict[str, float] | None = None
+) -> Iterator[Metrics]:
+    """One dictionary per query head; `docs/audit.md` says what each number is. Numbers of the layer go to `of_layer`.
 
     The key of a group of query heads is read once. Held are a query and a key head, as d_k x d_k matrices, and a block
     of weights; where the rows of a head do not lie together, as many heads as LARGEST_GRAMS has room for.
@@ -64,6 +67,9 @@ def read_heads(tensors: Tensors, module: Projections, facts: Facts) -> Iterator[
         for key_head in key.heads():
             for _ in range(facts.heads // facts.key_heads):
                 yield _metrics(next(queries), key_head, facts)
+        uneven = [side.tally.unevenness() for side in (query, key) if side.tally is not None]
+    if of_layer is not None and not any(map(math.isnan, uneven or [math.nan])):
+        of_layer["unevenness"] = max(uneven)
 
 
 def work_of(tensors: Tensors, module: Projections, facts: Facts) -> tuple[float, int]:
@@ -124,6 +130,7 @@ class _Reader:
         self._tensors, self.side, self._facts, self.count, self._start = tensors, side, facts, count, start
         # GPT-2 keeps its weights as (inputs, outputs), and so do some formats.
         self._turned = side.weight.endswith("c_attn.weight") or tensors[side.weight].inputs_first
+        self.tally: _Tally | None = None
         self.width = self._checked_width(rows, words)
         self._check_shape(side.bias, rows)
         for name in (side.input_gain, side.input_shift):
@@ -188,8 +195,10 @@ class _Reader:
         gain = np.ones(self.width) if self.side.input_gain is None else self._input_gain(self.side.input_gain)
         shift = np.zeros(self.width) if self.side.input_shift is None else read(self.side.input_shift)
         sums = self._sums_turned if self._turned else self._sums
-        for head, added in enumerate(sums(partial(_Sum.plus, gain=gain, shift=shift))):
+        self.tally = _Tally(gain)
+        for head, added in enumerate(sums(partial(_Sum.plus, gain=gain, shift=shift, tally=self.tally))):
             at, mean, non_finite = self._start(head), added.mean, added.non_finite
+            self.tally.rows.append(added.gram.diagonal().copy())
             if self.side.bias is not None:
                 bias = read(self.side.bias, slice(at, at + self._facts.d_k))
                 mean, non_finite = mean + bias, non_finite + _beyond(bias)
@@ -327,13 +336,27 @@ class _Sum:
     def empty(cls, d: int) -> "_Sum":
         return cls(np.zeros((d, d)), np.zeros(d), 0)
 
-    def plus(self, block: Floats, columns: slice, gain: Floats, shift: Floats) -> "_Sum":
+    def plus(self, block: Floats, columns: slice, gain: Floats, shift: Floats, tally: "_Tally | None" = None) -> "_Sum":
         """With some more columns of W; after a number that is not finite they are only counted."""
         folded = block * gain[columns]
+        if tally is not None:
+            tally.columns[columns] += np.einsum("ij,ij->j", block, block)
         non_finite = self.non_finite + _beyond(folded)
         if non_finite:
             return replace(self, non_finite=non_finite)
         return _Sum(self.gram + folded @ folded.T, self.mean + block @ shift[columns], 0)
+
+
+class _Tally:
+    """Squared lengths of the rows of W g and of the columns of W, of all heads."""
+
+    def __init__(self, gain: Floats) -> None:
+        self._gain, self.columns = gain, np.zeros(len(gain))
+        self.rows: list[Floats] = []
+
+    def unevenness(self) -> float:
+        """See `siblings`."""
+        return unevenness(np.concatenate(self.rows), self.columns, self._gain) if self.rows else math.nan
 
 
 def _beyond(numbers: Floats) -> int:

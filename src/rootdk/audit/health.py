@@ -1,8 +1,12 @@
 """From readings to findings: every number of every head against its thresholds, and the guards against false alarms.
 
+What was measured counts; a bound of weights stands beside it as a note. A layer that ran on fewer than 32 rows that see
+16 keys is not judged, but for a NaN, which needs no statistics.
+
 Guards, beside those that the table itself holds (scope and phase of a threshold):
 - a head whose weight lies on a sink or on the first key is judged by how it spreads the rest; the sink is a note;
 - a note that is true of every head is one note of the layer;
+- changes that grow count only where logits move by more than 1 in 100 steps;
 - growth counts only where the logits are large already, a fall of the entropy only where little is left: a model that
   leaves a near-uniform start does both, and should.
 """
@@ -16,9 +20,13 @@ import numpy as np
 
 from rootdk.errors import ArgumentError
 
+from .config import GAIN_ABOVE_ONE, Config
+from .families import find_projections
 from .layer import RESTING, LayerReading, Numbers, baseline
-from .projections import gain_bound_of
-from .result import Audit, Finding, LayerAudit, Phase, worst_first
+from .limits import Fields
+from .projections import facts_of_weights, gain_bound_of, root_mean_square
+from .result import Audit, Finding, LayerAudit, Phase, verdict_of, worst_first
+from .siblings import beside_others, flat_heads
 from .thresholds import judge
 
 # In how many steps growth is counted, and over how many a trend must have been seen to be one.
@@ -28,12 +36,16 @@ MOST_POINTS = 256
 _LIMIT = 1e3
 
 
+_CHANGES = ("logit_change", "logit_change_trend", "entropy_change", "entropy_change_trend")
 _SHARPNESS = ("entropy_ratio", "saturated", "jacobian_trace")
 # Half way to the first warning of the largest logit on a scale of factors: growth below it is learning.
 _LARGE = 10.0
 _LITTLE = 0.5
 _REST = ("metric", "severity", "value", "threshold", "source", "remedy")
-_FACTS = ("step", "route", "dtype", "scale", "scale_given", "softcap", "d_k", "keys", "n_query", "n_key", "sampled")
+_FACTS = (
+    *("step", "route", "dtype", "scale", "scale_given", "softcap", "d_k"),
+    *("keys", "rows", "enough", "n_query", "n_key", "sampled"),
+)
 # A gate must not pass a model of which nothing was seen.
 _NOTHING_READ = Finding(
     "", None, "layers_read", "warning", 0.0, 1.0, "a verdict needs numbers",
@@ -48,6 +60,11 @@ class Movement:
     growth        per head: by what factor the largest logit grows in 1000 steps; 1 where the trend is within its noise
     crossing      per head: the step at which it reaches 1000 at that rate; inf if it never does
     entropy_drop  the share that the layer's median of entropy / ln n has lost
+    logit_change, entropy_change
+                  per head: by how much the largest logit, and entropy / ln n, moved from step to step, up or down, in
+                  the later half; what moves more and more, of whatever size, is what comes before a run that fails
+    logit_change_trend, entropy_change_trend
+                  that over the same of the earlier half: above 1, it moves ever more
     """
 
     growth: Numbers
@@ -55,6 +72,19 @@ class Movement:
     entropy_drop: float
     level: Numbers
     step: int
+    logit_change: Numbers
+    logit_change_trend: Numbers
+    entropy_change: Numbers
+    entropy_change_trend: Numbers
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "max_logit_growth": self.growth.tolist(),
+            "crossing_step": self.crossing.tolist(),
+            "entropy_drop": self.entropy_drop,
+            **{name: getattr(self, name).tolist() for name in _CHANGES},
+        }
 
     def forecast(self, step: int) -> Numbers:
         """The largest logit of each head at a later step, at that rate."""
@@ -117,7 +147,16 @@ class Trend:
             further = np.where(slope > 0, np.maximum(np.log(_LIMIT / level), 0.0) / slope, math.inf)
         before, now = (float(np.nanmedian(point[2])) for point in (recent[0], recent[-1]))
         drop = 1 - now / before if before > 0 else math.nan
-        return Movement(np.exp(slope * PER_STEPS), steps[-1] + further, drop, level, int(steps[-1]))
+        changes = [part for place in (1, 2) for part in _changes(steps, np.array([point[place] for point in recent]))]
+        return Movement(np.exp(slope * PER_STEPS), steps[-1] + further, drop, level, int(steps[-1]), *changes)
+
+
+def _changes(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+    """|change| per step of (points, heads) in the later half, and that over the earlier half's."""
+    per_step = np.abs(np.diff(values, axis=0)) / np.diff(steps)[:, None]
+    earlier, later = (half.mean(axis=0) for half in (per_step[: len(per_step) // 2], per_step[len(per_step) // 2 :]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return later, np.where(earlier > 0, later / earlier, math.nan)
 
 
 def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = None) -> Audit:
@@ -125,26 +164,70 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
     if phase not in ("init", "trained", "any"):
         raise ArgumentError(f"phase: must be 'init', 'trained' or 'any', got {phase!r}")
     layers, findings = [], []
+    expected = _Expected(watch.model)
     for reading in watch.readings.values():
         movement = watch.trend.movement(reading.name)
-        findings += [*findings_of(reading, phase), *movement_findings(reading, movement, total_steps)]
-        facts = {name: getattr(reading, name) for name in _FACTS}
+        facts = {name: getattr(reading, name) for name in _FACTS} | facts_of_weights(watch.model, reading)
+        facts |= expected.facts(reading.name)
+        if reading.pointed is not None:
+            facts["top_key"] = reading.pointed.key.tolist()
         bound = gain_bound_of(watch.model, reading)
         if not math.isnan(bound):
             facts["gain_bound"] = bound
-            finding = judge(reading.name, None, "gain_bound", bound, reading.keys, phase)
-            findings += [finding] if finding else []
-        trend = {}
-        if movement is not None:
-            trend = {
-                "max_logit_growth": movement.growth.tolist(),
-                "crossing_step": movement.crossing.tolist(),
-                "entropy_drop": movement.entropy_drop,
-            }
+        trend = {} if movement is None else movement.to_dict()
         layers.append(LayerAudit(reading.name, heads_of(reading), baseline(reading), facts, trend))
+        findings += findings_of(reading, phase)
+        if reading.enough:
+            findings += [*movement_findings(reading, movement, total_steps), *expected.findings(reading)]
+            noted = judge(reading.name, None, "gain_bound", bound, reading.keys, phase)
+            findings += [Audit([layers[-1]], []).beside(noted)] if noted else []
+    keys = [reading.keys for reading in watch.readings.values() if reading.enough]
+    if keys and phase != "init":
+        findings += beside_others(layers, int(np.median(keys)), measured=True)
     if not layers:
         findings.append(_NOTHING_READ)
     return Audit(tuple(layers), worst_first(findings), phase, unread=dict(watch.unread))
+
+
+class _Expected:
+    """What the config of a model of transformers says of its layers; of other models nothing is known."""
+
+    def __init__(self, model: Any) -> None:
+        described: Any = getattr(model, "config", None)
+        self._config: Config | None = None
+        self._gains: dict[str, str] = {}
+        if not hasattr(described, "model_type") or not hasattr(described, "to_dict"):
+            return
+        self._config = Config(Fields(described.to_dict(), "config"))
+        self._parameters = dict(model.named_parameters())
+        modules, _ = find_projections(list(self._parameters), *self._config.model_types)
+        self._gains = {module.module: module.query.input_gain for module in modules if module.query.input_gain}
+
+    def facts(self, name: str) -> dict[str, float]:
+        """The gain of the norm before the projections, for `siblings`."""
+        tensor = self._gains.get(name)
+        if tensor is None or self._config is None:
+            return {}
+        offset = float(self._config.of(name).model_type in GAIN_ABOVE_ONE)
+        gain = root_mean_square(self._parameters[tensor], offset)
+        return {} if math.isnan(gain) else {"input_gain": gain}
+
+    def findings(self, reading: LayerReading) -> list[Finding]:
+        """Whether the layer ran with the scale of its config."""
+        if self._config is None or not reading.scale or math.isnan(reading.scale):
+            return []
+        path = reading.name.partition("#")[0]
+        numbers = [int(part) for part in path.split(".") if part.isdecimal()]
+        try:
+            scale = self._config.of(path).facts(path, numbers[0] if numbers else 0).scale
+        except ArgumentError:  # a config that says less than a file of weights needs
+            return []
+        # A stretched rotary embedding is a factor of q and k, not of the call.
+        if scale.assumed or scale.source.endswith("(rope)"):
+            return []
+        ratio = abs(reading.scale / scale.value)
+        finding = judge(reading.name, None, "scale_off_config", max(ratio, 1 / ratio), reading.keys)
+        return [finding] if finding else []
 
 
 def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:
@@ -155,16 +238,20 @@ def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:
 
 def findings_of(layer: LayerReading, phase: Phase = "any") -> list[Finding]:
     """All that one reading shows."""
-    numbers = judged_numbers(layer, phase)
+    numbers = judged_numbers(layer, phase) if layer.enough else {"non_finite": layer.metrics["non_finite"]}
     findings: list[Finding] = []
     for metric, values in numbers.items():
         of_layer = judge(layer.name, None, metric, values.tolist(), layer.keys, phase)
         of_heads = [judge(layer.name, head, metric, float(v), layer.keys, phase) for head, v in enumerate(values)]
         findings += [of_layer] if of_layer else []
         findings += _folded([finding for finding in of_heads if finding is not None], layer.heads)
+    if layer.enough and phase != "init":
+        findings += flat_heads(layer.name, "flat_head", layer.metrics["logit_deviation"], layer.keys)
     for metric, value in (("output_mismatch", layer.mismatch), ("scale_doubt", _doubt(layer))):
         finding = judge(layer.name, None, metric, value, layer.keys, phase)
         findings += [finding] if finding else []
+    if verdict_of(findings) != "healthy":  # that a sharp layer may be what was learned is no comfort here
+        findings = [finding for finding in findings if finding.severity != "note" or finding.metric not in _SHARPNESS]
     return findings
 
 
@@ -180,6 +267,8 @@ def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:
         numbers.pop("logit_deviation")
     if layer.dtype != "float16":
         numbers.pop("raw_score")
+    if layer.silent is not None:
+        numbers["silent_head"] = layer.silent.astype(np.float64)
     if phase != "init":
         resting = numbers["sink_mass"] > RESTING
         for metric in _SHARPNESS:
@@ -197,6 +286,10 @@ def movement_findings(
     fallen = judge(layer.name, None, "entropy_drop", movement.entropy_drop, layer.keys)
     if fallen and entropy < _LITTLE:
         yield fallen
+    for head in np.flatnonzero(movement.logit_change * FEWEST_STEPS > 1).tolist():
+        restless = judge(layer.name, head, "logit_change_trend", float(movement.logit_change_trend[head]), layer.keys)
+        if restless:
+            yield restless
     later = None if total_steps is None else movement.forecast(total_steps)
     for head in np.flatnonzero(movement.level > _LARGE).tolist():
         findings = [judge(layer.name, head, "max_logit_growth", float(movement.growth[head]), layer.keys)]

@@ -19,9 +19,11 @@ KINDS: dict[str, Kind] = {
     "logit_deviation": "median",
     "max_logit": "max",
     "min_logit": "min",
+    "logit_lead": "max",
     "max_score": "max",
     "min_score": "min",
     "score_deviation": "median",
+    "score_size": "median",
     "entropy_ratio": "median",
     "saturated": "mean",
     "jacobian_trace": "median",
@@ -30,14 +32,29 @@ KINDS: dict[str, Kind] = {
     "non_finite": "mean",
 }
 
-# Rows with fewer keys say little: their entropy, their trace and their deviation are small whatever the model does.
-MIN_KEYS = 8
+# Rows with fewer keys say little: their entropy, their trace and their deviation are small whatever the model does. And
+# a handful of rows is one sentence's accident.
+MIN_KEYS, MIN_ROWS = 16, 32
 # A head whose weight lies on the sink or on the first key rests; its sharpness is judged by the keys apart from that.
 RESTING = 0.5
 # Where so little is left apart from the sink, the rest is rounding.
 _LEFT = 1e-3
 # p_max > .99 if and only if sum p^2 > .9801 (the rest on many keys) to .9802 (on one).
 _SATURATED = 0.98015
+
+
+@dataclass(frozen=True, slots=True)
+class Pointed:
+    """The key that most rows point at, of each head; over at most some dozen rows that are evenly spread.
+
+    key     its place, in the first batch entry
+    share   of the rows whose largest weight is on it
+    mass    the mean weight that rows give it
+    """
+
+    key: NDArray[np.int64]
+    share: Numbers
+    mass: Numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +64,8 @@ class LayerReading:
     reading       of the logits that enter the softmax: after scale, cap and bias
     scores        of the logits after the scale, before cap and bias; the same object where there is neither
     first_weight  the weight of the first key, row by row
+    pointed       the key that most of some rows point at, head by head; None if unknown
+    silent        head by head, whether all that it returned is 0; None if unknown
     scale         what the scores were multiplied by; measured, where the output shows another than the call
     mismatch      how far the output of the model is from softmax(...) V in a row that was looked at; NaN if unknown
     sampled       whether only some of the query rows were read
@@ -76,6 +95,8 @@ class LayerReading:
     mismatch: float = math.nan
     softcap: float | None = None
     sampled: bool = False
+    pointed: Pointed | None = None
+    silent: NDArray[np.bool_] | None = None
 
     @property
     def heads(self) -> int:
@@ -92,10 +113,23 @@ class LayerReading:
     def metrics(self) -> dict[str, Numbers]:
         """One number per head for every metric; NaN where a head has none.
 
-        Extremes are over all rows, the others over rows that see at least 8 keys (or what the longest row sees).
+        Extremes are over all rows, the others over rows that see at least 16 keys (or what the longest row sees).
         """
         numbers = {name: over_rows(KINDS[name], rows) for name, rows in self.columns().items()}
-        return finished(numbers, self.scale, self.softcap, self.dtype)
+        metrics = finished(numbers, self.scale, self.softcap, self.dtype)
+        if self.pointed is not None:
+            metrics |= {"top_key_share": self.pointed.share, "top_key_mass": self.pointed.mass}
+        return metrics
+
+    @cached_property
+    def rows(self) -> int:
+        """How many rows of a head count."""
+        return int(self._used.sum(axis=1).max(initial=0))
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is enough to judge: 32 rows that see 16 keys or more."""
+        return self.most_keys >= MIN_KEYS and self.rows >= MIN_ROWS
 
     @cached_property
     def most_keys(self) -> int:
@@ -121,15 +155,18 @@ class LayerReading:
             "logit_deviation": counted(reading.std),
             "max_logit": finite(reading.max),
             "min_logit": finite(reading.min),
+            "logit_lead": finite(_by_head(reading.max) - _by_head(reading.mean)),
             "max_score": finite(scores.max),
             "min_score": finite(scores.min),
             "score_deviation": counted(scores.std),
+            "score_size": counted(np.fmax(_by_head(scores.max), -_by_head(scores.min))),
             "entropy_ratio": counted(reading.entropy_ratio),
             "saturated": counted(reading.saturated()),
             "jacobian_trace": counted(reading.jacobian_trace),
             "min_log_sum_exp": finite(reading.log_sum_exp),
             "sink_mass": counted(weight),
-            "non_finite": _by_head(reading.non_finite),
+            # A cap makes a finite logit of an infinite score.
+            "non_finite": np.fmax(_by_head(reading.non_finite), _by_head(scores.non_finite)),
         }
 
     @cached_property
@@ -188,7 +225,7 @@ def finished(numbers: dict[str, Numbers], scale: float, softcap: float | None, d
     metrics["raw_score"] = largest / abs(scale) if scale else np.full(len(largest), math.nan)
     metrics["non_finite"] = np.nan_to_num(metrics["non_finite"])  # no rows at all: none of them is broken
     if softcap is not None:
-        metrics["cap_ratio"] = largest / softcap
+        metrics["cap_ratio"] = metrics["score_size"] / softcap
     if dtype == "bfloat16":
         metrics["bf16_spacing"] = spacing(np.fmax(metrics["max_logit"], -metrics["min_logit"]), digits=8)
     return metrics
@@ -219,7 +256,7 @@ def spacing(size: Numbers, digits: int) -> Numbers:
 
 
 def _by_head(field: Any) -> Numbers:
-    """(..., heads, rows) -> (heads, all rows), in float64."""
+    """(..., heads, rows) -> (heads, all rows), in float64; what has that form already stays as it is."""
     rows = np.asarray(field.cpu() if hasattr(field, "cpu") else field).astype(np.float64)
     return np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)
 

@@ -8,9 +8,10 @@ from typing import Any
 from rootdk import rendering
 
 from .result import SEVERITIES
+from .thresholds import LAYERS as _LAYERS
 
 _LISTED = 8
-_SAME = ("severity", "metric", "threshold", "source", "remedy")
+_SAME = ("severity", "metric", "threshold", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +131,27 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
     sizes = {layer["name"]: len(layer["heads"]) for layer in audit["layers"]}
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for finding in audit["findings"]:
-        groups.setdefault(tuple(finding[name] for name in _SAME), []).append(finding)
+        key = (*(finding[name] for name in _SAME), _without_layer(finding))
+        groups.setdefault(key, []).append(finding)
     merged = []
     for key, members in groups.items():
         values = [float(finding["value"]) for finding in members if finding["value"] is not None]
-        same = dict(zip(_SAME, key, strict=True))
-        merged.append(FindingGroup(**same, value=_range(values), places=_places(members, sizes), count=len(members)))
+        layers = list(dict.fromkeys(finding["layer"] for finding in members))
+        merged.append(
+            FindingGroup(
+                **dict(zip(_SAME, key, strict=False)),
+                remedy=key[-1].replace(_LAYERS, repr(layers)),
+                value=_range(values),
+                places=_places(members, sizes),
+                count=len(members),
+            )
+        )
     return sorted(merged, key=lambda group: SEVERITIES.index(group.severity))
+
+
+def _without_layer(finding: Mapping[str, Any]) -> str:
+    """The remedy with the mark in place of the layer, so that it is the same for all of them."""
+    return str(finding["remedy"]).replace(repr([finding["layer"]]), _LAYERS)
 
 
 def _range(values: Sequence[float]) -> str:
@@ -165,6 +180,8 @@ def _names(layers: Sequence[str]) -> str:
     >>> _names(["h.0.attn", "h.1.attn"]), _names(["h.0.attn"])
     ('h.{0,1}.attn', 'h.0.attn')
     """
+    if list(layers) == [""]:
+        return "the whole model"
     parts = [layer.split(".") for layer in layers]
     if len(layers) > 1 and len({len(path) for path in parts}) == 1:
         differ = [place for place in range(len(parts[0])) if len({path[place] for path in parts}) > 1]

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.errors import ArgumentError
 
 from .families import NORMS, SPLIT
+from .siblings import unevenness
 
 BLOCKS = ("c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj", "to_qkv", "W_pack")
 BY_KEY_HEAD = ("query_key_value",)
@@ -55,11 +57,61 @@ def gain_bound_of(model: Any, reading: Any) -> float:
     return float(abs(reading.scale) * reading.d_k * q * k)
 
 
+def facts_of_weights(model: Any, reading: Any) -> dict[str, float]:
+    """What `siblings` compares, of the weights of one layer; without what is not known, or not at hand as numbers."""
+    module = module_at(model, reading.name)
+    if module is None or "#" in reading.name:
+        return {}
+    facts = {}
+    if (gains := gains_of(module)) is not None:
+        facts = {
+            name: root_mean_square(gain.weight, gain.offset)
+            for name, gain in zip(("query_gain", "key_gain"), gains, strict=True)
+        }
+    multi_head = hasattr(module, "in_proj_bias") and hasattr(module, "bias_k")
+    held = (
+        _multi_head(module)
+        if multi_head
+        else _split(module, reading.heads) or _fused(module, reading.heads, reading.d_k)
+    )
+    if held is not None and type(module).__name__ not in OTHER_ORDER:
+        facts["unevenness"] = max(_unevenness(held.query), _unevenness(held.key))
+    return {name: value for name, value in facts.items() if not math.isnan(value)}
+
+
+def _unevenness(part: "Part") -> float:
+    weight = part.parameters[0].detach()
+    if weight.dim() != 2 or not _plain(weight) or not part.places:
+        return math.nan
+    squares = (weight if part.axis == 0 else weight.T).double().square()
+    rows = squares[[row for places in part.places for row in range(places.start, places.stop)]]
+    return unevenness(rows.sum(1).cpu().numpy(), rows.sum(0).cpu().numpy())
+
+
+def _plain(tensor: Any) -> bool:
+    """Whether its numbers are at hand: not sharded, not on the meta device, not packed integers."""
+    return not hasattr(tensor, "full_tensor") and not tensor.is_meta and tensor.is_floating_point()
+
+
+def root_mean_square(gain: Any, offset: float) -> float:
+    """Of the gain of a norm; NaN where its numbers are not at hand."""
+    return float((gain.detach().double() + offset).square().mean().sqrt()) if _plain(gain) else math.nan
+
+
 def module_at(model: Any, name: str) -> Any:
     """The module of a layer, by the path that a reading has; None where the model has none."""
     path = name.partition("#")[0]
-    known = dict(model.named_modules())
-    return known.get(path, model if path == type(model).__name__ else None)
+    known = modules_of(model)
+    return known.get(path, known[""] if path == type(known[""]).__name__ else None)
+
+
+def modules_of(model: Any) -> dict[str, Any]:
+    """{path: module}, by the paths that they had before torch.compile."""
+    known = {}
+    for name, module in model.named_modules():
+        parts = [part for part in name.split(".") if part != "_orig_mod"]
+        known[".".join(parts)] = module  # the module inside comes after the one that was made of it
+    return known
 
 
 def _offset(norm: Any) -> float:
@@ -83,22 +135,56 @@ class Part:
 
     def multiply_(self, factors: NDArray[Any]) -> None:
         """Scale every head by its factor; where they share, by the smallest."""
+        import torch
+
         chosen = [factors.min()] if self.shared else factors
         for parameter in self.parameters:
             whole = parameter.data
             axis = self.axis if whole.dim() > 1 else 0
+            # Of the whole axis, ones elsewhere: also where every process holds some of the rows.
+            along = torch.ones(whole.shape[axis], dtype=torch.promote_types(whole.dtype, torch.float32))
             for places, factor in zip(self.places, chosen, strict=True):
-                part = whole.narrow(axis, places.start, places.stop - places.start)
-                part.copy_((part + self.offset) * float(factor) - self.offset)
+                along[places] = float(factor)
+            along = _spread_like(along.to(whole.device), whole, axis)
+            whole.mul_(along)
+            if self.offset:
+                whole.add_(self.offset * (along - 1.0))
+
+
+def _spread_like(along: Any, whole: Any, axis: int) -> Any:
+    """One number per place of an axis, in a form that multiplies the tensor; sharded as it is, if it is."""
+    along = along.reshape([-1 if place == axis else 1 for place in range(whole.dim())])
+    if not hasattr(whole, "device_mesh"):
+        return along
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    placements = [placement if placement.is_shard(axis) else Replicate() for placement in whole.placements]
+    return distribute_tensor(along, whole.device_mesh, placements, src_data_rank=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Both sides; `group` query heads share a key head."""
+    """Both sides; `group` query heads share a key head.
+
+    rotated   of latent attention (MLA), the queries' rows whose keys all heads share: those keys cannot shrink for one
+              head, so these rows take the whole factor and `query`, the other rows, its root
+    """
 
     query: Part
     key: Part
     group: int
+    rotated: Part | None = None
+
+    def clip_(self, gamma: NDArray[Any]) -> NDArray[Any]:
+        """Multiply the products of every head by its gamma; returns those that were used."""
+        if self.query.shared or self.key.shared:
+            gamma = np.full_like(gamma, gamma.min())
+        of_key = np.sqrt(gamma).reshape(-1, self.group).max(axis=1)
+        self.query.multiply_(gamma / np.repeat(of_key, self.group))
+        self.key.multiply_(of_key)
+        if self.rotated is not None:
+            self.rotated.multiply_(gamma)
+        return gamma
 
 
 def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections:
@@ -111,7 +197,11 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
     if gains is not None:
         return _of_gains(*gains, module, heads, d_k)
     if hasattr(module, "in_proj_bias") and hasattr(module, "bias_k"):
+        if module.in_proj_weight is not None and hasattr(module.in_proj_weight, "device_mesh"):
+            raise ArgumentError(f"model: {layer} must be whole, got nn.MultiheadAttention with sharded weights")
         return _multi_head(module)
+    if hasattr(module, "kv_b_proj"):
+        return _latent(module, heads, layer)
     if type(module).__name__ in OTHER_ORDER:
         raise ArgumentError(f"model: {layer} must keep q, k and v in a known order, got {type(module).__name__}")
     projections = _split(module, heads) or _fused(module, heads, d_k)
@@ -202,6 +292,24 @@ def _multi_head(module: Any) -> Projections:
         k.append(module.bias_k.data.view(-1))
     places = _rows(0, embed // heads, heads)
     return Projections(Part(tuple(q), 0, places), Part(tuple(k), 0, places), 1)
+
+
+def _latent(module: Any, heads: int, layer: str) -> Projections:
+    """Latent attention as DeepSeek and Kimi have it: of each head plain rows, then rotated ones; keys, then values."""
+    above = getattr(module, "q_b_proj", None) or getattr(module, "q_proj", None)
+    plain, rotated = getattr(module, "qk_nope_head_dim", 0), getattr(module, "qk_rope_head_dim", 0)
+    of_key = module.kv_b_proj
+    q_rows, k_rows = (0 if side is None else len(side.weight) for side in (above, of_key))
+    stride = k_rows // heads
+    if not plain or q_rows != heads * (plain + rotated) or k_rows != heads * stride or stride < plain:
+        raise ArgumentError(
+            f"model: {layer} must have {heads} heads of qk_nope_head_dim + qk_rope_head_dim rows in q_b_proj and of "
+            f"qk_nope_head_dim + v_head_dim in kv_b_proj, got {q_rows} and {k_rows} rows"
+        )
+    whole = plain + rotated
+    query = Part(tuple(_parameters(above)), 0, _rows(0, plain, heads, whole))
+    key = Part(tuple(_parameters(of_key)), 0, _rows(0, plain, heads, stride))
+    return Projections(query, key, 1, Part(tuple(_parameters(above)), 0, _rows(plain, rotated, heads, whole)))
 
 
 def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projections:

@@ -27,7 +27,10 @@ def qk_clip_(model: Any, readings: Any, tau: float = 100.0) -> dict[str, NDArray
     With S_h the largest scale*<q, k> of head h and gamma_h = min(1, tau / S_h), the rows of head h in W_q and W_k (and
     their biases) are multiplied so that the product of both factors is gamma_h: by its root each; heads that share a
     key head scale that by the largest of their roots, and W_q takes the rest. Where q and k are normed the gains are
-    scaled instead; one gain for all heads takes the smallest gamma. A largest logit of 0 or less clips nothing.
+    scaled instead; one gain for all heads takes the smallest gamma. In latent attention (MLA) rotated keys are shared
+    by all heads and stay: the rotated rows of a head's W_q take gamma_h, its other rows and those of its keys the root.
+    A largest logit of 0 or less clips nothing. Weights may be sharded (DTensor): call it in every process, with the
+    largest scores of all.
 
     S_h is before cap and bias: those stay. Read with `rows=`, S_h is the largest of the rows that were read, and others
     may lie above tau. Where several layers are clipped at once the later ones get another input, so that they come out
@@ -66,15 +69,8 @@ def clip_to_(model: Any, largest: Largest, tau: float) -> dict[str, NDArray[np.f
         module = module_at(model, path)
         if module is None:
             raise ArgumentError(f"readings: every layer must be a module of model, got {path!r}, which is none")
-        projections = projections_of(module, len(gamma), d_k, path)
-        if projections.query.shared or projections.key.shared:
-            gamma = np.full_like(gamma, gamma.min())
-        roots = np.sqrt(gamma).reshape(-1, projections.group)
-        of_key = roots.max(axis=1)
         with torch.no_grad():
-            projections.query.multiply_(gamma / np.repeat(of_key, projections.group))
-            projections.key.multiply_(of_key)
-        changed[path] = gamma
+            changed[path] = projections_of(module, len(gamma), d_k, path).clip_(gamma)
     return changed
 
 

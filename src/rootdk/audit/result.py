@@ -7,21 +7,32 @@ Finding is one number outside its range. The order of severities is here and now
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from rootdk.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Phase = Literal["init", "trained", "any"]
 Severity = Literal["note", "warning", "critical"]
-Verdict = Literal["healthy", "warning", "critical"]
+Verdict = Literal["healthy", "warning", "critical", "unjudged"]
 
 # The worst first.
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
-VERDICTS: tuple[Verdict, ...] = ("critical", "warning", "healthy")
+VERDICTS: tuple[Verdict, ...] = ("critical", "warning", "unjudged", "healthy")
+# As a person reads them.
+WORDS = {"unjudged": "too little to judge"}
+# What weights alone say of an input that no trained model has: beside a run that was judged, no more than a note.
+_PREDICTIONS = frozenset(
+    {"predicted_deviation", "predicted_over_others", "typical_prediction", "predicted_cap_ratio"}
+    | {"flat_prediction", "gain_bound", "spectral_bound"}
+)
 SCHEMA_VERSION = 1
 
 
@@ -59,7 +70,7 @@ def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
-    """The worst severity; notes do not count.
+    """The worst severity; notes do not count. Whether there was enough to judge is for the Audit to say.
 
     >>> verdict_of([])
     'healthy'
@@ -88,6 +99,16 @@ class LayerAudit:
     baseline: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     trend: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> bool:
+        """False where it ran, and on too few rows or keys to say anything."""
+        return bool(self.facts.get("enough", True))
+
+    @property
+    def ran(self) -> bool:
+        """Whether its numbers are of a run, with or without those of weights."""
+        return "enough" in self.facts
 
     def of(self, metric: str) -> list[float]:
         """One number per head; NaN where a head has none."""
@@ -130,26 +151,31 @@ class Audit:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the whole model: the worst finding; notes leave it healthy."""
-        return verdict_of(self.findings)
+        """Of the whole model: the worst finding; notes leave it healthy. "unjudged" where no layer had enough rows."""
+        worst = verdict_of(self.findings)
+        silent = bool(self.layers) and not any(layer.judged for layer in self.layers)
+        return "unjudged" if worst == "healthy" and silent else worst
 
     def verdict_on(self, layer: str, head: int | None = None) -> Verdict:
         """Of one layer, or of one head by the findings that name it."""
-        return verdict_of(
+        worst = verdict_of(
             finding for finding in self.findings if finding.layer == layer and (head is None or finding.head == head)
         )
+        silent = any(known.name == layer and not known.judged for known in self.layers)
+        return "unjudged" if worst == "healthy" and silent else worst
 
     @property
     def flagged(self) -> list[str]:
         """The layers that are not healthy, in the order of the model."""
         names = dict.fromkeys([layer.name for layer in self.layers] + [finding.layer for finding in self.findings])
-        return [name for name in names if self.verdict_on(name) != "healthy"]
+        return [name for name in names if self.verdict_on(name) in ("warning", "critical")]
 
     def merge(self, run: Audit) -> Audit:
         """One audit of two: this one of the weights, and one of a run of the same model.
 
         A layer that both know by the same path, with as many heads, has the numbers of both; no finding comes twice,
-        and where both have one of the same head and metric, that of the run counts.
+        and where both have one of the same head and metric, that of the run counts. Where the run was judged, a
+        prediction or a bound from weights is a note that says what was measured.
 
         >>> weights = Audit([LayerAudit("a", [{"predicted_deviation": 1.0}])], [])
         >>> run = Audit([LayerAudit("a", [{"max_logit": 2.0}])], [])
@@ -165,7 +191,11 @@ class Audit:
             else:
                 layers += [layer] if other is None else [layer, other]
         known = {(finding.layer, finding.head, finding.metric) for finding in run.findings}
-        rest = [finding for finding in self.findings if (finding.layer, finding.head, finding.metric) not in known]
+        rest = [
+            run.beside(finding)
+            for finding in self.findings
+            if (finding.layer, finding.head, finding.metric) not in known
+        ]
         return Audit(
             (*layers, *measured.values()),
             worst_first([*run.findings, *rest]),
@@ -174,6 +204,15 @@ class Audit:
             (*self.unknown, *run.unknown),
             {**self.unread, **run.unread},
         )
+
+    def beside(self, finding: Finding) -> Finding:
+        """A finding of the same model's weights, as it stands beside this run."""
+        ran = [layer for layer in self.layers if layer.judged and finding.layer in ("", layer.name)]
+        largest = [value for layer in ran for value in layer.of("max_logit") if not math.isnan(value)]
+        if finding.metric not in _PREDICTIONS or not largest:
+            return finding
+        remedy = f"nothing: the largest logit of the run is {max(largest):.3g}, and what is measured counts"
+        return replace(finding, severity="note", remedy=remedy)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; a number that there is none of is None."""
@@ -187,6 +226,25 @@ class Audit:
             "unknown": list(self.unknown),
             "unread": dict(self.unread),
         }
+
+    def save(self, path: str | Path) -> None:
+        """Write it as a page that opens offline (.html) or as JSON (.json), whole or not at all.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Audit([], []).save(f"{folder}/audit.html")
+        ...     Path(f"{folder}/audit.html").read_text()[:15]
+        '<!doctype html>'
+        """
+        from rootdk.files import write_atomically
+
+        from .view import page_html
+
+        place = Path(path)
+        if place.suffix not in (".html", ".json"):
+            raise ArgumentError(f"path: must end in .html or .json, got {str(path)!r}")
+        text = page_html(self.to_dict()) if place.suffix == ".html" else json.dumps(self.to_dict(), allow_nan=False)
+        write_atomically(place, text)
 
     def __repr__(self) -> str:
         return f"Audit({self.verdict}, {len(self.layers)} layers, {len(self.findings)} findings)"

@@ -19,10 +19,11 @@ from rich.text import Text
 from rootdk import rendering
 from rootdk.untrusted import shown_text, shown_values
 
+from .layer import MIN_KEYS, MIN_ROWS
 from .metrics import FindingGroup, Metric, grid, grouped, present, short_names
-from .result import SEVERITIES
+from .result import SEVERITIES, WORDS
 
-STYLES = {"healthy": "green", "note": "cyan", "warning": "yellow", "critical": "bold red"}
+STYLES = {"healthy": "green", "unjudged": "dim", "note": "cyan", "warning": "yellow", "critical": "bold red"}
 # Heading, metric, and what the heads of a layer become; of a run, else of weights alone.
 _MEASURED: tuple[tuple[str, str, Any], ...] = (
     ("std", "logit_deviation", np.median),
@@ -39,6 +40,7 @@ _OF_WEIGHTS: tuple[tuple[str, str, Any], ...] = (
     ("by gains", "gain_bound", np.max),
 )
 _NAME = 16
+SEEN = "In these lines `seen` is the watch: with rootdk.watch(model) as seen: model(...)"
 # The page has all of them.
 _MAPS = 4
 _GAP = 2
@@ -50,6 +52,14 @@ _SIGNS = "·░▒▓█"
 _COLOURS = ("#4575b4", "#74add1", "#e6c34a", "#f46d43", "#d73027")
 # Heads of one layer that differ by less are shown alike: a map must not make a drama of rounding.
 _LEAST_FACTOR, _LEAST_SHARE = 4.0, 0.1
+
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem}"
+    ":root{color-scheme:light dark}caption{text-align:left;font-weight:600}"
+    "table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}"
+    "th,td{padding:.25rem .75rem;border-bottom:1px solid #8884;text-align:left;vertical-align:top}"
+)
 
 
 def view(audit: Mapping[str, Any], maps: bool = False) -> Group:
@@ -70,7 +80,18 @@ def view_html(audit: Mapping[str, Any]) -> str:
     ]
     columns = ["severity", "metric", "value", "limit", "where", "what to do", "source"]
     table = rendering.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
-    return "".join([layers, table, *(f"<p>{escape(line)}</p>" for line in _not_read(audit))])
+    lines = [*_not_read(audit), *([SEEN] if "seen." in table else [])]
+    return "".join([layers, table, *(f"<p>{escape(line)}</p>" for line in lines)])
+
+
+def page_html(audit: Mapping[str, Any]) -> str:
+    """A page that holds the same, and opens offline."""
+    title = escape(headline(shown_values(audit)).plain)
+    return (
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>"
+        f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style></head>"
+        f"<body>{view_html(audit)}</body></html>"
+    )
 
 
 class _View:
@@ -86,6 +107,8 @@ class _View:
         elif self._audit["layers"]:
             yield from (_table(self._audit), Text())
         yield from _findings(self._audit)
+        if any("seen." in finding["remedy"] for finding in self._audit["findings"]):
+            yield Text(SEEN, style="dim")
         for line in _not_read(self._audit):
             yield Text(line, style="yellow")
 
@@ -103,7 +126,7 @@ def headline(audit: Mapping[str, Any]) -> Text:
     if model.get("softcap"):
         facts.append(f"softcap {rendering.short(model['softcap'])}")
     name = model.get("model_type") or "attention"
-    verdict = Text(str(audit["verdict"]), style=STYLES[audit["verdict"]])
+    verdict = Text(WORDS.get(audit["verdict"], audit["verdict"]), style=STYLES[audit["verdict"]])
     return Text.assemble((name, "bold"), ": ", verdict, "  (", ", ".join(facts), ")")
 
 
@@ -188,12 +211,16 @@ def _marks(audit: Mapping[str, Any]) -> list[str]:
     worst: dict[str, str] = {}
     for finding in sorted(audit["findings"], key=lambda finding: -SEVERITIES.index(finding["severity"])):
         worst[finding["layer"]] = finding["severity"]
-    return [mark if (mark := worst.get(layer["name"], "")) != "note" else "" for layer in audit["layers"]]
+    marks = [mark if (mark := worst.get(layer["name"], "")) != "note" else "" for layer in audit["layers"]]
+    return [
+        mark or ("" if layer.get("enough", True) else "unjudged")
+        for mark, layer in zip(marks, audit["layers"], strict=True)
+    ]
 
 
 def _findings(audit: Mapping[str, Any]) -> list[Any]:
     if not audit["findings"]:
-        return [Text("Nothing found.")]
+        return [] if audit["verdict"] == "unjudged" else [Text("Nothing found.")]
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -206,7 +233,7 @@ def _finding_text(group: FindingGroup) -> Text:
     text = Text.assemble(
         (group.metric, "bold"), f" {group.value}, limit {rendering.brief(group.threshold)}: {group.places}."
     )
-    text.append(f"\nTo do: {group.remedy}.")
+    text.append(f"\nTo do: {group.remedy}")
     return text.append(f" [{group.source}]", style="dim")
 
 
@@ -215,8 +242,22 @@ def _not_read(audit: Mapping[str, Any]) -> list[str]:
     unknown = audit.get("unknown") or []
     listed = ", ".join(shown_text(name, _LONGEST) for name in unknown[:_UNKNOWN])
     more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""
-    lines = [f"Not understood, so not read: {listed}{more}"] if unknown else []
+    lines = _unjudged(audit)
+    lines += [f"Not understood, so not read: {listed}{more}"] if unknown else []
     return lines + [f"Not read: {name}: {why}" for name, why in (audit.get("unread") or {}).items()]
+
+
+def _unjudged(audit: Mapping[str, Any]) -> list[str]:
+    """Which layers ran on too little, and how much would be enough."""
+    few = [layer for layer in audit["layers"] if not layer.get("enough", True)]
+    if not few:
+        return []
+    keys, rows = (max(int(layer[name]) for layer in few) for name in ("keys", "rows"))
+    which = "every layer" if len(few) == len(audit["layers"]) else f"{len(few)} of {len(audit['layers'])} layers"
+    enough = f"A verdict needs {MIN_ROWS} rows that see {MIN_KEYS} keys or more"
+    return [
+        f"Too little to judge in {which}: at most {rows} rows that see {keys} keys. {enough}: give it a longer text."
+    ]
 
 
 @dataclass(frozen=True, slots=True)

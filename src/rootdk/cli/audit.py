@@ -36,7 +36,8 @@ _FAILED = 3
 @options.keys()
 @options.seed("Seed of random tokens and of the demonstration.")
 @options.file("--out", "Write a report to look at: one HTML file that opens offline.")
-@options.data("Print JSON in place of maps and findings.", "a row per head")
+@click.option("--maps", is_flag=True, help="Maps of every head in place of the table of layers.")
+@options.data("Print JSON in place of the table and the findings.", "a row per head")
 @click.option(
     "--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with code 3 if the verdict is that, or worse."
 )
@@ -50,6 +51,7 @@ def audit(
     keys: int,
     seed: int,
     out: Path | None,
+    maps: bool,
     as_json: bool,
     as_csv: bool,
     fail_on: str | None,
@@ -90,7 +92,7 @@ def audit(
     elif as_csv:
         click.echo(csv_text(_heads(result)), nl=False)
     else:
-        Console().print(view(result, maps=True))
+        Console().print(view(result, maps=maps))
     if out is not None:
         from rootdk.lab.report import render_audit
 

@@ -17,6 +17,7 @@ from rootdk.audit.layer import LayerReading, Numbers
 from rootdk.audit.projections import module_at
 from rootdk.audit.remedies import Largest, clip_to_, largest_scores, merged_largest
 from rootdk.checks import count, positive
+from rootdk.errors import ArgumentError
 from rootdk.integrations import ranks
 from rootdk.integrations.ranks import Merged, groups_of, heads_together, merged_metrics
 from rootdk.integrations.sinks import Sink, sinks_of
@@ -79,6 +80,7 @@ class TrainingLog:
         self.clip_tau = None if clip_tau is None else positive("clip_tau", clip_tau)
         self.parallel = None if parallel is None else groups_of(parallel)
         self.watch: Watch | None = None
+        self._started = False
         self.steps = 0
         self._writes = False
         self._begin()
@@ -102,11 +104,10 @@ class TrainingLog:
         try:
             if self._writes or self.clip_tau is not None or self._merges:
                 self.watch = watch(model, rows=self.rows)
-            if self.clip_tau is not None:
-                ranks.check_whole(model)
             if self._writes:
                 for sink in self.sinks:
                     sink.open()
+            self._started = True
         except BaseException:
             self.close()
             raise
@@ -133,6 +134,7 @@ class TrainingLog:
 
     def after_forward(self) -> None:
         """After each forward where several make one step (gradient accumulation): QK-clip goes by them all."""
+        self._check_started("after_forward")
         if self.clip_tau is not None and self.due:
             self._largest = merged_largest([self._largest, largest_scores(self._fresh())])
 
@@ -141,6 +143,7 @@ class TrainingLog:
 
         step   its number; without one, steps are counted from 1
         """
+        self._check_started("after_step")
         number = self.steps + 1 if step is None else step
         if self.watch is not None and self.due:
             readings = self._fresh()
@@ -170,7 +173,9 @@ class TrainingLog:
 
     def close(self) -> None:
         """Stop watching and close the sinks; `start` begins anew. Closing twice is no error."""
+        self._started = False
         if self.watch is not None:
+            self.watch.paused = True  # what was not read was said step by step
             self.watch.close()
             self.watch = None
         writes, self._writes = self._writes, False
@@ -182,7 +187,12 @@ class TrainingLog:
                     self._give_up(sink, "when it was closed", error)
 
     def __enter__(self) -> "TrainingLog":  # noqa: PYI034 -- typing.Self came with Python 3.11
+        self._check_started("with")
         return self
+
+    def _check_started(self, use: str) -> None:
+        if not self._started:
+            raise ArgumentError(f"TrainingLog: must be started before {use}, got none: call start(model) first")
 
     def __exit__(self, *_: object) -> None:
         self.close()

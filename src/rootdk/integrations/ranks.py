@@ -46,21 +46,6 @@ def over_ranks(largest: Largest, group: Any = None) -> Largest:
     return largest if distributed is None else merged_largest(_gathered(distributed, group, largest))
 
 
-def check_whole(model: Any) -> None:
-    """Weights that are spread over processes cannot be clipped head by head."""
-    import torch
-
-    if not torch.distributed.is_available():
-        return
-    from torch.distributed.tensor import DTensor
-
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise ArgumentError(
-                f"clip_tau: must be None where weights are sharded, got a model whose {name} is a DTensor"
-            )
-
-
 class Merged(NamedTuple):
     """One layer over all ranks: what a LayerReading has of the kind."""
 

@@ -1,10 +1,11 @@
 """Watch: the handle that rootdk.watch returns."""
 
+import copy
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock, local
 from typing import Any
@@ -12,16 +13,18 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from rootdk.audit.health import Trend, audit_of_watch
 from rootdk.audit.layer import LayerReading
+from rootdk.audit.projections import modules_of
 from rootdk.audit.result import Audit, Phase
 from rootdk.audit.watching import taps
 from rootdk.audit.watching.call import Call, UnreadableError, split
 from rootdk.audit.watching.read import check_readable, read, read_logits, read_ring
 from rootdk.audit.watching.scale import Scale, scale_of
 from rootdk.checks import count
-from rootdk.errors import ArgumentError, ArgumentTypeError
+from rootdk.errors import ArgumentTypeError
 from rootdk.torch.wrapping import Wrapped
 
 _FUSED = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
@@ -69,14 +72,8 @@ class Watch:
     def __init__(self, model: Any, every: int = 1, rows: int | None = None) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ArgumentTypeError(f"model: must be a torch.nn.Module, got {type(model).__name__}")
-        compiled = [name for name, module in model.named_modules() if hasattr(module, "_orig_mod")]
-        if compiled:
-            where = f" ({compiled[0]})" if compiled[0] else ""
-            raise ArgumentError(
-                f"model: must run eagerly, got one that torch.compile made{where}: its attention is inside compiled "
-                "code; watch the module that was given to torch.compile"
-            )
         self.model = model
+        self._compiled = any(map(is_compiled, model.modules()))
         self.every, self.rows = count("every", every), None if rows is None else count("rows", rows)
         self.unread: dict[str, str] = {}
         self.step = 0
@@ -84,8 +81,9 @@ class Watch:
         self.paused = False
         self.trend = Trend()
         self.readings: dict[str, LayerReading] = {}
-        self._modules = dict(model.named_modules())  # kept, so that no other module gets the id of one of them
-        self._names = {id(module): name or type(model).__name__ for name, module in self._modules.items()}
+        self._modules = modules_of(model)  # kept, so that no other module gets the id of one of them
+        root = type(self._modules[""]).__name__
+        self._names = {id(module): name or root for name, module in self._modules.items()}
         for name, module in self._modules.items():
             if isinstance(module, torch.nn.TransformerEncoderLayer):  # its fused path attends in its own frame
                 self._names[id(module)] = f"{name}.self_attn".lstrip(".")
@@ -101,13 +99,18 @@ class Watch:
         taps.subscribe(self)
 
     def close(self) -> None:
-        """Stop watching; readings stay. Closing twice is no error.
+        """Stop watching; readings stay. Closing twice is no error. A RuntimeWarning says so where nothing was read.
 
         A forward that is under way in another thread goes on as if nobody had watched it.
         """
+        self._close()
+
+    def _close(self, silent: bool = False) -> None:
         if not self.open:
             return
         self._end()
+        if not (silent or self.readings or self.paused):
+            warnings.warn(f"rootdk: no attention was read: {self._why_nothing()}", RuntimeWarning, stacklevel=3)
         self.open = False
         taps.unsubscribe(self)
         self._call.close(self._around)
@@ -115,14 +118,24 @@ class Watch:
     def __enter__(self) -> "Watch":  # noqa: PYI034 -- typing.Self came with Python 3.11
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(silent=kind is not None)
+
+    def _why_nothing(self) -> str:
+        if self.unread:
+            return "; ".join(f"{name}: {why}" for name, why in self.unread.items())
+        if self.step:
+            return f"{type(self.model).__name__} attends in no way that is known, or inside compiled code"
+        return (
+            f"{type(self.model).__name__} did not run while it was watched; of a compiled model, watch what "
+            "torch.compile returned"
+        )
 
     def __del__(self) -> None:
         if self.open:
             # Of the kind that Python keeps to itself unless asked (python -X dev): nothing is lost that anybody held.
             warnings.warn(f"unclosed {self!r}; it is closed now", ResourceWarning, stacklevel=2)
-            self.close()
+            self._close(silent=True)
 
     def __repr__(self) -> str:
         state = "open" if self.open else "closed"
@@ -139,18 +152,52 @@ class Watch:
 
     # What the model's class and the taps call.
 
-    def run(self, forward: Callable[[], Any]) -> Any:
-        """A forward of the model, counted and, if it is due, read. One inside another is a part of it."""
+    def run(self, forward: Callable[[], Any], replay: Callable[[], Any]) -> Any:
+        """A forward of the model, counted and, if it is due, read. One inside another is a part of it.
+
+        replay   the same on copies of its arguments, for a model in which torch.compile had a hand
+        """
         mine = self._mine
         if mine.running or _backward() != -1:
             return forward()
         self._end()  # of calls outside of any forward
+        if self._compiled:
+            return self._run_compiled(forward, replay)
         try:
             mine.step, mine.running = self._begin(), True
             with taps.by_name() if mine.step.wanted and not self._fuses() else nullcontext():
                 return forward()
         finally:
             self._end()
+
+    def _run_compiled(self, forward: Callable[[], Any], replay: Callable[[], Any]) -> Any:
+        """Compiled code cannot be looked into, and other code would give other bits: it runs as it is.
+
+        Read is one more forward, before it, that torch runs eagerly: without gradients, with copies of the arguments,
+        and with random numbers and buffers put back.
+        """
+        mine, step = self._mine, self._begin()
+        if step.wanted:
+            started = time.perf_counter()
+            try:
+                mine.step, mine.running = step, True
+                eager, tap = (
+                    torch.compiler.set_stance("force_eager"),
+                    nullcontext() if self._fuses() else taps.by_name(),
+                )
+                with _as_it_was(self.model), torch.no_grad(), eager, tap:
+                    replay()
+            except Exception as error:  # noqa: BLE001 -- the model itself must run; `unread` says it
+                self.unread[type(self.model).__name__] = f"its eager run: {type(error).__name__}: {error}"
+            finally:
+                self._end()
+                with self._lock:
+                    self.seconds += time.perf_counter() - started
+        try:
+            mine.step, mine.running = _Step(step.number, wanted=False), True
+            return forward()
+        finally:
+            mine.step, mine.running = None, False
 
     @property
     def interested(self) -> bool:
@@ -287,8 +334,45 @@ def _around(watch: "ref[Watch]") -> Callable[[Any], Any]:
             watching = None if torch.compiler.is_compiling() else watch()
             if watching is None or watching.model is not module or not watching.open:
                 return inner(module, *args, **kwargs)
-            return watching.run(lambda: inner(module, *args, **kwargs))
+
+            def replay() -> Any:
+                again, named = copied((args, kwargs))
+                return module(*again, **named)
+
+            return watching.run(lambda: inner(module, *args, **kwargs), replay)
 
         return called
 
     return make
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether torch.compile made it, or `module.compile()` was called."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+@contextmanager
+def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
+    """Random numbers and buffers, as a running mean is one, are afterwards what they were before."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
+    with torch.random.fork_rng(enabled=True):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
+
+
+def copied(arguments: Any) -> Any:
+    """Tensors without their history, and copies of what a forward may change, such as a cache."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach()
+        try:
+            return copy.deepcopy(value)
+        except Exception:  # noqa: BLE001 -- what cannot be copied is handed on
+            return value
+
+    return tree_map(one, arguments)

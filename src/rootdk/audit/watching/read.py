@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 
 from rootdk.attention import measure
-from rootdk.audit.layer import LayerReading
+from rootdk.audit.layer import LayerReading, Pointed
 from rootdk.audit.watching.call import HIDES, Call, UnreadableError
-from rootdk.audit.watching.rows import Sight, fields_of_logits, grouped_scores, sampled_rows, sight_of
+from rootdk.audit.watching.rows import (
+    Sight,
+    fields_of_logits,
+    grouped_scores,
+    most_pointed,
+    sampled_rows,
+    sight_of,
+)
 from rootdk.audit.watching.scale import Scale
 from rootdk.backends.torch.kernel import FLOATS
 from rootdk.distributed.calls import Measured
@@ -17,6 +24,8 @@ from rootdk.reading import Reading
 
 # How many rows are read where the kernel cannot go, unless the watcher says how many.
 ELSEWHERE = 64
+# Of so many rows of a head, over all batch entries and at least in each of them, it is asked which key they point at.
+_ASKED, _ASKED_OF_ENTRY = 32, 16
 
 
 def read(
@@ -63,7 +72,29 @@ def read(
         dtype=str(call.query.dtype).removeprefix("torch."),
         sampled=len(positions) < n_query if positions is not None else False,
         route=call.route,
+        pointed=_pointed(call, added, scale.used),
+        silent=_silent(call),
     )
+
+
+def _pointed(call: Call, added: tuple[Tensor | None, Tensor | None], scale: float) -> Pointed | None:
+    """Which key most of some evenly spread rows point at."""
+    n_query = call.query.shape[-2]
+    entries = max(math.prod(call.query.shape[:-3]), 1)
+    if 0 in call.query.shape or 0 in call.key.shape:
+        return None
+    positions = sampled_rows(n_query, min(n_query, max(_ASKED_OF_ENTRY, _ASKED // entries)), call.query.device)
+    sight = sight_of(call, added, positions)
+    logits = _finished(scale * grouped_scores(call.query.index_select(-2, positions), call.key), call, sight.bias)
+    return most_pointed(logits, sight.mask, call.sinks)
+
+
+def _silent(call: Call) -> Any:
+    """Head by head, whether it returned nothing but zeros; None where its output is not at hand."""
+    if call.out.shape[:-1] != call.query.shape[:-1] or not call.out.numel():
+        return None
+    loud = (call.out != 0).any(dim=-1).any(dim=-1)
+    return ~loud.reshape(-1, loud.shape[-1]).any(dim=0).cpu().numpy()
 
 
 def check_readable(call: Call) -> None:
@@ -183,6 +214,8 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
     sampled = rows is not None and rows < n_query
     if sampled:
         logits = logits.index_select(-2, sampled_rows(n_query, rows or 1, logits.device))
+    few = max(_ASKED_OF_ENTRY, _ASKED // max(len(logits), 1))
+    asked = logits.index_select(-2, sampled_rows(logits.shape[-2], min(few, logits.shape[-2]), logits.device))
     visible = logits > HIDES
     reading = Reading(**fields_of_logits(logits, None if bool(visible.all()) else visible, None), has_sinks=False)
     first = visible.any(dim=-2, keepdim=True).to(torch.uint8).argmax(dim=-1, keepdim=True).expand(*logits.shape[:-1], 1)
@@ -193,6 +226,7 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
         reading=reading,
         scores=reading,
         first_weight=torch.where(reading.keys > 0, weight, 0.0),
+        pointed=most_pointed(asked.float(), asked > HIDES, None),
         route="softmax",
         dtype=str(logits.dtype).removeprefix("torch."),
         d_k=0,

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rootdk.audit.layer import MIN_KEYS, Pointed
 from rootdk.audit.watching.call import Call
 
 
@@ -107,6 +108,31 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     }
     broken = sees_any & ~torch.isfinite(variance)
     return {name: torch.where(broken, torch.nan, field) for name, field in fields.items()} | {"keys": keys}
+
+
+def most_pointed(logits: Tensor, visible: Tensor | None, sinks: Tensor | None) -> Pointed | None:
+    """The key that most of these rows point at, for logits (..., heads, rows, keys); None where no row sees enough.
+
+    Each batch entry has its own key; shares and masses are means over the entries.
+    """
+    heads, rows, n_key = logits.shape[-3:]
+    logits = logits.reshape(-1, heads, rows, n_key)
+    if visible is not None:
+        logits = torch.where(visible.expand(*visible.shape[:-3], heads, rows, n_key), logits, -torch.inf)
+    seen = torch.isfinite(logits).sum(dim=-1)
+    used = seen >= MIN_KEYS
+    if not bool(used.any()):
+        return None
+    total = torch.logsumexp(logits, dim=-1, keepdim=True)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.to(logits)[:, None, None].expand_as(total))
+    weights = torch.where(used[..., None], (logits - total).exp(), 0.0)
+    votes = torch.zeros_like(logits[..., 0, :]).scatter_add_(-1, weights.argmax(dim=-1), used.to(logits.dtype))
+    most, key = votes.max(dim=-1, keepdim=True)
+    count = used.sum(dim=-1).clamp(min=1)
+    mass = weights.sum(dim=-2).gather(-1, key)[..., 0] / count
+    share = most[..., 0] / count
+    return Pointed(key[0, :, 0].cpu().numpy(), *(part.mean(dim=0).double().cpu().numpy() for part in (share, mass)))
 
 
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from typing import Any
 
 from rootdk import rendering
 from rootdk.audit.metrics import METRICS, FindingGroup, Metric, grid, grouped, present, short_names
-from rootdk.audit.result import SEVERITIES
+from rootdk.audit.result import SEVERITIES, WORDS
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
 from rootdk.untrusted import shown_values
 
 from .document import badge, card, document, figures, foot, number, rich, table
 
-_BADGES = {"healthy": "good", "note": "open", "warning": "half", "critical": "bad"}
+_BADGES = {"healthy": "good", "unjudged": "open", "note": "open", "warning": "half", "critical": "bad"}
 # Past so many heads the page shows layers only: a table of ten thousand rows is read by nobody.
 _MOST_ROWS = 1500
 _WEIGHTS = (
@@ -68,7 +68,10 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     )
     heads = max((len(layer["heads"]) for layer in layers), default=0)
     cards = [
-        card(f"<span class='{_BADGES[audit['verdict']]}'>{escape(audit['verdict'])}</span>", words or "nothing found"),
+        card(
+            f"<span class='{_BADGES[audit['verdict']]}'>{escape(WORDS.get(audit['verdict'], audit['verdict']))}</span>",
+            words or "nothing found",
+        ),
         card(f"{len(layers)} × {heads}", "layers × heads" + _grouped_heads(model)),
     ]
     if model.get("scale"):

@@ -1,0 +1,1 @@
+"""What the audit says of trained models, good and broken: `make calibrate`."""

@@ -1,0 +1,138 @@
+"""A layer beside the others of its model, and a head beside the others of its layer.
+
+What is right for a number depends on the model; that layers of one model are of one kind does not. Compared are layers
+whose paths differ in numbers only: a decoder's cross attention, or a part that sees, is another kind.
+
+**As drawn.** Rows of W that were drawn at random have squared lengths that differ by chance alone, by sqrt(2/m) of
+their mean for m inputs, and so have columns. Training makes them differ by far more: it makes some directions matter. A
+layer within chance in all four, rows and columns of W_q and W_k, in a model whose other layers are not, was never
+trained, or was lost and drawn anew.
+
+**Gains.** Those of norms change slowly with depth. One that is far above both of its neighbours stands alone.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .result import Finding, LayerAudit
+from .thresholds import judge
+
+# By how many standard errors a spread may lie above that of chance.
+_ERRORS = 3.0
+# How far above chance the median of the other layers must lie, before a layer within chance says anything.
+_TRAINED = 1.2
+# By what factor a layer may at least, and at most, lie above the median of the others, however alike they are or not.
+_ALLOWED = (6.0, 20.0)
+# So few layers have no usual value.
+_FEWEST = 3
+GAINS = ("input_gain", "query_gain", "key_gain")
+
+
+def unevenness(
+    rows: NDArray[np.float64], columns: NDArray[np.float64], gain: NDArray[np.float64] | None = None
+) -> float:
+    """How far squared lengths of the rows and columns of W spread, over what chance allows; up to 1 is chance.
+
+    gain   what the inputs were multiplied by before the lengths of the rows were taken
+
+    >>> weights = np.random.default_rng(0).standard_normal((256, 512))
+    >>> drawn = unevenness((weights**2).sum(1), (weights**2).sum(0))
+    >>> weights[:32] *= 2                                                           # one head has grown
+    >>> grown = unevenness((weights**2).sum(1), (weights**2).sum(0))
+    >>> drawn < 1.0, grown > 3.0
+    (True, True)
+    """
+    squares = np.ones(len(columns)) if gain is None else gain**2
+    inputs = float(squares.sum() ** 2 / max((squares**2).sum(), 1e-300))
+    spreads = []
+    for lengths, summed in ((rows, inputs), (columns, float(len(rows)))):
+        mean = float(lengths.mean()) if len(lengths) else 0.0
+        if mean > 0.0:
+            chance = math.sqrt(2.0 / summed) * (1.0 + _ERRORS / math.sqrt(2.0 * len(lengths)))
+            spreads.append(float(lengths.std()) / mean / chance)
+    return max(spreads, default=math.nan)
+
+
+def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> list[Finding]:
+    """All that stands out beside its like, in a run or in weights alone."""
+    metric = "measured_over_others" if measured else "predicted_over_others"
+    findings: list[Finding | None] = []
+    for kind in _kinds(layer for layer in layers if layer.judged):
+        middles = [_middle(layer, "score_deviation" if measured else "predicted_deviation") for layer in kind]
+        uneven = [float(layer.facts.get("unevenness", math.nan)) for layer in kind]
+        for place, layer in enumerate(kind):
+            if len(kind) >= _FEWEST:
+                above = _above(middles[place], np.delete(middles, place))
+                findings.append(judge(layer.name, None, metric, above, keys))
+                if _median(np.delete(uneven, place)) > _TRAINED:
+                    findings.append(judge(layer.name, None, "unevenness", uneven[place], keys))
+            findings += [
+                judge(layer.name, None, "gain_over_neighbours", _over_neighbours(kind, place, gain), keys)
+                for gain in GAINS
+            ]
+    findings += _typical(layers, measured, keys)
+    return [finding for finding in findings if finding is not None]
+
+
+def flat_heads(layer: str, metric: str, deviations: Any, keys: int) -> list[Finding]:
+    """The heads whose logits do not differ while those of the others do."""
+    usual = _median(np.asarray(deviations, np.float64))
+    if not usual > 0.0:
+        return []
+    found = [judge(layer, head, metric, float(value) / usual, keys) for head, value in enumerate(deviations)]
+    return [finding for finding in found if finding is not None]
+
+
+def _typical(layers: Sequence[LayerAudit], measured: bool, keys: int) -> list[Finding | None]:
+    """The median over the layers of a model: a fault of all of them shows nowhere else."""
+    judged = [layer for layer in layers if layer.judged]
+    of_heads, metric = (
+        ("score_deviation", "typical_deviation") if measured else ("predicted_deviation", "typical_prediction")
+    )
+    middles = sorted(middle for layer in judged if not math.isnan(middle := _middle(layer, of_heads)))
+    # The lower one of two in the middle: half of the layers is not the model.
+    return [judge("", None, metric, middles[(len(middles) - 1) // 2], keys)] if middles else []
+
+
+def _above(own: float, others: NDArray[np.float64]) -> float:
+    """Own over the median of the others, over what their spread allows: e^(4 s), s the deviation of their logarithms.
+
+    s is 1.48 times the median distance from the median, which one other bad layer does not move.
+    """
+    known = others[others > 0.0]
+    if not len(known):
+        return math.nan
+    logs = np.log(known)
+    spread = 1.48 * float(np.median(np.abs(logs - np.median(logs))))
+    return own / float(np.median(known)) / min(max(math.exp(4 * spread), _ALLOWED[0]), _ALLOWED[1])
+
+
+def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float:
+    """A gain over the larger one of the two nearest layers; NaN where there are no two."""
+    around = sorted((other for other in range(len(kind)) if other != place), key=lambda other: abs(other - place))[:2]
+    near = [float(kind[other].facts.get(gain, math.nan)) for other in around]
+    own = float(kind[place].facts.get(gain, math.nan))
+    return own / max(near) if len(near) == 2 and min(near) > 0.0 else math.nan
+
+
+def _kinds(layers: Iterable[LayerAudit]) -> list[list[LayerAudit]]:
+    kinds: dict[str, list[LayerAudit]] = {}
+    for layer in layers:
+        kinds.setdefault(re.sub(r"\d+", "#", layer.name), []).append(layer)
+    return list(kinds.values())
+
+
+def _middle(layer: LayerAudit, metric: str) -> float:
+    """NaN if a head is broken: such a layer has no usual deviation."""
+    values = layer.of(metric)
+    return float(np.median(values)) if values else math.nan
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else math.nan
