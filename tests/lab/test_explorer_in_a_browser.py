@@ -146,20 +146,26 @@ def test_the_last_value_wins(visit: Visit, server: Served) -> None:
     assert len(asked) <= 5
 
 
+def typed(field: Any, text: str, end: str = "Enter") -> None:
+    """As a person does it: Firefox takes no value for changed that a script has set."""
+    field.click()
+    field.press("ControlOrMeta+a")
+    field.press_sequentially(text)
+    field.press(end)
+
+
 def test_a_bad_value_is_said_beside_its_knob(browser: Any, server: Served) -> None:
     visit = Visit(browser, 1280, server=server.address)
     page = open_at(visit, server.address)
     field = page.locator("#knob-exponent-typed")
-    field.fill("7")
-    field.press("Enter")
+    typed(field, "7")
     said = page.locator("#problem-exponent")
     until(lambda: said.inner_text() == "must be a number from -2 to 2, got '7'")
     assert field.get_attribute("aria-invalid") == "true"
     assert "problem-exponent" in field.get_attribute("aria-describedby")
     # What was there before stays, and the next good value ends it.
     assert_shows(page, stand_in.POWERS)
-    field.fill("0.5")
-    field.press("Enter")
+    typed(field, "0.5")
     until(lambda: drawn(page) == "#powers?exponent=0.5")
     assert said.inner_text() == ""
     assert field.get_attribute("aria-invalid") == "false"
@@ -176,8 +182,7 @@ def test_a_bad_value_is_said_beside_its_knob(browser: Any, server: Served) -> No
 
 def test_a_matrix_can_be_edited(visit: Visit, server: Served) -> None:
     page = open_at(visit, server.address, "#matrix")
-    page.get_by_label("entries, row 2, column 1").fill("5")
-    page.keyboard.press("ArrowUp")
+    typed(page.get_by_label("entries, row 2, column 1"), "5", "ArrowUp")
     assert page.evaluate("document.activeElement.ariaLabel") == "entries, row 1, column 1"
     until(lambda: drawn(page) == "#matrix?entries=1+2%3B+5+4")
     assert_shows(page, stand_in.MATRIX, entries="1 2; 5 4")
@@ -185,8 +190,7 @@ def test_a_matrix_can_be_edited(visit: Visit, server: Served) -> None:
     until(lambda: drawn(page) == "#matrix?entries=1+2+0%3B+5+4+0")
     assert_shows(page, stand_in.MATRIX, entries="1 2 0; 5 4 0")
     page.get_by_text("as text", exact=True).click()
-    page.locator("#knob-entries").fill("1; 2; 3")
-    page.keyboard.press("Enter")
+    typed(page.locator("#knob-entries"), "1; 2; 3")
     until(lambda: drawn(page) == "#matrix?entries=1%3B+2%3B+3")
     assert page.locator(".matrix input").count() == 3
     page.get_by_label("ten").check()
@@ -385,10 +389,11 @@ def test_it_fits_and_breaks_no_rule_of_accessibility(
     visit = Visit(browser, width, scheme, server.address)
     for chapter in ("#powers", "#matrix", "#model"):
         page = open_at(visit, server.address, chapter)
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("document.documentElement.scrollWidth === document.documentElement.clientWidth")
+        assert visit.complaints == []
         assert violations(page) == []
         keep(page, tmp_path, f"explorer-stand-in-{chapter[1:]}-{width}-{scheme}")
-    assert visit.complaints == []
+        visit.complaints.clear()  # axe and the picture write a style, and Firefox says that the policy has stopped it
 
 
 def test_the_rules_can_be_broken(visit: Visit, server: Served) -> None:
@@ -456,4 +461,4 @@ def test_the_policy_of_an_exported_page_stops_requests(browser: Any, exported: P
     visit = Visit(browser, 1280)
     open_at(visit, (tmp_path / "asking.html").as_uri())
     assert visit.outside == []
-    assert any("Content Security Policy" in one for one in visit.complaints)
+    assert any(re.search("Content Security Policy|page’s settings blocked", one) for one in visit.complaints)

@@ -27,6 +27,7 @@ def drawn(page: Any) -> str:
 
 
 def open_at(visit: Visit, address: str, hash_: str = "#powers") -> Any:
+    visit.page.bring_to_front()  # in Firefox a page behind another gets no events of the focus
     visit.page.goto(f"{address}{hash_}")
     until(lambda: drawn(visit.page) == hash_)
     return visit.page

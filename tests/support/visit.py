@@ -1,7 +1,7 @@
-"""A headless Chromium, and a visit to a page on which nothing may leave and nothing may be complained of.
+"""A headless Chromium or Firefox, and a visit to a page on which nothing may leave and nothing may be complained of.
 
-It needs a Chromium that is installed (Debian: apt install chromium) or named by ROOTDK_CHROMIUM. Screenshots go to
-pytest's temporary folder; ROOTDK_SCREENSHOTS names another one.
+They are installed (Debian: apt install chromium firefox-esr) or named by ROOTDK_CHROMIUM and ROOTDK_FIREFOX.
+Screenshots go to pytest's temporary folder; ROOTDK_SCREENSHOTS names another one.
 """
 
 import os
@@ -11,9 +11,16 @@ from typing import Any
 
 
 def chromium() -> str:
-    named = os.environ.get("ROOTDK_CHROMIUM")
-    found = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert found, "no Chromium: install one (Debian: apt install chromium) or set ROOTDK_CHROMIUM"
+    return _installed("Chromium", "ROOTDK_CHROMIUM", "chromium", "chromium-browser", "google-chrome")
+
+
+def firefox() -> str:
+    return _installed("Firefox", "ROOTDK_FIREFOX", "firefox-esr", "firefox")
+
+
+def _installed(browser: str, variable: str, *names: str) -> str:
+    found = os.environ.get(variable) or next(filter(None, map(shutil.which, names)), None)
+    assert found, f"no {browser}: install one (Debian: apt install {names[0]}) or set {variable}"
     return found
 
 
