@@ -339,6 +339,28 @@ void weights(nb::tuple problem, nb::handle row_state, nb::handle weights, int te
   run_without_gil(p, rootdk::attention_weights);
 }
 
+// out: None where it is not wanted. Whatever does not move is None, and 0 for the scale.
+void tangent(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle d_query, nb::handle d_key, nb::handle d_value,
+             nb::handle d_bias, nb::handle d_sinks, nb::handle d_alibi, double d_scale, int team) {
+  call c;
+  describe(c, problem, team);
+  attention_problem& p = c.problem;
+  if (!out.is_none()) p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
+  p.d_out = c.rows(c.out(d_out), p.heads, p.n_query, p.d_v);
+  if (!d_query.is_none()) p.d_query = c.rows(c.in(d_query), p.heads, p.n_query, p.d_k);
+  if (!d_key.is_none()) p.d_key = c.rows(c.in(d_key), p.kv_heads, p.n_key, p.d_k);
+  if (!d_value.is_none()) p.d_value = c.rows(c.in(d_value), p.kv_heads, p.n_key, p.d_v);
+  require(d_bias.is_none() || p.bias.data, "kernel: d_bias needs a bias");
+  if (!d_bias.is_none()) p.d_bias = c.pairs(c.in(d_bias), format_of(p.bias_type));
+  require(d_sinks.is_none() || p.sinks, "kernel: d_sinks needs sinks");
+  if (!d_sinks.is_none()) p.sinks_tangent = flat<double>(c.in(d_sinks), p.heads, "kernel: d_sinks must be float64 (heads,)");
+  require(d_alibi.is_none() || p.alibi, "kernel: d_alibi needs alibi");
+  if (!d_alibi.is_none())
+    p.alibi_tangent = flat<double>(c.in(d_alibi), p.batch * p.heads, "kernel: d_alibi must be float64 (batch, heads)");
+  p.scale_tangent = d_scale;
+  run_without_gil(p, rootdk::attention_tangent);
+}
+
 std::vector<std::string> target_names() {
   std::vector<std::string> names;
   for (const rootdk::kernel_target* target : rootdk::available_targets()) names.push_back(target->name);
@@ -367,6 +389,9 @@ NB_MODULE(_kernel, m) {
   m.def("forward", &forward, "problem"_a, "out"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
   m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a, "d_key"_a, "d_value"_a,
         "d_bias"_a.none() = nb::none(), "d_alibi"_a.none() = nb::none(), "team"_a = 0);
+  m.def("tangent", &tangent, "problem"_a, "out"_a.none(), "d_out"_a, "d_query"_a.none(), "d_key"_a.none(), "d_value"_a.none(),
+        "d_bias"_a.none() = nb::none(), "d_sinks"_a.none() = nb::none(), "d_alibi"_a.none() = nb::none(), "d_scale"_a = 0.0,
+        "team"_a = 0);
   m.def("alike", &alike);  // names of arguments would take time
   m.def("weights", &weights, "problem"_a, "row_state"_a, "weights"_a, "team"_a = 0);
   m.def("target", [] { return std::string(rootdk::current_target().name); });

@@ -24,4 +24,5 @@
 #include "backward_parts-inl.h"
 #include "backward-inl.h"
 #include "weights-inl.h"
+#include "tangent-inl.h"
 // clang-format on

@@ -212,6 +212,12 @@ void attention_weights(const attention_problem& given) {
   run(seen.get(), current_target().weights(seen.get()));
 }
 
+void attention_tangent(const attention_problem& given) {
+  if (given.rows() == 0) return;
+  const seen_problem seen(given);
+  run(seen.get(), current_target().tangent(seen.get()));
+}
+
 void attention_backward(const attention_problem& given) {
   const kernel_target& target = current_target();
   const seen_problem seen(given);

@@ -76,14 +76,19 @@ struct attention_problem {
   void* reading = nullptr;  // (reading_fields, batch, heads, n_query)
   int64_t* keys = nullptr;  // (batch, heads, n_query)
 
-  // Backward only. `out` and `row_state` are then inputs.
+  // Backward: d_out is an input (`out` and `row_state` too) and the others are results. Tangent: d_out is a result, `out` is one
+  // too or absent, and the others are inputs: null where nothing moves.
   rows_view d_out, d_query, d_key, d_value;
-  // Added to, so the caller clears it; in the type that is computed with, whatever the type of the bias. Strides are zero
+  // Backward: added to, so the caller clears it; in the type that is computed with, whatever the type of the bias. Strides are zero
   // where the bias was broadcast: all pairs that read one number of it add to one number here. Else no two overlap.
+  // Tangent: read, and of the type of the bias.
   pairs_view d_bias;
-  void* d_alibi = nullptr;  // (batch, heads) in the type that is computed with; null where not wanted
+  void* d_alibi = nullptr;  // (batch, heads) in the type that is computed with; null where not wanted; backward only
   // attention_weights only: every pair's weight, before dropout, is added to its number; as d_bias. `row_state` is then an input.
   pairs_view weights;
+  // Tangent only, as the option each belongs to; null where it does not move.
+  double scale_tangent = 0.0;
+  const double *sinks_tangent = nullptr, *alibi_tangent = nullptr;
   // The (batch, key head) pairs to work on, each as batch * kv_heads + kv_head; null: all of them.
   const int64_t* pair_list = nullptr;
   int64_t pair_list_size = 0;
@@ -106,6 +111,7 @@ struct attention_problem {
 void attention_forward(const attention_problem& problem);
 void attention_backward(const attention_problem& problem);
 void attention_weights(const attention_problem& problem);
+void attention_tangent(const attention_problem& problem);
 
 // A pass as work for threads: items that are independent of each other, then, where several items contributed to one
 // result, merges of what they left in the shared buffer. How many there are is a fact of the problem, never of the number
@@ -132,6 +138,7 @@ struct kernel_target {
   kernel_pass (*forward)(const attention_problem&);
   kernel_pass (*backward)(const attention_problem&);
   kernel_pass (*weights)(const attention_problem&);
+  kernel_pass (*tangent)(const attention_problem&);
 };
 
 std::vector<const kernel_target*> available_targets();  // those this CPU can run, best first

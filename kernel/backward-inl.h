@@ -199,7 +199,7 @@ template <typename real>
 inline void add_distance_gradient(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
                                   int64_t keys, const real* d_logits, real* distance_sum) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const lane_distances<real> distances(problem, batch, p, start);
+  const lane_distances<real> distances(problem, problem.alibi, batch, p, start);
   for (int v = 0; v < lanes; v += width) {
     vec<real> sum = vec<real>{};
     for (int64_t key = 0; key < keys; ++key) sum += load(d_logits + key * lanes + v) * distances.of(key, v);

@@ -114,10 +114,8 @@ ROOTDK_INLINE void for_pairs(const panel<real>& p, int64_t keys, real* scores, c
 }
 
 template <typename stored, typename real>
-inline void add_bias(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start, int64_t keys,
-                     real* scores) {
+inline void add_bias(const pairs_view& view, int64_t batch, const panel<real>& p, int64_t start, int64_t keys, real* scores) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const pairs_view& view = problem.bias;
   const stored* base = reinterpret_cast<const stored*>(view.data) + view.batch_offset[batch] + start * view.key_stride;
   const auto row_of = [&](int lane) __attribute__((always_inline)) {
     return base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride;
@@ -146,15 +144,27 @@ inline void add_bias(const attention_problem& problem, int64_t batch, const pane
   for_pairs(p, keys, scores, read, use);
 }
 
+// A bias, or its tangent.
+template <typename real>
+inline void add_bias(const pairs_view& view, element type, int64_t batch, const panel<real>& p, int64_t start, int64_t keys,
+                     real* scores) {
+  switch (type) {
+    case element::float32: return add_bias<float>(view, batch, p, start, keys, scores);
+    case element::float64: return add_bias<double>(view, batch, p, start, keys, scores);
+    case element::float16: return add_bias<half_bits>(view, batch, p, start, keys, scores);
+    case element::bfloat16: return add_bias<bfloat_bits>(view, batch, p, start, keys, scores);
+  }
+}
+
 // The slopes of a panel's rows, and how far every key from `start` on is from them.
 template <typename real>
 struct lane_distances {
   alignas(64) real slope[panel_lanes<real>], behind[panel_lanes<real>];
   const int64_t* key_position;
-  lane_distances(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start)
+  lane_distances(const attention_problem& problem, const double* slopes, int64_t batch, const panel<real>& p, int64_t start)
       : slope(), behind(), key_position(problem.key_position ? problem.key_position + batch * problem.n_key + start : nullptr) {
     for (int lane = 0; lane < p.live; ++lane) {
-      slope[lane] = real(problem.alibi[batch * problem.heads + p.head[lane]]);
+      slope[lane] = real(slopes[batch * problem.heads + p.head[lane]]);
       behind[lane] = real(problem.position(batch, p.query[lane]) - (key_position ? 0 : start));
     }
   }
@@ -165,10 +175,10 @@ struct lane_distances {
 };
 
 template <typename real>
-inline void subtract_distances(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
-                               int64_t keys, real* scores) {
+inline void subtract_distances(const attention_problem& problem, const double* slopes, int64_t batch, const panel<real>& p,
+                               int64_t start, int64_t keys, real* scores) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  const lane_distances<real> distances(problem, batch, p, start);
+  const lane_distances<real> distances(problem, slopes, batch, p, start);
   for (int v = 0; v < lanes; v += width) {
     const vec<real> slope = load(distances.slope + v) * real(log2_e);
     for (int64_t key = 0; key < keys; ++key) {
@@ -340,18 +350,27 @@ inline void shape_scores(const attention_problem& problem, int64_t batch, const 
   const int64_t start = view.start, keys = view.keys();
   if (unlikely(p.stretched)) multiply_lanes(p.stretch, keys, scores);
   if (problem.softcap > 0) cap_scores<real>(problem.softcap, keys, scores, slope);
-  if (problem.alibi) subtract_distances(problem, batch, p, start, keys, scores);
-  if (problem.bias.data) {
-    switch (problem.bias_type) {
-      case element::float32: add_bias<float>(problem, batch, p, start, keys, scores); break;
-      case element::float64: add_bias<double>(problem, batch, p, start, keys, scores); break;
-      case element::float16: add_bias<half_bits>(problem, batch, p, start, keys, scores); break;
-      case element::bfloat16: add_bias<bfloat_bits>(problem, batch, p, start, keys, scores); break;
-    }
-  }
+  if (problem.alibi) subtract_distances(problem, problem.alibi, batch, p, start, keys, scores);
+  if (problem.bias.data) add_bias(problem.bias, problem.bias_type, batch, p, start, keys, scores);
   if (unlikely(p.mixed_segments)) hide_other_segments(problem, batch, p, start, keys, scores);
   if (view.looks && problem.mask.data) hide_masked(problem, batch, p, start, keys, scores);
   hide_beyond_limits(view, scores);
+}
+
+// Tangents of the products -> tangents of the logits, in natural units; 0 where the finished scores say that a pair is hidden.
+template <typename real>
+inline void shape_tangents(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
+                           const real* scores, const real* slope, real* tangents) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  const int64_t keys = view.keys();
+  if (unlikely(p.stretched)) multiply_lanes(p.stretch, keys, tangents);
+  if (slope)
+    for (int64_t at = 0; at < keys * lanes; at += width) store(tangents + at, load(tangents + at) * load(slope + at));
+  if (problem.alibi_tangent) subtract_distances(problem, problem.alibi_tangent, batch, p, view.start, keys, tangents);
+  if (problem.d_bias.data) add_bias(problem.d_bias, problem.bias_type, batch, p, view.start, keys, tangents);
+  const vec<real> nowhere = broadcast(minus_infinity<real>);
+  for (int64_t at = 0; at < keys * lanes; at += width)
+    store(tangents + at, select<real>(load(scores + at) == nowhere, vec<real>{}, load(tangents + at) * real(ln_2)));
 }
 
 template <typename real>

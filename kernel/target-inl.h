@@ -58,11 +58,20 @@ kernel_pass backward_pass(const attention_problem& problem) {
   return pass;
 }
 
+template <typename stored>
+kernel_pass tangent_pass(const attention_problem& problem) {
+  kernel_pass pass = rows_pass<stored>(problem);
+  pass.scratch_bytes = tangent_scratch<stored>(problem, nullptr).bytes;
+  pass.item = [](const attention_problem& p, int64_t item, void* scratch, void*) { tangent_item<stored>(p, item, scratch); };
+  return pass;
+}
+
 static kernel_pass forward(const attention_problem& problem) { ROOTDK_BY_TYPE(forward_pass, problem) }
 static kernel_pass backward(const attention_problem& problem) { ROOTDK_BY_TYPE(backward_pass, problem) }
 static kernel_pass weights(const attention_problem& problem) { ROOTDK_BY_TYPE(weights_pass, problem) }
+static kernel_pass tangent(const attention_problem& problem) { ROOTDK_BY_TYPE(tangent_pass, problem) }
 
 extern const kernel_target target = {
-    ROOTDK_TEXT(ROOTDK_TARGET), panel_lanes<float>, int(key_block), forward, backward, weights};
+    ROOTDK_TEXT(ROOTDK_TARGET), panel_lanes<float>, int(key_block), forward, backward, weights, tangent};
 
 }  // namespace rootdk::ROOTDK_TARGET

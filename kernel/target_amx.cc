@@ -53,6 +53,9 @@ static kernel_pass weights(const attention_problem& problem) {
                                            : weights_pass<half_bits, tile_scores_again<half_bits>>(problem);
 }
 
-extern const kernel_target target = {"amx", panel_lanes<float>, int(key_block), forward, backward, weights};
+// Reads nothing that another pass left, so it need not round as the tiles do.
+static kernel_pass tangent(const attention_problem& problem) { return avx512::target.tangent(problem); }
+
+extern const kernel_target target = {"amx", panel_lanes<float>, int(key_block), forward, backward, weights, tangent};
 
 }  // namespace rootdk::amx

@@ -10,7 +10,7 @@ from typing import Any as _Any
 
 from . import _starting as _starting  # isort: skip -- first: it is for the time that the others take
 from . import scaling
-from .attention import attention, attention_vjp, measure, num_threads, set_num_threads, weights
+from .attention import attention, attention_jvp, attention_vjp, measure, num_threads, set_num_threads, weights
 from .errors import ArgumentError, ArgumentTypeError, DerivativeError, KernelMissingError, RootdkError
 from .reading import Reading
 from .scaling import ScaleRule
@@ -33,6 +33,7 @@ __all__ = [
     "ScaleRule",
     "__version__",
     "attention",
+    "attention_jvp",
     "attention_vjp",
     "audit",
     "distributed",

@@ -29,6 +29,19 @@ def backward(
     team: int = 0,
 ) -> None: ...
 def weights(problem: Problem, row_state: _Array, weights: _Array, team: int = 0) -> None: ...
+def tangent(
+    problem: Problem,
+    out: _Array | None,
+    d_out: _Array,
+    d_query: _Array | None,
+    d_key: _Array | None,
+    d_value: _Array | None,
+    d_bias: _Array | None = None,
+    d_sinks: _Array | None = None,
+    d_alibi: _Array | None = None,
+    d_scale: float = 0.0,
+    team: int = 0,
+) -> None: ...
 def target() -> str: ...
 def targets() -> list[str]: ...
 def set_target(name: str) -> None: ...

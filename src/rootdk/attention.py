@@ -1,8 +1,8 @@
-"""The operator: attention(), measure(), attention_vjp(). Check, resolve defaults, hand down.
+"""The operator: attention(), measure(), attention_vjp(), attention_jvp(). Check, resolve defaults, hand down.
 
     s_ij = scale * <q_i, k_j> -> softcap*tanh(s/softcap) -> + bias_ij -> masked -> softmax over j -> sum_j p_ij v_j
 
-The options are explained once, in options.py, and stand in the docstring of attention(); the other two take the same.
+The options are explained once, in options.py, and stand in the docstring of attention(); the others take the same.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import numpy as np
 from .backends import backend_of, kernel
 from .checks import count, refuse_masked, shown, truth
 from .errors import ArgumentError, ArgumentTypeError
-from .options import Options, documented, resolve
+from .options import Options, Tangents, documented, resolve, resolve_tangents
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
 
@@ -239,11 +239,70 @@ def attention_vjp(
 
     def pull_back(d_out: Array) -> tuple[Array, Array, Array]:
         """d_query, d_key, d_value for one d_out of the shape and type of the output."""
-        grad = backend.gradient(d_out, problem.query, out.shape)
+        grad = backend.fitting("d_out", d_out, problem.query, "the output", out.shape)
         d_query, d_key, d_value = pull(grad[None] if one_head else grad)
         return (d_query[0], d_key[0], d_value[0]) if one_head else (d_query, d_key, d_value)
 
     return out, pull_back
+
+
+def attention_jvp(
+    query: Array,
+    key: Array,
+    value: Array,
+    d_query: Array | None = None,
+    d_key: Array | None = None,
+    d_value: Array | None = None,
+    *,
+    d_bias: Array | None = None,
+    d_sinks: Any = None,
+    d_alibi: Any = None,
+    d_scale: float | None = None,
+    scale: float | str | ScaleRule | None = None,
+    causal: bool = False,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    query_offset: Any = None,
+    key_lengths: Any = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    alibi: Any = None,
+    segments: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> tuple[Array, Array]:
+    """attention() and its derivative along a direction: out, d_out, in one pass and without any n_query x n_key array.
+
+    d_query, d_key, d_value    how the inputs move, each of the shape and type of its own; None does not move
+    d_bias                     broadcasts like the bias and has its type
+    d_sinks, d_scale           one number per query head; one number
+    d_alibi                    broadcasts to (..., heads)
+
+    With P the weights (before dropout) and s the logits:
+
+        ds    = d(scale) Q K' + scale * (d_query K' + Q d_key'), through the softcap, - d_alibi |p - j| + d_bias
+        d_out = P * (ds - rowsum(P * ds)) V + P d_value
+
+    (out + step * d_out) is the output of inputs that went a small step in that direction; with dropout, of the same
+    seed. What is hidden counts for nothing in either, and a row that sees no key has d_out 0. Tensors are taken by
+    their values; torch.func.jvp, jacfwd and forward_ad work through attention() itself.
+
+    >>> import numpy as np, rootdk
+    >>> q = np.array([[1.0, 0, 1, 0]])
+    >>> k = np.array([[0.0, 1, 1, 1], [1, 0, 1, 0]])
+    >>> v = np.array([[1.0, 0], [0, 1]])
+    >>> out, d_out = rootdk.attention_jvp(q, k, v, d_query=np.array([[0.0, 1, 0, 0]]))
+    >>> d_out.round(4)
+    array([[ 0.1175, -0.1175]])
+    """
+    given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed
+    options = _record(Options, given)
+    backend = backend_of("query", query)
+    problem, one_head = resolve(backend, query, key, value, options)
+    moved = Tangents(d_query, d_key, d_value, d_sinks, d_scale, d_bias, d_alibi)
+    out, d_out = backend.jvp(problem, resolve_tangents(backend, problem, options, one_head, moved))
+    return (out[0], d_out[0]) if one_head else (out, d_out)
 
 
 def num_threads() -> int:

@@ -13,7 +13,20 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import FAR, Integers, integers, numbers, positive, real, share, shown, truth, whole_seed, window_limits
+from .checks import (
+    FAR,
+    Integers,
+    integers,
+    numbers,
+    positive,
+    real,
+    share,
+    shown,
+    truth,
+    type_name,
+    whole_seed,
+    window_limits,
+)
 from .errors import ArgumentError, ArgumentTypeError
 from .scaling import SQRT, ScaleRule, rule
 
@@ -132,6 +145,22 @@ def with_rows(problem: Problem, rows: Any) -> Problem:
     )
 
 
+class Tangents(NamedTuple):
+    """The direction in which a call is differentiated forward, by what moves; None does not move.
+
+    Of a Problem: query, key, value of the shapes of its own, bias spread like its own, sinks float64 (heads,), alibi
+    float64 (batch, heads), scale a number.
+    """
+
+    query: Any = None
+    key: Any = None
+    value: Any = None
+    sinks: Any = None
+    scale: Any = None
+    bias: Any = None
+    alibi: Any = None
+
+
 def _meanings(record: Any) -> str:
     """The fields of a record and what they mean, as a docstring shows them."""
     lines = []
@@ -224,6 +253,7 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
             position = np.arange(n_query, dtype=np.int64) + offset[:, None]
         scale, row_scale = _scale(backend.plain("scale", options.scale), shape[-1], keys, position)
 
+    sinks, alibi, heads = options.sinks, options.alibi, shape[-3]
     rate, seed = share("dropout", options.dropout), options.seed
     scores = () if options.mask is None and options.bias is None else (*shape[:-1], n_key)
     return Problem(
@@ -240,11 +270,42 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
         **packed._asdict(),
         mask=None if options.mask is None else backend.broadcast("mask", options.mask, scores, True),
         bias=None if options.bias is None else backend.broadcast("bias", options.bias, scores, False),
-        sinks=None if options.sinks is None else _sinks(backend.plain("sinks", options.sinks), shape[-3], one_head),
-        alibi=None if options.alibi is None else _alibi(backend.plain("alibi", options.alibi), (*leading, shape[-3])),
+        sinks=None if sinks is None else _sinks("sinks", backend.plain("sinks", sinks), heads, one_head),
+        alibi=None if alibi is None else _alibi("alibi", backend.plain("alibi", alibi), (*leading, heads)),
         dropout=rate,
         seed=whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
     )
+
+
+def resolve_tangents(backend: Any, problem: Problem, options: Options, one_head: bool, given: Tangents) -> Tangents:
+    """The tangents of a Problem, each checked against what it is the tangent of."""
+    moved = {}
+    for name in ("query", "key", "value"):
+        tangent = getattr(given, name)
+        if tangent is not None:
+            like = getattr(problem, name)
+            shape = tuple(like.shape[1:] if one_head else like.shape)
+            tangent = backend.fitting(f"d_{name}", tangent, problem.query, name, shape)
+            moved[name] = tangent[None] if one_head else tangent
+    for name, expected in (("bias", "a bias"), ("sinks", "sinks"), ("alibi", "alibi")):
+        if getattr(given, name) is not None and getattr(problem, name) is None:
+            raise ArgumentError(f"d_{name}: must be None without {expected}, got {type_name(getattr(given, name))}")
+    if given.bias is not None:
+        spread = backend.broadcast("d_bias", given.bias, tuple(problem.bias.shape), False)
+        if spread.dtype != problem.bias.dtype:
+            wanted, got = (str(kind).removeprefix("torch.") for kind in (problem.bias.dtype, spread.dtype))
+            raise ArgumentTypeError(f"d_bias: must be {wanted} to match bias, got {got}")
+        moved["bias"] = spread
+    if given.sinks is not None:
+        moved["sinks"] = _sinks("d_sinks", backend.plain("d_sinks", given.sinks), problem.query.shape[-3], one_head)
+    if given.alibi is not None:
+        slopes = backend.plain("d_alibi", given.alibi)
+        moved["alibi"] = _alibi("d_alibi", slopes, tuple(problem.query.shape[:-2]))
+    if given.scale is not None:
+        if problem.row_scale is not None:
+            raise ArgumentError(f"d_scale: must be None where the scale is a rule by row, got {shown(options.scale)}")
+        moved["scale"] = real("d_scale", backend.plain("d_scale", given.scale), "None or a number")
+    return Tangents(**moved)
 
 
 class _Segments(NamedTuple):
@@ -361,25 +422,25 @@ def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int,
     raise ArgumentError(problem)
 
 
-def _sinks(given: Any, heads: int, one_head: bool) -> NDArray[np.float64]:
-    array = _real_numbers("sinks", given)
+def _sinks(argument: str, given: Any, heads: int, one_head: bool) -> NDArray[np.float64]:
+    array = _real_numbers(argument, given)
     if one_head and array.ndim == 0:
         array = array[None]
     if array.shape != (heads,):
-        raise ArgumentError(f"sinks: must have shape ({heads},), one per query head, got {array.shape}")
+        raise ArgumentError(f"{argument}: must have shape ({heads},), one per query head, got {array.shape}")
     if not np.isfinite(array).all():
-        raise ArgumentError(f"sinks: must be finite, got {shown(given)}")
+        raise ArgumentError(f"{argument}: must be finite, got {shown(given)}")
     return np.ascontiguousarray(array)
 
 
-def _alibi(given: Any, heads: tuple[int, ...]) -> NDArray[np.float64]:
-    array = _real_numbers("alibi", given)
+def _alibi(argument: str, given: Any, heads: tuple[int, ...]) -> NDArray[np.float64]:
+    array = _real_numbers(argument, given)
     try:
         slopes = np.broadcast_to(array, heads)
     except ValueError:
-        raise ArgumentError(f"alibi: must broadcast to (..., heads) = {heads}, got shape {array.shape}") from None
+        raise ArgumentError(f"{argument}: must broadcast to (..., heads) = {heads}, got shape {array.shape}") from None
     if not (np.abs(array) <= _LARGEST_SCALE).all():
-        raise ArgumentError(f"alibi: must be finite and at most {_LARGEST_SCALE:g} in size, got {shown(given)}")
+        raise ArgumentError(f"{argument}: must be finite and at most {_LARGEST_SCALE:g} in size, got {shown(given)}")
     return np.ascontiguousarray(slopes).reshape(math.prod(heads[:-1]), heads[-1])
 
 

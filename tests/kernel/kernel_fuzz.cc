@@ -92,7 +92,8 @@ std::string check_slopes(const random_problem& p, const expectation& want, tally
 }
 
 void run_kernel(random_problem& p) {
-  for (strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value}) a->block.fill();
+  for (strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value, &p.moved_out, &p.out_again})
+    if (a->block.size()) a->block.fill();
   for (exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_alibi})
     if (block->size()) block->fill();
   if (p.facts.d_bias.data) {  // added to: starts at zero
@@ -106,12 +107,13 @@ void run_kernel(random_problem& p) {
   rootdk::attention_forward(p.facts);
   if (p.facts.weights.data) rootdk::attention_weights(p.facts);
   if (p.with_backward) rootdk::attention_backward(p.facts);
+  if (p.with_tangent) rootdk::attention_tangent(p.moved);
 }
 
 std::string results(const random_problem& p) {
   std::string all;
-  for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value})
-    all.append(a->block.data(), size_t(a->block.size()));
+  for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value, &p.moved_out, &p.out_again})
+    if (a->block.size()) all.append(a->block.data(), size_t(a->block.size()));
   for (const exact_block* block : {&p.row_state, &p.reading, &p.keys, &p.d_bias.block, &p.weights.block, &p.d_alibi})
     all.append(block->data(), size_t(block->size()));
   return all;
@@ -119,7 +121,8 @@ std::string results(const random_problem& p) {
 
 std::string inputs(const random_problem& p) {
   std::string all;
-  for (const strided_array* a : {&p.query, &p.key, &p.value, &p.d_out, &p.mask, &p.bias})
+  for (const strided_array* a :
+       {&p.query, &p.key, &p.value, &p.d_out, &p.mask, &p.bias, &p.moved_query, &p.moved_key, &p.moved_value, &p.moved_bias})
     if (a->block.size()) all.append(a->block.data(), size_t(a->block.size()));
   return all;
 }
@@ -139,6 +142,8 @@ std::string check_target(random_problem& p, const expectation& want, tally& coun
     if (failure.empty() && p.facts.d_alibi) failure = check_slopes(p, want, counts);
     if (failure.empty() && p.facts.d_bias.data) failure = check_rows("d_bias", p.d_bias, want.d_bias, counts);
   }
+  if (failure.empty() && p.with_tangent) failure = check_rows("moved_out", p.moved_out, want.moved_out, counts);
+  if (failure.empty() && p.with_tangent && p.moved.out.data) failure = check_rows("out_again", p.out_again, want.out, counts);
   if (failure.empty() && inputs(p) != before) failure = "an input was written to";
   if (!failure.empty() || p.seed % 4 != 0) return failure;
   const std::string once = results(p);

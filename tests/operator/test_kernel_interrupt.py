@@ -109,6 +109,11 @@ made = [nan(1, 1, N, 64) for _ in range(3)]
 state_of_rows = np.ones((2, 1, 1, N), np.float32)
 interrupted(lambda: _kernel.backward(problem_of(q, q, q), q, q, state_of_rows, *made), *made)
 """,
+    "tangent": """
+q = rows(N)
+out, moved = nan(1, 1, N, 64), nan(1, 1, N, 64)
+interrupted(lambda: _kernel.tangent(problem_of(q, q, q), out, moved, q, q, q), moved)
+""",
     # The first thread takes the first sequence, which is empty as all but one are; then it waits for the second.
     "a thread that waits for another": """
 n = 1 << 16

@@ -16,7 +16,7 @@ import numpy as np
 
 from rootdk import backends
 from rootdk.backends import reference
-from rootdk.options import Problem
+from rootdk.options import Problem, Tangents
 
 
 def unit_roundoff(dtype: Any) -> float:
@@ -107,6 +107,44 @@ def bias_gradient_budget(problem: Problem, d_out: Any, shape: tuple[int, ...], d
     adding = unit_roundoff(compute_type(kind)) * (sizes.size / max(expected.size, 1)) ** 0.5
     relative = 2 * logit_error(problem) + unit_roundoff(kind) + adding
     rounding = relative * _largest(sum_to(sizes, shape)) + unit_roundoff(dtype) * _largest(expected)
+    return expected, 2 * (_difference(plain, expected) + rounding)
+
+
+def tangent_budget(problem: Problem, tangents: Tangents) -> tuple[Any, float]:
+    """What the tangent of the output must be, and how far from it a result may lie.
+
+    A weight carries its relative error as ever. The tangent of a logit is two products and the bias' tangent, each
+    rounded as a logit is, times the slope of the softcap: 1 - tanh^2 moves by 2 tanh when the logit does.
+    """
+    dtype, wide = problem.query.dtype, compute_type(problem.query.dtype)
+    expected = reference.jvp(problem, tangents, judge_type(dtype))
+    plain = reference.jvp(problem, tangents, wide).astype(dtype)
+    group = problem.query.shape[-3] // max(problem.key.shape[-3], 1)
+
+    def size(array: Any, like: Any, repeats: int = 1) -> Any:
+        return np.repeat(np.abs(_finite(np.zeros(like.shape) if array is None else array)), repeats, axis=-3)
+
+    query, key, value = (size(a, a, r) for a, r in zip(problem[:3], (1, group, group), strict=True))
+    d_query, d_key, d_value = (
+        size(t, a, r) for t, a, r in zip(tangents[:3], problem[:3], (1, group, group), strict=True)
+    )
+    factor = abs(problem.scale) * (1.0 if problem.row_scale is None else _largest(problem.row_scale))
+    products = factor * (d_query @ np.swapaxes(key, -1, -2) + query @ np.swapaxes(d_key, -1, -2))
+    products += abs(tangents.scale or 0.0) * (query @ np.swapaxes(key, -1, -2))
+    d_logits = products + (0.0 if tangents.bias is None else np.abs(_finite(tangents.bias)))
+    if tangents.alibi is not None:
+        apart = np.stack([reference.distances(problem, b) for b in range(len(tangents.alibi))])
+        lost = 2 * np.abs(tangents.alibi)[..., None, None] * apart[:, None]  # as in logit_error
+        d_logits = d_logits + lost.reshape(d_logits.shape)
+    off = unit_roundoff(wide) * (2 * _largest(d_logits) + 4)
+    if problem.softcap is not None:
+        off += 2 * logit_error(problem) / problem.softcap * _largest(products)
+    weights, grown = _finite(reference.weights(problem)), 1 / (1 - problem.dropout)
+    mean = (weights * d_logits).sum(axis=-1, keepdims=True)
+    mean += 0.0 if tangents.sinks is None else _largest(tangents.sinks)
+    sizes = grown * ((weights * (d_logits + mean)) @ value + weights @ d_value)
+    rounding = 2 * logit_error(problem) * _largest(sizes) + 2 * off * grown * _largest(value)
+    rounding += unit_roundoff(dtype) * _largest(expected)
     return expected, 2 * (_difference(plain, expected) + rounding)
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from budgets import assert_within, compute_type, forward_budget, gradient_budget, measure_budget
+from budgets import assert_within, compute_type, forward_budget, gradient_budget, measure_budget, tangent_budget
 
 import rootdk
 from rootdk import _kernel
 from rootdk.backends import problem_of, reference
+from rootdk.options import Problem, Tangents
 
 Said = dict[str, Any]
 TARGETS = _kernel.targets()
@@ -23,7 +24,7 @@ DTYPES = {
 
 
 class Judge:
-    """What forward, measure and pull-back of one problem must give. Computed once, compared as often as wanted."""
+    """What forward, measure, pull-back, tangent of one problem must give. Computed once, compared often."""
 
     def __init__(self, arrays: Any, d_out: Any, options: dict[str, Any]) -> None:
         self.arrays, self.d_out, self.options = arrays, d_out, options
@@ -32,6 +33,8 @@ class Judge:
         self.fields = measure_budget(problem)
         self.keys = reference.measure(problem, np.float32)[1]["keys"]
         self.gradients = gradient_budget(problem, d_out)
+        self.moved = random_tangents(np.random.default_rng(7), problem, options)
+        self.d_out_of_moved = tangent_budget(problem, tangents_of(problem, self.moved))
 
     def check(self) -> None:
         """Call the kernel as it is set up now; inputs stay as they were, and the three functions agree bit by bit."""
@@ -55,8 +58,31 @@ class Judge:
         for name, gradient, budget in zip(names, pull_back(self.d_out), self.gradients, strict=True):
             assert gradient.dtype == dtype
             assert_within(gradient, *budget, name)
+
+        again, d_out = rootdk.attention_jvp(*self.arrays, **self.moved, **self.options)
+        assert_within(again, *self.out, "output of attention_jvp")
+        assert d_out.dtype == dtype
+        assert_within(d_out, *self.d_out_of_moved, "d_out")
         for array, copy in zip((*self.arrays, self.d_out), before, strict=True):
             np.testing.assert_array_equal(array, copy, err_msg="an input was changed")
+
+
+def random_tangents(rng: np.random.Generator, problem: Problem, options: dict[str, Any]) -> dict[str, Any]:
+    """A direction for everything that may move, as attention_jvp() takes it: the bias in the shape in which it came."""
+    like = {"query": problem.query, "key": problem.key, "value": problem.value}
+    like |= {name: np.asarray(options[name]) for name in ("bias", "sinks", "alibi") if name in options}
+    moved = {f"d_{name}": rng.standard_normal(a.shape).astype(a.dtype) for name, a in like.items()}
+    return moved | ({"d_scale": rng.standard_normal()} if problem.row_scale is None else {})
+
+
+def tangents_of(problem: Problem, moved: dict[str, Any]) -> Tangents:
+    """The same for the reference."""
+    given = {name.removeprefix("d_"): tangent for name, tangent in moved.items()}
+    if "bias" in given:
+        given["bias"] = np.broadcast_to(given["bias"], problem.bias.shape)
+    if "alibi" in given:
+        given["alibi"] = np.broadcast_to(given["alibi"], problem.query.shape[:-2]).reshape(problem.alibi.shape)
+    return Tangents(**given)
 
 
 def everything(arrays: Any, d_out: Any, **options: Any) -> Said:
@@ -65,7 +91,9 @@ def everything(arrays: Any, d_out: Any, **options: Any) -> Said:
     pulled_from, pull_back = rootdk.attention_vjp(*arrays, **options)
     said = {"attention": rootdk.attention(*arrays, **options), "output": out, "output of the pull-back": pulled_from}
     said |= {name: getattr(reading, name) for name in (*reference.FIELDS, "keys")}
-    return said | dict(zip(("d_query", "d_key", "d_value"), pull_back(d_out), strict=True))
+    said |= dict(zip(("d_query", "d_key", "d_value"), pull_back(d_out), strict=True))
+    moved = rootdk.attention_jvp(*arrays, *arrays, d_bias=options.get("bias"), d_alibi=options.get("alibi"), **options)
+    return said | dict(zip(("output of the tangent", "tangent of the output"), moved, strict=True))
 
 
 def assert_same_bits(found: Said, expected: Said, select: Callable[[Any], Any] = np.asarray) -> None:

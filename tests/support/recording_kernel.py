@@ -1,7 +1,11 @@
 """A stand-in for the compiled kernel, for tests of what is handed down to it."""
 
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from rootdk import backends
 
 
 class RecordingKernel(types.ModuleType):
@@ -30,3 +34,25 @@ class RecordingKernel(types.ModuleType):
 
     def set_num_threads(self, n: int) -> None:
         self.threads = n
+
+
+@contextmanager
+def counted_passes() -> Iterator[dict[str, int]]:
+    """How often each pass of the kernel runs inside the block, by name."""
+    compiled, passes = backends.kernel(), {}
+    before = {name: getattr(compiled, name) for name in ("forward", "backward", "tangent")}
+
+    def counting(name: str) -> Any:
+        def run(*arguments: Any) -> Any:
+            passes[name] = passes.get(name, 0) + 1
+            return before[name](*arguments)
+
+        return run
+
+    for name in before:
+        setattr(compiled, name, counting(name))
+    try:
+        yield passes
+    finally:
+        for name, function in before.items():
+            setattr(compiled, name, function)

@@ -230,16 +230,3 @@ def test_func_grad_and_vmap() -> None:
     jacobian = torch.func.jacrev(lambda q: rootdk.attention(q, k[0], v[0]))(q[0])
     expected = torch.autograd.functional.jacobian(lambda q: rootdk.attention(q, k[0], v[0]), q[0])
     torch.testing.assert_close(jacobian, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_func_refuses_what_it_has_no_rule_for() -> None:
-    q = torch.randn(3, 2, 5, 4)
-    with pytest.raises(RuntimeError, match=r"sinks: torch.func.vmap has no rule"):
-        torch.func.vmap(lambda q, s: rootdk.attention(q, q, q, sinks=s))(q, torch.randn(3, 2))
-    with pytest.raises(RuntimeError, match=r"dropout: torch.func.vmap has no rule"):
-        torch.func.vmap(lambda q: rootdk.attention(q, q, q, dropout=0.5, seed=1))(q)
-    shared = torch.zeros(2)
-    with pytest.raises(RuntimeError, match=r"sinks, scale: torch.func.vmap has no rule for their gradients"):
-        torch.func.vmap(torch.func.grad(lambda q: rootdk.attention(q, q, q, sinks=shared).sum()))(q)
-    with pytest.raises(RuntimeError, match=r"torch.func reaches the first derivative"):
-        torch.func.jacrev(torch.func.grad(lambda q: rootdk.attention(q, q, q).sum()))(q[0])

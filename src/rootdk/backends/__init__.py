@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..checks import type_name
 from ..errors import ArgumentError, ArgumentTypeError, KernelMissingError
-from ..options import Options, Problem, resolve
+from ..options import Options, Problem, Tangents, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +43,8 @@ class Backend(Protocol):
     def broadcast(self, argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
         """A view of a mask (boolean) or a bias with that shape."""
 
-    def gradient(self, array: Any, query: Any, shape: tuple[int, ...]) -> Any:
-        """The caller's d_out, checked to be of the type of query and of that shape."""
+    def fitting(self, argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
+        """A gradient or a tangent, checked to be of the type of query and of the shape of what it is `of`."""
 
     def traced_call(self, query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Any, Any]:
         """The output, and its Reading if measured, of a call that is traced()."""
@@ -60,6 +60,9 @@ class Backend(Protocol):
 
     def vjp(self, problem: Problem) -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
         """The output and the function from d_out to d_query, d_key, d_value."""
+
+    def jvp(self, problem: Problem, tangents: Tangents) -> tuple[Any, Any]:
+        """The output and its tangent."""
 
 
 def backend_of(argument: str, array: Any) -> Backend:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import type_name
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import Options, Problem, with_rows
+from ..options import Options, Problem, Tangents, with_rows
 from ..reading import Reading
 from . import kernel
 
@@ -73,11 +73,11 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
         ) from None
 
 
-def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Array:
-    grad = _floats("d_out", array, query.dtype)
-    if grad.shape != shape:
-        raise ArgumentError(f"d_out: must have the shape of the output {shape}, got {grad.shape}")
-    return grad
+def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Array:
+    checked = _floats(argument, array, query.dtype)
+    if checked.shape != shape:
+        raise ArgumentError(f"{argument}: must have the shape of {of} {shape}, got {checked.shape}")
+    return checked
 
 
 def traced_call(*_: Any) -> tuple[Array, Reading]:
@@ -128,22 +128,36 @@ def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Ar
     return out, pull_back
 
 
+def jvp(problem: Problem, tangents: Tangents) -> tuple[Array, Array]:
+    query = problem.query
+    out, d_out = (np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype) for _ in range(2))
+    rows = (None if moved is None else _walkable(moved) for moved in (tangents.query, tangents.key, tangents.value))
+    d_bias = None if tangents.bias is None else _raw(tangents.bias)
+    numbers = tangents.sinks, tangents.alibi, tangents.scale or 0.0
+    kernel().tangent(_walked(problem), _raw(out), _raw(d_out), *rows, d_bias, *numbers)
+    return out, d_out
+
+
 def _forward(
     problem: Problem, row_state: Array | None = None, kind: type[Reading] | None = None
 ) -> tuple[Array, Problem, Array, Any]:
     """Run the kernel. Returns the output, the Problem and the output as they were handed down, and one of `kind`."""
     query = problem.query
     out = np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype)
-    raw_out = _raw(out)
-    if problem.bias is not None:
-        problem = problem._replace(bias=_raw(problem.bias))
-    key, value = problem.key, problem.value
-    walkable_query, walkable_key, walkable_value = _walkable(query), _walkable(key), _walkable(value)
-    handed_down = problem
-    if not (walkable_query is query and walkable_key is key and walkable_value is value):
-        handed_down = problem.with_arrays(walkable_query, walkable_key, walkable_value)
+    raw_out, handed_down = _raw(out), _walked(problem)
     reading = kernel().forward(handed_down, raw_out, row_state, kind, None)
     return out, handed_down, raw_out, reading
+
+
+def _walked(problem: Problem) -> Problem:
+    """The Problem as the kernel takes it."""
+    if problem.bias is not None:
+        problem = problem._replace(bias=_raw(problem.bias))
+    query, key, value = problem.query, problem.key, problem.value
+    walkable_query, walkable_key, walkable_value = _walkable(query), _walkable(key), _walkable(value)
+    if walkable_query is query and walkable_key is key and walkable_value is value:
+        return problem
+    return problem.with_arrays(walkable_query, walkable_key, walkable_value)
 
 
 def _walkable(array: Array) -> Array:

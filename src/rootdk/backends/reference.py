@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import Problem
+from ..options import Problem, Tangents
 from ..reading import FIELDS
 
 Floats = Any  # an array of the type that `compute` names
@@ -131,6 +131,34 @@ def backward(
         None if problem.sinks is None else d_sinks,
         None if problem.alibi is None else d_alibi,
     )
+
+
+def jvp(problem: Problem, tangents: Tangents, compute: Any = np.float64) -> Floats:
+    """How the output moves when the inputs move along the tangents, (*leading, heads, n_query, d_v)."""
+    query, key, value = (
+        _flat(np.zeros(array.shape) if tangent is None else tangent, compute)
+        for array, tangent in zip(problem[:3], tangents[:3], strict=True)
+    )
+    bias = None if tangents.bias is None else _flat(tangents.bias, compute)
+    d_out = np.zeros(_flat_shape(problem) + problem.value.shape[-1:], compute)
+    with np.errstate(all="ignore"):
+        for head in _heads(problem, compute):
+            here, shared, seen = (head.batch, head.head), (head.batch, head.kv_head), head.visible
+            soft, kept = _softmax(head), _kept(problem, head, compute)
+            d_raw = head.factor * (query[here] @ head.key.T + head.query @ key[shared].T)
+            if tangents.scale is not None:
+                d_raw = d_raw + compute(tangents.scale) * (head.query @ head.key.T)
+            if problem.softcap is not None:
+                d_raw = d_raw * (1 - np.tanh(head.raw / compute(problem.softcap)) ** 2)
+            d_logits = d_raw if tangents.alibi is None else d_raw - compute(tangents.alibi[here]) * head.distance
+            d_logits = np.where(seen, d_logits if bias is None else d_logits + bias[here], 0)
+            mean = np.where(seen, soft.weights * d_logits, 0).sum(axis=-1)
+            if tangents.sinks is not None:
+                mean = mean + np.where(seen.any(axis=-1), soft.sink_mass * compute(tangents.sinks[head.head]), 0)
+            d_weights = np.where(seen, soft.weights * (d_logits - mean[:, None]) * kept, 0)
+            moved = _visible_product(d_weights, seen, head.value)
+            d_out[here] = moved + _visible_product(soft.weights * kept, seen, value[shared])
+    return d_out.reshape(problem.query.shape[:-1] + problem.value.shape[-1:])
 
 
 def plain(problem: Problem, dtype: Any) -> Floats:

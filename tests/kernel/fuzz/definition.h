@@ -1,4 +1,4 @@
-// Attention, its Reading and its gradient as plain loops over the definition in long double, each number with the largest
+// Attention, its Reading, its gradient and its tangent as plain loops over the definition in long double, each number with the largest
 // error that rounding alone can explain. weights.h tells how the weights' errors are found; from there every sum
 //
 //   sum_j a_j b_j   is off by at most   sum |da_j| |b_j| + |a_j| |db_j|   (what its terms bring)
@@ -32,7 +32,7 @@ struct bounded_number {
 
 // What one problem must give; every list in C order.
 struct expectation {
-  std::vector<bounded_number> out, reading, d_query, d_key, d_value, d_bias, d_alibi, weights;
+  std::vector<bounded_number> out, reading, d_query, d_key, d_value, d_bias, d_alibi, weights, moved_out;
   std::vector<int64_t> keys;
 };
 
@@ -201,11 +201,85 @@ inline void define_weights(const random_problem& p, const query_row& row, std::v
     sums[size_t(((row.batch * f.heads + row.head) * f.n_query + query) * f.n_key + x.key)].add(x.weight, x.weight_error, 1);
 }
 
+// The tangent of a visible logit: its products as a logit's, then the softcap's slope, then that of the bias.
+inline bounded_number define_moved_logit(const random_problem& p, const query_row& row, const logit& x) {
+  const rootdk::attention_problem& f = p.moved;
+  const precision real = compute_precision(f.type);
+  const exact u = real.unit, row_factor = f.row_scale ? f.row_scale[row.batch * f.n_query + row.query] : 1.0;
+  const exact scale_factor = exact(f.scale_tangent) * row_factor;
+  const int64_t kv_head = row.head / f.group();
+  exact moved = 0, size = 0, tiny = 0;
+  for (int64_t d = 0; d < f.d_k; ++d) {
+    const exact q = p.query.get({row.batch, row.head, row.query, d}), k = p.key.get({row.batch, kv_head, x.key, d});
+    const exact d_q = f.d_query.data ? p.moved_query.get({row.batch, row.head, row.query, d}) : 0;
+    const exact d_k = f.d_key.data ? p.moved_key.get({row.batch, kv_head, x.key, d}) : 0;
+    exact terms[3] = {0, 0, 0};  // only what moves: 0 times an infinity that nobody multiplies would be NaN
+    if (f.d_query.data) terms[0] = row.factor * d_q * k;
+    if (f.d_key.data) terms[1] = row.factor * q * d_k;
+    if (f.scale_tangent != 0) terms[2] = scale_factor * q * k;
+    for (const exact term : terms) moved += term, size += std::fabs(term);
+    tiny += 1 + 2 * std::fabs(k) + std::fabs(d_k);  // packed numbers, and products, too small to be kept
+  }
+  const exact error = exact(2 * f.d_k + 10) * u * size + real.floor * 2 * tiny;
+  bounded_sum sloped;
+  sloped.add(moved, error, x.slope, x.slope_error);
+  bounded_number result{sloped.value, sloped.error(2, real), 0};
+  if (f.alibi_tangent) {
+    const exact lost = exact(f.alibi_tangent[row.batch * f.heads + row.head]) * distance(f, row.batch, row.query, x.key);
+    result.value -= lost, result.bound += 6 * u * std::fabs(lost) + 2 * u * std::fabs(result.value);
+  }
+  if (f.d_bias.data) {
+    const exact bias = p.moved_bias.get({row.batch, row.head, row.query, x.key});
+    result.value += bias, result.bound += 4 * u * std::fabs(bias) + 2 * u * std::fabs(result.value);
+  }
+  return result;
+}
+
+// sum w ds v + w dv - m o, each of the sums with its own error.
+inline void define_moved_row(const random_problem& p, const query_row& row, int64_t flat, bounded_number* moved_out) {
+  const rootdk::attention_problem& f = p.moved;
+  const precision real = compute_precision(f.type), type = stored_precision(f.type);
+  const exact u = real.unit, units = row.sum_units + 4;
+  const int64_t kv_head = row.head / f.group();
+  if (row.seen.empty()) return;
+  const bool moves = f.d_query.data || f.d_key.data || f.d_bias.data || f.alibi_tangent || f.scale_tangent != 0;
+  std::vector<bounded_number> d_logits;
+  bounded_sum mean;
+  for (const logit& x : row.seen) {
+    d_logits.push_back(moves ? define_moved_logit(p, row, x) : bounded_number{});
+    if (moves) mean.add(x.weight, x.weight_error, d_logits.back().value, d_logits.back().bound);
+  }
+  if (f.sinks_tangent)
+    mean.add(row.sink_mass, row.sink_mass_error, f.sinks_tangent[row.head], u * std::fabs(exact(f.sinks_tangent[row.head])));
+  const exact mean_error = mean.error(units, real);
+  for (int64_t d = 0; d < f.d_v; ++d) {
+    bounded_sum moved, out;
+    for (size_t i = 0; i < row.seen.size(); ++i) {
+      const logit& x = row.seen[i];
+      const exact kept = dropout_factor(f, flat, x.key), v = p.value.get({row.batch, kv_head, x.key, d});
+      const bounded_number& d_logit = d_logits[i];
+      if (moves) {
+        bounded_sum weighed;
+        weighed.add(x.weight * kept, x.weight_error * kept, d_logit.value, d_logit.bound);
+        moved.add(weighed.value, weighed.error(3, real), v);
+      }
+      if (f.d_value.data) moved.add(x.weight * kept, x.weight_error * kept, p.moved_value.get({row.batch, kv_head, x.key, d}));
+      out.add(x.weight * kept, x.weight_error * kept, v);
+    }
+    bounded_sum taken;
+    taken.add(mean.value, mean_error, out.value, out.error(units, real));
+    const exact value = moved.value - taken.value;
+    const exact error = moved.error(2 * units, real) + taken.error(3, real) + 4 * u * (moved.size + taken.size);
+    moved_out[d] = stored(value, error, type);
+  }
+}
+
 inline expectation define(const random_problem& p) {
   const rootdk::attention_problem& f = p.facts;
   const precision real = compute_precision(f.type), type = stored_precision(f.type);
   expectation e;
   e.out.resize(size_t(f.rows() * f.d_v)), e.d_query.resize(size_t(f.rows() * f.d_k));
+  e.moved_out.resize(size_t(f.rows() * f.d_v));
   e.reading.resize(f.reading ? size_t(rootdk::reading_fields * f.rows()) : 0);
   std::vector<bounded_sum> d_key(size_t(f.batch * f.kv_heads * f.n_key * f.d_k));
   std::vector<bounded_sum> d_value(size_t(f.batch * f.kv_heads * f.n_key * f.d_v));
@@ -220,6 +294,7 @@ inline expectation define(const random_problem& p) {
     if (f.weights.data) define_weights(p, row, weights);
     if (f.reading) define_reading(row, {e.reading, f.rows(), flat, real});
     e.keys.push_back(int64_t(row.seen.size()));
+    if (p.with_tangent) define_moved_row(p, row, flat, e.moved_out.data() + flat * f.d_v);
     if (p.with_backward)
       define_row_gradient(p, row, flat, out, e.d_query.data() + flat * f.d_k, d_key, d_value, d_bias, d_alibi[size_t(pair)]);
   }

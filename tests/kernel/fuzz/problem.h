@@ -21,6 +21,11 @@ struct random_problem {
   std::vector<double> row_scale, sinks, alibi;
   exact_block row_state, reading, keys, d_alibi;
   bool with_backward = false;
+  // The tangent pass: the same problem with what moves, and results of its own.
+  bool with_tangent = false;
+  rootdk::attention_problem moved;
+  strided_array moved_query, moved_key, moved_value, moved_bias, out_again, moved_out;
+  std::vector<double> moved_sinks, moved_alibi;
   int threads = 1;
   std::string notes;
 
@@ -236,6 +241,50 @@ inline void draw_specials(random_source& random, random_problem& p) {
     }
 }
 
+// Which inputs move, and where to: any of them, now and then none; NaN and infinity among the numbers too.
+inline void draw_tangents(random_source& random, random_problem& p) {
+  const rootdk::attention_problem& f = p.facts;
+  p.with_tangent = true;
+  p.moved = f;
+  p.moved.row_state = p.moved.reading = nullptr, p.moved.keys = nullptr;
+  p.moved.d_query = p.moved.d_key = p.moved.d_value = p.moved.out = {}, p.moved.d_bias = {}, p.moved.d_alibi = nullptr;
+  const auto draw = [&](strided_array& a, int64_t heads, int64_t rows, int64_t width, rootdk::rows_view& view) {
+    if (random.chance(0.25)) return;
+    a = draw_rows(random, p, heads, rows, width);
+    if (a.block.size() > 0 && random.chance(0.06))
+      a.set({random.below(f.batch), random.below(heads), random.below(rows), random.below(width)},
+            random.pick<exact>({nan_value, infinity}));
+    view = a.rows();
+  };
+  draw(p.moved_query, f.heads, f.n_query, f.d_k, p.moved.d_query);
+  draw(p.moved_key, f.kv_heads, f.n_key, f.d_k, p.moved.d_key);
+  draw(p.moved_value, f.kv_heads, f.n_key, f.d_v, p.moved.d_value);
+  if (f.bias.data && random.chance(0.75)) {
+    p.moved_bias = pairs_array(random, p, f.bias_type, rootdk::element_bytes(f.bias_type));
+    p.moved_bias.each([&](int64_t b, int64_t h, int64_t i, int64_t j) {
+      p.moved_bias.set({b, h, i, j}, random.chance(0.01) ? nan_value : exact(random.normal()));
+    });
+    p.moved.d_bias = p.moved_bias.pairs();
+  }
+  if (f.sinks && random.chance(0.75)) {
+    p.moved_sinks.resize(size_t(f.heads));
+    for (double& x : p.moved_sinks) x = random.normal();
+    p.moved.sinks_tangent = p.moved_sinks.data();
+  }
+  if (f.alibi && random.chance(0.75)) {
+    p.moved_alibi.resize(size_t(f.batch * f.heads));
+    for (double& x : p.moved_alibi) x = random.normal();
+    p.moved.alibi_tangent = p.moved_alibi.data();
+  }
+  if (random.chance(0.3)) p.moved.scale_tangent = f.scale * random.normal();
+  p.moved_out = result_rows(random, p, f.heads, f.n_query, f.d_v);
+  p.moved.d_out = p.moved_out.rows();
+  if (random.chance(0.7)) {
+    p.out_again = result_rows(random, p, f.heads, f.n_query, f.d_v);
+    p.moved.out = p.out_again.rows();
+  }
+}
+
 inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
   random_source random(seed);
   auto p = std::make_unique<random_problem>();
@@ -286,6 +335,7 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
     f.keys = reinterpret_cast<int64_t*>(p->keys.data());
   }
   p->threads = int(random.between(1, 3));
+  if (random.chance(0.7)) draw_tangents(random, *p);
   return p;
 }
 
@@ -313,6 +363,16 @@ inline std::string describe(const random_problem& p) {
   const auto layout = [&](const char* name, const strided_array& a) { s << "\n  " << name << " " << a.text(); };
   layout("query", p.query), layout("key", p.key), layout("value", p.value), layout("out", p.out);
   layout("d_out", p.d_out), layout("d_query", p.d_query), layout("d_key", p.d_key), layout("d_value", p.d_value);
+  if (p.with_tangent) {
+    s << "\n  moved scale " << p.moved.scale_tangent;
+    if (p.moved.d_query.data) layout("moved_query", p.moved_query);
+    if (p.moved.d_key.data) layout("moved_key", p.moved_key);
+    if (p.moved.d_value.data) layout("moved_value", p.moved_value);
+    if (p.moved.d_bias.data) layout("moved_bias", p.moved_bias);
+    if (p.moved.sinks_tangent) list("moved_sinks", p.moved_sinks);
+    if (p.moved.alibi_tangent) list("moved_alibi", p.moved_alibi);
+    layout("moved_out", p.moved_out);
+  }
   if (f.mask.data) layout("mask", p.mask);
   if (f.bias.data) layout("bias", p.bias), s << ' ' << element_name(f.bias_type);
   if (f.d_bias.data) layout("d_bias", p.d_bias);

@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ...checks import type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Options, Problem, with_rows
+from ...options import Options, Problem, Tangents, with_rows
 from ...reading import Reading, reading_of
 from .. import kernel as compiled
 from . import eager, kernel
-from .forward_mode import refuse_tangents
+from .forward_mode import refuse_tangents, tangents
 from .kernel import FLOATS
 
+_BY_VALUE = "where tensors are taken by their values"
 _TYPES = "float32, float64, float16 or bfloat16"
 # Types of arguments that carry no behaviour of their own.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), float})
@@ -34,8 +36,13 @@ def holds(array: Any) -> bool:
 
 
 def traced(*arguments: Any) -> bool:
-    """Whether a compiler, a mode, a transform or a tensor type of its own must see operators, not what they compute."""
+    """Whether a compiler, a mode, a transform or a tensor type of its own must see operators, not what they compute.
+
+    A tangent must too; outside a level of dual numbers the question costs one comparison.
+    """
     if torch.compiler.is_compiling() or _modes() > 0 or _transformed() or _tracing() is not None:
+        return True
+    if forward_ad._current_level >= 0 and tangents(**{str(i): a for i, a in enumerate(arguments)}):  # noqa: SLF001
         return True
     for argument in arguments:  # noqa: SIM110 -- any() would take twice the time, in every call
         if type(argument) not in _PLAIN and isinstance(argument, Tensor):
@@ -109,11 +116,11 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
         ) from None
 
 
-def gradient(array: Any, query: Any, shape: tuple[int, ...]) -> Tensor:
-    grad = _floats("d_out", array, query.dtype)
-    if grad.shape != shape:
-        raise ArgumentError(f"d_out: must have the shape of the output {tuple(shape)}, got {tuple(grad.shape)}")
-    return grad
+def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Tensor:
+    checked = _floats(argument, array, query.dtype)
+    if checked.shape != shape:
+        raise ArgumentError(f"{argument}: must have the shape of {of} {tuple(shape)}, got {tuple(checked.shape)}")
+    return checked
 
 
 def traced_call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Tensor, Any]:
@@ -160,17 +167,24 @@ def weights(problem: Problem, options: Options, rows: Any) -> Tensor:
 
 
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:
-    refuse_tangents(query=problem.query, key=problem.key, value=problem.value)
+    refuse_tangents(_BY_VALUE, query=problem.query, key=problem.key, value=problem.value)
     row_state = kernel.empty_row_state(problem.query, eager=True)
     out = kernel.forward(problem, row_state, None, None)
     kept = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
-        refuse_tangents(d_out=d_out)
+        refuse_tangents(_BY_VALUE, d_out=d_out)
         d_query, d_key, d_value, *_ = kernel.backward(problem, kept, row_state, d_out)
         return d_query, d_key, d_value
 
     return out, pull_back
+
+
+def jvp(problem: Problem, tangents: Tangents) -> tuple[Tensor, Tensor]:
+    dual = {"query": problem.query, "key": problem.key, "value": problem.value}
+    refuse_tangents(_BY_VALUE, **dual, d_query=tangents.query, d_key=tangents.key, d_value=tangents.value)
+    out = kernel.empty_out(problem.query, problem.value)
+    return out, kernel.tangent(problem, tangents, out)
 
 
 def _floats(argument: str, tensor: Any, dtype: Any = None) -> Tensor:

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ...checks import positive, refuse_masked, share, shown, whole_seed
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Options, check_shapes, limits, resolve, scale_number
+from ...options import Options, Tangents, check_shapes, limits, resolve, scale_number
 from ...reading import reading_of
 from ...scaling import ScaleRule, rule
 from .. import torch as adapter
-from .operators import AS_SAID, Operands, attention_forward
+from .operators import AS_SAID, Operands, attention_forward, attention_tangent
 from .transforms import FunctionalAttention
 
 
@@ -57,8 +58,10 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
         query_segments=_tensor("segments", segments[0]), key_segments=_tensor("segments", segments[1]),
         query_positions=None, seed=_seed(seed), **(as_said | changed),
     )  # fmt: skip
-    run = attention_forward if _dispatched(query, key, value) else FunctionalAttention.apply
-    out, _row_state, block, keys = run(*operands, measured)
+    if _dispatched(query, key, value):
+        out, block, keys = _operators(operands, measured)
+    else:
+        out, _row_state, block, keys = FunctionalAttention.apply(*operands, measured)
     if one_head:
         out = out[0]
     if not measured:
@@ -66,6 +69,17 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
     if one_head:
         block, keys = block[:, 0], keys[0]
     return out, reading_of(block.detach(), keys, options.sinks is not None)
+
+
+def _operators(operands: Operands, measured: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The registered operators. They carry no tangent, so it goes through one of its own."""
+    moved = {name: forward_ad.unpack_dual(t).tangent for name, t in operands.learnable().items() if t is not None}
+    if all(tangent is None for tangent in moved.values()):
+        out, _row_state, block, keys = attention_forward(*operands, measured)
+        return out, block, keys
+    plain = Operands(*[forward_ad.unpack_dual(t).primal if isinstance(t, Tensor) else t for t in operands])
+    out, _row_state, block, keys = attention_forward(*plain, measured)
+    return forward_ad.make_dual(out, attention_tangent(*Tangents(**moved), *plain)), block, keys
 
 
 def _dispatched(*tensors: Tensor) -> bool:

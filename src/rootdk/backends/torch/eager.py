@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ...options import Options, Problem
 from . import kernel
 from .batched import each, is_batched
-from .forward_mode import refuse_tangents
+from .forward_mode import tangents
 
 _LOG2_E = 1.4426950408889634
 # Within a factor of 2**24 of 1 a scale leaves d_query in the range of float32, whatever gradient is worth the name.
@@ -42,8 +41,6 @@ def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = 
     """
     query, key, value = problem.query, problem.key, problem.value
     scale, mask, bias, sinks, alibi = options.scale, options.mask, options.bias, options.sinks, options.alibi
-    if forward_ad._current_level >= 0:  # noqa: SLF001 -- asked here as well, because a call costs more than the question
-        refuse_tangents(query=query, key=key, value=value, scale=scale, bias=bias, sinks=sinks, alibi=alibi)
     if not torch.is_grad_enabled():
         return kernel.forward(problem, row_state, reading, keys)
     tensors: tuple[Any, ...] = (query, key, value)
@@ -83,14 +80,12 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
-        if forward_ad._current_level >= 0:  # noqa: SLF001
-            refuse_tangents(d_out=d_out)
         if not _has_memory(d_out) and is_batched(d_out):
             return each(lambda entry: EagerAttention.backward(ctx, entry), d_out)
         out, row_state, query, key, value, *options = ctx.saved_tensors
         problem = ctx.facts.with_arrays(query, key, value)
-        # create_graph=True, or vmap over d_out: the gradient must itself be differentiable.
-        differentiable = torch.is_grad_enabled() or _transformed()
+        # create_graph=True, vmap over d_out, or a tangent of it: the gradient must itself be differentiable.
+        differentiable = torch.is_grad_enabled() or _transformed() or bool(tangents(d_out=d_out))
         if not (options or differentiable):
             d_query, d_key, d_value, *_ = kernel.backward(problem, out, row_state, d_out)
             return None, None, d_query, d_key, d_value

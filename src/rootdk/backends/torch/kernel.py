@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...options import Problem
+from ...options import Problem, Tangents
 from ...reading import FIELDS
 from .. import kernel
 
@@ -64,6 +64,15 @@ def weights(problem: Problem, row_state: Tensor, per_key: bool = False) -> Tenso
     spread = found[..., None, :].expand(*query.shape[:-1], n_key) if per_key else found
     kernel().weights(_walked(problem, dense=False), row_state, spread, team())
     return found
+
+
+def tangent(problem: Problem, moved: Tangents, out: Any = None) -> Tensor:
+    """Run the kernel's forward derivative; `out` is filled if given."""
+    d_out = empty_out(problem.query, problem.value)
+    rows = (None if t is None else _walkable(t) for t in (moved.query, moved.key, moved.value))
+    numbers = moved.sinks, moved.alibi, moved.scale or 0.0
+    kernel().tangent(_walked(problem, dense=False), out, d_out, *rows, moved.bias, *numbers, team())
+    return d_out
 
 
 def empty_out(query: Tensor, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The two passes as operators that torch can carry: rootdk::attention_forward and rootdk::attention_backward.
+"""The three passes as operators that torch can carry: rootdk::attention_forward, attention_backward, attention_tangent.
 
 A compiler and torch.func carry tensors and plain numbers, so a call travels as Operands: its options, checked as far as
 that goes without looking at a value. Each operator has a function that computes, one that only says shapes (for
@@ -7,12 +7,13 @@ grows with n, not with n x n.
 """
 
 from functools import partial
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from ...options import Options, Problem, check_shapes, resolve
+from ...errors import DerivativeError
+from ...options import Options, Problem, Tangents, check_shapes, resolve
 from .. import torch as adapter
 from . import eager, kernel, second
 from .batched import each, is_batched
@@ -58,12 +59,17 @@ class Operands(NamedTuple):
             "scale": self.learned, "bias": self.bias, "sinks": self.sinks, "alibi": self.alibi,
         }  # fmt: skip
 
+    def tangents(self) -> Tangents:
+        """Operands that are tangents, as such."""
+        return Tangents(**self.learnable())
+
 
 _SCHEMA = {name: get_args(hint)[1] for name, hint in get_type_hints(Operands, include_extras=True).items()}
 _TENSORS = tuple(name for name, kind in _SCHEMA.items() if kind.startswith("Tensor"))
-_NOTHING = Operands._make([None] * len(Operands._fields))
+NOTHING = Operands._make([None] * len(Operands._fields))
 _OPERANDS = ", ".join(f"{kind} {name}" for name, kind in _SCHEMA.items())
 _GRADIENTS = ", ".join("Tensor" for _ in eager.Gradients._fields)
+_TANGENTS = ", ".join(f"Tensor? d_{name}" for name in Tangents._fields)
 # Fields that are the option of their name as it was given; problem_of() puts the others together again.
 _CHANGED = ("scale", "query_offset", "seed")
 AS_SAID = tuple(name for name in Options._fields if name in Operands._fields and name not in _CHANGED)
@@ -92,7 +98,6 @@ def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, the state of every row, and the fields and keys of a Reading (empty if not measured)."""
     *operands, measured = arguments
     call = Operands._make(operands)
-    refuse_tangents(**call.learnable())
     row_state = kernel.empty_row_state(call.query)
     reading, keys = _empty_reading(call.query, measured)
     filled = (reading, keys) if measured else (None, None)
@@ -103,23 +108,63 @@ def backward_values(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: A
     """The fields of Gradients; those of sinks, scale, bias and alibi are empty where nothing is learned."""
     *operands, bias_learned = arguments
     call = Operands._make(operands)
-    refuse_tangents(d_out=d_out)
     bias = call.bias if bias_learned else None
     gradients = eager.gradients(problem_of(call), d_out, out, row_state, call.sinks, call.learned, bias, call.alibi)
     return tuple(call.query.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
+def tangent_values(*arguments: Any) -> Tensor:
+    """The tangent of the output, out of Tangents and Operands."""
+    moved, call = apart(arguments)
+    problem, d_bias = problem_of(call), moved.bias
+    rows = {name: getattr(moved, name) for name in ("query", "key", "value")}
+    return kernel.tangent(
+        problem,
+        Tangents(
+            **{name: None if t is None else t.to(call.query.dtype) for name, t in rows.items()},
+            sinks=None if moved.sinks is None else adapter.plain("sinks", moved.sinks.double()),
+            scale=None if moved.scale is None else float(moved.scale),
+            alibi=None if moved.alibi is None else _slopes(problem, moved.alibi),
+            bias=None if d_bias is None else d_bias.to(call.bias.dtype).resolve_neg().expand(problem.bias.shape),
+        ),
+    )
+
+
+def _slopes(problem: Problem, tangent: Tensor) -> Any:
+    spread = tangent.double().expand(problem.query.shape[:-2])
+    return adapter.plain("alibi", spread.reshape(problem.alibi.shape).contiguous())
+
+
+def apart(arguments: tuple[Any, ...]) -> tuple[Tangents, Operands]:
+    """The arguments of tangent_values."""
+    count = len(Tangents._fields)
+    return Tangents._make(arguments[:count]), Operands._make(arguments[count:])
+
+
+def _forward_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *operands, _measured = arguments
+    refuse_tangents(_IN_AN_OPERATOR, **Operands._make(operands).learnable())
+    return forward_values(*arguments)
+
+
+def _backward_operator(d_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    refuse_tangents(_IN_AN_OPERATOR, d_out=d_out)
+    return backward_values(d_out, *arguments)
+
+
+_IN_AN_OPERATOR = "inside torch.compile (compile what calls torch.func.jvp instead)"
 _made = partial(torch.library.custom_op, mutates_args=())
 attention_forward = _made(
     "rootdk::attention_forward",
-    forward_values,
+    _forward_operator,
     schema=f"({_OPERANDS}, bool measured) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 attention_backward = _made(
     "rootdk::attention_backward",
-    backward_values,
+    _backward_operator,
     schema=f"(Tensor d_out, Tensor out, Tensor row_state, {_OPERANDS}, bool bias_learned) -> ({_GRADIENTS})",
 )
+attention_tangent = _made("rootdk::attention_tangent", tangent_values, schema=f"({_TANGENTS}, {_OPERANDS}) -> Tensor")
 
 
 @attention_forward.register_fake  # type: ignore[untyped-decorator]
@@ -142,26 +187,32 @@ def _(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[T
     return tuple(eager.Gradients(query=d_query, key=d_key, value=d_value, **empty))
 
 
+@attention_tangent.register_fake  # type: ignore[untyped-decorator]
+def _(*arguments: Any) -> Tensor:
+    _moved, call = apart(arguments)
+    return kernel.empty_out(call.query, call.value)
+
+
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Note what pull_back needs."""
     *operands, _measured = inputs
     out, row_state, *of_reading = output
     ctx.mark_non_differentiable(row_state, *of_reading)
-    _keep(ctx, Operands._make(operands), out, row_state)
+    keep_call(ctx, Operands._make(operands), out, row_state)
 
 
 def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
     """The gradients of the arguments of forward_values; `run` is the operator that computes them."""
     if is_batched(d_out):
         return each(lambda entry: pull_back(run, ctx, entry), d_out)
-    gradients = _NOTHING
+    gradients = NOTHING
     if d_out is not None:
-        (out, row_state), call = _kept(ctx)
+        (out, row_state), call = kept(ctx)
         # The one gradient that may be of size n x n is made only for a bias that asks for it.
         *asked, _measured = ctx.needs_input_grad
         bias_learned = bool(Operands._make(asked).bias)
         pulled = eager.Gradients._make(run(d_out, out, row_state, *call, bias_learned))
-        gradients = _NOTHING._replace(
+        gradients = NOTHING._replace(
             query=pulled.query,
             key=pulled.key,
             value=pulled.value,
@@ -174,21 +225,19 @@ def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def keep_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
-    """Note what pull_back_twice needs. The output and the state of the rows follow from the rest."""
-    d_out, _out, _row_state, *operands, _bias_learned = inputs
-    _keep(ctx, Operands._make(operands), d_out)
+    """Note what pull_back_twice needs."""
+    d_out, out, row_state, *operands, ctx.bias_learned = inputs
+    keep_call(ctx, Operands._make(operands), d_out, out, row_state)
 
 
 def pull_back_twice(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-    """The derivative of the derivative, out of plain tensor operations that hold all scores at once."""
-    if torch._C._are_functorch_transforms_active():  # noqa: SLF001
-        raise RuntimeError(
-            "rootdk: torch.func reaches the first derivative of attention only; "
-            "for the second use torch.autograd.grad with create_graph=True"
-        )
+    """The derivative of the derivative, out of plain tensor operations that hold all scores at once.
+
+    The output and the state of the rows follow from the rest: they have no derivative of their own.
+    """
     if is_batched(*grads):
         return each(lambda *entry: pull_back_twice(ctx, *entry), *grads)
-    (d_out,), call = _kept(ctx)
+    (d_out, _out, _row_state), call = kept(ctx)
     given = call.learnable()
     _d_out, _out, _row_state, *asked, _bias_learned = ctx.needs_input_grad
     if not Operands._make(asked).bias:
@@ -196,21 +245,32 @@ def pull_back_twice(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     pulled = second.second_derivative(eager.Gradients._make(grads), d_out, problem_of(call), given)
     learned = pulled.pop("scale", None)
     d_d_out = pulled.pop("d_out", None)
-    return (d_d_out, None, None, *_NOTHING._replace(learned=learned, **pulled), None)
+    return (d_d_out, None, None, *NOTHING._replace(learned=learned, **pulled), None)
 
 
 attention_forward.register_autograd(partial(pull_back, attention_backward), setup_context=keep)
 attention_backward.register_autograd(pull_back_twice, setup_context=keep_second)
 
 
-def _keep(ctx: Any, call: Operands, *others: Tensor) -> None:
+@attention_tangent.register_autograd  # type: ignore[untyped-decorator]
+def _(_ctx: Any, _grad: Any) -> Any:
+    refuse_derivative("of a tangent inside torch.compile")
+
+
+def refuse_derivative(which: str) -> NoReturn:
+    raise DerivativeError(f"rootdk: the derivative {which} is not computed")
+
+
+def keep_call(ctx: Any, call: Operands, *others: Tensor) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*others, *(getattr(call, name) for name in _TENSORS))
+    tensors = (*others, *(getattr(call, name) for name in _TENSORS))
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
     ctx.numbers = call._replace(**dict.fromkeys(_TENSORS))
 
 
-def _kept(ctx: Any) -> tuple[tuple[Any, ...], Operands]:
-    """The others and the operands that _keep was given."""
+def kept(ctx: Any) -> tuple[tuple[Any, ...], Operands]:
+    """The others and the operands that keep_call was given."""
     saved = ctx.saved_tensors
     others, tensors = saved[: -len(_TENSORS)], saved[-len(_TENSORS) :]
     return others, ctx.numbers._replace(**dict(zip(_TENSORS, tensors, strict=True)))

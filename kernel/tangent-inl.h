@@ -1,0 +1,242 @@
+// The forward derivative: attention and, out of the same walk over the keys, how it moves when its inputs move.
+//
+//   dS = scale (dQ K' + Q dK') times the softcap's slope, - dslope |distance|, + dB     the tangent of the logits
+//   m  = sum over keys of P dS (and of the sink, if its logit moves)
+//   dO = sum over keys of P (dS - m) V + P dV     =     (P dS) V + P dV - m O
+//
+// So beside the forward's sums a row has two more, relative to the same running maximum: of w dS v + w dv, as wide as the output,
+// and of w dS, one number. Nothing of another pass is read: whatever way the forward took, this one agrees with itself.
+
+namespace rootdk::ROOTDK_TARGET {
+
+inline bool moves_queries(const attention_problem& problem) { return problem.d_query.data || problem.scale_tangent != 0; }
+inline bool moves_scores(const attention_problem& problem) {
+  return moves_queries(problem) || problem.d_key.data || problem.d_bias.data || problem.alibi_tangent;
+}
+
+template <typename stored>
+struct tangent_scratch : forward_scratch<stored> {
+  typedef compute<stored> real;
+  using forward_scratch<stored>::panels;
+  real *d_q_packed, *q_packed_again, *sums_tangent, *means, *tangents, *slope, *d_key_copy, *d_value_copy, *marks;
+
+  tangent_scratch(const attention_problem& problem, void* buffer) : forward_scratch<stored>(problem, buffer) {
+    constexpr bool converted = !std::is_same<stored, real>::value;
+    constexpr int64_t lanes = panel_lanes<real>;
+    carver carve{static_cast<char*>(buffer), this->bytes};
+    d_q_packed = carve.take<real>(moves_queries(problem) ? panels * problem.d_k * lanes : 0);
+    q_packed_again = carve.take<real>(problem.scale_tangent != 0 ? problem.d_k * lanes : 0);
+    sums_tangent = carve.take<real>(panels * problem.d_v * lanes);
+    means = carve.take<real>(panels * lanes);
+    tangents = carve.take<real>(moves_scores(problem) ? key_block * lanes : 0);
+    slope = carve.take<real>(problem.softcap > 0 ? key_block * lanes : 0);
+    d_key_copy = carve.take<real>(converted && problem.d_key.data ? key_block * problem.d_k : 0);
+    d_value_copy = carve.take<real>(converted && problem.d_value.data ? key_block * problem.d_v : 0);
+    marks = carve.take<real>(key_block * lanes);
+    this->bytes = carve.used;
+  }
+};
+
+// The queries of a panel and their tangents, both times the same factors: what one of them holds back for the product
+// (`stretch`), the other does too.
+template <typename stored>
+inline void pack_tangents(const attention_problem& problem, int64_t batch, int64_t i, panel<compute<stored>>& p,
+                          tangent_scratch<stored>& s) {
+  typedef compute<stored> real;
+  constexpr int64_t lanes = panel_lanes<real>;
+  const int64_t numbers = problem.d_k * lanes;
+  real *const q_packed = s.q_packed + i * numbers, *const d_q_packed = s.d_q_packed + i * numbers;
+  stored *query[lanes], *d_query[lanes];
+  row_pointers(problem.query, batch, p, query);
+  pack_scaled<stored>(problem, batch, query, p, q_packed);
+  if (!moves_queries(problem)) return;
+
+  alignas(64) real factor[lanes], scale_factor[lanes];
+  query_factors(problem, batch, p, factor);
+  if (p.stretched)
+    for (int lane = 0; lane < lanes; ++lane) factor[lane] /= p.stretch[lane];
+  const auto pack = [&] {
+    if (problem.d_query.data) {
+      row_pointers(problem.d_query, batch, p, d_query);
+      pack_transposed<stored>(d_query, p.live, factor, problem.d_k, d_q_packed);
+    } else {
+      std::memset(d_q_packed, 0, size_t(numbers) * sizeof(real));
+    }
+    if (problem.scale_tangent == 0) return;
+    attention_problem moved = problem;
+    moved.scale = problem.scale_tangent;
+    query_factors(moved, batch, p, scale_factor);
+    if (p.stretched)
+      for (int lane = 0; lane < lanes; ++lane) scale_factor[lane] /= p.stretch[lane];
+    pack_transposed<stored>(query, p.live, scale_factor, problem.d_k, s.q_packed_again);
+    for (int64_t at = 0; at < numbers; ++at) d_q_packed[at] += s.q_packed_again[at];
+  };
+  pack();
+  if (p.stretched || likely(!may_overflow(problem, factor)) || finite_numbers(d_q_packed, numbers)) return;
+  hold_back(p.lanes, factor, p.stretch);
+  p.stretched = true;
+  pack_transposed<stored>(query, p.live, factor, problem.d_k, q_packed);
+  pack();
+}
+
+// dS of a panel against one block of keys.
+template <typename real>
+inline void tangent_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const real* q_packed,
+                           const real* d_q_packed, row_block<real> k, row_block<real> d_k, const block_view& view,
+                           const real* scores, const real* slope, real* tangents) {
+  constexpr int lanes = panel_lanes<real>;
+  const int64_t keys = view.keys();
+  if (moves_queries(problem))
+    product<real, a_rows, panel_vectors>(k.data, k.stride, d_q_packed, lanes, problem.d_k, tangents, lanes, keys, overwrite{});
+  else
+    std::memset(tangents, 0, size_t(keys * lanes) * sizeof(real));
+  if (d_k.data)
+    product<real, a_rows, panel_vectors>(d_k.data, d_k.stride, q_packed, lanes, problem.d_k, tangents, lanes, keys, add{});
+  shape_tangents(problem, batch, p, view, scores, slope, tangents);
+}
+
+// dS -> w dS, and its sum over the keys moves on.
+template <typename real>
+inline void weigh_tangents(const real* weights, const block_view& view, const rescale_add<real>& finish, real* tangents,
+                           real* means) {
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>, chains = 4;
+  for (int v = 0; v < panel_vectors; ++v) {
+    vec<real> sum[chains];
+    for (vec<real>& x : sum) x = vec<real>{};
+    for (int64_t key = 0; key < view.stop[v]; ++key) {
+      const int64_t at = key * lanes + v * width;
+      const vec<real> weighed = load(weights + at) * load(tangents + at);
+      store(tangents + at, weighed);
+      sum[key % chains] += weighed;
+    }
+    finish(means + v * width, v, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+  }
+}
+
+template <typename stored>
+ROOTDK_INLINE row_block<compute<stored>> fetch_rows(const rows_view& view, int64_t batch, int64_t kv_head, int64_t start,
+                                                    int64_t count, int64_t length, compute<stored>* copy) {
+  if (!view.data) return {nullptr, 0};
+  return widen_rows(row_pointer<stored>(view, batch, kv_head, start), view.row_stride, count, length, copy);
+}
+
+// All panels of an item over all keys, stepping over hidden pairs if asked to. Returns whether all sums are finite.
+template <typename stored>
+inline bool walk_tangents(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
+                          tangent_scratch<stored>& s, bool slow_path) {
+  typedef compute<stored> real;
+  constexpr int64_t lanes = panel_lanes<real>;
+  const bool moves = moves_scores(problem);
+  int64_t first = problem.n_key, last = 0;
+  for (int64_t i = 0; i < panels; ++i) {
+    first = at_most(first, s.places[i].first_any), last = at_least(last, s.places[i].last_any);
+    s.rows[i].reset();
+  }
+  std::memset(s.sums_out, 0, size_t(panels * problem.d_v * lanes) * sizeof(real));
+  std::memset(s.sums_tangent, 0, size_t(panels * problem.d_v * lanes) * sizeof(real));
+  std::memset(s.means, 0, size_t(panels * lanes) * sizeof(real));
+
+  for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
+    between_steps(problem);
+    const block_range range = view_panels(problem, panels, block, at_most(block + key_block, problem.n_key), s.views,
+                                          [&](int64_t i) { return s.places + i; });
+    if (range.empty()) continue;
+    const int64_t count = range.last - range.first;
+    const key_rows<real> rows = fetch_keys<stored>(problem, batch, kv_head, range.first, count, s.key_copy, s.value_copy);
+    const key_rows<real> d_rows = {
+        fetch_rows<stored>(problem.d_key, batch, kv_head, range.first, count, problem.d_k, s.d_key_copy),
+        fetch_rows<stored>(problem.d_value, batch, kv_head, range.first, count, problem.d_v, s.d_value_copy)};
+    for (int64_t i = 0; i < panels; ++i) {
+      const panel<real>& p = s.places[i];
+      const block_view& view = s.views[i];
+      const int64_t start = view.start, keys = view.keys();
+      if (keys == 0) continue;
+      const auto [k, v] = rows.from(start - range.first);
+      const auto [d_k, d_v] = d_rows.from(start - range.first);
+      const real* const q_packed = s.q_packed + i * problem.d_k * lanes;
+      real* const slope = problem.softcap > 0 ? s.slope : nullptr;
+      compute_scores<real>(problem, batch, p, q_packed, k, view, s.scores, slope);
+      if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
+      if (moves)
+        tangent_scores<real>(problem, batch, p, q_packed, s.d_q_packed + i * problem.d_k * lanes, k, d_k, view, s.scores, slope,
+                             s.tangents);
+      rescale_add<real> finish;
+      softmax(problem, s.scores, view, s.rows[i], finish);
+      if (moves) weigh_tangents<real>(s.scores, view, finish, s.tangents, s.means + i * lanes);
+      if (problem.dropout > 0) {
+        dropout_factors(problem, p, start, keys, s.factors);
+        for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
+        if (moves)
+          for (int64_t at = 0; at < keys * lanes; ++at) s.tangents[at] *= s.factors[at];
+      }
+      real *const out = s.sums_out + i * problem.d_v * lanes, *const tangent = s.sums_tangent + i * problem.d_v * lanes;
+      const auto add_all = [&](auto skip) {
+        add_values(v, s.scores, view, problem.d_v, finish, out, skip);
+        if (moves) add_values(v, s.tangents, view, problem.d_v, finish, tangent, skip);
+        if (!d_v.data) return;
+        if (moves)  // rescaled already
+          for (vec<real>& before : finish.before) before = broadcast(real(1));
+        add_values(d_v, s.scores, view, problem.d_v, finish, tangent, skip);
+      };
+      if (slow_path)
+        add_all(step_over<real>{s.marks});
+      else
+        add_all(take_all{});
+    }
+  }
+  for (int64_t i = 0; i < panels; ++i)
+    for (const real* sums : {s.sums_out, s.sums_tangent})
+      if (!all_finite(sums + i * problem.d_v * lanes, problem.d_v, s.places[i].live)) return false;
+  return true;
+}
+
+// The end of a panel's rows: dO out of the sums.
+template <typename stored>
+inline void write_tangents(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
+                           const row_sums<compute<stored>>& rows, const compute<stored>* sums_out, const compute<stored>* means,
+                           compute<stored>* sums_tangent) {
+  typedef compute<stored> real;
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  alignas(64) real mean[lanes];
+  for (int lane = 0; lane < lanes; ++lane) mean[lane] = means[lane] * rows.normalise[lane];
+  if (problem.sinks && problem.sinks_tangent)
+    for (int lane = 0; lane < p.live; ++lane) {
+      if (rows.normalise[lane] == 0) continue;  // the sink has all the weight, whatever its logit
+      const real weight = std::exp2(bias_log2<real>(problem.sinks[p.head[lane]]) - rows.maximum[lane]) / rows.sum[lane];
+      mean[lane] += weight * real(problem.sinks_tangent[p.head[lane]]);
+    }
+  for (int64_t d = 0; d < problem.d_v; ++d)
+    for (int v = 0; v < lanes; v += width) {
+      real* const at = sums_tangent + d * lanes + v;
+      store(at, load(at) - load(sums_out + d * lanes + v) * load(mean + v));
+    }
+  stored* to[lanes];
+  row_pointers(problem.d_out, batch, p, to);
+  unpack_transposed<stored>(sums_tangent, p.live, rows.normalise, problem.d_v, to);
+}
+
+template <typename stored>
+inline void tangent_item(const attention_problem& problem, int64_t item, void* buffer) {
+  typedef compute<stored> real;
+  constexpr int64_t lanes = panel_lanes<real>;
+  const int64_t rows = problem.group() * problem.n_query, blocks = ceil_div(rows, item_rows<real>);
+  const int64_t block = blocks - 1 - item % blocks, pair = item / blocks;  // as row_block_item()
+  const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
+  const int64_t start = block * item_rows<real>, stop = at_most(start + item_rows<real>, rows);
+  const int64_t panels = ceil_div(stop - start, lanes);
+
+  tangent_scratch<stored> s(problem, buffer);
+  for (int64_t i = 0; i < panels; ++i) {
+    place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), s.places[i]);
+    pack_tangents<stored>(problem, batch, i, s.places[i], s);
+  }
+  if (!walk_tangents(problem, batch, kv_head, panels, s, false)) walk_tangents(problem, batch, kv_head, panels, s, true);
+  for (int64_t i = 0; i < panels; ++i) {
+    const int64_t at = i * problem.d_v * lanes;
+    finish_rows(problem, s.places[i], s.rows[i]);
+    if (problem.out.data) write_outputs<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + at);
+    write_tangents<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + at, s.means + i * lanes, s.sums_tangent + at);
+  }
+}
+
+}  // namespace rootdk::ROOTDK_TARGET
