@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rootdk.backends import problem_of, reference
-from rootdk.options import Problem
+from rootdk.options import Problem, Tangents
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
@@ -128,6 +128,14 @@ class Inputs:
         # A bias may be there without its gradient being asked for.
         pairs = zip(firsts, self.first_gradients, strict=False)
         return max(check_near(gradient, expected) for gradient, expected in pairs)
+
+    def check_tangent(self, result: npt.ArrayLike, moved: "Inputs") -> float:
+        """The tangent of the output when query, key and value move like those of `moved`, on the chosen rows."""
+        parts = [
+            reference.jvp(self._problem(rows), Tangents(moved.query[..., rows, :], moved.key, moved.value))
+            for rows in _stretches(self.query.shape[-2])
+        ]
+        return check_near(self.chosen_rows(np.asarray(result)), np.concatenate(parts, axis=-2))
 
     def check_shared_bias_gradient(self, result: npt.ArrayLike) -> float:
         """The gradient of a bias (1, 1, n, n) that all heads share, on the rows that `chosen_answer` is about.

@@ -25,7 +25,8 @@ class dense_problem {
         d_key_(size()),
         d_value_(size()),
         d_bias_(size_t(n * n)),
-        row_state_(size_t(2 * heads * n)) {
+        row_state_(size_t(2 * heads * n)),
+        moved_out_(size()) {
     random_source random(seed);
     for (std::vector<float>* numbers : {&query_, &key_, &value_, &d_out_})
       for (float& x : *numbers) x = float(random.normal());
@@ -38,13 +39,17 @@ class dense_problem {
   }
   dense_problem(const dense_problem&) = delete;
 
-  // Forward and backward; all results one after the other.
+  // Forward, backward and tangent; all results one after the other.
   std::vector<float> run() {
     std::fill(d_bias_.begin(), d_bias_.end(), 0.0f);
     rootdk::attention_forward(facts_);
     rootdk::attention_backward(facts_);
+    rootdk::attention_problem moved = facts_;  // along the inputs themselves
+    moved.d_query = facts_.query, moved.d_key = facts_.key, moved.d_value = facts_.value, moved.d_bias = {};
+    moved.out = {}, moved.d_out = view(moved_out_), moved.row_state = nullptr;
+    rootdk::attention_tangent(moved);
     std::vector<float> all;
-    for (const std::vector<float>* part : {&out_, &d_query_, &d_key_, &d_value_, &d_bias_})
+    for (const std::vector<float>* part : {&out_, &d_query_, &d_key_, &d_value_, &d_bias_, &moved_out_})
       all.insert(all.end(), part->begin(), part->end());
     return all;
   }
@@ -55,7 +60,7 @@ class dense_problem {
     return {reinterpret_cast<char*>(numbers.data()), zero_.data(), n * d, d};
   }
   std::vector<int64_t> zero_;
-  std::vector<float> query_, key_, value_, d_out_, out_, d_query_, d_key_, d_value_, d_bias_, row_state_;
+  std::vector<float> query_, key_, value_, d_out_, out_, d_query_, d_key_, d_value_, d_bias_, row_state_, moved_out_;
   rootdk::attention_problem facts_;
 };
 
