@@ -52,6 +52,7 @@ class Mutation(NamedTuple):
 
 _KERNEL_TESTS = ("tests/operator/test_kernel_sweep.py", "tests/operator/test_edges.py")
 _GRADIENT_TESTS = ("tests/operator/test_gradient.py",)
+_TANGENT_TESTS = ("tests/operator/test_jvp.py",)
 
 MUTATIONS = (
     # Options, readings and scales
@@ -157,8 +158,8 @@ MUTATIONS = (
     Mutation(
         "the slope of the cap is 1 - tanh",
         "src/rootdk/backends/reference.py",
-        "d_raw * (1 - np.tanh(head.raw / compute(problem.softcap)) ** 2)",
-        "d_raw * (1 - np.tanh(head.raw / compute(problem.softcap)))",
+        "1 - np.tanh(head.raw / compute(problem.softcap)) ** 2",
+        "1 - np.tanh(head.raw / compute(problem.softcap))",
         ("tests/operator/test_reference.py",),
     ),
     Mutation(
@@ -298,6 +299,34 @@ MUTATIONS = (
         "vec<real> d_s = p * (d_p - delta);",
         "vec<real> d_s = p * (d_p + delta);",
         _GRADIENT_TESTS,
+    ),
+    Mutation(
+        "the mean tangent of a row is not taken away",
+        "kernel/tangent-inl.h",
+        "store(at, load(at) - load(sums_out + d * lanes + v) * load(mean + v));",
+        "store(at, load(at) - load(sums_out + d * lanes + v) * real(0) * load(mean + v));",
+        _TANGENT_TESTS,
+    ),
+    Mutation(
+        "a sink's tangent moves the keys with it",
+        "kernel/tangent-inl.h",
+        "mean[lane] += weight * real(problem.sinks_tangent",
+        "mean[lane] -= weight * real(problem.sinks_tangent",
+        _TANGENT_TESTS,
+    ),
+    Mutation(
+        "dropout changes the mean tangent",
+        "src/rootdk/backends/reference.py",
+        "mean = np.where(seen, soft.weights * d_logits, 0).sum(axis=-1)",
+        "mean = np.where(seen, soft.weights * kept * d_logits, 0).sum(axis=-1)",
+        _TANGENT_TESTS,
+    ),
+    Mutation(
+        "a tangent is lost in a plain call",
+        "src/rootdk/backends/torch/__init__.py",
+        "if forward_ad._current_level >= 0 and tangents(",
+        "if forward_ad._current_level > 0 and tangents(",
+        ("tests/torch/test_torch_forward_mode.py",),
     ),
     Mutation(
         "dropout of a row with the number of the row before",

@@ -72,7 +72,7 @@ SECTIONS = (
     of_rows(
         "tangent",
         steps,
-        partial(judge_rows, key="tangent", targets=[mean("forward derivative against torch", 2.0)], with_torch=True),
+        partial(judge_rows, key="tangent", targets=[mean("forward derivative against torch", 5.0)], with_torch=True),
         "Forward and its derivative along q, k, v (torch.func.jvp)",
         {
             "rootdk, ms": milliseconds("rootdk"),

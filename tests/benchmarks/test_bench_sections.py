@@ -21,7 +21,20 @@ from benchmarks.peers import open_peers
 from benchmarks.problems import Shape
 from benchmarks.race import Call
 from benchmarks.section import Setting, Step
-from benchmarks.sections import all_sections, attention, beside, decode, fresh, half, masks, options, ring, tiny, watch
+from benchmarks.sections import (
+    all_sections,
+    attention,
+    beside,
+    decode,
+    fresh,
+    half,
+    masks,
+    options,
+    ring,
+    tangent,
+    tiny,
+    watch,
+)
 from rootdk.distributed.local import LocalRanksError, run_ranks
 
 SMALL = Shape(1, 4, 4, 40, 16, causal=False)
@@ -53,7 +66,7 @@ def test_every_section_has_steps() -> None:
 
 def test_without_torch_what_needs_it_is_left_out_of_the_plan() -> None:
     keys = [step.key for step in steps_of(peers=("numpy",))]
-    assert not {"half", "masks", "options", "beside", "watch", "ring"} & set(keys)
+    assert not {"half", "masks", "options", "tangent", "beside", "watch", "ring"} & set(keys)
     assert keys.count("decode") == len(decode.FORMS)
     assert keys.count("tiny") == len(tiny.SHAPES)
 
@@ -110,6 +123,17 @@ def test_masks_agree_with_float64(name: str, gradient: bool, monkeypatch: pytest
     attention = rootdk.attention
     monkeypatch.setattr(rootdk, "attention", lambda query, key, value, **_: attention(query, key, value))
     assert "rootdk" in masks.race(name, masks.CASES[name], 16, gradient=gradient, budget=0.0)["left_out"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_tangents_agree_with_float64(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(SMALL, kv_heads=2, causal=causal)
+    found = tangent.race(shape, budget=0.0)
+    assert found["left_out"] == {}
+    assert set(found["seconds"]) == {"rootdk", "torch", "attention"}
+    attention = rootdk.attention
+    monkeypatch.setattr(rootdk, "attention", lambda query, key, value, **_: attention(query, key.detach(), value))
+    assert "rootdk" in tangent.race(shape, budget=0.0)["left_out"]
 
 
 def test_tiny_calls_are_checked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ring_ranks import together
+from torch.autograd import forward_ad
 
 import rootdk
 from rootdk import distributed
@@ -64,6 +65,9 @@ def misfits(rank: int) -> dict[str, Any]:
         "call": refused(lambda: distributed.measure(q, k, v) if odd else attention(q, k, v)),
         "everywhere": refused(lambda: attention(q, k, v, softcap=-1.0)),
     }
+    with forward_ad.dual_level():
+        moved = forward_ad.make_dual(q, torch.ones_like(q))
+        answers["tangent"] = refused(lambda: attention(moved if odd else q, k, v))
     # After all that the group still works.
     answers["after"] = distributed.unshard(attention(q, k, v))
     x, y = (t.clone().requires_grad_() for t in (q, k))
@@ -93,6 +97,7 @@ EXPECTED = {
     "got False on ranks 0, 1, 3 and True on rank 2",
     "call": "ArgumentError: call: every rank must make the same calls in the same order, "
     "got 'rootdk.distributed.attention' on ranks 0, 1, 3 and 'rootdk.distributed.measure' on rank 2",
+    "tangent": "ArgumentError: query: must have no tangent on a ring, got one (on rank 2)",
     "everywhere": "ArgumentError: softcap: must be a finite number > 0, got -1.0",
     "order": "ArgumentError: call: every rank must make the same calls in the same order, "
     "got 'the backward pass of call ",

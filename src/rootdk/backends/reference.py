@@ -120,7 +120,7 @@ def backward(
             d_alibi[here] = -(d_logits[here] * head.distance).sum()
             d_raw = d_logits[here]
             if problem.softcap is not None:
-                d_raw = np.where(seen, d_raw * (1 - np.tanh(head.raw / compute(problem.softcap)) ** 2), 0)
+                d_raw = np.where(seen, d_raw * _slope(problem, head, compute), 0)
             d_query[here] = _visible_product(d_raw * head.factor, seen, head.key)
             d_key[shared] += _visible_product((d_raw * head.factor).T, seen.T, head.query)
     return (
@@ -149,7 +149,7 @@ def jvp(problem: Problem, tangents: Tangents, compute: Any = np.float64) -> Floa
             if tangents.scale is not None:
                 d_raw = d_raw + compute(tangents.scale) * (head.query @ head.key.T)
             if problem.softcap is not None:
-                d_raw = d_raw * (1 - np.tanh(head.raw / compute(problem.softcap)) ** 2)
+                d_raw = d_raw * _slope(problem, head, compute)
             d_logits = d_raw if tangents.alibi is None else d_raw - compute(tangents.alibi[here]) * head.distance
             d_logits = np.where(seen, d_logits if bias is None else d_logits + bias[here], 0)
             mean = np.where(seen, soft.weights * d_logits, 0).sum(axis=-1)
@@ -193,6 +193,11 @@ def _kept(problem: Problem, head: _Head, compute: Any) -> Floats:
     if problem.dropout == 0:
         return np.ones(head.logits.shape, compute)
     return np.where(dropped(problem, head.batch, head.head), compute(0), compute(1) / compute(1 - problem.dropout))
+
+
+def _slope(problem: Problem, head: _Head, compute: Any) -> Floats:
+    """The derivative of the softcap."""
+    return 1 - np.tanh(head.raw / compute(problem.softcap)) ** 2
 
 
 def _flat(array: Any, compute: Any) -> Floats:

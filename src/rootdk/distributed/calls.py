@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..backends import torch as adapter
+from ..backends.torch.forward_mode import tangents
 from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
 from ..options import Options, Problem, check_shapes, resolve
@@ -292,6 +293,9 @@ def _checked(query: Any, key: Any, value: Any, options: Options) -> tuple[Tensor
     for name, option in (("scale", options.scale), ("alibi", options.alibi)):
         if isinstance(option, Tensor) and option.requires_grad:
             raise ArgumentError(f"{name}: must not require a gradient on a ring, got a tensor that does")
+    learnable = {"scale": options.scale, "sinks": options.sinks, "alibi": options.alibi}
+    for name in tangents(query=query, key=key, value=value, **learnable):
+        raise ArgumentError(f"{name}: must have no tangent on a ring, got one")
     return query, key, value
 
 

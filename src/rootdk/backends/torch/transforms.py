@@ -106,7 +106,7 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
             total = list(eager.Gradients(**pulled.learnable()))
         if d_out_moved is not None:
             first = FunctionalPullback.apply(d_out_moved, out, row_state, *call, ctx.bias_learned)
-            total = [f if t is None else f + t if f.shape == t.shape else t for f, t in zip(first, total, strict=True)]
+            total = [f if t is None else f + t for f, t in zip(first, total, strict=True)]
         return tuple(total)
 
     @staticmethod
@@ -121,7 +121,8 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
         mapped = _mapped(dims, call, size)
         front = _front(d_out, d_out_dim, size), _front(out, out_dim, size)
         pulled = eager.Gradients._make(FunctionalPullback.apply(*front, state, *mapped, bias_learned))
-        return tuple(map(tuple, _own_shapes(pulled, call, bias_learned)))
+        pulled, along = _own_shapes(pulled, call, bias_learned)
+        return tuple(pulled), tuple(along)
 
 
 class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
