@@ -369,7 +369,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
           if (chunks == 1)
             std::memset(row_pointer<stored>(problem.d_query, batch, p.head[lane], p.query[lane]), 0,
                         size_t(problem.d_k) * sizeof(stored));
-          else
+          else if (problem.d_k > 0)  // else there may be no shared buffer
             std::memset(partial_row<real>(problem, shared, chunk, row + lane), 0, size_t(problem.d_k) * sizeof(real));
       } else if (chunks == 1) {
         stored* to[lanes];

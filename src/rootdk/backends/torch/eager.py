@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ...options import Options, Problem
 from . import kernel
@@ -85,7 +86,9 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
         out, row_state, query, key, value, *options = ctx.saved_tensors
         problem = ctx.facts.with_arrays(query, key, value)
         # create_graph=True, vmap over d_out, or a tangent of it: the gradient must itself be differentiable.
-        differentiable = torch.is_grad_enabled() or _transformed() or bool(tangents(d_out=d_out))
+        differentiable = torch.is_grad_enabled() or _transformed()
+        if forward_ad._current_level >= 0 and tangents(d_out=d_out):  # noqa: SLF001
+            differentiable = True
         if not (options or differentiable):
             d_query, d_key, d_value, *_ = kernel.backward(problem, out, row_state, d_out)
             return None, None, d_query, d_key, d_value
