@@ -6,9 +6,7 @@
 
 namespace rootdk::ROOTDK_TARGET {
 
-// One head must not leave the other cores idle; more chunks than this cost more memory than they bring speed.
-constexpr int64_t wanted_items = 8;
-
+// More chunks than items are wanted cost more memory than they bring speed.
 inline int64_t backward_chunks(const attention_problem& problem) {
   const int64_t pairs = problem.pairs(), most = ceil_div(problem.n_key, 2 * key_block);
   return pairs == 0 || most == 0 ? 1 : at_least(1, at_most(ceil_div(wanted_items, pairs), most));

@@ -3,9 +3,21 @@
 
 namespace rootdk::ROOTDK_TARGET {
 
-// Rows of one item. 128 floats wide, the keys and values of a block are each used 128 times per fetch.
+// Rows of one item at most. 128 floats wide, the keys and values of a block are each used 128 times per fetch.
 template <typename real>
 constexpr int64_t item_rows = 512 / int64_t(sizeof(real));
+
+// Into so many items the work is cut where that can be done: one head must not leave the other cores idle.
+constexpr int64_t wanted_items = 8;
+
+// So a short sequence of few heads is cut finer, down to one panel. By the problem alone; and a row's numbers are the same in any item.
+template <typename real>
+inline int64_t rows_per_item(const attention_problem& problem) {
+  const int64_t rows = problem.group() * problem.n_query, pairs = problem.batch * problem.kv_heads;
+  int64_t together = item_rows<real>;
+  while (together > panel_lanes<real> && pairs * ((rows + together - 1) / together) < wanted_items) together /= 2;
+  return together;
+}
 
 // Hands out aligned pieces of one buffer. With no buffer it only counts, so that size and layout are written once.
 struct carver {
@@ -193,12 +205,13 @@ template <typename stored>
 inline void row_block_item(const attention_problem& problem, int64_t item, void* buffer) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
-  const int64_t rows = problem.group() * problem.n_query, blocks = ceil_div(rows, item_rows<real>);
+  const int64_t together = rows_per_item<real>(problem);
+  const int64_t rows = problem.group() * problem.n_query, blocks = ceil_div(rows, together);
   // Head by head, so that its keys stay in cache; within a head the last rows first, because under a causal limit
   // they are the longest and the short ones then fill the gaps at the end.
   const int64_t block = blocks - 1 - item % blocks, pair = item / blocks;
   const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
-  const int64_t start = block * item_rows<real>, stop = at_most(start + item_rows<real>, rows);
+  const int64_t start = block * together, stop = at_most(start + together, rows);
   const int64_t panels = ceil_div(stop - start, lanes);
 
   forward_scratch<stored> s(problem, buffer);

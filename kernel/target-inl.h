@@ -21,7 +21,7 @@ template <typename stored>
 kernel_pass rows_pass(const attention_problem& problem) {
   typedef compute<stored> real;
   kernel_pass pass;
-  pass.items = problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, item_rows<real>);
+  pass.items = problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, rows_per_item<real>(problem));
   pass.scratch_bytes = forward_scratch<stored>(problem, nullptr).bytes;
   pass.item = [](const attention_problem& p, int64_t item, void* scratch, void*) { row_block_item<stored>(p, item, scratch); };
   return pass;

@@ -1,10 +1,11 @@
-"""Tiny calls: 16 queries over 16 keys. The arithmetic takes about a microsecond; the rest is the way there and back.
+"""Small calls: 16 queries over 16 keys, a head of 32 tokens, 32 heads with one key.
 
-The whole call is judged, arithmetic included, so nothing is subtracted that could hide overhead. One timed call is a
-loop of LOOP of them, for every contestant alike, because a clock reading costs a part of a microsecond itself.
+The arithmetic takes a microsecond or two; the rest is the way there and back. The whole call is judged, arithmetic
+included, so nothing is subtracted that could hide overhead. One timed call is a loop of LOOP of them, for every
+contestant alike, because a clock reading costs a part of a microsecond itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -13,10 +14,12 @@ import rootdk
 from benchmarks.peers import torch_backward, torch_forward
 from benchmarks.problems import Inputs, Shape, make_inputs
 from benchmarks.race import Call, interleave, only_right
-from benchmarks.section import Figure, Row, Setting, Step, at_most, cell, faster, judge_rows, of, of_rows
+from benchmarks.section import Figure, Row, Setting, Step, at_least, at_most, cell, faster, judge_rows, of_rows
 
 LOOP = 100
-SHAPES = (Shape(1, 1, 1, 16, 64, causal=False), Shape(1, 8, 8, 16, 64, causal=True))
+TINY = (Shape(1, 1, 1, 16, 64, causal=False), Shape(1, 8, 8, 16, 64, causal=True))
+SMALL = (Shape(1, 1, 1, 32, 64, causal=False), Shape(1, 32, 32, 1, 64, causal=False))
+SHAPES = (*TINY, *SMALL)
 
 
 def steps(setting: Setting) -> Iterator[Step]:
@@ -80,24 +83,32 @@ def _microseconds(name: str) -> Figure:
     return lambda row, statistic: float(row["seconds"][name][statistic] * 1e6)
 
 
+def _is(shapes: tuple[Shape, ...], *, gradient: bool) -> Callable[[Row], bool]:
+    sizes = [shape.n for shape in shapes]
+    return lambda row: row["shape"]["n"] in sizes and row["gradient"] == gradient
+
+
 _OF_TORCH, _BOTH = faster("rootdk on tensors", "torch"), ("rootdk on tensors", "torch")
+_AGAINST_TORCH = faster("torch", "rootdk on tensors")
 TARGETS = (
     at_most(
         "tiny call in NumPy, microseconds",
         15.0,
         _microseconds("rootdk"),
         "rootdk",
-        counts=lambda row: not row["gradient"] and row["shape"]["heads"] == 1,
+        counts=_is(TINY[:1], gradient=False),
     ),
-    at_most("tiny call on tensors / torch's, highest", 1.5, _OF_TORCH, *_BOTH, counts=of("gradient", False)),
-    at_most("tiny forward + backward / torch's, highest", 1.5, _OF_TORCH, *_BOTH, counts=of("gradient", True)),
+    at_most("tiny call on tensors / torch's, highest", 1.5, _OF_TORCH, *_BOTH, counts=_is(TINY, gradient=False)),
+    at_most("tiny forward + backward / torch's, highest", 1.5, _OF_TORCH, *_BOTH, counts=_is(TINY, gradient=True)),
+    at_least("small call against torch, lowest", 1.0, _AGAINST_TORCH, *_BOTH, counts=_is(SMALL, gradient=False)),
+    at_least("small forward + backward, lowest", 0.9, _AGAINST_TORCH, *_BOTH, counts=_is(SMALL, gradient=True)),
 )
 SECTIONS = (
     of_rows(
         "tiny",
         steps,
         partial(judge_rows, key="tiny", targets=TARGETS),
-        "Tiny calls, microseconds, best / median",
+        "Small calls, microseconds, best / median",
         {
             "rootdk, NumPy": cell(_microseconds("rootdk"), ".3g", "rootdk"),
             "rootdk, tensors": cell(_microseconds("rootdk on tensors"), ".3g", "rootdk on tensors"),

@@ -29,6 +29,7 @@ from benchmarks.sections import (
     fresh,
     half,
     masks,
+    models,
     options,
     ring,
     tangent,
@@ -66,7 +67,7 @@ def test_every_section_has_steps() -> None:
 
 def test_without_torch_what_needs_it_is_left_out_of_the_plan() -> None:
     keys = [step.key for step in steps_of(peers=("numpy",))]
-    assert not {"half", "masks", "options", "tangent", "beside", "watch", "ring"} & set(keys)
+    assert not {"half", "masks", "options", "tangent", "beside", "models", "watch", "ring"} & set(keys)
     assert keys.count("decode") == len(decode.FORMS)
     assert keys.count("tiny") == len(tiny.SHAPES)
 
@@ -143,13 +144,20 @@ def test_tiny_calls_are_checked_and_counted(monkeypatch: pytest.MonkeyPatch) -> 
         assert found["left_out"] == {}
         assert set(found["seconds"]) == {"rootdk", "rootdk on tensors", "torch"}
         assert found["seconds"]["torch"]["calls"] == 5 * 3
-    assert {shape.n for shape in tiny.SHAPES} == {16}
+    assert [shape.n for shape in tiny.SHAPES] == [16, 16, 32, 1]
 
 
 def test_the_chain_agrees_with_float64() -> None:
     found = beside.race("chain", 33, pause=0.001, budget=0.0)
     assert found["left_out"] == {}
     assert set(found["seconds"]) == {"rootdk", "rootdk, own threads", "torch", "layers alone"}
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_whole_models_agree_with_float64(name: str) -> None:
+    found = models.race(name, models.MODELS[name], 24, budget=0.0)
+    assert found["left_out"] == {}
+    assert set(found["seconds"]) == {"rootdk", "torch"}
 
 
 @pytest.mark.parametrize("name", watch.WAYS)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.command import headline, show
 from benchmarks.section import Report, geometric_mean
-from benchmarks.sections import all_sections, judge
+from benchmarks.sections import all_sections, judge, models
 
 
 def times(**seconds: float) -> dict[str, Any]:
@@ -66,8 +66,14 @@ def full_report() -> Report:
         "tiny": [
             row(n=16, rootdk=15e-6, rootdk_on_tensors=15e-6, torch=10e-6) | {"gradient": gradient}
             for gradient in (False, True)
+        ]
+        + [
+            row(n=n, rootdk=15e-6, rootdk_on_tensors=10e-6, torch=torch) | {"gradient": gradient}
+            for n in (32, 1)
+            for gradient, torch in ((False, 10e-6), (True, 9e-6))
         ],
         "beside": [row("128 tokens", rootdk=1.0, torch=1.0, layers_alone=0.5)],
+        "models": [row(name, rootdk=1.0, torch=models.WANTED) for name in models.MODELS],
         "watch": [
             row(name, watched=limit, unwatched=1.0) | {"watched_over_unwatched": {"best": limit, "median": limit}}
             for name, limit in (("exact", 1.25), ("rows=64", 1.05), ("every=10", 1.03))
@@ -140,6 +146,8 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
     ("tiny call in NumPy, microseconds", seconds("tiny", 0, "seconds", "rootdk"), 1.01),
     ("tiny call on tensors / torch's, highest", seconds("tiny", 0, "seconds", "rootdk on tensors"), 1.01),
     ("tiny forward + backward / torch's, highest", seconds("tiny", 1, "seconds", "rootdk on tensors"), 1.01),
+    ("small call against torch, lowest", seconds("tiny", 4, "seconds", "torch"), 0.99),
+    ("small forward + backward, lowest", seconds("tiny", 3, "seconds", "torch"), 0.99),
     ("bool mask, forward", seconds("options", 0, "seconds", "torch"), 0.99),
     ("causal as a mask", seconds("masks", 0, "seconds", "torch"), 0.59),
     ("causal as a mask with gradient", seconds("masks", 1, "seconds", "torch"), 0.59),
@@ -149,6 +157,7 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
     ("documents as segments", seconds("masks", 2, "seconds", "torch"), 0.7),
     ("documents as segments over documents as a batch", seconds("masks", 2, "seconds", "batch"), 0.99),
     ("between torch's layers, 128 tokens", seconds("beside", 0, "seconds", "torch"), 0.99),
+    *((name, seconds("models", i, "seconds", "torch"), 0.99) for i, name in enumerate(models.MODELS)),
     ("training step, watched exactly / unwatched", seconds("watch", 0, "watched_over_unwatched"), 1.01),
     ("training step, 64 rows watched / unwatched", seconds("watch", 1, "watched_over_unwatched"), 1.01),
     ("training step, every tenth watched / unwatched", seconds("watch", 2, "watched_over_unwatched"), 1.01),
