@@ -29,7 +29,7 @@ class Spy:
         self.teams: list[int] = []
 
     def alike(self, *tensors: Any) -> Any:
-        return self.real.alike(*tensors)
+        return kernel().alike(*tensors)
 
     def forward(self, *arguments: Any) -> None:
         self.teams.append(arguments[-1])

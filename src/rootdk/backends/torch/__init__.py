@@ -67,14 +67,9 @@ def new_seed() -> int:
 
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
-    usual = type(query) is type(key) is type(value) is Tensor and compiled().alike(query, key, value)
-    if usual and not torch.is_autocast_enabled("cpu"):
+    plain_types = type(query) is type(key) is type(value) is Tensor and not torch.compiler.is_dynamo_compiling()
+    if plain_types and compiled().alike(query, key, value) and not torch.is_autocast_enabled("cpu"):
         return query, key, value
-    return checked_inputs(query, key, value)
-
-
-def checked_inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """inputs(), as a compiler can follow it."""
     query, key, value = autocast(query, key, value)
     query = _floats("query", query)
     return query, _floats("key", key, query.dtype), _floats("value", value, query.dtype)
