@@ -52,7 +52,8 @@ _VISION = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, 
 _LINEAR = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8} | {
     "linear_value_head_dim": 8,
     "head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention", "full_attention"],
+    "layer_types": ["linear_attention", "full_attention", "full_attention", "full_attention"],
+    "num_hidden_layers": 4,
 }
 _EXPERTS = {"num_experts": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0} | {
@@ -155,9 +156,10 @@ FAMILIES = {
         "Gemma4TextConfig",
         "Gemma4ForCausalLM",
         {**_GROUPED, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
-        | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+        | {"num_hidden_layers": 4, "layer_types": [*3 * ["sliding_attention"], "full_attention"]}
         | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 50},
         "self_attn.q_proj",
+        attentions=4,
         key_heads=2,
         normed=True,
         scale=1.0,
@@ -179,7 +181,6 @@ FAMILIES = {
         "Qwen3NextForCausalLM",
         {**_GROUPED, **_LINEAR, **_EXPERTS, "num_experts_per_tok": 1},
         "self_attn.q_proj",
-        attentions=2,
         key_heads=2,
         normed=True,
         above=True,
@@ -189,7 +190,6 @@ FAMILIES = {
         "Qwen3_5ForCausalLM",
         {**_GROUPED, **_LINEAR},
         "self_attn.q_proj",
-        attentions=2,
         key_heads=2,
         normed=True,
         above=True,

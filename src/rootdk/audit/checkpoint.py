@@ -154,8 +154,8 @@ def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
 def _gains(tensors: Tensors, module: Projections, about: Facts) -> dict[str, float]:
     """Root mean square of the gain of the norm before the projections, and of those of QK-norm."""
     names = zip(GAINS, (module.query.input_gain, module.query.gain, module.key.gain), strict=True)
-    read = {place: tensors.read(name) + about.gain_offset for place, name in names if name is not None}
     with np.errstate(all="ignore"):  # a gain that is not finite is counted with the weights
+        read = {place: tensors.read(name) + about.gain_offset for place, name in names if name is not None}
         return {place: float(np.sqrt(np.mean(gain**2))) for place, gain in read.items()}
 
 
