@@ -159,7 +159,7 @@ void* flat_real(const memory& a, element type, int64_t count, const char* messag
 // looks. Made here, because every step of Python costs a small call more: right after a kernel has run, little of Python is
 // left in the caches. The buffer is one piece of bytes whose parts begin at lines of the cache, because the kernel writes
 // whole lines past it, and memory promises 16 bytes only. Where the parts lie is known here alone: Python is told.
-nb::object make_reading(attention_problem& p, nb::handle kind, const memory& out) {
+nb::object make_reading(attention_problem& p, nb::handle kind, const memory& query) {
   constexpr int64_t line = 64;
   const auto whole_lines = [](int64_t bytes) { return (bytes + line - 1) / line * line; };
   const int64_t real_bytes = p.type == element::float64 ? 8 : 4;
@@ -175,10 +175,10 @@ nb::object make_reading(attention_problem& p, nb::handle kind, const memory& out
   p.reading = first + fields_at;
   p.keys = reinterpret_cast<int64_t*>(first + keys_at);
 
-  const int axes = out.axes() - 1;  // all but d_v
+  const int axes = query.axes() - 1;  // all but d_k
   const nb::object shape = made(PyTuple_New(axes));
   for (int axis = 0; axis < axes; ++axis)
-    PyTuple_SET_ITEM(shape.ptr(), axis, made(PyLong_FromLongLong(out.shape_from_end(axes - axis))).release().ptr());
+    PyTuple_SET_ITEM(shape.ptr(), axis, made(PyLong_FromLongLong(query.shape_from_end(axes - axis))).release().ptr());
   const nb::object reading = made(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(kind.ptr()), 0));
   const nb::object held = made(PyObject_GenericGetDict(reading.ptr(), nullptr));
   static PyObject* const name = PyUnicode_InternFromString("_buffer");
@@ -290,25 +290,37 @@ void run_without_gil(attention_problem& p, const pass_t& pass) {
 }
 
 // reading: None, or an array for it with one for the keys, or the class Reading: then one is made here and returned.
-nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
-  call c;
-  describe(c, problem, team);
+nb::object take_reading(call& c, nb::handle reading, nb::handle keys) {
   attention_problem& p = c.problem;
-  const memory& output = c.out(out);
-  p.out = c.rows(output, p.heads, p.n_query, p.d_v);
-  if (!row_state.is_none())
-    p.row_state = flat_real(c.out(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
-  nb::object made = nb::none();
   const bool asked = PyType_Check(reading.ptr());
   require((reading.is_none() || asked) == keys.is_none(), "kernel: reading and keys go together");
-  if (asked) {
-    made = make_reading(p, reading, output);
-  } else if (!reading.is_none()) {
+  if (asked) return make_reading(p, reading, *c.kept[0]);
+  if (!reading.is_none()) {
     p.reading = flat_real(c.out(reading), p.type, rootdk::reading_fields * p.rows(),
                           "kernel: reading must be (reading_fields, batch, heads, n_query)");
     p.keys = flat<int64_t>(c.out(keys), p.rows(), "kernel: keys must be int64 (batch, heads, n_query)");
   }
+  return nb::none();
+}
+
+nb::object forward(nb::tuple problem, nb::handle out, nb::handle row_state, nb::handle reading, nb::handle keys, int team) {
+  call c;
+  describe(c, problem, team);
+  attention_problem& p = c.problem;
+  p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
+  if (!row_state.is_none())
+    p.row_state = flat_real(c.out(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
+  const nb::object made = take_reading(c, reading, keys);
   run_without_gil(p, rootdk::attention_forward);
+  return made;
+}
+
+// As forward, without an output.
+nb::object read_scores(nb::tuple problem, nb::handle reading, nb::handle keys, int team) {
+  call c;
+  describe(c, problem, team);
+  const nb::object made = take_reading(c, reading, keys);
+  run_without_gil(c.problem, rootdk::attention_read);
   return made;
 }
 
@@ -387,6 +399,7 @@ NB_MODULE(_kernel, m) {
   main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
   pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });  // the child's only thread
   m.def("forward", &forward, "problem"_a, "out"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
+  m.def("read", &read_scores, "problem"_a, "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
   m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a, "d_key"_a, "d_value"_a,
         "d_bias"_a.none() = nb::none(), "d_alibi"_a.none() = nb::none(), "team"_a = 0);
   m.def("tangent", &tangent, "problem"_a, "out"_a.none(), "d_out"_a, "d_query"_a.none(), "d_key"_a.none(), "d_value"_a.none(),

@@ -211,8 +211,9 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
     if (block_first >= block_last) continue;
     const tile_keys keys_of_block = fetch_tile_keys<stored>(problem, batch, kv_head, block_first, block_last, s);
     const int64_t pairs = round_up(block_last - block_first, 2 * tile_pairs) / 2 + (begin_together(problem) ? 0 : tile_pairs);
-    pack_values(row_pointer<stored>(problem.value, batch, kv_head, block_first), problem.value.row_stride,
-                block_last - block_first, problem.d_v, marks != nullptr, pairs, value_pairs, s.value_part, s.values);
+    if (!problem.only_reads)
+      pack_values(row_pointer<stored>(problem.value, batch, kv_head, block_first), problem.value.row_stride,
+                  block_last - block_first, problem.d_v, marks != nullptr, pairs, value_pairs, s.value_part, s.values);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<float>& p = s.places[i];
       const block_view& view = s.views[i];
@@ -237,6 +238,7 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
         softmax(problem, s.scores, view, s.rows[i], finish, panel_vectors, products_to_split_weights{factor});
       }
       if (view.end() == p.last_any) finish_rows(problem, p, s.rows[i]);
+      if (problem.only_reads) continue;
       float* out = s.sums_out + i * s.d_v * tile_lanes;
       add_tile_values(start - block_first, view, finish, problem.d_v, out, s);
       if (marks) careful_values<stored>(problem, batch, kv_head, p, view, finish, s.scores, marks, out);

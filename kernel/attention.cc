@@ -218,6 +218,14 @@ void attention_tangent(const attention_problem& given) {
   run(seen.get(), current_target().tangent(seen.get()));
 }
 
+void attention_read(const attention_problem& given) {
+  attention_problem problem = given;
+  // Without columns nothing of a value is read and nothing of an output written, wherever they lie.
+  problem.value = problem.key, problem.out = problem.query, problem.d_v = 0;
+  problem.dropout = 0, problem.row_state = nullptr, problem.only_reads = true;
+  attention_forward(problem);
+}
+
 void attention_backward(const attention_problem& given) {
   const kernel_target& target = current_target();
   const seen_problem seen(given);

@@ -96,6 +96,7 @@ struct attention_problem {
   // Found by the kernel itself: null when it is called.
   const visibility* seen = nullptr;
   const segment_rows* segments = nullptr;
+  bool only_reads = false;  // nobody wants the weights; then d_v is 0
 
   int64_t pairs() const { return pair_list ? pair_list_size : batch * kv_heads; }
   int64_t pair(int64_t i) const { return pair_list ? pair_list[i] : i; }
@@ -109,6 +110,8 @@ struct attention_problem {
 
 // They throw call_given_up (interruption.h) where the problem has a `stop` and its caller wants one.
 void attention_forward(const attention_problem& problem);
+// The Reading of a forward pass, bit by bit, out of query and key alone: value, out, dropout and row_state are not looked at.
+void attention_read(const attention_problem& problem);
 void attention_backward(const attention_problem& problem);
 void attention_weights(const attention_problem& problem);
 void attention_tangent(const attention_problem& problem);

@@ -116,6 +116,13 @@ struct logits_to_weights {
   }
 };
 
+// The same where nobody wants the weights.
+template <typename contents>
+struct without_weights : contents {
+  template <typename... given>
+  ROOTDK_INLINE void keep(given...) const {}
+};
+
 // All visible; some hidden; some hidden and some very far below the others.
 enum key_kind { clean_keys, mixed_keys, far_keys };
 
@@ -361,7 +368,9 @@ inline __attribute__((noinline)) void softmax_block(real* scores, const block_vi
 template <typename real, typename contents = logits_to_weights<real>>
 ROOTDK_INLINE void softmax(const attention_problem& problem, real* scores, const block_view& view, row_sums<real>& rows,
                            rescale_add<real>& rescale, int vectors = panel_vectors, const contents& holds = {}) {
-  if (problem.reading)
+  if (problem.only_reads)
+    softmax_block<real, true>(scores, view, rows, rescale, vectors, without_weights<contents>{holds});
+  else if (problem.reading)
     softmax_block<real, true>(scores, view, rows, rescale, vectors, holds);
   else
     softmax_block<real, false>(scores, view, rows, rescale, vectors, holds);

@@ -1,8 +1,10 @@
 """What every test may use: a random generator of its own, and what notes the calls that reach the kernel or rootdk."""
 
+import os
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,25 @@ from recording_kernel import RecordingKernel
 
 import rootdk
 from rootdk import backends
+
+# Where there is no GPU, Triton runs kernels in Python; it asks when it is imported, which torch may do at any time.
+GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
+NO_GPU = "no GPU"
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not GPU and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    missed = sum(isinstance(report.longrepr, tuple) and NO_GPU in report.longrepr[2] for report in skipped)
+    if missed:
+        terminalreporter.write_line(f"no GPU: {missed} tests not run")
 
 
 @pytest.fixture

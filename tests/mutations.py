@@ -349,6 +349,28 @@ MUTATIONS = (
         "door.helpers_left.wait(nullptr);",
         ("tests/operator/test_kernel_interrupt.py",),
     ),
+    Mutation(
+        "chosen rows stand where the first rows stand",
+        "src/rootdk/options.py",
+        "np.ascontiguousarray(array[:, rows])",
+        "np.ascontiguousarray(array[:, : np.size(rows)])",
+        ("tests/operator/test_read.py",),
+    ),
+    # Readings on a GPU
+    Mutation(
+        "blocks of keys are merged as if they were of one size",
+        "src/rootdk/backends/torch/gpu_kernel.py",
+        "number / tl.maximum(before + number, 1.0)",
+        "number / tl.maximum(2 * number, 1.0)",
+        ("tests/torch/test_triton.py",),
+    ),
+    Mutation(
+        "a watch looks at a mask that lies on the device",
+        "src/rootdk/audit/watching/call.py",
+        "if not added.is_cpu:",
+        "if added.is_cuda:",
+        ("tests/audit/test_watch_gpu.py",),
+    ),
     # Processes: how a command ends, and what it starts
     Mutation(
         "what could not be written is tried again when Python ends",

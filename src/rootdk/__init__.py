@@ -10,7 +10,7 @@ from typing import Any as _Any
 
 from . import _starting as _starting  # isort: skip -- first: it is for the time that the others take
 from . import scaling
-from .attention import attention, attention_jvp, attention_vjp, measure, num_threads, set_num_threads, weights
+from .attention import attention, attention_jvp, attention_vjp, measure, num_threads, read, set_num_threads, weights
 from .errors import ArgumentError, ArgumentTypeError, DerivativeError, KernelMissingError, RootdkError
 from .reading import Reading
 from .scaling import ScaleRule
@@ -42,6 +42,7 @@ __all__ = [
     "measure",
     "num_threads",
     "predict",
+    "read",
     "scaling",
     "set_num_threads",
     "theory",

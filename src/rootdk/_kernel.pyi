@@ -16,6 +16,12 @@ def forward(
     keys: _Array | None,
     team: int = 0,
 ) -> Reading | None: ...
+def read(
+    problem: Problem,
+    reading: _Array | type[Reading] | None,
+    keys: _Array | None,
+    team: int = 0,
+) -> Reading | None: ...
 def backward(
     problem: Problem,
     out: _Array,

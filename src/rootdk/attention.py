@@ -1,18 +1,17 @@
-"""The operator: attention(), measure(), attention_vjp(), attention_jvp(). Check, resolve defaults, hand down.
+"""The operator: attention(), measure(), read(), attention_vjp(), attention_jvp(). Check, resolve defaults, hand down.
 
     s_ij = scale * <q_i, k_j> -> softcap*tanh(s/softcap) -> + bias_ij -> masked -> softmax over j -> sum_j p_ij v_j
 
-The options are explained once, in options.py, and stand in the docstring of attention(); the others take the same.
+The options are explained once, in options.py, and stand in the docstring of attention(); the others take the same, and
+read(), which has no values, all that shape logits.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
-
 from .backends import backend_of, kernel
-from .checks import count, refuse_masked, shown, truth
-from .errors import ArgumentError, ArgumentTypeError
+from .checks import count, row_numbers, truth
+from .errors import ArgumentError
 from .options import Options, Tangents, documented, resolve, resolve_tangents
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
@@ -113,6 +112,9 @@ def measure(
                   each key got, before dropout. It takes a second, lighter pass over the scores, because a weight is
                   known only when its row is; the same bits on any number of threads.
 
+    On a CUDA or ROCm device the output is that of torch's own fused attention, differentiable, and the Reading that of
+    read(): a second pass over query and key. An option that torch's function lacks is an error there.
+
     >>> import numpy as np, rootdk
     >>> q = np.zeros((2, 4, 8), np.float32)
     >>> out, reading = rootdk.measure(q, q, q, causal=True)
@@ -126,6 +128,10 @@ def measure(
         if truth("per_key", per_key):
             raise ArgumentError("per_key: must be False inside torch.compile and torch.func, got True")
         return backend.traced_call(query, key, value, options, measured=True)
+    if (device := backend.elsewhere(query)) is not None:
+        if truth("per_key", per_key):
+            raise ArgumentError("per_key: must be False on a GPU, got True")
+        return device.measure(query, key, value, options)
     problem, one_head = resolve(backend, query, key, value, options)
     out, reading = backend.measure(problem, options, per_key is not False and truth("per_key", per_key))
     return (out[0], without_head_axis(reading)) if one_head else (out, reading)
@@ -171,24 +177,57 @@ def weights(
     if not backend.holds(key):
         backend.inputs(query, key, key)  # says what is wrong with it
     problem, one_head = resolve(backend, query, key, key[..., :0], options)  # type: ignore[index]
-    found: Array = backend.weights(problem, options, _rows(rows, problem.query.shape[-2]))
+    whole = rows is None or (isinstance(rows, slice) and rows.step in (None, 1))  # then a view
+    chosen = rows if whole else row_numbers(rows, problem.query.shape[-2])
+    found: Array = backend.weights(problem, options, chosen)
     return found[0] if one_head else found  # type: ignore[index]
 
 
-def _rows(given: Any, n_query: int) -> Any:
-    """As an index that keeps the axis; None where all rows are meant."""
-    if given is None or (isinstance(given, slice) and given.step in (None, 1)):
-        return given
-    if isinstance(given, slice):
-        return np.arange(n_query)[given].copy()  # torch takes no index with a negative stride
-    refuse_masked("rows", given)
-    chosen = np.asarray(given.detach() if hasattr(given, "detach") else given)
-    if chosen.ndim > 1 or (chosen.dtype.kind not in "iu" and chosen.size):
-        raise ArgumentTypeError(f"rows: must be an int, ints or a slice, got {shown(given)}")
-    chosen = np.atleast_1d(chosen).astype(np.int64)
-    if chosen.size and not (-n_query <= chosen.min() and chosen.max() < n_query):
-        raise ArgumentError(f"rows: must be from {-n_query} to {n_query - 1}, got {shown(given)}")
-    return chosen % max(n_query, 1)
+def read(
+    query: Array,
+    key: Array,
+    *,
+    scale: float | str | ScaleRule | None = None,
+    causal: bool = False,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    query_offset: Any = None,
+    key_lengths: Any = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    alibi: Any = None,
+    segments: Any = None,
+    rows: Any = None,
+) -> Reading:
+    """The Reading of measure(), to the bit, out of query and key alone: no values, no output, half the work.
+
+    Every option that shapes logits means what it means in attention(); weights are read before dropout, so there is
+    none here. Nothing is differentiable. Tensors on a CUDA or ROCm device are read by a Triton kernel, where they lie:
+    rootdk.torch.triton.read.
+
+    rows    which query rows, as in weights(): an int, ints or a slice. They keep their positions, their rows of mask
+            and bias and their scale, and the fields are (..., heads, rows). None is all of them.
+
+    >>> import numpy as np, rootdk
+    >>> q, k = np.random.default_rng(0).standard_normal((2, 4, 64, 16), dtype=np.float32)
+    >>> rootdk.read(q, k, causal=True).shape
+    (4, 64)
+    >>> rootdk.read(q, k, causal=True, rows=[0, 9, -1]).keys[0].tolist()
+    [1, 10, 64]
+    """
+    options = Options(scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments)
+    backend = backend_of("query", query)
+    if backend.traced(query, key, scale, bias, sinks, alibi):
+        if rows is not None:
+            raise ArgumentError("rows: must be None where a compiler or a transform follows the call, got rows")
+        return backend.traced_call(query, key, key[..., :0], options, measured=True)[1]  # type: ignore[index, no-any-return]
+    if (device := backend.elsewhere(query)) is not None:
+        return device.read(query, key, options, rows)
+    problem, one_head = resolve(backend, query, key, key, options)
+    chosen = None if rows is None else row_numbers(backend.plain("rows", rows), problem.query.shape[-2])
+    reading = backend.read(problem, chosen)
+    return without_head_axis(reading) if one_head else reading
 
 
 def attention_vjp(

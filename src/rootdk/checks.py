@@ -124,6 +124,19 @@ def integers(argument: str, given: Any, leading: tuple[int, ...], low: int, high
     return np.ascontiguousarray(full)
 
 
+def row_numbers(given: Any, n_query: int) -> Integers:
+    """Which of the query rows: an int, ints counted from either end, or a slice."""
+    if isinstance(given, slice):
+        return np.arange(n_query)[given].copy()  # torch takes no index with a negative stride
+    chosen = numbers("rows", given.detach() if hasattr(given, "detach") else given)
+    if chosen.ndim > 1 or (chosen.dtype.kind not in "iu" and chosen.size):
+        raise ArgumentTypeError(f"rows: must be an int, ints or a slice, got {shown(given)}")
+    chosen = np.atleast_1d(chosen).astype(np.int64)
+    if chosen.size and not (-n_query <= chosen.min() and chosen.max() < n_query):
+        raise ArgumentError(f"rows: must be from {-n_query} to {n_query - 1}, got {shown(given)}")
+    return chosen % max(n_query, 1)
+
+
 def window_limits(window: Any) -> tuple[int | None, int | None]:
     """Left and right limit; None is no limit on that side."""
     pair = window if isinstance(window, (tuple, list)) else (window, window)

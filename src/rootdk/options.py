@@ -132,11 +132,21 @@ def with_rows(problem: Problem, rows: Any) -> Problem:
     def of_entries(array: Any) -> Any:
         return None if array is None else np.ascontiguousarray(array[:, rows])
 
+    query = problem.query[..., rows, :]
+
     def of_pairs(array: Any) -> Any:
-        return None if array is None else array[..., rows, :]
+        if array is None:
+            return None
+        # An axis along which it was broadcast has stride 0: of those one entry is taken, and broadcast again.
+        arrays = isinstance(array, np.ndarray)
+        strides = array.strides if arrays else array.stride()
+        own = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+        own = own if strides[-2] == 0 else own[..., rows, :]
+        shape = (*array.shape[:-2], query.shape[-2], array.shape[-1])
+        return np.broadcast_to(own, shape) if arrays else own.expand(shape)
 
     return problem._replace(
-        query=problem.query[..., rows, :],
+        query=query,
         query_positions=of_entries(position),
         query_segments=of_entries(problem.query_segments),
         row_scale=of_entries(problem.row_scale),

@@ -1,6 +1,7 @@
 """The sections of the bench: each runs small, checks answers against float64 and reports who dies. Nothing is timed."""
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from benchmarks.sections import (
     masks,
     models,
     options,
+    read,
     ring,
     tangent,
     tiny,
@@ -84,6 +86,15 @@ def test_measuring_is_raced_in_blocks() -> None:
     assert found["seconds"]["rootdk"]["calls"] == found["seconds"]["measure"]["calls"] == 2 * race.FEWEST_BLOCKS
     ratio = found["measure_over_attention"]
     assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
+
+
+def test_reading_is_raced_and_left_out_where_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read.race(SMALL, budget=0.0)
+    assert set(found["seconds"]) == {"rootdk", "measure", "read"}
+    assert found["read_over_attention"]["median"] > 0 < found["read_over_measure"]["median"]
+    right = rootdk.read
+    monkeypatch.setattr(rootdk, "read", lambda query, key, **given: right(query + 1, key, **given))
+    assert read.race(SMALL, budget=0.0)["left_out"] == {"read": "is not what measure reads"}
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -302,3 +313,10 @@ def test_whole_command(tmp_path: Path) -> None:
     assert len(report["targets"]) == 36
     assert all(target["met"] is None for target in report["targets"])
     assert "not for quoting" in result.output
+
+
+def test_the_benchmark_of_gpus_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    script = runpy.run_path(str(Path(race.__file__).parent / "gpu.py"))
+    with pytest.raises(SystemExit, match=r"^gpu: a CUDA or ROCm device must be visible to torch, got none"):
+        script["main"]()

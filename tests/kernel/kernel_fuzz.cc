@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cinttypes>
@@ -110,6 +111,18 @@ void run_kernel(random_problem& p) {
   if (p.with_tangent) rootdk::attention_tangent(p.moved);
 }
 
+// The same Reading without values.
+std::string check_read(const random_problem& p, const expectation& want, tally& counts) {
+  const auto bytes = [&] {
+    return std::string(p.reading.data(), size_t(p.reading.size())) + std::string(p.keys.data(), size_t(p.keys.size()));
+  };
+  const std::string measured = bytes();
+  rootdk::attention_read(p.facts);
+  if (!(p.facts.dropout > 0) && bytes() != measured) return "read: not the bits of measure";
+  const std::string failure = check_reading(p, want, counts);
+  return failure.empty() ? "" : "read: " + failure;
+}
+
 std::string results(const random_problem& p) {
   std::string all;
   for (const strided_array* a : {&p.out, &p.d_query, &p.d_key, &p.d_value, &p.moved_out, &p.out_again})
@@ -144,8 +157,10 @@ std::string check_target(random_problem& p, const expectation& want, tally& coun
   }
   if (failure.empty() && p.with_tangent) failure = check_rows("moved_out", p.moved_out, want.moved_out, counts);
   if (failure.empty() && p.with_tangent && p.moved.out.data) failure = check_rows("out_again", p.out_again, want.out, counts);
+  if (failure.empty() && p.facts.reading) failure = check_read(p, want, counts);
   if (failure.empty() && inputs(p) != before) failure = "an input was written to";
   if (!failure.empty() || p.seed % 4 != 0) return failure;
+  run_kernel(p);
   const std::string once = results(p);
   rootdk::set_num_threads(p.threads % 3 + 1);
   run_kernel(p);

@@ -45,8 +45,8 @@ def test_every_core_dependency_is_imported_and_the_reverse() -> None:
 
 def test_extras_are_those_that_have_code() -> None:
     assert set(metadata.metadata("rootdk").get_all("Provides-Extra") or []) == {
-        "torch", "half", "lab", "figures", "docs", "train", "dist", "audit", "check", "test", "bench", "bench-all",
-        "dev",
+        "torch", "gpu", "half", "lab", "figures", "docs", "train", "dist", "audit", "check", "test", "bench",
+        "bench-all", "dev",
     }  # fmt: skip
 
 

@@ -10,10 +10,13 @@ from rootdk.lab.first_look import RULES, look, rule_label
 
 ROOT = Path(__file__).parents[2]
 README, GUIDE, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "quickstart.md"
+GPU = ROOT / "docs" / "gpu.md"
 
 
 @pytest.mark.parametrize(
-    ("page", "examples"), [(README, 9), (GUIDE, 30), (QUICKSTART, 15)], ids=lambda given: getattr(given, "name", "")
+    ("page", "examples"),
+    [(README, 9), (GUIDE, 30), (QUICKSTART, 15), (GPU, 4)],
+    ids=lambda given: getattr(given, "name", ""),
 )
 def test_examples_run(page: Path, examples: int) -> None:
     result = doctest.testfile(str(page), module_relative=False, encoding="utf-8")

@@ -22,7 +22,7 @@ from rootdk.errors import ArgumentError
 
 from .config import GAIN_ABOVE_ONE, Config
 from .families import find_projections
-from .layer import RESTING, LayerReading, Numbers, baseline
+from .layer import RESTING, LayerReading, Numbers, baseline, fetched
 from .limits import Fields
 from .projections import facts_of_weights, gain_bound_of, root_mean_square
 from .result import Audit, Finding, LayerAudit, Phase, verdict_of, worst_first
@@ -107,14 +107,14 @@ class Trend:
     """
 
     def __init__(self) -> None:
-        self._points: dict[str, list[tuple[int, Numbers, Numbers]]] = {}
+        self._points: dict[str, list[tuple[int, Any, Any]]] = {}  # of readings on a GPU tensors there, until asked for
 
     def add(self, readings: Iterable[LayerReading]) -> None:
         """Note what a step showed."""
         for reading in readings:
             self.note(reading.name, reading.step, *reading.digest)
 
-    def note(self, name: str, step: int, max_logit: Numbers, entropy_ratio: Numbers) -> None:
+    def note(self, name: str, step: int, max_logit: Any, entropy_ratio: Any) -> None:
         """The same in numbers, one per head."""
         points = self._points.setdefault(name, [])
         points.append((step, max_logit, entropy_ratio))
@@ -132,7 +132,7 @@ class Trend:
         if len(recent) < FEWEST_POINTS or recent[-1][0] - recent[0][0] < FEWEST_STEPS:
             return None
         steps = np.array([point[0] for point in recent], np.float64)
-        logits = np.array([point[1] for point in recent])
+        logits = np.array([fetched(point[1]) for point in recent])
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.where(logits > 0, np.log(logits), math.nan)
         centred = steps - steps.mean()
@@ -145,9 +145,11 @@ class Trend:
         level = np.exp(mean + slope * centred[-1])
         with np.errstate(divide="ignore", invalid="ignore"):
             further = np.where(slope > 0, np.maximum(np.log(_LIMIT / level), 0.0) / slope, math.inf)
-        before, now = (float(np.nanmedian(point[2])) for point in (recent[0], recent[-1]))
+        before, now = (float(np.nanmedian(fetched(point[2]))) for point in (recent[0], recent[-1]))
         drop = 1 - now / before if before > 0 else math.nan
-        changes = [part for place in (1, 2) for part in _changes(steps, np.array([point[place] for point in recent]))]
+        changes = [
+            part for place in (1, 2) for part in _changes(steps, np.array([fetched(point[place]) for point in recent]))
+        ]
         return Movement(np.exp(slope * PER_STEPS), steps[-1] + further, drop, level, int(steps[-1]), *changes)
 
 
@@ -268,7 +270,7 @@ def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:
     if layer.dtype != "float16":
         numbers.pop("raw_score")
     if layer.silent is not None:
-        numbers["silent_head"] = layer.silent.astype(np.float64)
+        numbers["silent_head"] = fetched(layer.silent)
     if phase != "init":
         resting = numbers["sink_mass"] > RESTING
         for metric in _SHARPNESS:

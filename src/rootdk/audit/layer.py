@@ -50,11 +50,13 @@ class Pointed:
     key     its place, in the first batch entry
     share   of the rows whose largest weight is on it
     mass    the mean weight that rows give it
+
+    Of a reading on a GPU they are tensors there, until somebody looks.
     """
 
-    key: NDArray[np.int64]
-    share: Numbers
-    mass: Numbers
+    key: Any
+    share: Any
+    mass: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +98,7 @@ class LayerReading:
     softcap: float | None = None
     sampled: bool = False
     pointed: Pointed | None = None
-    silent: NDArray[np.bool_] | None = None
+    silent: Any = None
 
     @property
     def heads(self) -> int:
@@ -118,7 +120,7 @@ class LayerReading:
         numbers = {name: over_rows(KINDS[name], rows) for name, rows in self.columns().items()}
         metrics = finished(numbers, self.scale, self.softcap, self.dtype)
         if self.pointed is not None:
-            metrics |= {"top_key_share": self.pointed.share, "top_key_mass": self.pointed.mass}
+            metrics |= {"top_key_share": fetched(self.pointed.share), "top_key_mass": fetched(self.pointed.mass)}
         return metrics
 
     @cached_property
@@ -194,8 +196,13 @@ class LayerReading:
         }
 
     @cached_property
-    def digest(self) -> tuple[Numbers, Numbers]:
-        """Per head the largest logit and the mean of entropy / ln n: what a trend is made of, without a median."""
+    def digest(self) -> tuple[Any, Any]:
+        """Per head the largest logit and the mean of entropy / ln n: what a trend is made of, without a median.
+
+        Of a reading on another device than the CPU they are tensors there: to fetch them would be to wait for it.
+        """
+        if getattr(self.reading.keys, "is_cpu", True) is False:
+            return digest_on_device(self.reading)
         ratio = _by_head(self.reading.entropy_ratio)
         use = self._used & ~np.isnan(ratio)
         count = np.maximum(use.sum(axis=1), 1)
@@ -216,6 +223,18 @@ class LayerReading:
 
     def _mean(self, field: Any) -> Numbers:
         return over_rows("mean", np.where(self._used, _by_head(field), math.nan))
+
+
+def digest_on_device(reading: Reading) -> tuple[Any, Any]:
+    """`LayerReading.digest` in few of torch's operations, each of which is a launch; -inf where no logit is known."""
+    entropy, keys, largest = (t.movedim(-2, 0).flatten(1) for t in (reading.entropy, reading.keys, reading.max))
+    if keys.shape[1] == 0:
+        nothing = largest.new_full((len(keys),), math.nan)
+        return nothing, nothing
+    ratio = entropy / (keys + int(reading.has_sinks)).log()  # NaN for a single outcome, and in a row of NaN
+    use = (keys >= keys.max().clamp(1, MIN_KEYS)) & (ratio < math.inf)
+    mean = ratio.where(use, 0.0).sum(dim=1) / use.sum(dim=1)
+    return largest.nan_to_num(-math.inf, -math.inf, -math.inf).amax(dim=1), mean
 
 
 def finished(numbers: dict[str, Numbers], scale: float, softcap: float | None, dtype: str) -> dict[str, Numbers]:
@@ -255,9 +274,14 @@ def spacing(size: Numbers, digits: int) -> Numbers:
     return np.where(np.isfinite(size), np.exp2(np.floor(np.log2(known)) + 1 - digits), math.nan)
 
 
+def fetched(field: Any) -> Numbers:
+    """An array, or a tensor on whatever device, in float64 of NumPy."""
+    return np.asarray(field.cpu() if hasattr(field, "cpu") else field).astype(np.float64)
+
+
 def _by_head(field: Any) -> Numbers:
     """(..., heads, rows) -> (heads, all rows), in float64; what has that form already stays as it is."""
-    rows = np.asarray(field.cpu() if hasattr(field, "cpu") else field).astype(np.float64)
+    rows = fetched(field)
     return np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)
 
 

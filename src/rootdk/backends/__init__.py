@@ -19,6 +19,16 @@ _SUPPORTED = "a NumPy array or a torch tensor"
 _found: dict[type, "Backend"] = {}
 
 
+class Device(Protocol):
+    """Readings of arrays that are not on the CPU; it resolves the options itself, without waiting for the device."""
+
+    def read(self, query: Any, key: Any, options: Options, rows: Any) -> "Reading":
+        """The Reading of all query rows or of those listed."""
+
+    def measure(self, query: Any, key: Any, value: Any, options: Options) -> "tuple[Any, Reading]":
+        """The output and its Reading."""
+
+
 class Backend(Protocol):
     """What an adapter module offers."""
 
@@ -57,6 +67,12 @@ class Backend(Protocol):
 
     def weights(self, problem: Problem, options: Options, rows: Any) -> Any:
         """The weights of some query rows; None is all. The values of the problem have no width."""
+
+    def elsewhere(self, query: Any) -> "Device | None":
+        """What reads the library's arrays on another device than the CPU; None for those that are on the CPU."""
+
+    def read(self, problem: Problem, rows: Any) -> "Reading":
+        """The Reading alone; `value` of the problem stands for nothing. rows: None, or int64, which query rows."""
 
     def vjp(self, problem: Problem) -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
         """The output and the function from d_out to d_query, d_key, d_value."""

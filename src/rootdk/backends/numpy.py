@@ -111,6 +111,19 @@ def weights(problem: Problem, options: Options, rows: Any) -> Array:  # noqa: AR
     return found
 
 
+def elsewhere(query: Any) -> None:  # noqa: ARG001 -- NumPy has one place
+    return None
+
+
+def read(problem: Problem, rows: Any) -> Reading:
+    problem = problem if rows is None else with_rows(problem, rows)
+    key = _walkable(problem.key)
+    bias = None if problem.bias is None else _raw(problem.bias)
+    handed_down = problem._replace(query=_walkable(problem.query), key=key, value=key, bias=bias)
+    reading: Reading = kernel().read(handed_down, Reading, None)
+    return reading
+
+
 def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Array]]]:
     row_state = _row_state(problem)
     out, handed_down, raw_out, _ = _forward(problem, row_state)

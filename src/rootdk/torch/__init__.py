@@ -5,6 +5,7 @@
     rootdk.torch.MultiHeadAttention                           nn.MultiheadAttention with a scale rule, QK-norm, groups
     with rootdk.torch.use(): ...                              every F.scaled_dot_product_attention in any model
     rootdk.torch.register_transformers()                      attn_implementation="rootdk" in transformers
+    from rootdk.torch import triton                           triton.read: a Reading of tensors on a GPU
 
 rootdk.attention and rootdk.measure take tensors with or without this import, inside torch.compile as well.
 """

@@ -20,8 +20,12 @@ def watch(model: Any, every: int = 1, rows: int | None = None) -> "Watch":
             made of it, or a model of the transformers library on sdpa or eager
     every   read every n-th forward only, with n = every; the others cost next to nothing
     rows    how many query rows to read, evenly spread: each of them exactly, extremes over those rows. Without it
-            everything is read, out of one more pass of the kernel over q and k. Tensors on other devices than the
-            CPU are always read by rows, 64 of them unless `rows` says otherwise.
+            everything is read, out of one more pass over q and k (rootdk.read), on the CPU and on CUDA and ROCm
+            devices. Where rootdk has no kernel (other devices, float64 on a GPU, no triton) torch's operations read
+            rows, 64 of them unless `rows` says otherwise.
+
+    On a GPU nothing waits for the device: what is read stays there until it is looked at, by `report` for instance.
+    Only the first call of each module does wait, while its scale is checked.
 
     Watching starts at once and ends with the block, or with close(). The handle has `readings`, one LayerReading for
     each path of a module, `report(phase=...)`, which judges them, and `unread`, which says what could not be read.

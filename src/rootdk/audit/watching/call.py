@@ -151,6 +151,8 @@ def split(added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         return None, None
     seen = added > HIDES
     bias = torch.where(seen, added, 0.0)
+    if not added.is_cpu:  # to look what it holds would be to wait for the device
+        return seen, bias
     return (None if bool(seen.all()) else seen), (bias if bool(bias.any()) else None)
 
 

@@ -1,4 +1,7 @@
-"""From a call to a LayerReading: by the kernel or by sampled rows; of a ring of processes; of a softmax written out."""
+"""From a call to a LayerReading: by a kernel or by torch's operations; of a ring of processes; of a softmax by hand.
+
+On a GPU nothing here waits for the device, and what is read stays there until somebody looks at the numbers.
+"""
 
 import math
 from typing import Any
@@ -6,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rootdk.attention import measure
+from rootdk.attention import read as read_scores
 from rootdk.audit.layer import LayerReading, Pointed
 from rootdk.audit.watching.call import HIDES, Call, UnreadableError
 from rootdk.audit.watching.rows import (
     Sight,
+    at_rows,
     fields_of_logits,
     grouped_scores,
     most_pointed,
@@ -18,11 +22,11 @@ from rootdk.audit.watching.rows import (
     sight_of,
 )
 from rootdk.audit.watching.scale import Scale
-from rootdk.backends.torch.kernel import FLOATS
+from rootdk.backends.torch import has_kernel
 from rootdk.distributed.calls import Measured
 from rootdk.reading import Reading
 
-# How many rows are read where the kernel cannot go, unless the watcher says how many.
+# How many rows are read where no kernel can go, unless the watcher says how many.
 ELSEWHERE = 64
 # Of so many rows of a head, over all batch entries and at least in each of them, it is asked which key they point at.
 _ASKED, _ASKED_OF_ENTRY = 32, 16
@@ -40,26 +44,31 @@ def read(
     """One reading of one call.
 
     added      split(call.added), which the layers of a model often share
-    rows       how many query rows to read; None reads all, on other devices than the CPU 64
-    by_torch   with torch's operations alone, as on another device
+    rows       how many query rows to read; None reads all, on a device without a kernel 64
+    by_torch   with torch's operations alone, as on such a device
     """
     query, key = call.query, call.key
-    by_torch = by_torch or query.device.type != "cpu" or query.dtype not in FLOATS
+    by_torch = by_torch or not has_kernel(query)
     n_query = query.shape[-2]
     wanted = ELSEWHERE if rows is None and by_torch else rows
-    positions = None
+    positions, whole = None, sight_of(call, added)
+    sight = whole
     if by_torch or (wanted is not None and wanted < n_query):
         positions = sampled_rows(n_query, min(wanted or n_query, n_query), query.device)
-        query = query.index_select(-2, positions)
-    sight = sight_of(call, added, positions)
-    run = _by_torch if by_torch else _by_kernel
-    logits = run(query, call, sight, scale.used, bare=False)
+        query, sight = query.index_select(-2, positions), at_rows(whole, call, positions)
+
+    def run(bare: bool) -> Reading:
+        if by_torch:
+            return _by_torch(query, call, sight, scale.used, bare)
+        return _by_kernel(call, whole, scale.used, bare, positions)
+
+    logits = run(bare=False)
     bare = call.softcap is None and sight.bias is None and call.sinks is None
     return LayerReading(
         name=name,
         step=step,
         reading=logits,
-        scores=logits if bare else run(query, call, sight, scale.used, bare=True),
+        scores=logits if bare else run(bare=True),
         first_weight=_first_weight(query, call, sight, scale.used, logits),
         scale=scale.used,
         scale_given=scale.given,
@@ -72,19 +81,19 @@ def read(
         dtype=str(call.query.dtype).removeprefix("torch."),
         sampled=len(positions) < n_query if positions is not None else False,
         route=call.route,
-        pointed=_pointed(call, added, scale.used),
+        pointed=_pointed(call, whole, scale.used),
         silent=_silent(call),
     )
 
 
-def _pointed(call: Call, added: tuple[Tensor | None, Tensor | None], scale: float) -> Pointed | None:
+def _pointed(call: Call, whole: Sight, scale: float) -> Pointed | None:
     """Which key most of some evenly spread rows point at."""
     n_query = call.query.shape[-2]
     entries = max(math.prod(call.query.shape[:-3]), 1)
     if 0 in call.query.shape or 0 in call.key.shape:
         return None
     positions = sampled_rows(n_query, min(n_query, max(_ASKED_OF_ENTRY, _ASKED // entries)), call.query.device)
-    sight = sight_of(call, added, positions)
+    sight = at_rows(whole, call, positions)
     logits = _finished(scale * grouped_scores(call.query.index_select(-2, positions), call.key), call, sight.bias)
     return most_pointed(logits, sight.mask, call.sinks)
 
@@ -94,7 +103,8 @@ def _silent(call: Call) -> Any:
     if call.out.shape[:-1] != call.query.shape[:-1] or not call.out.numel():
         return None
     loud = (call.out != 0).any(dim=-1).any(dim=-1)
-    return ~loud.reshape(-1, loud.shape[-1]).any(dim=0).cpu().numpy()
+    silent = ~loud.reshape(-1, loud.shape[-1]).any(dim=0)
+    return silent.numpy() if silent.is_cpu else silent
 
 
 def check_readable(call: Call) -> None:
@@ -105,23 +115,23 @@ def check_readable(call: Call) -> None:
     if query.is_meta or query.is_nested or type(query) not in (Tensor, torch.nn.Parameter):
         kind = "meta" if query.is_meta else "nested" if query.is_nested else type(query).__name__
         raise UnreadableError(f"its tensors are {kind}")
+    if query.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise UnreadableError("a CUDA graph is being captured")
 
 
-def _by_kernel(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool) -> Reading:
-    native = sight.positions is None
+def _by_kernel(call: Call, sight: Sight, scale: float, bare: bool, positions: Tensor | None) -> Reading:
     options: dict[str, Any] = {} if bare else {"bias": sight.bias, "softcap": call.softcap, "sinks": call.sinks}
-    _, reading = measure(
-        query,
+    return read_scores(
+        call.query,
         call.key,
-        call.key[..., :1],  # the weights are not applied to anything: one column is the cheapest value
         scale=scale,
-        causal=native and call.causal,
-        window=(call.reach, None) if native and call.reach is not None else None,
+        causal=call.causal,
+        window=None if call.reach is None else (call.reach, None),
         query_offset=0,
         mask=sight.mask,
+        rows=positions,
         **options,
     )
-    return reading
 
 
 def _by_torch(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool) -> Reading:
@@ -217,7 +227,8 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
     few = max(_ASKED_OF_ENTRY, _ASKED // max(len(logits), 1))
     asked = logits.index_select(-2, sampled_rows(logits.shape[-2], min(few, logits.shape[-2]), logits.device))
     visible = logits > HIDES
-    reading = Reading(**fields_of_logits(logits, None if bool(visible.all()) else visible, None), has_sinks=False)
+    some_hidden = not visible.is_cpu or not bool(visible.all())
+    reading = Reading(**fields_of_logits(logits, visible if some_hidden else None, None), has_sinks=False)
     first = visible.any(dim=-2, keepdim=True).to(torch.uint8).argmax(dim=-1, keepdim=True).expand(*logits.shape[:-1], 1)
     weight = (logits.gather(-1, first)[..., 0].to(reading.log_sum_exp.dtype) - reading.log_sum_exp).exp()
     return LayerReading(

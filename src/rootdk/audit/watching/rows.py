@@ -1,5 +1,6 @@
 """Rows of a call: which keys they see, what is added to their logits, and a Reading of them by torch's operations."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,8 @@ class Sight:
     first: Tensor | None
 
 
-def sight_of(call: Call, added: tuple[Tensor | None, Tensor | None], positions: Tensor | None) -> Sight:
-    """`added` is split(call.added); `positions` the rows that are read."""
+def sight_of(call: Call, added: tuple[Tensor | None, Tensor | None]) -> Sight:
+    """Of all rows; `added` is split(call.added)."""
     hidden, bias = added
     mask = hidden if call.mask is None else call.mask if hidden is None else call.mask & hidden
     first = None
@@ -34,10 +35,14 @@ def sight_of(call: Call, added: tuple[Tensor | None, Tensor | None], positions: 
         seen = mask.any(dim=-2)
         seen = seen.any(dim=-2) if seen.dim() > 1 else seen
         starts = seen.to(torch.uint8).argmax(dim=-1)
-        first = starts.expand(call.query.shape[:-3]) if bool(starts.any()) else None
-    if positions is None:
-        return Sight(mask, bias, None, first)
-    mask, bias = _rows(mask, positions), _rows(bias, positions)
+        # To look whether that is key 0 in all would be to wait for another device.
+        first = starts.expand(call.query.shape[:-3]) if not starts.is_cpu or bool(starts.any()) else None
+    return Sight(mask, bias, None, first)
+
+
+def at_rows(sight: Sight, call: Call, positions: Tensor) -> Sight:
+    """Of some rows, with causal and reach in the mask."""
+    mask, bias = _rows(sight.mask, positions), _rows(sight.bias, positions)
     if call.causal or call.reach is not None:
         keys = torch.arange(call.key.shape[-2], device=call.key.device)
         near = torch.ones(len(positions), len(keys), dtype=torch.bool, device=keys.device)
@@ -46,7 +51,7 @@ def sight_of(call: Call, added: tuple[Tensor | None, Tensor | None], positions: 
         if call.reach is not None:
             near &= keys >= positions[:, None] - call.reach
         mask = near if mask is None else mask & near
-    return Sight(mask, bias, positions, first)
+    return Sight(mask, bias, positions, sight.first)
 
 
 def sampled_rows(n_query: int, rows: int, device: torch.device) -> Tensor:
@@ -55,8 +60,9 @@ def sampled_rows(n_query: int, rows: int, device: torch.device) -> Tensor:
     >>> sampled_rows(10, 4, torch.device("cpu")).tolist()
     [0, 3, 6, 9]
     """
-    # On the CPU first: not every device has float64.
-    return torch.linspace(0, n_query - 1, rows, dtype=torch.float64).round().long().to(device)
+    # In whole numbers, on the device itself: not every one has float64, and a copy from here would be one more launch.
+    number = torch.arange(rows, device=device)
+    return (2 * (n_query - 1) * number + rows - 1) // (2 * max(rows - 1, 1))
 
 
 def _rows(tensor: Tensor | None, positions: Tensor) -> Tensor | None:
@@ -121,7 +127,7 @@ def most_pointed(logits: Tensor, visible: Tensor | None, sinks: Tensor | None) -
         logits = torch.where(visible.expand(*visible.shape[:-3], heads, rows, n_key), logits, -torch.inf)
     seen = torch.isfinite(logits).sum(dim=-1)
     used = seen >= MIN_KEYS
-    if not bool(used.any()):
+    if logits.is_cpu and not bool(used.any()):
         return None
     total = torch.logsumexp(logits, dim=-1, keepdim=True)
     if sinks is not None:
@@ -132,7 +138,9 @@ def most_pointed(logits: Tensor, visible: Tensor | None, sinks: Tensor | None) -
     count = used.sum(dim=-1).clamp(min=1)
     mass = weights.sum(dim=-2).gather(-1, key)[..., 0] / count
     share = most[..., 0] / count
-    return Pointed(key[0, :, 0].cpu().numpy(), *(part.mean(dim=0).double().cpu().numpy() for part in (share, mass)))
+    if not logits.is_cpu:  # they stay there until somebody looks; NaN where no row sees enough
+        return Pointed(key[0, :, 0], *(part.mean(dim=0).where(used.any(), math.nan) for part in (share, mass)))
+    return Pointed(key[0, :, 0].numpy(), *(part.mean(dim=0).double().numpy() for part in (share, mass)))
 
 
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rootdk.audit.watching.call import Call, split
-from rootdk.audit.watching.rows import grouped_scores, sight_of
+from rootdk.audit.watching.rows import at_rows, grouped_scores, sight_of
 
 _STEPS, _HALVINGS = 12, 6
 # How much better than the given scale another one must explain the output, and how far from it, to be believed.
@@ -112,7 +112,7 @@ class _Row:
 def _one_row(call: Call) -> _Row:
     heads, n_key = call.query.shape[-3], call.key.shape[-2]
     place = torch.tensor([call.query.shape[-2] - 1], device=call.query.device)
-    sight = sight_of(call, split(call.added), place)
+    sight = at_rows(sight_of(call, split(call.added)), call, place)
     # One row is little to carry, and not every device has float64.
     query, key, value, out = (_first(tensor).cpu() for tensor in (call.query, call.key, call.value, call.out))
     scores = grouped_scores(query[:, -1:].double(), key.double())[:, 0]

@@ -4,6 +4,7 @@ A call that torch.compile or torch.func follows is recognised by traced() and go
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -99,10 +100,15 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
 def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Tensor:
     _check_tensor(argument, array)
     _check_place(argument, array)
+    return expanded(argument, array, shape, boolean)
+
+
+def expanded(argument: str, array: Tensor, shape: tuple[int, ...], boolean: bool) -> Tensor:
+    """The same on any device."""
     if boolean and array.dtype != torch.bool:
-        raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {_name(array.dtype)}")
+        raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {name_of(array.dtype)}")
     if not boolean and array.dtype not in FLOATS:
-        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {_name(array.dtype)}")
+        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {name_of(array.dtype)}")
     try:
         return array.detach().resolve_neg().expand(shape)
     except RuntimeError:
@@ -161,6 +167,27 @@ def weights(problem: Problem, options: Options, rows: Any) -> Tensor:
         return kernel.weights(problem, row_state)
 
 
+def has_kernel(query: Tensor) -> bool:
+    """Whether read() takes tensors of this type on this device."""
+    if query.is_cpu or not query.is_cuda:
+        return query.is_cpu and query.dtype in FLOATS
+    return query.dtype in FLOATS - {torch.float64} and find_spec("triton") is not None
+
+
+def elsewhere(query: Any) -> Any:
+    if not query.is_cuda:
+        return None  # other devices are refused by name
+    from . import gpu
+
+    return gpu
+
+
+def read(problem: Problem, rows: Any) -> Reading:
+    problem = problem if rows is None else with_rows(problem, rows)
+    block, keys = kernel.read(problem)
+    return reading_of(block, keys, problem.sinks is not None)
+
+
 def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor, Tensor]]]:
     refuse_tangents(_BY_VALUE, query=problem.query, key=problem.key, value=problem.value)
     row_state = kernel.empty_row_state(problem.query, eager=True)
@@ -186,9 +213,9 @@ def _floats(argument: str, tensor: Any, dtype: Any = None) -> Tensor:
     _check_tensor(argument, tensor)
     _check_place(argument, tensor)
     if tensor.dtype not in FLOATS:
-        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {_name(tensor.dtype)}")
+        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {name_of(tensor.dtype)}")
     if dtype is not None and tensor.dtype != dtype:
-        raise ArgumentTypeError(f"{argument}: must be {_name(dtype)} to match query, got {_name(tensor.dtype)}")
+        raise ArgumentTypeError(f"{argument}: must be {name_of(dtype)} to match query, got {name_of(tensor.dtype)}")
     return tensor
 
 
@@ -200,13 +227,17 @@ def _check_tensor(argument: str, tensor: Any) -> None:
 def _check_place(argument: str, tensor: Tensor) -> None:
     refuse_shapeless(**{argument: tensor})
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        layout = "" if tensor.layout == torch.strided else f" with layout {_name(tensor.layout)}"
+        hint = "rootdk computes on the CPU only: move it with tensor.cpu()"
+        if tensor.is_cuda:
+            hint = (
+                "on a GPU use torch.nn.functional.scaled_dot_product_attention; rootdk.read and rootdk.measure read it"
+            )
+        layout = "" if tensor.layout == torch.strided else f" with layout {name_of(tensor.layout)}"
         raise ArgumentTypeError(
-            f"{argument}: must be a dense tensor on the CPU, got one on device '{tensor.device}'{layout} "
-            "(rootdk computes on the CPU only: move it with tensor.cpu())"
+            f"{argument}: must be a dense tensor on the CPU, got one on device '{tensor.device}'{layout} ({hint})"
         )
 
 
-def _name(of: Any) -> str:
+def name_of(of: Any) -> str:
     """torch.float32 as NumPy would say it."""
     return str(of).removeprefix("torch.")

@@ -29,6 +29,14 @@ def forward(problem: Problem, row_state: Any, reading: Any, keys: Any) -> Tensor
     return out
 
 
+def read(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The fields of a Reading and the number of keys, without an output."""
+    block, keys = empty_reading(problem.query, eager=True)
+    key = _walkable(problem.key)
+    kernel().read(problem.with_arrays(_walkable(problem.query), key, key), block, keys, team())
+    return block, keys
+
+
 def backward(
     problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, learned_bias: Any = None, learned_alibi: Any = None
 ) -> tuple[Tensor, Tensor, Tensor, Any, Any]:

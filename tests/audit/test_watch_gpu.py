@@ -1,0 +1,198 @@
+"""Watching on a GPU: one launch per layer, nothing that waits for the device, the numbers of the CPU.
+
+Without a GPU the Triton kernel is interpreted on CPU tensors, and the meta device stands for one from which nothing can
+be fetched: whatever would wait for a GPU raises there.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rootdk
+from rootdk.audit.health import Trend
+from rootdk.audit.layer import LayerReading, digest_on_device
+from rootdk.audit.watching import handle, read
+from rootdk.audit.watching.scale import Scale
+from rootdk.backends import torch as adapter
+from rootdk.backends.torch import gpu
+
+LAYERS, HEADS, N, D = 2, 2, 20, 8
+
+
+class Block(torch.nn.Module):
+    """Attention with whatever mask the model was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(HEADS * D, 3 * HEADS * D)
+
+    def forward(self, x: Any, **options: Any) -> Any:
+        query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, D)).transpose(1, 3).unbind(2)
+        return x + scaled_dot_product_attention(query, key, value, **options).transpose(1, 2).flatten(2)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(LAYERS))
+
+    def forward(self, x: Any, **options: Any) -> Any:
+        for block in self.blocks:
+            x = block(x, **options)
+        return x
+
+
+def masks(device: str) -> dict[str, dict[str, Any]]:
+    keep = torch.ones(1, 1, N, N, device=device).tril() > 0
+    added = torch.zeros(2, 1, N, N, device=device).masked_fill(~keep, -torch.inf)
+    return {
+        "nothing": {},
+        "causal": {"is_causal": True},
+        "bool mask": {"attn_mask": keep},
+        "float mask": {"attn_mask": added},
+    }
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every tensor goes the way of one on a GPU; the launches of the kernel are noted."""
+    noted: list[Any] = []
+    launch = gpu._launch
+
+    def noting(**arguments: Any) -> None:
+        noted.append(arguments)
+        if not arguments["query"].is_meta:
+            launch(**arguments)
+
+    for kind in gpu.SIZES:
+        monkeypatch.setitem(gpu.SIZES, kind, (gpu.Sizes(16, 16, 4, 1),))
+    monkeypatch.setattr(gpu, "_launch", noting)
+    monkeypatch.setattr(adapter, "elsewhere", lambda _: gpu)
+    monkeypatch.setattr(read, "has_kernel", lambda _: True)
+    return noted
+
+
+@pytest.fixture
+def _meta_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would keep a watch from reading tensors without numbers."""
+    monkeypatch.setattr(handle, "check_readable", lambda _: None)
+    monkeypatch.setattr(handle, "scale_of", lambda call: Scale(call.scale, call.scale, 0.0))  # waits, once per module
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+
+
+@pytest.mark.usefixtures("_meta_is_read")
+@pytest.mark.parametrize("name", list(masks("cpu")))
+def test_nothing_waits_for_the_device(name: str, launches: list[Any]) -> None:
+    """A forward, its readings and its step of the trend, on a device from which no number can be fetched."""
+    model, x = Model().to("meta"), torch.empty(2, N, HEADS * D, device="meta")
+    with rootdk.watch(model) as seen, rootdk.watch(model, rows=4) as sampled:
+        model(x, **masks("meta")[name])
+    assert seen.unread == sampled.unread == {}
+    assert len(seen.readings) == LAYERS
+    # What only hides cannot be told from a bias without looking: a float mask takes a second launch, for the scores.
+    per_layer = 2 if name == "float mask" else 1
+    assert len(launches) == 2 * per_layer * LAYERS
+    assert {arguments["keys"].shape[-1] for arguments in launches} == {N, 4}
+    assert all(reading.reading.entropy.is_meta for reading in seen.readings.values())
+    with pytest.raises(NotImplementedError):  # the stand-in does raise where somebody looks
+        _ = seen.readings["blocks.0"].metrics
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that a device would have to run: neither views nor fresh memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or "empty" in func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("_meta_is_read")
+def test_how_many_operations_a_reading_launches(launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the kernel: the weight of the first key, and two numbers per head for the trend."""
+    monkeypatch.setattr(adapter, "traced", lambda *_: False)  # the mode that counts is not to be seen
+    model, x = Model().to("meta"), torch.empty(2, N, HEADS * D, device="meta")
+    with Launches() as plain:
+        model(x, is_causal=True)
+    with rootdk.watch(model), Launches() as watched:
+        model(x, is_causal=True)
+    assert len(launches) == LAYERS
+    assert 0 < watched.count - plain.count <= 45 * LAYERS
+
+
+@pytest.mark.parametrize("name", list(masks("cpu")))
+def test_the_numbers_are_those_of_the_cpu(name: str, request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(0)
+    model, x = Model(), 3 * torch.randn(2, N, HEADS * D)
+    with rootdk.watch(model) as expected:
+        model(x, **masks("cpu")[name])
+    launches = request.getfixturevalue("launches")
+    with rootdk.watch(model) as found:
+        model(x, **masks("cpu")[name])
+    assert launches
+    for path, layer in expected.readings.items():
+        for metric, numbers in layer.metrics.items():
+            np.testing.assert_allclose(
+                found.readings[path].metrics[metric], numbers, rtol=2e-5, atol=2e-6, err_msg=metric
+            )
+    assert found.report().verdict == expected.report().verdict
+
+
+def layer_of(reading: Any) -> LayerReading:
+    return LayerReading("a", 0, reading, reading, reading.entropy, "sdpa", "float32", D, HEADS, N, N)
+
+
+@pytest.mark.parametrize("n_query", [N, 3, 0])
+def test_the_digest_on_a_device_is_that_of_the_cpu(n_query: int) -> None:
+    query, key = torch.randn(2, HEADS, n_query, D), torch.randn(2, HEADS, N, D)
+    query[:, 1:, :2] = torch.nan
+    reading = rootdk.read(query, key, causal=True, query_offset=-1 if n_query else 0)
+    for found, expected in zip(digest_on_device(reading), layer_of(reading).digest, strict=True):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+
+
+def test_a_trend_of_tensors_is_one_of_arrays() -> None:
+    of_arrays, of_tensors = Trend(), Trend()
+    for step in range(0, 1001, 100):
+        logits, ratio = np.array([10.0 * 2 ** (step / 500), 3.0]), np.array([0.9, 0.8])
+        of_arrays.note("a", step, logits, ratio)
+        of_tensors.note("a", step, torch.from_numpy(logits), torch.from_numpy(ratio))
+    for trend in (of_arrays, of_tensors):
+        movement = trend.movement("a")
+        assert movement is not None
+        assert movement.growth.tolist() == pytest.approx([4.0, 1.0])
+        assert movement.entropy_drop == pytest.approx(0.0)
+
+
+@pytest.mark.gpu
+def test_a_watched_step_on_a_gpu_never_waits() -> None:
+    model, x = Model().cuda(), torch.randn(2, N, HEADS * D, device="cuda")
+    with rootdk.watch(model) as seen:
+        model(x, is_causal=True)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(x, is_causal=True)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert seen.unread == {}
+    assert seen.report().verdict
+
+
+@pytest.mark.gpu
+def test_clipping_on_a_gpu() -> None:
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True, device="cuda")
+    x = 40 * torch.randn(1, 16, 8, device="cuda")
+    for clipped in (False, True):
+        with rootdk.watch(layer) as seen:
+            layer(x, x, x)
+        assert bool((seen.readings["MultiheadAttention"].metrics["max_logit"] <= 100.1).all()) == clipped
+        rootdk.audit.qk_clip_(layer, seen, tau=100.0)
