@@ -435,11 +435,12 @@ def test_a_closed_watch_is_dropped_without_a_word() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         seen = rootdk.watch(model())
+        seen.model(tokens())
         seen.close()
         freed = weakref.ref(seen.model)
         del seen
-        with rootdk.watch(model()):
-            pass
+        with rootdk.watch(model()) as seen:
+            seen.model(tokens())
         with pytest.raises(rootdk.ArgumentError):
             rootdk.watch(model(), every=0)
     gc.collect()

@@ -22,7 +22,7 @@ from .formats.packed import unpacked
 from .heads import Metrics, read_heads, work_of
 from .limits import MOST_BYTES, MOST_HEADS_IN_ALL, MOST_WORK
 from .result import Audit, Finding, LayerAudit, Phase, worst_first
-from .siblings import GAINS, beside_others, flat_heads
+from .siblings import beside_others, flat_heads
 from .thresholds import critical_deviation, judge
 
 # Judged for a whole layer, and for a head where its layer is not the worse of the two.
@@ -152,11 +152,14 @@ def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
 
 
 def _gains(tensors: Tensors, module: Projections, about: Facts) -> dict[str, float]:
-    """Root mean square of the gain of the norm before the projections, and of those of QK-norm."""
-    names = zip(GAINS, (module.query.input_gain, module.query.gain, module.key.gain), strict=True)
+    """Root mean square of the gain of the norm before the projections, and of those of QK-norm, for `siblings`."""
     with np.errstate(all="ignore"):  # a gain that is not finite is counted with the weights
-        read = {place: tensors.read(name) + about.gain_offset for place, name in names if name is not None}
-        return {place: float(np.sqrt(np.mean(gain**2))) for place, gain in read.items()}
+        before, of_query, of_key = (
+            math.nan if name is None else float(np.sqrt(np.mean((tensors.read(name) + about.gain_offset) ** 2)))
+            for name in (module.query.input_gain, module.query.gain, module.key.gain)
+        )
+    gains = {"input_gain": before, "product_gain": math.sqrt(of_query * of_key)}
+    return {name: gain for name, gain in gains.items() if math.isfinite(gain)}
 
 
 def _capped(layers: list[LayerAudit], facts: list[Facts], keys: int) -> list[Finding]:

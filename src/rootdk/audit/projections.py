@@ -64,10 +64,8 @@ def facts_of_weights(model: Any, reading: Any) -> dict[str, float]:
         return {}
     facts = {}
     if (gains := gains_of(module)) is not None:
-        facts = {
-            name: root_mean_square(gain.weight, gain.offset)
-            for name, gain in zip(("query_gain", "key_gain"), gains, strict=True)
-        }
+        q, k = (root_mean_square(gain.weight, gain.offset) for gain in gains)
+        facts = {"product_gain": math.sqrt(q * k)}
     multi_head = hasattr(module, "in_proj_bias") and hasattr(module, "bias_k")
     held = (
         _multi_head(module)

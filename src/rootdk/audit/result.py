@@ -106,9 +106,9 @@ class LayerAudit:
         return bool(self.facts.get("enough", True))
 
     @property
-    def ran(self) -> bool:
-        """Whether its numbers are of a run, with or without those of weights."""
-        return "enough" in self.facts
+    def normed(self) -> bool:
+        """Whether q and k are normed."""
+        return any("gain_bound" in head for head in self.heads)
 
     def of(self, metric: str) -> list[float]:
         """One number per head; NaN where a head has none."""

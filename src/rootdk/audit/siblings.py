@@ -30,7 +30,8 @@ _TRAINED = 1.2
 _ALLOWED = (6.0, 20.0)
 # So few layers have no usual value.
 _FEWEST = 3
-GAINS = ("input_gain", "query_gain", "key_gain")
+# Of the norm before the projections; and the root of the product of those of QK-norm, which is what logits see of them.
+_GAINS = ("input_gain", "product_gain")
 
 
 def unevenness(
@@ -66,14 +67,13 @@ def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> li
         middles = [_middle(layer, "score_deviation" if measured else "predicted_deviation") for layer in kind]
         uneven = [float(layer.facts.get("unevenness", math.nan)) for layer in kind]
         for place, layer in enumerate(kind):
-            if len(kind) >= _FEWEST:
-                above = _above(middles[place], np.delete(middles, place))
-                findings.append(judge(layer.name, None, metric, above, keys))
-                if _median(np.delete(uneven, place)) > _TRAINED:
-                    findings.append(judge(layer.name, None, "unevenness", uneven[place], keys))
+            above = _above(middles[place], np.delete(middles, place))
+            findings.append(judge(layer.name, None, metric, above, keys))
+            if len(kind) >= _FEWEST and _mostly_above(_TRAINED, np.delete(uneven, place)):
+                findings.append(judge(layer.name, None, "unevenness", uneven[place], keys))
             findings += [
                 judge(layer.name, None, "gain_over_neighbours", _over_neighbours(kind, place, gain), keys)
-                for gain in GAINS
+                for gain in _GAINS
             ]
     findings += _typical(layers, measured, keys)
     return [finding for finding in findings if finding is not None]
@@ -94,7 +94,10 @@ def _typical(layers: Sequence[LayerAudit], measured: bool, keys: int) -> list[Fi
     of_heads, metric = (
         ("score_deviation", "typical_deviation") if measured else ("predicted_deviation", "typical_prediction")
     )
-    middles = sorted(middle for layer in judged if not math.isnan(middle := _middle(layer, of_heads)))
+    # With QK-norm a scale of 1 makes sqrt(d_k) of unit gains, which models that have it begin with and shrink.
+    by_norm = [1.0 if measured else max(1.0, _middle(layer, "scale_ratio") * bool(layer.normed)) for layer in judged]
+    known = zip(judged, by_norm, strict=True)
+    middles = sorted(middle / by for layer, by in known if not math.isnan(middle := _middle(layer, of_heads)))
     # The lower one of two in the middle: half of the layers is not the model.
     return [judge("", None, metric, middles[(len(middles) - 1) // 2], keys)] if middles else []
 
@@ -109,7 +112,15 @@ def _above(own: float, others: NDArray[np.float64]) -> float:
         return math.nan
     logs = np.log(known)
     spread = 1.48 * float(np.median(np.abs(logs - np.median(logs))))
-    return own / float(np.median(known)) / min(max(math.exp(4 * spread), _ALLOWED[0]), _ALLOWED[1])
+    allowed = min(max(math.exp(4 * spread), _ALLOWED[0]), _ALLOWED[1])
+    if len(known) == 1:  # one other layer has no spread
+        allowed = _ALLOWED[1]
+    return own / float(np.median(known)) / allowed
+
+
+def _mostly_above(least: float, values: NDArray[np.float64]) -> bool:
+    """Whether three quarters of the numbers lie above."""
+    return len(values) > 0 and float(np.mean(values > least)) >= 0.75
 
 
 def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float:
@@ -123,7 +134,9 @@ def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float
 def _kinds(layers: Iterable[LayerAudit]) -> list[list[LayerAudit]]:
     kinds: dict[str, list[LayerAudit]] = {}
     for layer in layers:
-        kinds.setdefault(re.sub(r"\d+", "#", layer.name), []).append(layer)
+        # Two head widths in one model are two kinds: a scale that does not depend on them makes other logits.
+        width = layer.facts.get("d_k", layer.of("d_k")[0] if layer.heads else math.nan)
+        kinds.setdefault(f"{re.sub(r'[0-9]+', '#', layer.name)} {width}", []).append(layer)
     return list(kinds.values())
 
 

@@ -109,11 +109,11 @@ class Watch:
         if not self.open:
             return
         self._end()
-        if not (silent or self.readings or self.paused):
-            warnings.warn(f"rootdk: no attention was read: {self._why_nothing()}", RuntimeWarning, stacklevel=3)
         self.open = False
         taps.unsubscribe(self)
         self._call.close(self._around)
+        if not (silent or self.readings or self.paused):
+            warnings.warn(f"rootdk: no attention was read: {self._why_nothing()}", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> "Watch":  # noqa: PYI034 -- typing.Self came with Python 3.11
         return self

@@ -25,7 +25,7 @@ def checked_audit(audit: Any) -> Mapping[str, Any]:
     >>> checked_audit({"verdict": "fine"})
     Traceback (most recent call last):
     ...
-    rootdk.errors.ArgumentError: audit.verdict: must be one of healthy, warning, critical, got 'fine'
+    rootdk.errors.ArgumentError: audit.verdict: must be one of healthy, unjudged, warning, critical, got 'fine'
     """
     if not isinstance(audit, Mapping):
         raise ArgumentError(f"audit: must be the object that `rootdk audit --json` writes, got {_kind(audit)}")
