@@ -250,8 +250,10 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
     packed = _NO_SEGMENTS
     keys: Any = n_key if lengths is None else lengths[:, None]
     if options.segments is not None:
-        given = _segment_pair(backend, options.segments, leading, n_query, n_key)
-        packed, keys = _segments(*given, lengths, None if query_offset is None else offset)
+        of_queries, of_keys = segment_pair(options.segments, n_query, n_key)
+        ids = _segment_ids(backend.plain("segments", of_queries), leading, n_query)
+        key_ids = ids if of_keys is of_queries else _segment_ids(backend.plain("segments", of_keys), leading, n_key)
+        packed, keys = _segments(ids, key_ids, lengths, None if query_offset is None else offset)
 
     left, right = limits(options)
     row_scale = None
@@ -330,18 +332,16 @@ class _Segments(NamedTuple):
 _NO_SEGMENTS = _Segments()
 
 
-def _segment_pair(
-    backend: Any, given: Any, leading: tuple[int, ...], n_query: int, n_key: int
-) -> tuple[Integers, Integers]:
-    if isinstance(given, tuple) and len(given) != 2:
+def segment_pair(given: Any, n_query: int, n_key: int) -> tuple[Any, Any]:
+    """The segments of the queries and those of the keys, as they were given."""
+    if not isinstance(given, tuple):
+        if n_query != n_key:
+            lengths = f"{n_query} queries and {n_key} keys"
+            raise ArgumentError(f"segments: must be a tuple of two (queries, keys) for {lengths}, got one array")
+        return given, given
+    if len(given) != 2:
         raise ArgumentError(f"segments: must be one array or a tuple of two (queries, keys), got {len(given)}")
-    if not isinstance(given, tuple) and n_query != n_key:
-        raise ArgumentError(
-            f"segments: must be a tuple of two (queries, keys) for {n_query} queries and {n_key} keys, got one array"
-        )
-    of_queries, of_keys = given if isinstance(given, tuple) else (given, given)
-    first = _segment_ids(backend.plain("segments", of_queries), leading, n_query)
-    return first, first if of_keys is of_queries else _segment_ids(backend.plain("segments", of_keys), leading, n_key)
+    return given
 
 
 def _segment_ids(given: Any, leading: tuple[int, ...], n: int) -> Integers:

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from ...checks import positive, refuse_masked, share, shown, whole_seed
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Options, Tangents, check_shapes, limits, resolve, scale_number
+from ...options import Options, Tangents, check_shapes, limits, resolve, scale_number, segment_pair
 from ...reading import reading_of
 from ...scaling import ScaleRule, rule
 from .. import torch as adapter
@@ -48,10 +48,9 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
         "alibi": _tensor("alibi", options.alibi, torch.float64),
         "dropout": rate,
     }
-    segments = options.segments if isinstance(options.segments, tuple) else (options.segments, options.segments)
-    if len(segments) != 2 or (options.segments is not segments and query.shape[-2] != key.shape[-2]):
-        detached = query.detach(), key.detach(), value.detach()
-        resolve(adapter, *detached, options=Options(segments=options.segments))  # says why not
+    segments: tuple[Any, Any] = (None, None)
+    if options.segments is not None:
+        segments = segment_pair(options.segments, query.shape[-2], key.shape[-2])
     operands = Operands(
         query, key, value, scale=scale, learned=learned, row_scale=row_scale, left=left, right=right,
         offset=whole_offset, query_offset=None if whole_offset is not None else _tensor("query_offset", offset),
