@@ -118,7 +118,10 @@ struct call {
   }
 
   rows_view rows(const memory& a, int64_t heads, int64_t rows, int64_t width) {
-    require(a.axes() >= 3 && a.format() == format_of(problem.type), "kernel: wrong rank or type");
+    return rows_of(a, problem.type, heads, rows, width);
+  }
+  rows_view rows_of(const memory& a, element type, int64_t heads, int64_t rows, int64_t width) {
+    require(a.axes() >= 3 && a.format() == format_of(type), "kernel: wrong rank or type");
     require(a.shape_from_end(2) == heads && a.shape_from_end(1) == rows && a.shape_from_end(0) == width,
             "kernel: an array has an unexpected shape");
     require(width <= 1 || a.size() == 0 || a.stride_from_end(0) == 1, "kernel: the last axis must be contiguous");
@@ -204,8 +207,11 @@ void describe(call& c, nb::tuple problem, int team) {
   p.d_v = v.shape_from_end(0);
   require(p.heads == 0 || (p.kv_heads > 0 && p.heads % p.kv_heads == 0), "kernel: heads must be a multiple of kv_heads");
   p.query = c.rows(q, p.heads, p.n_query, p.d_k);
-  p.key = c.rows(k, p.kv_heads, p.n_key, p.d_k);
-  p.value = c.rows(v, p.kv_heads, p.n_key, p.d_v);
+  p.cache_type = element_of(k);
+  require(p.cache_type == p.type || (p.type == element::float32 && p.cache_type != element::float64),
+          "kernel: key must be of query's type, or of a half type under float32");
+  p.key = c.rows_of(k, p.cache_type, p.kv_heads, p.n_key, p.d_k);
+  p.value = c.rows_of(v, p.cache_type, p.kv_heads, p.n_key, p.d_v);
   p.scale = nb::cast<double>(given(at.scale));
   if (!given(at.row_scale).is_none())
     p.row_scale =
@@ -329,6 +335,7 @@ void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle ro
   call c;
   describe(c, problem, team);
   attention_problem& p = c.problem;
+  require(p.cache_type == p.type, "kernel: backward takes keys of the type of query");
   p.out = c.rows(c.in(out), p.heads, p.n_query, p.d_v);
   p.d_out = c.rows(c.in(d_out), p.heads, p.n_query, p.d_v);
   p.row_state = flat_real(c.in(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
@@ -346,6 +353,7 @@ void weights(nb::tuple problem, nb::handle row_state, nb::handle weights, int te
   call c;
   describe(c, problem, team);
   attention_problem& p = c.problem;
+  require(p.cache_type == p.type, "kernel: weights takes keys of the type of query");
   p.row_state = flat_real(c.in(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
   p.weights = c.pairs(c.out(weights), p.type == element::float64 ? 'd' : 'f');
   run_without_gil(p, rootdk::attention_weights);
@@ -357,6 +365,7 @@ void tangent(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle d_q
   call c;
   describe(c, problem, team);
   attention_problem& p = c.problem;
+  require(p.cache_type == p.type, "kernel: tangent takes keys of the type of query");
   if (!out.is_none()) p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
   p.d_out = c.rows(c.out(d_out), p.heads, p.n_query, p.d_v);
   if (!d_query.is_none()) p.d_query = c.rows(c.in(d_query), p.heads, p.n_query, p.d_k);

@@ -48,6 +48,7 @@ class visibility;
 
 struct attention_problem {
   element type = element::float32;
+  element cache_type = element::float32;  // of key and value: as `type`, or half types under float32 (forward only)
   int64_t batch = 0, heads = 0, kv_heads = 0, n_query = 0, n_key = 0, d_k = 0, d_v = 0;
   rows_view query, key, value, out;
 

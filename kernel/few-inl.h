@@ -256,7 +256,7 @@ inline void few_values(const stored* values, int64_t stride, int64_t count, int 
 }
 
 // One chunk of keys. Returns whether its output is finite.
-template <typename stored>
+template <typename stored, typename cached>
 inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t chunk,
                      const panel<compute<stored>>& p, few_scratch<stored>& s, const few_part<compute<stored>>& part,
                      bool slow_path) {
@@ -270,7 +270,7 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
     block_view view;
     if (!view_block(problem, p, at_least(block, first), at_most(block + key_block, last), view)) continue;
     const int64_t start = view.start, keys = view.keys();
-    few_scores<stored>(problem, batch, kv_head, p, s.queries, view, s.scores, static_cast<real*>(nullptr));
+    few_scores<cached>(problem, batch, kv_head, p, s.queries, view, s.scores, static_cast<real*>(nullptr));
     if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
     rescale_add<real> finish;
     softmax(problem, s.scores, view, *part.rows, finish, 1);
@@ -278,8 +278,8 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
       dropout_factors(problem, p, start, keys, s.factors);
       for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
     }
-    const auto add = slow_path ? few_values<stored, true> : few_values<stored, false>;
-    add(row_pointer<stored>(problem.value, batch, kv_head, start), problem.value.row_stride, keys, p.live, s.scores, s.marks,
+    const auto add = slow_path ? few_values<cached, true> : few_values<cached, false>;
+    add(row_pointer<cached>(problem.value, batch, kv_head, start), problem.value.row_stride, keys, p.live, s.scores, s.marks,
         finish, problem.d_v, part.out);
   }
   if (part.rows->fresh) part.rows->clear();
@@ -301,7 +301,7 @@ inline void finish_few(const attention_problem& problem, int64_t batch, const pa
   if (problem.reading) fence_streams();
 }
 
-template <typename stored>
+template <typename stored, typename cached = stored>
 inline void few_item(const attention_problem& problem, int64_t item, void* buffer, void* shared) {
   typedef compute<stored> real;
   between_steps(problem);
@@ -314,8 +314,8 @@ inline void few_item(const attention_problem& problem, int64_t item, void* buffe
   // Lanes without a row are never read as a result, but they are computed: on zeros, not on what lay here before.
   std::memset(s.scores, 0, size_t(at_most(key_block, problem.n_key) * panel_lanes<real>) * sizeof(real));
   const few_part<real> part = few_part_at<real>(problem, shared, pair, chunk);
-  if (!walk_few<stored>(problem, batch, kv_head, chunk, p, s, part, false))
-    walk_few<stored>(problem, batch, kv_head, chunk, p, s, part, true);
+  if (!walk_few<stored, cached>(problem, batch, kv_head, chunk, p, s, part, false))
+    walk_few<stored, cached>(problem, batch, kv_head, chunk, p, s, part, true);
   if (chunks == 1) finish_few<stored>(problem, batch, p, part);
 }
 

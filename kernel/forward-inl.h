@@ -31,7 +31,8 @@ struct carver {
   }
 };
 
-template <typename stored>
+// `cached` is what keys and values are stored in; `stored`, queries and results.
+template <typename stored, typename cached = stored>
 struct forward_scratch {
   typedef compute<stored> real;
   static constexpr int64_t panels = item_rows<real> / panel_lanes<real>;
@@ -42,7 +43,7 @@ struct forward_scratch {
   int64_t bytes;
 
   forward_scratch(const attention_problem& problem, void* buffer) {
-    constexpr bool converted = !std::is_same<stored, real>::value;
+    constexpr bool converted = !std::is_same<cached, real>::value;
     constexpr int64_t lanes = panel_lanes<real>;
     carver carve{static_cast<char*>(buffer)};
     q_packed = carve.take<real>(panels * problem.d_k * lanes);
@@ -133,9 +134,9 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
 
 // All panels of an item over all keys, with `marks` (room for one block) stepping over hidden pairs. Returns whether some
 // output is not finite.
-template <typename stored>
+template <typename stored, typename cached>
 inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
-                      forward_scratch<stored>& s, compute<stored>* marks) {
+                      forward_scratch<stored, cached>& s, compute<stored>* marks) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   int64_t first = problem.n_key, last = 0;
@@ -151,7 +152,7 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
                                           [&](int64_t i) { return s.places + i; });
     if (range.empty()) continue;
     const key_rows<real> rows =
-        fetch_keys<stored>(problem, batch, kv_head, range.first, range.last - range.first, s.key_copy, s.value_copy);
+        fetch_keys<cached>(problem, batch, kv_head, range.first, range.last - range.first, s.key_copy, s.value_copy);
     for (int64_t i = 0; i < panels; ++i) {
       const panel<real>& p = s.places[i];
       const block_view& view = s.views[i];
@@ -201,7 +202,7 @@ inline void finish_panels(const attention_problem& problem, int64_t batch, int64
   if (problem.reading) fence_streams();
 }
 
-template <typename stored>
+template <typename stored, typename cached = stored>
 inline void row_block_item(const attention_problem& problem, int64_t item, void* buffer) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
@@ -214,7 +215,7 @@ inline void row_block_item(const attention_problem& problem, int64_t item, void*
   const int64_t start = block * together, stop = at_most(start + together, rows);
   const int64_t panels = ceil_div(stop - start, lanes);
 
-  forward_scratch<stored> s(problem, buffer);
+  forward_scratch<stored, cached> s(problem, buffer);
   for (int64_t i = 0; i < panels; ++i) {
     panel<real>& p = s.places[i];
     place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), p);

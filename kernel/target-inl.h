@@ -17,33 +17,35 @@ namespace rootdk::ROOTDK_TARGET {
   }
 
 // Many rows: an item finishes its rows itself.
-template <typename stored>
+template <typename stored, typename cached = stored>
 kernel_pass rows_pass(const attention_problem& problem) {
   typedef compute<stored> real;
   kernel_pass pass;
   pass.items = problem.batch * problem.kv_heads * ceil_div(problem.group() * problem.n_query, rows_per_item<real>(problem));
-  pass.scratch_bytes = forward_scratch<stored>(problem, nullptr).bytes;
-  pass.item = [](const attention_problem& p, int64_t item, void* scratch, void*) { row_block_item<stored>(p, item, scratch); };
+  pass.scratch_bytes = forward_scratch<stored, cached>(problem, nullptr).bytes;
+  pass.item = [](const attention_problem& p, int64_t item, void* scratch, void*) {
+    row_block_item<stored, cached>(p, item, scratch);
+  };
   return pass;
 }
 
 // Few rows: chunks of keys leave parts in a shared buffer, and the parts of a key head are merged where there are several.
-template <typename stored>
+template <typename stored, typename cached = stored>
 kernel_pass few_rows_pass(const attention_problem& problem) {
   typedef compute<stored> real;
   kernel_pass pass;
   pass.items = problem.batch * problem.kv_heads * few_chunks(problem);
   pass.scratch_bytes = few_scratch<stored>(problem, nullptr).bytes;
-  pass.item = few_item<stored>;
+  pass.item = few_item<stored, cached>;
   pass.merges = few_chunks(problem) == 1 ? 0 : problem.batch * problem.kv_heads;  // a single chunk needs none
   pass.shared_bytes = pass.items * few_part_bytes<real>(problem);
   pass.merge = few_merge_item<stored>;
   return pass;
 }
 
-template <typename stored>
+template <typename stored, typename cached = stored>
 kernel_pass forward_pass(const attention_problem& problem) {
-  return has_few_rows<compute<stored>>(problem) ? few_rows_pass<stored>(problem) : rows_pass<stored>(problem);
+  return has_few_rows<compute<stored>>(problem) ? few_rows_pass<stored, cached>(problem) : rows_pass<stored, cached>(problem);
 }
 
 template <typename stored>
@@ -66,7 +68,12 @@ kernel_pass tangent_pass(const attention_problem& problem) {
   return pass;
 }
 
-static kernel_pass forward(const attention_problem& problem) { ROOTDK_BY_TYPE(forward_pass, problem) }
+static kernel_pass forward(const attention_problem& problem) {
+  if (problem.cache_type != problem.type)  // float32 over a cache of half types
+    return problem.cache_type == element::float16 ? forward_pass<float, half_bits>(problem)
+                                                  : forward_pass<float, bfloat_bits>(problem);
+  ROOTDK_BY_TYPE(forward_pass, problem)
+}
 static kernel_pass backward(const attention_problem& problem) { ROOTDK_BY_TYPE(backward_pass, problem) }
 static kernel_pass weights(const attention_problem& problem) { ROOTDK_BY_TYPE(weights_pass, problem) }
 static kernel_pass tangent(const attention_problem& problem) { ROOTDK_BY_TYPE(tangent_pass, problem) }

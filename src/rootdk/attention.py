@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from .backends import backend_of, kernel
 from .checks import count, row_numbers, truth
 from .errors import ArgumentError
-from .options import Options, Tangents, documented, resolve, resolve_tangents
+from .options import Options, Tangents, check_one_type, documented, resolve, resolve_tangents
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
 
@@ -46,7 +46,8 @@ def attention(
     query         (..., heads, n_query, d_k). 2-D arrays are one head, 3-D arrays one batch entry; the result has the
                   same number of axes. Types: float32, float64, float16, bfloat16 (half types add up in float32).
     key, value    (..., kv_heads, n_key, d_k) and (..., kv_heads, n_key, d_v). heads % kv_heads == 0: query heads
-                  h*g ... h*g + g - 1 share key head h.
+                  h*g ... h*g + g - 1 share key head h. Of query's type; or both float16 or both bfloat16 under float32
+                  queries: a cache, read where it lies, without gradients.
     {options}
 
     CPU tensors of torch are read where they lie. The result is differentiable: gradients reach query, key, value,
@@ -133,6 +134,8 @@ def measure(
             raise ArgumentError("per_key: must be False on a GPU, got True")
         return device.measure(query, key, value, options)
     problem, one_head = resolve(backend, query, key, value, options)
+    if per_key is not False:
+        check_one_type(problem.query, problem.key, "per_key=True")
     out, reading = backend.measure(problem, options, per_key is not False and truth("per_key", per_key))
     return (out[0], without_head_axis(reading)) if one_head else (out, reading)
 
@@ -177,6 +180,7 @@ def weights(
     if not backend.holds(key):
         backend.inputs(query, key, key)  # says what is wrong with it
     problem, one_head = resolve(backend, query, key, key[..., :0], options)  # type: ignore[index]
+    check_one_type(problem.query, problem.key, "its weights")
     whole = rows is None or (isinstance(rows, slice) and rows.step in (None, 1))  # then a view
     chosen = rows if whole else row_numbers(rows, problem.query.shape[-2])
     found: Array = backend.weights(problem, options, chosen)
@@ -273,6 +277,7 @@ def attention_vjp(
     options = _record(Options, given)
     backend = backend_of("query", query)
     problem, one_head = resolve(backend, query, key, value, options)
+    check_one_type(problem.query, problem.key, "a gradient")
     out, pull = backend.vjp(problem)
     out = out[0] if one_head else out
 
@@ -339,6 +344,7 @@ def attention_jvp(
     options = _record(Options, given)
     backend = backend_of("query", query)
     problem, one_head = resolve(backend, query, key, value, options)
+    check_one_type(problem.query, problem.key, "a derivative")
     moved = Tangents(d_query, d_key, d_value, d_sinks, d_scale, d_bias, d_alibi)
     out, d_out = backend.jvp(problem, resolve_tangents(backend, problem, options, one_head, moved))
     return (out[0], d_out[0]) if one_head else (out, d_out)

@@ -96,8 +96,10 @@ class Problem(NamedTuple):
     """
 
     query: Annotated[Any, "(*leading, heads, n_query, d_k)"]
-    key: Annotated[Any, "(*leading, kv_heads, n_key, d_k); heads % kv_heads == 0"]
-    value: Annotated[Any, "(*leading, kv_heads, n_key, d_v)"]
+    key: Annotated[
+        Any, "(*leading, kv_heads, n_key, d_k); heads % kv_heads == 0; of query's type, or half under float32"
+    ]
+    value: Annotated[Any, "(*leading, kv_heads, n_key, d_v), of key's type"]
     scale: Annotated[float, "one finite number"]
     row_scale: Annotated[Any, "None, or float64 (batch, n_query): one more factor for each query row"]
     softcap: Annotated[float | None, "None, or a number > 0"]
@@ -330,6 +332,13 @@ class _Segments(NamedTuple):
 
 
 _NO_SEGMENTS = _Segments()
+
+
+def check_one_type(query: Any, key: Any, purpose: str) -> None:
+    """A cache of half types under float32 queries is read forward only: what needs more says so in one line."""
+    if key.dtype != query.dtype:
+        ours, theirs = (str(array.dtype).removeprefix("torch.") for array in (query, key))
+        raise ArgumentTypeError(f"key: must be {ours} like query for {purpose}, got {theirs}")
 
 
 def segment_pair(given: Any, n_query: int, n_key: int) -> tuple[Any, Any]:

@@ -127,6 +127,8 @@ OPTIONS = [
     ({"alibi": np.zeros(4)}, "alibi: must broadcast to (..., heads) = (2, 8), got shape (4,)"),
     ({"alibi": ["a"] * 8}, "alibi: must be numbers, got ['a', 'a', 'a', 'a', 'a', 'a', 'a', 'a']"),
     ({"alibi": float("nan")}, "alibi: must be finite and at most 1e+19 in size, got nan"),
+    ({"segments": np.zeros(4, int)},
+     "segments: must be a tuple of two (queries, keys) for 128 queries and 96 keys, got one array"),
     ({"sinks": np.ma.masked_array(np.zeros(8))}, "sinks: must be numbers without a mask, got numpy.ma.MaskedArray"),
     ({"sinks": [10**400] * 8}, "sinks: must be finite, got list"),
     ({"dropout": 10**400}, "dropout: must be at least 0 and below 1, got an int near 1e400"),

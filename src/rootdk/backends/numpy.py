@@ -49,7 +49,10 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
         if dtype is key.dtype and dtype is value.dtype and dtype in _NATIVE:
             return query, key, value
     query = _floats("query", query)
-    return query, _floats("key", key, query.dtype), _floats("value", value, query.dtype)
+    key = _floats("key", key, query.dtype, cache=True)
+    if key.dtype == query.dtype:
+        return query, key, _floats("value", value, query.dtype)
+    return query, key, _floats("value", value, key.dtype, like="key")
 
 
 def refuse_shapeless(**arrays: Any) -> None:
@@ -184,7 +187,7 @@ def _raw(array: Array) -> Array:
     return array if array.dtype in _NATIVE else array.view(np.uint16)
 
 
-def _floats(argument: str, array: Any, dtype: Any = None) -> Array:
+def _floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Array:
     """A plain ndarray of a supported type in the byte order of this machine."""
     if not holds(array):
         raise ArgumentTypeError(f"{argument}: must be a NumPy array like query, got {type_name(array)}")
@@ -193,8 +196,9 @@ def _floats(argument: str, array: Any, dtype: Any = None) -> Array:
     if plain.dtype.name not in _NAMES:
         raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {plain.dtype}")
     native = plain.dtype.newbyteorder("=")
-    if dtype is not None and native != dtype:
-        raise ArgumentTypeError(f"{argument}: must be {dtype} to match query, got {native}")
+    halves = cache and dtype == np.float32 and native.itemsize == 2  # under float32 queries
+    if dtype is not None and native != dtype and not halves:
+        raise ArgumentTypeError(f"{argument}: must be {dtype} to match {like}, got {native}")
     return plain.astype(native, copy=False)
 
 

@@ -13,7 +13,7 @@ from ..backends import torch as adapter
 from ..backends.torch.forward_mode import tangents
 from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import Options, Problem, check_shapes, resolve
+from ..options import Options, Problem, check_one_type, check_shapes, resolve
 from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
@@ -289,6 +289,7 @@ def _checked(query: Any, key: Any, value: Any, options: Options) -> tuple[Tensor
     if not isinstance(query, Tensor):
         raise ArgumentTypeError(f"query: must be a torch tensor, got {type(query).__name__}")
     query, key, value = adapter.inputs(query, key, value)
+    check_one_type(query, key, "a ring")
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
     for name, option in (("scale", options.scale), ("alibi", options.alibi)):
         if isinstance(option, Tensor) and option.requires_grad:

@@ -140,12 +140,13 @@ inline void draw_segments(random_source& random, random_problem& p) {
   f.query_position = p.query_position.data(), f.key_position = p.key_position.data();
 }
 
-inline strided_array draw_rows(random_source& random, const random_problem& p, int64_t heads, int64_t rows, int64_t width) {
+inline strided_array draw_rows(random_source& random, const random_problem& p, element type, int64_t heads, int64_t rows,
+                               int64_t width) {
   const double size = random.pick<double>({1, 1, 1, 1e-3, 10});
   const double centre = random.chance(0.15) ? random.pick<double>({0.3, -4, 50}) : 0;  // far from zero: sums cancel
-  strided_array a(random, p.facts.type, rootdk::element_bytes(p.facts.type), {p.facts.batch, heads, rows, width}, {true, true});
+  strided_array a(random, type, rootdk::element_bytes(type), {p.facts.batch, heads, rows, width}, {true, true});
   a.each([&](int64_t b, int64_t h, int64_t r, int64_t d) { a.set({b, h, r, d}, centre + size * random.normal()); });
-  if (p.facts.type == element::float16 && random.chance(0.1))  // subnormal halves are numbers like others
+  if (type == element::float16 && random.chance(0.1))  // subnormal halves are numbers like others
     a.each([&](int64_t b, int64_t h, int64_t r, int64_t d) { a.set({b, h, r, d}, 3e-6 * random.normal()); });
   return a;
 }
@@ -293,10 +294,12 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
   draw_sizes(random, f);
   draw_numbers(random, *p);
   if (random.chance(0.2)) draw_segments(random, *p);
-  p->query = draw_rows(random, *p, f.heads, f.n_query, f.d_k);
-  p->key = draw_rows(random, *p, f.kv_heads, f.n_key, f.d_k);
-  p->value = draw_rows(random, *p, f.kv_heads, f.n_key, f.d_v);
-  p->d_out = draw_rows(random, *p, f.heads, f.n_query, f.d_v);
+  f.cache_type = f.type;
+  if (f.type == element::float32 && random.chance(0.2)) f.cache_type = random.pick({element::float16, element::bfloat16});
+  p->query = draw_rows(random, *p, f.type, f.heads, f.n_query, f.d_k);
+  p->key = draw_rows(random, *p, f.cache_type, f.kv_heads, f.n_key, f.d_k);
+  p->value = draw_rows(random, *p, f.cache_type, f.kv_heads, f.n_key, f.d_v);
+  p->d_out = draw_rows(random, *p, f.type, f.heads, f.n_query, f.d_v);
   if (random.chance(0.25)) draw_mask(random, *p);
   if (random.chance(0.25)) draw_bias(random, *p);
   if (random.chance(0.25)) draw_specials(random, *p);
@@ -313,12 +316,12 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
   f.d_out = p->d_out.rows(), f.d_query = p->d_query.rows(), f.d_key = p->d_key.rows(), f.d_value = p->d_value.rows();
 
   const int64_t real_bytes = rootdk::element_bytes(p->real());
-  p->with_backward = random.chance(0.85);
+  p->with_backward = random.chance(0.85) && f.cache_type == f.type;
   if (p->with_backward || random.chance(0.5)) {
     p->row_state = exact_block(2 * f.rows() * real_bytes, random.chance(0.5));
     f.row_state = p->row_state.data();
   }
-  if (f.row_state && random.chance(0.3)) {
+  if (f.row_state && f.cache_type == f.type && random.chance(0.3)) {
     layout_choice choice{false, false};
     p->weights = strided_array(random, p->real(), real_bytes, {f.batch, f.heads, f.n_query, f.n_key}, choice);
     f.weights = p->weights.pairs();
@@ -348,11 +351,11 @@ inline std::string describe(const random_problem& p) {
     for (size_t i = 0; i < values.size() && i < 12; ++i) s << ' ' << values[i];
     if (values.size() > 12) s << " ...";
   };
-  s << "  seed " << p.seed << "\n  " << element_name(f.type) << "  batch " << f.batch << "  heads " << f.heads << "  kv_heads "
-    << f.kv_heads << "  n_query " << f.n_query << "  n_key " << f.n_key << "  d_k " << f.d_k << "  d_v " << f.d_v
-    << "\n  scale " << f.scale << "  softcap " << f.softcap << "  left " << f.left << "  right " << f.right << "  dropout "
-    << f.dropout << "  dropout seed " << f.seed << "\n  threads " << p.threads << "  row_state " << (f.row_state != nullptr)
-    << "  reading " << (f.reading != nullptr) << "  backward " << p.with_backward;
+  s << "  seed " << p.seed << "\n  " << element_name(f.type) << " over " << element_name(f.cache_type) << "  batch " << f.batch
+    << "  heads " << f.heads << "  kv_heads " << f.kv_heads << "  n_query " << f.n_query << "  n_key " << f.n_key << "  d_k "
+    << f.d_k << "  d_v " << f.d_v << "\n  scale " << f.scale << "  softcap " << f.softcap << "  left " << f.left << "  right "
+    << f.right << "  dropout " << f.dropout << "  dropout seed " << f.seed << "\n  threads " << p.threads << "  row_state "
+    << (f.row_state != nullptr) << "  reading " << (f.reading != nullptr) << "  backward " << p.with_backward;
   if (f.query_offset) list("query_offset", p.query_offset);
   if (f.key_length) list("key_length", p.key_length);
   if (f.key_segment) list("query_segment", p.query_segment), list("key_segment", p.key_segment);

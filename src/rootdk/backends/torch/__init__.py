@@ -73,7 +73,10 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
         return query, key, value
     query, key, value = autocast(query, key, value)
     query = _floats("query", query)
-    return query, _floats("key", key, query.dtype), _floats("value", value, query.dtype)
+    key = _floats("key", key, query.dtype, cache=True)
+    if key.dtype == query.dtype:
+        return query, key, _floats("value", value, query.dtype)
+    return query, key, _floats("value", value, key.dtype, like="key")
 
 
 def refuse_shapeless(**arrays: Any) -> None:
@@ -209,13 +212,14 @@ def jvp(problem: Problem, tangents: Tangents) -> tuple[Tensor, Tensor]:
     return out, kernel.tangent(problem, tangents, out)
 
 
-def _floats(argument: str, tensor: Any, dtype: Any = None) -> Tensor:
+def _floats(argument: str, tensor: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Tensor:
     _check_tensor(argument, tensor)
     _check_place(argument, tensor)
     if tensor.dtype not in FLOATS:
         raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {name_of(tensor.dtype)}")
-    if dtype is not None and tensor.dtype != dtype:
-        raise ArgumentTypeError(f"{argument}: must be {name_of(dtype)} to match query, got {name_of(tensor.dtype)}")
+    halves = cache and dtype == torch.float32 and tensor.dtype.itemsize == 2  # under float32 queries
+    if dtype is not None and tensor.dtype != dtype and not halves:
+        raise ArgumentTypeError(f"{argument}: must be {name_of(dtype)} to match {like}, got {name_of(tensor.dtype)}")
     return tensor
 
 

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from ...checks import positive, refuse_masked, share, shown, whole_seed
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Options, Tangents, check_shapes, limits, resolve, scale_number, segment_pair
+from ...options import Options, Tangents, check_one_type, check_shapes, limits, resolve, scale_number, segment_pair
 from ...reading import reading_of
 from ...scaling import ScaleRule, rule
 from .. import torch as adapter
@@ -23,6 +23,7 @@ from .transforms import FunctionalAttention
 def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Tensor, Any]:
     """rootdk.attention() or rootdk.measure() for tensors that a compiler or a transform follows."""
     query, key, value = adapter.inputs(query, key, value)
+    check_one_type(query, key, "torch.compile and torch.func")
     adapter.refuse_shapeless(query=query, key=key, value=value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
     sinks, one_head = options.sinks, query.dim() == 2

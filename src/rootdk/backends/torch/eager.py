@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...options import Options, Problem
+from ...options import Options, Problem, check_one_type
 from . import kernel
 from .batched import each, is_batched
 from .forward_mode import tangents
@@ -55,6 +55,7 @@ def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = 
         tensors += sinks, scale, bias, alibi, mask
     for tensor in tensors:
         if tensor is not None and tensor.requires_grad:
+            check_one_type(query, key, "a gradient")
             out: Tensor = _eager_attention(problem, (row_state, reading, keys), *tensors)
             return out
     return kernel.forward(problem, row_state, reading, keys)
