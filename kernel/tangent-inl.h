@@ -219,10 +219,11 @@ template <typename stored>
 inline void tangent_item(const attention_problem& problem, int64_t item, void* buffer) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
-  const int64_t rows = problem.group() * problem.n_query, blocks = ceil_div(rows, item_rows<real>);
+  const int64_t together = rows_per_item<real>(problem), rows = problem.group() * problem.n_query;
+  const int64_t blocks = ceil_div(rows, together);
   const int64_t block = blocks - 1 - item % blocks, pair = item / blocks;  // as row_block_item()
   const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
-  const int64_t start = block * item_rows<real>, stop = at_most(start + item_rows<real>, rows);
+  const int64_t start = block * together, stop = at_most(start + together, rows);
   const int64_t panels = ceil_div(stop - start, lanes);
 
   tangent_scratch<stored> s(problem, buffer);
