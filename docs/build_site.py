@@ -25,6 +25,7 @@ PAGES = {
     "docs/audit.md": "guides/watch-and-audit.md",
     "docs/training.md": "guides/training.md",
     "docs/scaling.md": "guides/distributed.md",
+    "docs/gpu.md": "guides/gpu.md",
     "docs/why-root-dk.md": "learn/why-root-dk.md",
     "docs/explorer.md": "learn/explorer.md",
     "docs/limits.md": "project/limits.md",
@@ -44,7 +45,7 @@ GUIDE = {
     ("guides/operator.md", "The operator"): (
         "Attention on arrays",
         "A reading of every query row",
-        "The gradient of arrays",
+        "The gradient of arrays, and the derivative along a direction",
     ),
     ("guides/torch.md", "torch and transformers"): ("torch and transformers", "A model in training"),
     ("guides/theory.md", "Theory, and which scale"): ("Which scale?",),

@@ -245,8 +245,8 @@ MUTATIONS = (
     Mutation(
         "chance speaks for a claim, not against it",
         "src/rootdk/lab/checks/comparison.py",
-        "return self.measured + unsure < self.predicted",
-        "return self.measured - unsure < self.predicted",
+        "agrees, disagrees = off + unsure < 0, off - unsure >= 0",
+        "agrees, disagrees = off - unsure < 0, off - unsure >= 0",
         ("tests/lab/test_ledger.py",),
     ),
     Mutation(
@@ -259,9 +259,9 @@ MUTATIONS = (
     # Audit
     Mutation(
         "factors of key heads in the order of other query heads",
-        "src/rootdk/audit/remedies.py",
-        "gamma / np.repeat(of_key, projections.group)",
-        "gamma / np.tile(of_key, projections.group)",
+        "src/rootdk/audit/projections.py",
+        "gamma / np.repeat(of_key, self.group)",
+        "gamma / np.tile(of_key, self.group)",
         ("tests/audit/test_remedies.py",),
     ),
     # The kernel

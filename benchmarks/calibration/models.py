@@ -60,7 +60,7 @@ def installed(requirement: str) -> Path:
     """The folder of a package, installed into build/calibration if it is not there."""
     place = FOLDER / requirement.partition("=")[0]
     if not (place / ".done").exists():
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+        command = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
         subprocess.run([*command, "--target", str(place), requirement], check=True)  # noqa: S603 -- pip, by our names
         (place / ".done").touch()
     return place

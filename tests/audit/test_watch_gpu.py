@@ -126,7 +126,7 @@ def test_how_many_operations_a_reading_launches(launches: list[Any], monkeypatch
     with rootdk.watch(model), Launches() as watched:
         model(x, is_causal=True)
     assert len(launches) == LAYERS
-    assert 0 < watched.count - plain.count <= 45 * LAYERS
+    assert 0 < watched.count - plain.count <= 90 * LAYERS
 
 
 @pytest.mark.parametrize("name", list(masks("cpu")))

@@ -68,6 +68,7 @@ def full_report() -> Report:
             row("documents as segments", rootdk=1.1, torch=6.0, batch=1.0)
             | {"gradient": False, "kind": "segments", "wanted": 4.0}
         ],
+        "tangent": [row(rootdk=1.0, torch=5.01)],
         "tiny": [
             row(n=16, rootdk=15e-6, rootdk_on_tensors=15e-6, torch=10e-6) | {"gradient": gradient}
             for gradient in (False, True)
@@ -163,6 +164,7 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
     ("causal as a mask over causal as a flag", seconds("masks", 1, "seconds", "option"), 0.99),
     ("documents as segments", seconds("masks", 2, "seconds", "torch"), 0.7),
     ("documents as segments over documents as a batch", seconds("masks", 2, "seconds", "batch"), 0.99),
+    ("forward derivative against torch, geometric mean", seconds("tangent", 0, "seconds", "torch"), 0.99),
     ("between torch's layers, 128 tokens", seconds("beside", 0, "seconds", "torch"), 0.99),
     *((name, seconds("models", i, "seconds", "torch"), 0.99) for i, name in enumerate(models.MODELS)),
     ("training step, watched exactly / unwatched", seconds("watch", 0, "watched_over_unwatched"), 1.01),

@@ -106,12 +106,18 @@ def alone_in_float64() -> Any:
     return watched(model().double(), batch().double())["0"].metrics
 
 
+# The key that most rows point at is known to one process alone: ranks would have to agree on a key first.
+POINTED = {"top_key_share", "top_key_mass"}
+
+
 @pytest.mark.parametrize("way", ["data", "tensor"])
 def test_the_ranks_find_together_what_one_process_finds(ranks: Any, alone: Any, way: str) -> None:
     merged = ranks[0][way]["0"]
     assert merged.heads == HEADS
-    assert merged.metrics.keys() == alone.keys()
+    assert merged.metrics.keys() - POINTED == alone.keys() - POINTED
     for name, expected in alone.items():
+        if name in POINTED:
+            continue
         # Every row is the same, bit by bit, so only the sums behind a mean may round.
         tolerance = 1e-12 if KINDS.get(name) == "mean" else 0.0
         np.testing.assert_allclose(merged.metrics[name], expected, rtol=tolerance, err_msg=name)
@@ -119,8 +125,10 @@ def test_the_ranks_find_together_what_one_process_finds(ranks: Any, alone: Any, 
 
 def test_a_ring_is_read_as_one_process_reads_it(ranks: Any, alone_in_float64: Any) -> None:
     merged = ranks[0]["sequence"]["0"]
-    assert merged.metrics.keys() == alone_in_float64.keys()
+    assert merged.metrics.keys() == alone_in_float64.keys() - POINTED
     for name, expected in alone_in_float64.items():
+        if name in POINTED:
+            continue
         # Rows are put together from blocks in float64: some hundred roundings of 1e-16.
         np.testing.assert_allclose(merged.metrics[name], expected, rtol=1e-12, atol=1e-12, err_msg=name)
 

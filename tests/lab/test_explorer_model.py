@@ -72,7 +72,7 @@ def _changed(*path: object, to: object) -> dict[str, object]:
         ([], "audit: must be the object"),
         (None, "audit: must be the object"),
         ({}, "audit.verdict: must be one of"),
-        (_changed("verdict", to="good"), "audit.verdict: must be one of healthy, warning, critical, got 'good'"),
+        (_changed("verdict", to="good"), "one of healthy, unjudged, warning, critical, got 'good'"),
         (_changed("layers", to={}), "audit.layers: must be a list, got an object"),
         (_changed("layers", to=[]), "audit.layers: must hold at least one layer"),
         (_changed("layers", 0, to=3), "audit.layers[0]: must be an object with name and heads, got 3"),

@@ -537,7 +537,10 @@ def test_results_beyond_32_bits(rng: np.random.Generator) -> None:
     jumps = (16, BEYOND, 8192, 1)
     out = far_apart(expected.shape, np.float32, jumps)
     state, offset = np.empty((2, 2, 2, 5), np.float32), np.zeros(2, np.int64)
-    problem = Problem(*arrays, 1 / 3, None, None, None, None, offset, None, None, None, None, 0.0, 0)
+    absent = dict.fromkeys(Problem._fields)
+    given = dict(zip(("query", "key", "value"), arrays, strict=True))
+    facts = {"scale": 1 / 3, "query_offset": offset, "dropout": 0.0, "seed": 0}
+    problem = Problem(**{**absent, **given, **facts})
     _kernel.forward(problem, out, state, None, None)
     np.testing.assert_array_equal(out, expected)
     gradients = [far_apart(a.shape, np.float32, jumps) for a in d_expected]

@@ -122,7 +122,7 @@ def test_a_query_that_its_scale_carries_out_of_range(
     sizes = (np.clip(query, -2, 2) * query_size, key * key_size, value)
     d_out = d_out_size * rng.standard_normal((1, n_query, 5))
     query, key, value, d_out = (a.astype(DTYPES[dtype]) for a in (*sizes, d_out))
-    Judge((query, key, value), d_out, {"scale": scale}).check()
+    Judge((query, key, value), d_out, {"scale": scale}).check(tangent=False)
 
 
 @pytest.mark.parametrize("softcap", [1e-38, 1e-40, 1e-44, 1e-300])

@@ -159,9 +159,9 @@ TORCH_CALLS = {
     + "torch.set_num_threads(4)\n"
     + FORWARD.format(team=4)
     + "torch.set_num_threads(2)\n",
-    "backward on the team": TORCH + CALLS["backward"].replace("*made)", "*made, team=2)"),
+    "backward on the team": TORCH + CALLS["backward"].replace("*made)", "*made, team=2)", 1),
     "a thread of the team that waits for another": TORCH
-    + CALLS["a thread that waits for another"].replace("*made)", "*made, team=2)"),
+    + CALLS["a thread that waits for another"].replace("*made)", "*made, team=2)", 1),
     "backward of autograd": TORCH
     + """
 from rootdk.backends.torch import kernel as torch_kernel

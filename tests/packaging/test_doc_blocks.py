@@ -36,7 +36,8 @@ PYTHON = [
     (f"{document.name}-{number}", text)
     for document in DOCUMENTS
     for number, (kind, text) in enumerate(blocks(document))
-    if kind == "python" and ">>>" not in text  # those with a prompt are doctests, which other tests run
+    # Those with a prompt are doctests, which other tests run; a GPU is nowhere here.
+    if kind == "python" and ">>>" not in text and ".cuda()" not in text
 ]
 
 

@@ -133,7 +133,8 @@ def tangent_budget(problem: Problem, tangents: Tangents) -> tuple[Any, float]:
     products += abs(tangents.scale or 0.0) * (query @ np.swapaxes(key, -1, -2))
     d_logits = products + (0.0 if tangents.bias is None else np.abs(_finite(tangents.bias)))
     if tangents.alibi is not None:
-        apart = np.stack([reference.distances(problem, b) for b in range(len(tangents.alibi))])
+        empty = np.zeros((0, problem.query.shape[-2], problem.key.shape[-2]))
+        apart = np.array([reference.distances(problem, b) for b in range(len(tangents.alibi))] or empty)
         lost = 2 * np.abs(tangents.alibi)[..., None, None] * apart[:, None]  # as in logit_error
         d_logits = d_logits + lost.reshape(d_logits.shape)
     off = unit_roundoff(wide) * (2 * _largest(d_logits) + 4)

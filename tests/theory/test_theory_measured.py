@@ -179,7 +179,7 @@ def test_every_field_of_a_summary_has_a_value() -> None:
     by_head = measured(4, 16)["sqrt"].by_head()
     for setting in ((4, 16, "sqrt"), (1, 2, 3.0), (64, 1e12, "none"), (1e6, 100, 1.0), (64, 8, 0.0), (64, 8, 1e6)):
         predicted = rootdk.predict(*setting)
-        assert {field.name for field in fields(predicted)} == {field.name for field in fields(by_head)}
+        assert {field.name for field in fields(predicted)} - {"d_k"} == {field.name for field in fields(by_head)}
         assert all(np.isfinite(getattr(predicted, field.name)).all() for field in fields(predicted)), setting
         assert type(predicted).from_dict(predicted.to_dict()).to_json() == predicted.to_json()
 

@@ -83,7 +83,8 @@ def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
     r"""The ledger as text, none of its lines longer than the width (at least 60).
 
     >>> from rootdk.lab.checks import CheckedClaim, Comparison
-    >>> evidence = (Comparison("score variance", 0.98, "=", 1.0, 0.01), Comparison("d_k", 64.0, role="shown"))
+    >>> variance = Comparison("score variance", 0.98, "=", 1.0, 0.01, slack=0.1)
+    >>> evidence = (variance, Comparison("d_k", 64.0, role="shown"))
     >>> print(*lines([CheckedClaim(3, "It is 1.", "a paper", "measured", evidence)]), sep="\n")
       3 holds
         claim      It is 1.

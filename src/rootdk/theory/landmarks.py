@@ -77,7 +77,7 @@ def frozen_saturation(keys: Any, sigma: Any, gap: Any) -> Any:
     """P(p_max > 1 - gap) ~ sin(pi m)/(pi m) gap^m with m = sqrt(2 ln n)/sigma, for m < 1 and gap from 0 to 1/2.
 
     The law of the largest of the Poisson-Dirichlet weights to which a frozen softmax tends; gap^m alone has the right
-    exponent and stays too high however many keys there are. From sigma = 2 sqrt(2 ln n) on it is 0.55 to 1 of what
+    exponent and stays too high however many keys there are. From sigma = 2 sqrt(2 ln n) on it is 0.5 to 1 of what
     `saturation`, which is exact, gives for gaps from 0.01; near the transition it can be a twentieth of it.
 
     >>> print(f"{frozen_saturation(1024, 16.0, 0.01):.2f}")

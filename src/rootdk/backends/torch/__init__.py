@@ -151,7 +151,9 @@ def measure(problem: Problem, options: Options, per_key: bool) -> tuple[Tensor, 
 def weights(problem: Problem, options: Options, rows: Any) -> Tensor:
     learnable = {name: getattr(options, name) for name in ("scale", "bias", "sinks", "alibi")}
     learnable = {name: t if isinstance(t, Tensor) else None for name, t in learnable.items()}
-    refuse_tangents(query=problem.query, key=problem.key, **learnable)
+    refuse_tangents(
+        "in weights(), whose derivative goes backward only", query=problem.query, key=problem.key, **learnable
+    )
     bias = learnable["bias"]
     if bias is not None:
         bias = bias.expand(problem.bias.shape)
