@@ -61,6 +61,7 @@ PICTURES = {
     "guides/operator.md": ("one-row-4", "one-row-512"),
     "guides/torch.md": ("flow",),
     "guides/theory.md": ("entropy-dk", "trace-dk"),
+    "guides/gpu.md": ("trace-dk",),
     "guides/commands.md": ("scores-none", "scores-sqrt"),
     "guides/watch-and-audit.md": ("layers",),
     "guides/training.md": ("best-text-400-steps-adam", "curves-recall-300-steps-adam-256"),
