@@ -46,7 +46,7 @@ else echo "rootdk: no $(1), and the tests of the pages need one: install it (Deb
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev check test test-all docs bench bench-all calibrate lint format sanitize fuzz clean
+.PHONY: help run dev check test test-all docs bench bench-all calibrate wheels try-wheel lint format sanitize fuzz clean
 .DELETE_ON_ERROR:
 .SECONDARY: # keep the object files of a sanitizer build
 
@@ -85,6 +85,13 @@ bench-all: $(VENV)/.benched-all ## the same with jax and openvino too
 calibrate: $(VENV)/.tested ## the audit on trained models, good and broken; writes the tables of docs/audit.md
 	$(PY) -m benchmarks.calibration $(ARGS)
 
+# All of them on this machine, whatever it is; then each is looked at as a loader would.
+wheels: $(VENV)/.crossed ## wheels for Linux, macOS and Windows and the source distribution, in dist/ (ARGS="PLATFORM ... --output FOLDER")
+	$(PY) wheels/builder.py --jobs $(JOBS) $(ARGS)
+
+try-wheel: ## install a wheel (WHEEL=dist/...whl) in a new environment of $(PYTHON) and run the operator's tests there (NUMPY="numpy==1.26.4")
+	$(PYTHON) wheels/trial.py $(WHEEL) $(NUMPY) $(ARGS)
+
 lint: $(VENV)/.linted ## ruff and clang-format, and mypy --strict on src/ and benchmarks/
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -100,10 +107,8 @@ format: $(VENV)/.linted ## let ruff and clang-format rewrite the files
 KERNEL_CC := $(filter-out kernel/target_%.cc,$(wildcard kernel/*.cc))
 MACHINE := $(shell uname -m)
 KNOWS_AMX := $(if $(filter x86_64,$(MACHINE)),$(shell $(CXX) -mamx-tile -mamx-bf16 -E -x c++ /dev/null >/dev/null 2>&1 && echo amx))
-KERNEL_TARGETS := plain $(if $(filter x86_64,$(MACHINE)),avx2 avx512 $(KNOWS_AMX)) $(if $(filter aarch64 arm64,$(MACHINE)),neon)
-FLAGS_avx2 := -mavx2 -mfma -mf16c
-FLAGS_avx512 := -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c -mprefer-vector-width=512
-FLAGS_amx := $(FLAGS_avx512) -mamx-tile -mamx-bf16
+TARGETS_HERE := $(shell awk -v machine=$(MACHINE:arm64=aarch64) '$$2 == "any" || $$2 == machine {print $$1}' kernel/targets.txt)
+KERNEL_TARGETS := $(filter-out $(if $(KNOWS_AMX),,amx),$(TARGETS_HERE))
 # Everything but the level of optimisation as CMakeLists.txt has it.
 SANITIZE_CXX := -std=c++17 $(if $(filter amx,$(KERNEL_TARGETS)),-DROOTDK_AMX) -O1 -g -fno-omit-frame-pointer -ffp-contract=fast -Ikernel -pthread \
   -Wall -Wextra -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized -Wno-maybe-uninitialized
@@ -124,9 +129,9 @@ fuzz: ## a million problems, optimised as it ships, between guard pages (ARGS="c
 	build/guarded/kernel_fuzz $(or $(ARGS),1000000 1 all $(JOBS))
 
 define sanitizer_rules
-build/$(1)/target_%.o: kernel/target_%.cc $$(wildcard kernel/*.h)
+build/$(1)/target_%.o: kernel/target_%.cc kernel/targets.txt $$(wildcard kernel/*.h)
 	@mkdir -p $$(@D)
-	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) $$(FLAGS_$$*) -c $$< -o $$@
+	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) $$(shell sed -n "s/^$$* [a-z0-9_]* *//p" kernel/targets.txt) -c $$< -o $$@
 build/$(1)/%.o: kernel/%.cc $$(wildcard kernel/*.h)
 	@mkdir -p $$(@D)
 	$$(CXX) $$(SANITIZE_CXX) $$(SANITIZE_$(1)) -c $$< -o $$@
@@ -188,6 +193,12 @@ $(VENV)/.benched: pyproject.toml constraints.txt | $(VENV)/.built
 
 $(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
 	$(call with_extra,bench-all,the benchmark races against: torch onnxruntime jax and openvino)
+	@touch $@
+
+# The compiler for all systems is a package, and so are those who know their files.
+$(VENV)/.crossed: constraints.txt | $(VENV)/.made
+	@echo "rootdk: installing the compiler zig (100 MB) and what reads compiled modules"
+	$(INSTALL) ziglang lief abi3info
 	@touch $@
 
 # Checking needs no compiler: only the tools and what src/ and benchmarks/ import.

@@ -11,8 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def digest(root: Path = ROOT) -> str:
-    """Of the names and contents of every C++ file and of CMakeLists.txt."""
-    files = [root / "CMakeLists.txt", *(f for room in ("kernel", "bindings") for f in (root / room).glob("*.[ch]*"))]
+    """Of the names and contents of every C++ file and of what says how they are compiled."""
+    files = [
+        root / "CMakeLists.txt",
+        root / "kernel/targets.txt",
+        *(f for room in ("kernel", "bindings") for f in (root / room).glob("*.[ch]*")),
+    ]
     whole = hashlib.sha256()
     for file in sorted(files):
         content = file.read_bytes()

@@ -11,10 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include <pthread.h>
-#if defined(__linux__)
-#include <sched.h>
-#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <xmmintrin.h>
 #endif
@@ -22,16 +18,14 @@
 #include "interruption.h"
 #include "openmp.h"
 #include "subnormals.h"
+#include "system.h"
 
 namespace rootdk {
 namespace {
 
 int default_threads() {
-  int cpus = int(std::thread::hardware_concurrency());
-#if defined(__linux__)
-  cpu_set_t allowed;  // a container or taskset may allow fewer CPUs than the machine has
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) cpus = CPU_COUNT(&allowed);
-#endif
+  int cpus = allowed_cpus();
+  if (cpus == 0) cpus = int(std::thread::hardware_concurrency());
   return cpus < 1 ? 1 : cpus < most_threads ? cpus : most_threads;
 }
 
@@ -191,7 +185,7 @@ void start_afresh() {
 // When the library is loaded, not at the first call: a fork() in the middle of that would leave a lock held for ever.
 const bool prepared = [] {
   start_afresh();
-  pthread_atfork(nullptr, nullptr, [] {
+  after_fork([] {
     forget_openmp();
     start_afresh();
   });

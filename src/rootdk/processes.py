@@ -91,6 +91,14 @@ def standing_elsewhere() -> Iterator[None]:
 
     The interpreter's own folder is where no user puts modules. Other threads stand there too meanwhile.
     """
+    if not hasattr(os, "fchdir"):  # Windows, where no one removes a folder in which a process stands
+        there = Path.cwd()
+        os.chdir(sys.prefix)
+        try:
+            yield
+        finally:
+            os.chdir(there)
+        return
     here = os.open(".", os.O_RDONLY)
     try:
         os.chdir(sys.prefix)

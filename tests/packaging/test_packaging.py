@@ -1,14 +1,19 @@
 """What the package declares: no more than it imports, and a build that has nothing to complain of."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 import rootdk
 
-PYPROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 
 IMPORTED_AS = {"scikit-learn": "sklearn"}  # distributions that are not called as they are imported
 
@@ -62,3 +67,57 @@ def test_the_build_asks_for_what_scikit_build_core_does_not_bring() -> None:
     for needed in ('cmake.version = ">=', 'ninja.version = ">=', "[[tool.dynamic-metadata]]"):
         assert needed in PYPROJECT
     assert "tool.scikit-build.metadata" not in PYPROJECT
+
+
+def test_one_version_everywhere_it_is_told() -> None:
+    """The package, the citation, and the newest section of the changelog."""
+    citation, changes = ((ROOT / name).read_text("utf-8") for name in ("CITATION.cff", "CHANGELOG.md"))
+    assert f"\nversion: {rootdk.__version__}\n" in citation
+    newest = re.search(r"^## \[([\d.]+)\]", changes, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == rootdk.__version__
+
+
+def test_without_a_compiler_the_build_ends_with_one_line(tmp_path: Path) -> None:
+    """What it needs and where wheels are, before anything else is looked for."""
+    cmake = Path(sys.executable).parent / "cmake"
+    command = [
+        str(cmake),
+        "-G",
+        "Ninja",
+        "-S",
+        str(ROOT),
+        "-B",
+        str(tmp_path),
+        f"-DCMAKE_MAKE_PROGRAM={cmake.parent / 'ninja'}",
+    ]
+    empty = {name: value for name, value in os.environ.items() if name not in {"CXX", "CC", "CXXFLAGS"}}
+    done = subprocess.run(command, check=False, env=empty | {"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if "rootdk:" in line]
+    assert len(said) == 1
+    assert "a C++17 compiler is needed and none was found: install one" in said[0]
+    assert "take a wheel" in said[0]
+    assert "docs/install.md" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", sorted(metadata.metadata("rootdk").get_all("Provides-Extra") or []))
+def test_an_extra_resolves(extra: str, tmp_path: Path) -> None:
+    """From nothing, as on a clean machine, within the versions that this repository pins; nothing is installed."""
+    names = [line for line in metadata.requires("rootdk") or [] if re.search(rf"extra == [\'\"]{extra}[\'\"]", line)]
+    needed = [line.partition(";")[0].strip() for line in names]
+    needed = [name for name in needed if not name.startswith("rootdk[")]  # which has a test of its own
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--quiet",
+        "-c",
+        "constraints.txt",
+    ]
+    done = subprocess.run([*command, *needed], check=False, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr

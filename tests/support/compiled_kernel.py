@@ -33,6 +33,8 @@ VARIANTS: dict[str, tuple[str, int, set[str]]] = {
         {"mask", "bias", "sinks", "alibi", "row_scale", "offsets", "lengths", "rows", "softcap", "left", "right"},
     ),
     "bf16 256": ("bf16", 256, set()),
+    "bf16 128 causal, watched": ("bf16", 128, {"right", "first_weight", "first_key"}),
+    "bf16 128 causal, pointed at": ("bf16", 128, {"right", "top_key", "top_share", "top_mass"}),
     "fp32 64 causal": ("fp32", 64, {"right"}),
 }  # fmt: skip
 _POINTERS = {
@@ -44,14 +46,21 @@ _POINTERS = {
     "lengths": "i64",
     "rows": "i64",
 }
-_POINTERS |= {"fields": "fp32", "keys": "i64"}
+_POINTERS |= {"fields": "fp32", "keys": "i64", "first_key": "i64", "first_weight": "fp32"}
+_POINTED = {"top_key": "i64", "top_share": "fp32", "top_mass": "fp32"}
+_POINTERS |= _POINTED
 _OPTIONAL = {"mask", "bias", "sinks", "alibi", "row_scale", "offsets", "lengths", "rows", "softcap", "left", "right"}
+_OPTIONAL |= {"first_key", "first_weight", *_POINTED}
 
 
 def compiled(target: GPUTarget, dtype: str, d_k: int, has: set[str]) -> Any:
     """As _launch of rootdk.backends.torch.gpu asks for it."""
     sizes = gpu.sizes_for(target.backend, 4 if dtype == "fp32" else 2, d_k, bool(has & {"mask", "bias"}))[0]
-    constants: dict[str, Any] = dict.fromkeys(_OPTIONAL - has)
+    pointed = "top_key" in has
+    if pointed:
+        sizes = sizes._replace(rows=32, keys=32, warps=4)
+    constants: dict[str, Any] = dict.fromkeys(_OPTIONAL - has) | {"SPREAD": pointed}
+    constants |= dict.fromkeys(("fields", "keys") if pointed else ())
     constants |= gpu.constants(d_k, interpreted=False) | {"BLOCK_ROWS": sizes.rows, "BLOCK_KEYS": sizes.keys}
     constants |= {"m_key": 1, "b_key": 1}
     signature = {}

@@ -1,0 +1,29 @@
+#if defined(_WIN32)
+#include "system.h"
+
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+
+namespace rootdk {
+
+int allowed_cpus() {
+  DWORD_PTR process = 0, machine = 0;
+  // Nothing is told where the process runs in several groups of 64 CPUs.
+  if (!GetProcessAffinityMask(GetCurrentProcess(), &process, &machine)) return 0;
+  int count = 0;
+  for (; process; process &= process - 1) ++count;
+  return count;
+}
+
+void after_fork(void (*)()) {}
+
+void* loaded_function(const char* library, const char* function) {
+  const HMODULE loaded = GetModuleHandleA(library);
+  return loaded ? reinterpret_cast<void*>(GetProcAddress(loaded, function)) : nullptr;
+}
+
+// Never asked for there: it has not been tried.
+bool permits_tiles() { return false; }
+
+}  // namespace rootdk
+#endif

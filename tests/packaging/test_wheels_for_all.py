@@ -1,0 +1,178 @@
+"""wheels/: what is built for which system, and what the checks of finished wheels refuse. A build is a slow test."""
+
+import importlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+METADATA = "rootdk-9.9.dist-info/METADATA"
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "wheels"))
+    try:
+        return importlib.import_module("builder")
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def checks(builder: ModuleType) -> ModuleType:
+    sys.path.insert(0, str(ROOT / "wheels"))
+    try:
+        return importlib.import_module("checker")
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "minor", "tag", "module"),
+    [
+        ("linux-x86_64", 10, "cp310-cp310", "_kernel.cpython-310-x86_64-linux-gnu.so"),
+        ("linux-aarch64", 11, "cp311-cp311", "_kernel.cpython-311-aarch64-linux-gnu.so"),
+        ("musl-x86_64", 11, "cp311-cp311", "_kernel.cpython-311-x86_64-linux-musl.so"),
+        ("macos-arm64", 10, "cp310-cp310", "_kernel.cpython-310-darwin.so"),
+        ("macos-x86_64", 12, "cp312-abi3", "_kernel.abi3.so"),
+        ("windows-x86_64", 11, "cp311-cp311", "_kernel.cp311-win_amd64.pyd"),
+        ("windows-x86_64", 12, "cp312-abi3", "_kernel.pyd"),
+    ],
+)
+def test_names_are_those_that_python_looks_for(
+    builder: ModuleType, platform: str, minor: int, tag: str, module: str
+) -> None:
+    abi = next(abi for abi in builder.ABIS if abi.minor == minor)
+    assert (abi.tag, abi.module(builder.PLATFORMS[platform])) == (tag, module)
+
+
+def test_this_python_would_find_its_module(builder: ModuleType) -> None:
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    here = next((abi for abi in builder.ABIS if abi.minor == sys.version_info[1]), builder.ABIS[-1])
+    names = {here.module(platform) for platform in builder.PLATFORMS.values()}
+    assert any(name.removeprefix("_kernel") in EXTENSION_SUFFIXES for name in names)
+
+
+def test_a_machine_gets_its_instruction_sets_with_their_flags(builder: ModuleType) -> None:
+    assert list(builder.targets("x86_64")) == ["plain", "avx2", "avx512", "amx"]
+    assert list(builder.targets("aarch64")) == ["plain", "neon"]
+    assert builder.targets("x86_64")["avx2"] == ("-mavx2", "-mfma", "-mf16c")
+    for machine in ("x86_64", "aarch64"):
+        assert builder.targets(machine)["plain"] == ()
+    files = {file.stem.removeprefix("target_") for file in (ROOT / "kernel").glob("target_*.cc")}
+    assert files == {*builder.targets("x86_64"), *builder.targets("aarch64")}
+
+
+def test_only_files_of_a_target_get_its_flags(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {step.source.name: step.flags for step in builder.kernel_steps(builder.PLATFORMS["linux-x86_64"])}
+    wide = {name for name, flags in steps.items() if any(flag.startswith("-mavx") for flag in flags)}
+    assert wide == {"target_avx2.cc", "target_avx512.cc", "target_amx.cc"}
+    arm = {step.source.name for step in builder.kernel_steps(builder.PLATFORMS["linux-aarch64"])}
+    assert {name for name in arm if name.startswith("target_")} == {"target_neon.cc", "target_plain.cc"}
+
+
+def test_the_configuration_of_python_is_that_of_the_system(builder: ModuleType) -> None:
+    windows, linux = (builder.pyconfig(builder.PLATFORMS[name]) for name in ("windows-x86_64", "linux-x86_64"))
+    assert "#define SIZEOF_LONG 4\n" in windows
+    assert "#define SIZEOF_WCHAR_T 2\n" in windows
+    assert "#define MS_WINDOWS 1\n" in windows
+    assert "HAVE_FORK" not in windows
+    assert "#define SIZEOF_LONG 8\n" in linux
+    assert "#define HAVE_FORK 1\n" in linux
+
+
+def test_names_that_windows_imports(builder: ModuleType) -> None:
+    names = builder.python_names(b"\0__imp_PyErr_Clear\0__imp_GetProcAddress\0__imp__Py_Dealloc\0PyErr_Print\0")
+    assert names == {"PyErr_Clear", "_Py_Dealloc"}
+    expected = "LIBRARY python3.dll\nEXPORTS\n    PyErr_Clear\n    _Py_Dealloc\n"
+    assert builder.definition_file(builder.ABIS[-1], names) == expected
+
+
+def packed(builder: ModuleType, folder: Path, files: dict[str, bytes] | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    content = files or {"rootdk/b.py": b"b", "rootdk/a.py": b"a", METADATA: b"Name: rootdk\n"}
+    return builder.pack(folder, builder.PLATFORMS["linux-x86_64"], builder.ABIS[1], content, b"module", 1_700_000_000)
+
+
+def read(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_same_files_are_the_same_bytes(builder: ModuleType, checks: ModuleType, tmp_path: Path) -> None:
+    first = packed(builder, tmp_path / "1")
+    second = packed(builder, tmp_path / "2", {METADATA: b"Name: rootdk\n", "rootdk/a.py": b"a", "rootdk/b.py": b"b"})
+    assert first.name == "rootdk-9.9-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
+    assert first.read_bytes() == second.read_bytes()
+    assert checks.archive_complaints(first.name, read(first)) == []
+
+
+def test_a_wheel_that_is_not_what_it_says(builder: ModuleType, checks: ModuleType, tmp_path: Path) -> None:
+    wheel = packed(builder, tmp_path)
+    files = read(wheel)
+    assert "RECORD" in checks.archive_complaints(wheel.name, files | {"rootdk/a.py": b"c"})[0]
+    assert "says it is for" in checks.archive_complaints(wheel.name.replace("cp311-cp311", "cp310-cp310"), files)[0]
+    without = {name: content for name, content in files.items() if name != "rootdk/a.py"}
+    assert "not in the wheel" in checks.archive_complaints(wheel.name, without)[0]
+    mixed = dict(reversed(files.items()))
+    assert "order" in checks.archive_complaints(wheel.name, mixed)[0]
+    path = packed(builder, tmp_path, {METADATA: b"", "rootdk/a.py": str(ROOT).encode()})
+    assert any("path of this machine" in line for line in checks.archive_complaints(path.name, read(path)))
+
+
+APPLE = "/usr/lib/libSystem.B.dylib"
+LINUX = {"machine": "x86_64", "needed": ["libc.so.6", "libm.so.6"], "shown": {"PyInit__kernel"},
+         "python": {"PyErr_Clear"}, "newest": {"GLIBC": (2, 17)}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("platform", "abi", "change", "expected"),
+    [
+        ("linux-x86_64", 1, {}, ""),
+        ("linux-x86_64", 1, {"machine": "aarch64"}, "is for aarch64"),
+        ("linux-x86_64", 1, {"needed": ["libstdc++.so.6"]}, "needs libstdc++.so.6"),
+        ("linux-x86_64", 1, {"newest": {"GLIBC": (2, 34)}}, "needs GLIBC 2.34, newer than 2.17"),
+        ("linux-x86_64", 1, {"shown": {"PyInit__kernel", "__cxa_throw"}}, "shows"),
+        ("linux-x86_64", 1, {"python": set()}, "uses nothing of Python"),
+        ("linux-x86_64", 2, {"python": {"PyErr_Clear", "_PyObject_Private"}}, "uses _PyObject_Private"),
+        ("musl-x86_64", 1, {}, "needs libc.so.6"),
+        ("musl-x86_64", 1, {"needed": ["libc.so"], "newest": {}}, ""),
+        ("macos-x86_64", 1, {"needed": [APPLE], "newest": {"macOS": (12, 0)}}, "needs macOS 12.0"),
+        ("macos-x86_64", 1, {"needed": [APPLE], "newest": {"macOS": (11, 0)}}, ""),
+        ("macos-arm64", 1, {"machine": "aarch64", "needed": [], "newest": {}, "signed": False}, "is not signed"),
+        ("windows-x86_64", 2, {"needed": ["KERNEL32.dll", "python3.dll"], "newest": {}}, ""),
+        ("windows-x86_64", 2, {"needed": ["KERNEL32.dll", "python311.dll"], "newest": {}}, "does not take Python"),
+        ("windows-x86_64", 1, {"needed": ["python311.dll", "libc++.dll"], "newest": {}}, "needs libc++.dll"),
+    ],
+)  # fmt: skip
+def test_what_a_module_may_not_be(
+    builder: ModuleType, checks: ModuleType, platform: str, abi: int, change: dict[str, object], expected: str
+) -> None:
+    facts = checks.Facts(**(LINUX | change))
+    found = checks.complaints(facts, builder.PLATFORMS[platform], builder.ABIS[abi], {"PyErr_Clear"})
+    assert any(line.startswith(expected) for line in found) if expected else found == []
+
+
+def test_an_unknown_platform_is_one_line() -> None:
+    command = [sys.executable, str(ROOT / "wheels" / "builder.py"), "amiga"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "PLATFORM must be one of linux-x86_64" in done.stderr
+    assert "got 'amiga'" in done.stderr
+
+
+@pytest.mark.slow
+def test_wheels_are_built_twice_alike_and_are_well(tmp_path: Path) -> None:
+    """For this machine's own kind of system; `make wheels` sets up the compiler."""
+    made = []
+    for name in ("1", "2"):
+        options = f"linux-x86_64 --output {tmp_path / name}"
+        subprocess.run(["make", "wheels", f"ARGS={options}"], cwd=ROOT, check=True, timeout=3600)
+        made.append({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()})
+    assert made[0] == made[1]
+    assert len([name for name in made[0] if name.endswith(".whl")]) == 3

@@ -1,0 +1,202 @@
+"""Looks at finished wheels as an installer and a loader would: python wheels/checker.py WHEEL ... `make wheels` does it last.
+
+What auditwheel, delocate and abi3audit ask, asked of all systems alike: which libraries a module needs and how new, which
+functions of Python it uses, what it shows to others, and that the wheel is what its name says.
+"""
+
+import base64
+import csv
+import dataclasses
+import hashlib
+import io
+import re
+import sys
+import zipfile
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from builder import ABIS, PLATFORMS, ROOT, Abi, Platform
+
+Version = tuple[int, ...]
+
+# What every system of the kind has, of the libraries that a module may need.
+SYSTEM = {
+    "gnu": r"lib(c|m|dl|pthread|rt)\.so\.\d|ld-linux-(x86-64\.so\.2|aarch64\.so\.1)",
+    "musl": r"libc\.so",
+    "macho": r"/usr/lib/libSystem\.B\.dylib",
+    "pe": r"(?i:kernel32\.dll|ntdll\.dll|api-ms-win-crt-[a-z]+-l1-1-0\.dll)",
+}
+GLIBC: Version = (2, 17)  # manylinux2014
+MACOS: Version = (11, 0)
+
+
+@dataclasses.dataclass
+class Facts:
+    """What a compiled module says of itself."""
+
+    machine: str
+    needed: list[str]
+    shown: set[str]  # what others may use of it
+    python: set[str]  # what it uses of Python
+    newest: dict[str, Version]  # the newest version of each library's symbols that it uses: GLIBC, macOS
+    signed: bool = True
+
+
+def facts_of(module: bytes) -> Facts:
+    """Read with lief, which knows the files of all systems."""
+    lief = import_module("lief")
+    binary = lief.parse(io.BytesIO(module))
+    if binary.format == lief.Binary.FORMATS.ELF:
+        return _elf(binary)
+    if binary.format == lief.Binary.FORMATS.MACHO:
+        return _macho(binary)
+    return _pe(binary)
+
+
+def _elf(binary: Any) -> Facts:
+    dynamic = list(binary.dynamic_symbols)
+    newest: dict[str, Version] = {}
+    for requirement in binary.symbols_version_requirement:
+        for version in requirement.get_auxiliary_symbols():
+            name, _, number = version.name.partition("_")
+            if number:
+                newest[name] = max(newest.get(name, ()), _version(number))
+    return Facts(
+        {"X86_64": "x86_64", "AARCH64": "aarch64"}[binary.header.machine_type.name],
+        list(binary.libraries),
+        {symbol.name for symbol in dynamic if symbol.exported and symbol.name},
+        {symbol.name for symbol in dynamic if not symbol.exported and symbol.name.startswith(("Py", "_Py"))},
+        newest,
+    )
+
+
+def _macho(binary: Any) -> Facts:
+    names = {symbol.name.removeprefix("_") for symbol in binary.imported_symbols}
+    return Facts(
+        {"X86_64": "x86_64", "ARM64": "aarch64"}[binary.header.cpu_type.name],
+        [library.name for library in binary.libraries if library.command.name != "ID_DYLIB"],
+        {symbol.name.removeprefix("_") for symbol in binary.exported_symbols},
+        {name for name in names if name.startswith(("Py", "_Py"))},
+        {"macOS": tuple(binary.build_version.minos[:2])},
+        signed=binary.has_code_signature,
+    )
+
+
+def _pe(binary: Any) -> Facts:
+    used = {entry.name for library in binary.imports for entry in library.entries}
+    return Facts(
+        {"AMD64": "x86_64", "ARM64": "aarch64"}[binary.header.machine.name],
+        [library.name for library in binary.imports],
+        {entry.name for entry in binary.get_export().entries},
+        {name for name in used if name.startswith(("Py", "_Py"))},
+        {},
+    )
+
+
+def _version(text: str) -> Version:
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def complaints(facts: Facts, platform: Platform, abi: Abi, stable: Iterable[str]) -> list[str]:
+    """What is wrong with a module, in sentences. stable: the names of the stable ABI of that version."""
+    found = []
+    if facts.machine != platform.machine:
+        found.append(f"is for {facts.machine}, not {platform.machine}")
+    kind = platform.format if platform.format != "elf" else "musl" if "musl" in platform.zig else "gnu"
+    allowed = SYSTEM[kind]
+    if platform.format == "pe":
+        allowed += rf"|{abi.library}\.dll"
+        if f"{abi.library}.dll" not in facts.needed:
+            found.append(f"does not take Python from {abi.library}.dll")
+    found += [
+        f"needs {name}, which not every such system has" for name in facts.needed if not re.fullmatch(allowed, name)
+    ]
+    if facts.shown != {"PyInit__kernel"}:
+        found.append(f"shows {sorted(facts.shown)[:5]}, not PyInit__kernel alone")
+    for name, limit in (("GLIBC", GLIBC), ("macOS", MACOS)):
+        if facts.newest.get(name, ()) > limit:
+            found.append(
+                f"needs {name} {'.'.join(map(str, facts.newest[name]))}, newer than {'.'.join(map(str, limit))}"
+            )
+    if "GLIBCXX" in facts.newest:
+        found.append("needs the C++ library of the system")
+    if platform.format == "macho" and platform.machine == "aarch64" and not facts.signed:
+        found.append("is not signed, and Apple's processors run only what is")
+    if not facts.python:
+        found.append("uses nothing of Python")
+    if abi.stable:
+        found += [f"uses {name}, which is not in the stable ABI" for name in sorted(facts.python - set(stable))]
+    return found
+
+
+def stable_names(abi: Abi) -> set[str]:
+    """Functions and data of the stable ABI up to this version, and what every such Python has."""
+    info = import_module("abi3info")
+    known = {**info.FUNCTIONS, **info.DATAS}
+    limit = (3, abi.minor)
+    return {symbol.name for symbol, entry in known.items() if (entry.added.major, entry.added.minor) <= limit} | {
+        "_Py_NoneStruct",
+        "_Py_TrueStruct",
+        "_Py_FalseStruct",
+    }
+
+
+def archive_complaints(name: str, files: dict[str, bytes]) -> list[str]:
+    """What is wrong with a wheel as an archive, whatever it was built for."""
+    found = []
+    package, version, python, interface, platforms = name.removesuffix(".whl").split("-")
+    home = f"{package}-{version}.dist-info"
+    tags = set(re.findall(r"^Tag: (.*)$", files.get(f"{home}/WHEEL", b"").decode(), re.MULTILINE))
+    expected = {f"{python}-{interface}-{platform}" for platform in platforms.split(".")}
+    if tags != expected:
+        found.append(f"says it is for {sorted(tags)}, its name {sorted(expected)}")
+    listed = {row[0]: row[1:] for row in csv.reader(io.StringIO(files.get(f"{home}/RECORD", b"").decode()))}
+    for path, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        if path != f"{home}/RECORD" and listed.get(path) != [f"sha256={digest}", str(len(content))]:
+            found.append(f"{path} is not as RECORD has it")
+    found += [f"{path} is in RECORD and not in the wheel" for path in sorted(set(listed) - set(files))]
+    if list(files) != sorted(files):
+        found.append("its files are not in the order of their names")
+    for path, content in files.items():
+        for place in {str(ROOT), str(Path.home()), sys.prefix} - {"/", ""}:
+            if place.encode() in content:
+                found.append(f"{path} holds a path of this machine")
+    return found
+
+
+def check(file: Path) -> list[str]:
+    """What is wrong with a wheel; nothing, if all is well."""
+    with zipfile.ZipFile(file) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    found = archive_complaints(file.name, files)
+    tag = "-".join(file.name.split("-")[2:4])
+    abi = next((abi for abi in ABIS if abi.tag == tag), None)
+    platform = next((one for one in PLATFORMS.values() if file.name.endswith(f"-{one.tag}.whl")), None)
+    if abi is None or platform is None:
+        return [*found, "is for none of the platforms or Pythons that are built for"]
+    module = files.get(f"rootdk/{abi.module(platform)}")
+    if module is None:
+        return [*found, f"has no rootdk/{abi.module(platform)}"]
+    return found + complaints(facts_of(module), platform, abi, stable_names(abi) if abi.stable else ())
+
+
+def main() -> None:
+    wheels = [Path(name) for name in sys.argv[1:]]
+    if not wheels:
+        sys.exit("rootdk: wheels/checker.py: give one or more wheels")
+    bad = 0
+    for file in wheels:
+        found = check(file)
+        bad += bool(found)
+        print(f"{file.stat().st_size / 1e6:6.2f} MB  {'ok' if not found else 'NOT OK'}  {file.name}")
+        for line in found:
+            print(f"           {line}")
+    if bad:
+        sys.exit(f"rootdk: {bad} of {len(wheels)} wheels are not as they should be")
+
+
+if __name__ == "__main__":
+    main()
