@@ -5,8 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -19,6 +17,7 @@
 #include "interruption.h"
 #include "memory.h"
 #include "pool.h"
+#include "system.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -38,8 +37,8 @@ void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
-// Where the fields of a Problem stand in its tuple, found by their names: src/rootdk/options.py tells what each of them is. Looked
-// up once per type, and there is one.
+// Where the fields of a Problem and of a Learnable stand in their tuples, found by their names: src/rootdk/options.py tells what
+// each of them is. Looked up once per type, and there is one of each.
 struct problem_places {
 #define ROOTDK_PROBLEM_FIELDS(each)                                                                                     \
   each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset) \
@@ -48,33 +47,48 @@ struct problem_places {
 #define ROOTDK_PLACE(name) Py_ssize_t name;
   ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
 #undef ROOTDK_PLACE
+  template <typename place_of_t>
+  void find(const place_of_t& place_of) {
+#define ROOTDK_PLACE(name) name = place_of(#name);
+    ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
+#undef ROOTDK_PLACE
+  }
 };
 
-const problem_places& places_in(nb::tuple problem) {
+struct learnable_places {
+  Py_ssize_t query, key, value, sinks, scale, bias, alibi;
+  template <typename place_of_t>
+  void find(const place_of_t& place_of) {
+    query = place_of("query"), key = place_of("key"), value = place_of("value"), sinks = place_of("sinks");
+    scale = place_of("scale"), bias = place_of("bias"), alibi = place_of("alibi");
+  }
+};
+
+template <typename places_t>
+const places_t& places_in(nb::tuple record) {
   static PyTypeObject* known = nullptr;
-  static problem_places places;
+  static places_t places;
   static Py_ssize_t fields = 0;
-  if (Py_TYPE(problem.ptr()) == known) {
-    require(PyTuple_GET_SIZE(problem.ptr()) == fields, "kernel: a Problem has another number of fields");
+  if (Py_TYPE(record.ptr()) == known) {
+    require(NB_TUPLE_GET_SIZE(record.ptr()) == fields, "kernel: a record has another number of fields");
     return places;
   }
-  require(nb::hasattr(problem, "_fields"), "kernel: a Problem is a named tuple");
-  const nb::object names = problem.attr("_fields");
-  const auto place_of = [&](const char* name) {
+  require(nb::hasattr(record, "_fields"), "kernel: a record is a named tuple");
+  const nb::object names = record.attr("_fields");
+  places.find([&](const char* name) {
     const nb::object wanted = nb::str(name);
     const Py_ssize_t place = PySequence_Index(names.ptr(), wanted.ptr());
     if (place < 0) PyErr_Clear();
-    require(place >= 0 && place < PyTuple_GET_SIZE(problem.ptr()), "kernel: a Problem lacks a field");
+    require(place >= 0 && place < NB_TUPLE_GET_SIZE(record.ptr()), "kernel: a record lacks a field");
     return place;
-  };
-#define ROOTDK_PLACE(name) places.name = place_of(#name);
-  ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
-#undef ROOTDK_PLACE
-  fields = PyTuple_GET_SIZE(problem.ptr());
-  known = Py_TYPE(problem.ptr());
-  Py_INCREF(known);  // so that no other type comes to lie there
+  });
+  fields = NB_TUPLE_GET_SIZE(record.ptr());
+  known = Py_TYPE(record.ptr());
+  Py_INCREF(reinterpret_cast<PyObject*>(known));  // so that no other type comes to lie there
   return places;
 }
+
+nb::handle item(nb::tuple record, Py_ssize_t place) { return nb::handle(NB_TUPLE_GET_ITEM(record.ptr(), place)); }
 
 char format_of(element type) { return "fdeH"[int(type)]; }
 
@@ -172,7 +186,7 @@ nb::object make_reading(attention_problem& p, nb::handle kind, const memory& que
     return nb::steal(object);
   };
   const nb::object buffer = made(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(line + fields_bytes + p.rows() * 8)));
-  char* const first = PyByteArray_AS_STRING(buffer.ptr());
+  char* const first = PyByteArray_AsString(buffer.ptr());
   const int64_t fields_at = (line - int64_t(reinterpret_cast<uintptr_t>(first) % line)) % line;
   const int64_t keys_at = fields_at + fields_bytes;
   p.reading = first + fields_at;
@@ -181,7 +195,7 @@ nb::object make_reading(attention_problem& p, nb::handle kind, const memory& que
   const int axes = query.axes() - 1;  // all but d_k
   const nb::object shape = made(PyTuple_New(axes));
   for (int axis = 0; axis < axes; ++axis)
-    PyTuple_SET_ITEM(shape.ptr(), axis, made(PyLong_FromLongLong(query.shape_from_end(axes - axis))).release().ptr());
+    NB_TUPLE_SET_ITEM(shape.ptr(), axis, made(PyLong_FromLongLong(query.shape_from_end(axes - axis))).release().ptr());
   const nb::object reading = made(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(kind.ptr()), 0));
   const nb::object held = made(PyObject_GenericGetDict(reading.ptr(), nullptr));
   static PyObject* const name = PyUnicode_InternFromString("_buffer");
@@ -194,8 +208,8 @@ nb::object make_reading(attention_problem& p, nb::handle kind, const memory& que
 
 // Everything that forward and backward share.
 void describe(call& c, nb::tuple problem, int team) {
-  const problem_places& at = places_in(problem);
-  const auto given = [&](Py_ssize_t place) { return nb::handle(PyTuple_GET_ITEM(problem.ptr(), place)); };
+  const problem_places& at = places_in<problem_places>(problem);
+  const auto given = [&](Py_ssize_t place) { return item(problem, place); };
   const memory &q = c.in(given(at.query)), &k = c.in(given(at.key)), &v = c.in(given(at.value));
   require(q.axes() >= 3 && k.axes() >= 3 && v.axes() >= 3, "kernel: query, key and value need three axes");
   attention_problem& p = c.problem;
@@ -330,8 +344,8 @@ nb::object read_scores(nb::tuple problem, nb::handle reading, nb::handle keys, i
   return made;
 }
 
-void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle row_state, nb::handle d_query, nb::handle d_key,
-              nb::handle d_value, nb::handle d_bias, nb::handle d_alibi, int team) {
+// gradients: a Learnable of arrays to fill; None where one is not wanted. Those of sinks and of the scale are made elsewhere.
+void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle row_state, nb::tuple gradients, int team) {
   call c;
   describe(c, problem, team);
   attention_problem& p = c.problem;
@@ -339,12 +353,14 @@ void backward(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle ro
   p.out = c.rows(c.in(out), p.heads, p.n_query, p.d_v);
   p.d_out = c.rows(c.in(d_out), p.heads, p.n_query, p.d_v);
   p.row_state = flat_real(c.in(row_state), p.type, 2 * p.rows(), "kernel: row_state must be (2, batch, heads, n_query)");
-  p.d_query = c.rows(c.out(d_query), p.heads, p.n_query, p.d_k);
-  p.d_key = c.rows(c.out(d_key), p.kv_heads, p.n_key, p.d_k);
-  p.d_value = c.rows(c.out(d_value), p.kv_heads, p.n_key, p.d_v);
-  if (!d_bias.is_none()) p.d_bias = c.pairs(c.out(d_bias), p.type == element::float64 ? 'd' : 'f');
-  if (!d_alibi.is_none())
-    p.d_alibi = flat_real(c.out(d_alibi), p.type, p.batch * p.heads, "kernel: d_alibi must be (batch, heads)");
+  const learnable_places& at = places_in<learnable_places>(gradients);
+  const auto wanted = [&](Py_ssize_t place) { return item(gradients, place); };
+  p.d_query = c.rows(c.out(wanted(at.query)), p.heads, p.n_query, p.d_k);
+  p.d_key = c.rows(c.out(wanted(at.key)), p.kv_heads, p.n_key, p.d_k);
+  p.d_value = c.rows(c.out(wanted(at.value)), p.kv_heads, p.n_key, p.d_v);
+  if (!wanted(at.bias).is_none()) p.d_bias = c.pairs(c.out(wanted(at.bias)), p.type == element::float64 ? 'd' : 'f');
+  if (!wanted(at.alibi).is_none())
+    p.d_alibi = flat_real(c.out(wanted(at.alibi)), p.type, p.batch * p.heads, "kernel: d_alibi must be (batch, heads)");
   run_without_gil(p, rootdk::attention_backward);
 }
 
@@ -359,26 +375,29 @@ void weights(nb::tuple problem, nb::handle row_state, nb::handle weights, int te
   run_without_gil(p, rootdk::attention_weights);
 }
 
-// out: None where it is not wanted. Whatever does not move is None, and 0 for the scale.
-void tangent(nb::tuple problem, nb::handle out, nb::handle d_out, nb::handle d_query, nb::handle d_key, nb::handle d_value,
-             nb::handle d_bias, nb::handle d_sinks, nb::handle d_alibi, double d_scale, int team) {
+// out: None where it is not wanted. tangents: a Learnable; whatever does not move is None.
+void tangent(nb::tuple problem, nb::handle out, nb::handle d_out, nb::tuple tangents, int team) {
   call c;
   describe(c, problem, team);
   attention_problem& p = c.problem;
   require(p.cache_type == p.type, "kernel: tangent takes keys of the type of query");
   if (!out.is_none()) p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
   p.d_out = c.rows(c.out(d_out), p.heads, p.n_query, p.d_v);
-  if (!d_query.is_none()) p.d_query = c.rows(c.in(d_query), p.heads, p.n_query, p.d_k);
-  if (!d_key.is_none()) p.d_key = c.rows(c.in(d_key), p.kv_heads, p.n_key, p.d_k);
-  if (!d_value.is_none()) p.d_value = c.rows(c.in(d_value), p.kv_heads, p.n_key, p.d_v);
-  require(d_bias.is_none() || p.bias.data, "kernel: d_bias needs a bias");
-  if (!d_bias.is_none()) p.d_bias = c.pairs(c.in(d_bias), format_of(p.bias_type));
-  require(d_sinks.is_none() || p.sinks, "kernel: d_sinks needs sinks");
-  if (!d_sinks.is_none()) p.sinks_tangent = flat<double>(c.in(d_sinks), p.heads, "kernel: d_sinks must be float64 (heads,)");
-  require(d_alibi.is_none() || p.alibi, "kernel: d_alibi needs alibi");
-  if (!d_alibi.is_none())
-    p.alibi_tangent = flat<double>(c.in(d_alibi), p.batch * p.heads, "kernel: d_alibi must be float64 (batch, heads)");
-  p.scale_tangent = d_scale;
+  const learnable_places& at = places_in<learnable_places>(tangents);
+  const auto moved = [&](Py_ssize_t place) { return item(tangents, place); };
+  const auto moves = [&](Py_ssize_t place, bool there) {
+    require(there || moved(place).is_none(), "kernel: a tangent is of something that the problem does not have");
+    return !moved(place).is_none();
+  };
+  if (moves(at.query, true)) p.d_query = c.rows(c.in(moved(at.query)), p.heads, p.n_query, p.d_k);
+  if (moves(at.key, true)) p.d_key = c.rows(c.in(moved(at.key)), p.kv_heads, p.n_key, p.d_k);
+  if (moves(at.value, true)) p.d_value = c.rows(c.in(moved(at.value)), p.kv_heads, p.n_key, p.d_v);
+  if (moves(at.scale, true)) p.scale_tangent = nb::cast<double>(moved(at.scale));
+  if (moves(at.bias, p.bias.data)) p.d_bias = c.pairs(c.in(moved(at.bias)), format_of(p.bias_type));
+  if (moves(at.sinks, p.sinks))
+    p.sinks_tangent = flat<double>(c.in(moved(at.sinks)), p.heads, "kernel: d_sinks must be float64 (heads,)");
+  if (moves(at.alibi, p.alibi))
+    p.alibi_tangent = flat<double>(c.in(moved(at.alibi)), p.batch * p.heads, "kernel: d_alibi must be float64 (batch, heads)");
   run_without_gil(p, rootdk::attention_tangent);
 }
 
@@ -406,14 +425,11 @@ nb::dict tile() {
 
 NB_MODULE(_kernel, m) {
   main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
-  pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });  // the child's only thread
+  rootdk::after_fork([] { main_thread = PyThread_get_thread_ident(); });  // the child's only thread
   m.def("forward", &forward, "problem"_a, "out"_a, "row_state"_a.none(), "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
   m.def("read", &read_scores, "problem"_a, "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
-  m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "d_query"_a, "d_key"_a, "d_value"_a,
-        "d_bias"_a.none() = nb::none(), "d_alibi"_a.none() = nb::none(), "team"_a = 0);
-  m.def("tangent", &tangent, "problem"_a, "out"_a.none(), "d_out"_a, "d_query"_a.none(), "d_key"_a.none(), "d_value"_a.none(),
-        "d_bias"_a.none() = nb::none(), "d_sinks"_a.none() = nb::none(), "d_alibi"_a.none() = nb::none(), "d_scale"_a = 0.0,
-        "team"_a = 0);
+  m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "gradients"_a, "team"_a = 0);
+  m.def("tangent", &tangent, "problem"_a, "out"_a.none(), "d_out"_a, "tangents"_a, "team"_a = 0);
   m.def("alike", &alike);  // names of arguments would take time
   m.def("weights", &weights, "problem"_a, "row_state"_a, "weights"_a, "team"_a = 0);
   m.def("target", [] { return std::string(rootdk::current_target().name); });

@@ -25,4 +25,5 @@
 #include "backward-inl.h"
 #include "weights-inl.h"
 #include "tangent-inl.h"
+#include "few_tangent-inl.h"
 // clang-format on

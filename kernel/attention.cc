@@ -9,16 +9,12 @@
 #include <optional>
 #include <utility>
 
-#include "amx_permission.h"
+#include "cpu.h"
 #include "interruption.h"
 #include "pool.h"
 #include "segments.h"
 #include "visibility.h"
 #include "waves.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 namespace rootdk {
 
@@ -43,26 +39,14 @@ namespace plain {
 extern const kernel_target target;
 }
 
-#if defined(__x86_64__)
-// GCC 11 has no name for it in __builtin_cpu_supports; a hypervisor may hide it from a guest that has AVX2.
-static bool has_f16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29)) != 0;
-}
-#endif
-
 std::vector<const kernel_target*> available_targets() {
   std::vector<const kernel_target*> found;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && has_f16c()) {
 #if defined(ROOTDK_AMX)
-    if (amx_permitted()) found.push_back(&amx::target);
+  if (has_amx()) found.push_back(&amx::target);
 #endif
-    found.push_back(&avx512::target);
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) found.push_back(&avx2::target);
+  if (has_avx512()) found.push_back(&avx512::target);
+  if (has_avx2()) found.push_back(&avx2::target);
 #elif defined(__aarch64__)
   found.push_back(&neon::target);
 #endif

@@ -113,6 +113,25 @@ ROOTDK_INLINE void for_pairs(const panel<real>& p, int64_t keys, real* scores, c
     }
 }
 
+// Magnitudes as bits: in this order NaN is above infinity, and infinity above the numbers.
+template <typename real>
+ROOTDK_INLINE ivec<real> magnitude(vec<real> x) {
+  return (ivec<real>)x & std::numeric_limits<lane_int<real>>::max();
+}
+
+// `some_far`: whether a number of the vector may be. A bias in units of log2 is one multiplication, and joins its score in the same
+// step; one that this would carry out of the range, or that is not finite, goes the long way. -inf hides, whatever the score is:
+// NaN - inf would be NaN.
+template <typename real>
+constexpr real far_bias = std::numeric_limits<real>::max() / 2;
+template <typename real>
+ROOTDK_INLINE vec<real> with_bias(vec<real> score, vec<real> bias, bool some_far) {
+  const vec<real> sum = score + bias * real(log2_e);
+  if (likely(!some_far)) return sum;
+  const vec<real> slowly = select<real>(bias == broadcast(minus_infinity<real>), bias, score + biases_log2<real>(bias));
+  return select<real>(magnitude<real>(bias) > magnitude<real>(broadcast(far_bias<real>)), slowly, sum);
+}
+
 template <typename stored, typename real>
 inline void add_bias(const pairs_view& view, int64_t batch, const panel<real>& p, int64_t start, int64_t keys, real* scores) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
@@ -120,28 +139,54 @@ inline void add_bias(const pairs_view& view, int64_t batch, const panel<real>& p
   const auto row_of = [&](int lane) __attribute__((always_inline)) {
     return base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride;
   };
-  // -inf hides, whatever the score is: NaN - inf would be NaN.
-  const auto use = [](vec<real> score, vec<real> bias) __attribute__((always_inline)) {
-    return select<real>(bias == broadcast(minus_infinity<real>), bias, score + bias);
-  };
-  if (view.query_stride == 0 && (view.head_stride == 0 || p.head[0] == p.head[p.live - 1])) {  // one row for all lanes
-    const stored* row = row_of(0);
+  const bool one_row = view.query_stride == 0 && (view.head_stride == 0 || p.head[0] == p.head[p.live - 1]);  // for all lanes
+  if constexpr (!std::is_same<compute<stored>, real>::value) {  // of another width than the scores: number by number
+    const auto use = [](vec<real> score, vec<real> bias) __attribute__((always_inline)) {
+      return select<real>(bias == broadcast(minus_infinity<real>), bias, score + bias);
+    };
+    for_pairs(
+        p, keys, scores,
+        [&](int lane, int64_t key, int count) __attribute__((always_inline)) {
+          alignas(64) real part[width] = {};
+          for (int i = 0; i < count; ++i) part[i] = bias_log2<real>(widen(row_of(lane)[(key + i) * view.key_stride]));
+          return load<real>(part);
+        },
+        use);
+  } else if (one_row) {
+    const stored* const row = row_of(0);
     for (int64_t key = 0; key < keys; ++key)
       for (int v = 0; v < lanes; v += width) {
         real* const at = scores + key * lanes + v;
-        store(at, use(load(at), broadcast(bias_log2<real>(widen(row[key * view.key_stride])))));
+        store(at, with_bias<real>(load(at), broadcast(widen(row[key * view.key_stride])), true));
       }
-    return;
+  } else {
+    for (int64_t key = 0; key < keys; key += width)
+      for (int group = 0; group < p.live; group += width) {
+        const int count = int(at_most(width, keys - key));
+        vec<real> block[width];
+        ivec<real> largest = {};
+        for (int lane = 0; lane < width; ++lane) {
+          block[lane] = vec<real>{};
+          if (group + lane >= p.live) continue;
+          const stored* const row = row_of(group + lane) + key * view.key_stride;
+          if (likely(view.key_stride == 1 && count == width)) {
+            block[lane] = load_wide(row);
+          } else {
+            alignas(64) real part[width] = {};
+            for (int i = 0; i < count; ++i) part[i] = widen(row[i * view.key_stride]);
+            block[lane] = load<real>(part);
+          }
+          const ivec<real> size = magnitude<real>(block[lane]);
+          largest = size > largest ? size : largest;
+        }
+        const bool some_far = any_lane<real>(largest > magnitude<real>(broadcast(far_bias<real>)));
+        transpose<real>(block);
+        for (int i = 0; i < count; ++i) {
+          real* const at = scores + (key + i) * lanes + group;
+          store(at, with_bias<real>(load(at), block[i], some_far));
+        }
+      }
   }
-  const auto read = [&](int lane, int64_t key, int count) __attribute__((always_inline)) {
-    const stored* row = row_of(lane) + key * view.key_stride;
-    if constexpr (std::is_same<compute<stored>, real>::value)
-      if (likely(view.key_stride == 1 && count == width)) return biases_log2<real>(load_wide(row));
-    alignas(64) real part[width] = {};
-    for (int i = 0; i < count; ++i) part[i] = bias_log2<real>(widen(row[i * view.key_stride]));
-    return load<real>(part);
-  };
-  for_pairs(p, keys, scores, read, use);
 }
 
 // A bias, or its tangent.
@@ -193,17 +238,23 @@ inline void hide_masked(const attention_problem& problem, int64_t batch, const p
                         real* scores) {
   const pairs_view& view = problem.mask;
   const char* base = view.data + view.batch_offset[batch] + start * view.key_stride;
+  // A byte per pair, widened to the lanes' integers; they travel through the transpose as the bits of numbers.
+  constexpr int width = simd<real>::width;
+  typedef int8_t bytes __attribute__((vector_size(width)));
   const auto read = [&](int lane, int64_t key, int count) __attribute__((always_inline)) {
     const char* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride + key * view.key_stride;
-    alignas(64) real part[simd<real>::width] = {};
-    if (view.key_stride == 1 && count == simd<real>::width)
-      for (int i = 0; i < simd<real>::width; ++i) part[i] = real(row[i]);
-    else
-      for (int i = 0; i < count; ++i) part[i] = real(row[i * view.key_stride]);
-    return load<real>(part);
+    bytes some = {};
+    if (likely(view.key_stride == 1 && count == width)) {
+      std::memcpy(&some, row, width);
+    } else {
+      char part[width] = {};
+      for (int i = 0; i < count; ++i) part[i] = row[i * view.key_stride];
+      std::memcpy(&some, part, width);
+    }
+    return (vec<real>)__builtin_convertvector(some, ivec<real>);
   };
   for_pairs(p, keys, scores, read, [](vec<real> score, vec<real> keep) {
-    return select<real>(keep != vec<real>{}, score, broadcast(minus_infinity<real>));
+    return select<real>((ivec<real>)keep != ivec<real>{}, score, broadcast(minus_infinity<real>));
   });
 }
 
@@ -231,7 +282,7 @@ struct block_view {
   int64_t start;
   int64_t clean[panel_vectors], stop[panel_vectors];
   int64_t within[panel_vectors];  // as clean, by the limits alone
-  bool looks;                     // at mask and bias: some lane has holes here
+  bool looks;  // at mask and bias: some lane has holes here
   alignas(64) uint8_t first[most_lanes], last[most_lanes];  // per lane, from `start`; set where within is less than stop
   int64_t both() const { return at_most(stop[0], stop[1]); }
   int64_t keys() const { return at_least(stop[0], stop[1]); }
@@ -373,13 +424,37 @@ inline void shape_tangents(const attention_problem& problem, int64_t batch, cons
     store(tangents + at, select<real>(load(scores + at) == nowhere, vec<real>{}, load(tangents + at) * real(ln_2)));
 }
 
+// Numbers of the bias, or bytes of the mask, that the pairs of some keys will read: asked for before the keys' products are made, so
+// that they have come when those are done. A row of them is short and the next is far away, which no processor foresees.
+template <typename real>
+ROOTDK_INLINE void ask_for_pairs(const pairs_view& view, int64_t size, int64_t batch, const panel<real>& p, int64_t start,
+                                 int64_t keys) {
+  constexpr int64_t line = 64;
+  const char* const base = view.data + (view.batch_offset[batch] + start) * size;
+  for (int lane = 0; lane < p.live; ++lane) {
+    const char* const row = base + (p.head[lane] * view.head_stride + p.query[lane] * view.query_stride) * size;
+    for (int64_t at = 0; at < keys * size; at += line) __builtin_prefetch(row + at);
+  }
+}
+
 template <typename real>
 inline void compute_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const real* q_packed,
                            row_block<real> key_rows, const block_view& view, real* scores, real* slope) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const int64_t both = view.both(), keys = view.keys(), at = view.longer() * width;
-  product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, both,
-                                       overwrite{});
+  const auto reads_rows = [](const pairs_view& pairs) {
+    return pairs.data && pairs.query_stride != 0 && pairs.key_stride == 1;
+  };
+  const bool asks_bias = reads_rows(problem.bias), asks_mask = view.looks && reads_rows(problem.mask);
+  // A few tiles at a time, and what they read before each.
+  const int64_t together = likely(!asks_bias && !asks_mask) ? both : 4 * tile_rows;
+  for (int64_t key = 0; key < both; key += together) {
+    const int64_t here = at_most(together, both - key);
+    if (asks_bias) ask_for_pairs(problem.bias, element_bytes(problem.bias_type), batch, p, view.start + key, here);
+    if (asks_mask) ask_for_pairs(problem.mask, 1, batch, p, view.start + key, here);
+    product<real, a_rows, panel_vectors>(key_rows.data + key * key_rows.stride, key_rows.stride, q_packed, lanes, problem.d_k,
+                                         scores + key * lanes, lanes, here, overwrite{});
+  }
   if (both < keys)
     product<real, a_rows, 1>(key_rows.data + both * key_rows.stride, key_rows.stride, q_packed + at, lanes, problem.d_k,
                              scores + both * lanes + at, lanes, keys - both, overwrite{});

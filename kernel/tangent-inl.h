@@ -14,6 +14,15 @@ inline bool moves_scores(const attention_problem& problem) {
   return moves_queries(problem) || problem.d_key.data || problem.d_bias.data || problem.alibi_tangent;
 }
 
+// What a sink that moves adds to the mean of dS.
+template <typename real>
+inline real sink_tangent(const attention_problem& problem, const panel<real>& p, const row_sums<real>& rows, int lane) {
+  // Without a sum no key was seen, or the sink has all the weight, whatever its logit.
+  if (!problem.sinks || !problem.sinks_tangent || lane >= p.live || rows.normalise[lane] == 0) return 0;
+  const real weight = std::exp2(bias_log2<real>(problem.sinks[p.head[lane]]) - rows.maximum[lane]) / rows.sum[lane];
+  return weight * real(problem.sinks_tangent[p.head[lane]]);
+}
+
 template <typename stored>
 struct tangent_scratch : forward_scratch<stored> {
   typedef compute<stored> real;
@@ -98,9 +107,9 @@ inline void tangent_scores(const attention_problem& problem, int64_t batch, cons
 // dS -> w dS, and its sum over the keys moves on.
 template <typename real>
 inline void weigh_tangents(const real* weights, const block_view& view, const rescale_add<real>& finish, real* tangents,
-                           real* means) {
+                           real* means, int vectors = panel_vectors) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>, chains = 4;
-  for (int v = 0; v < panel_vectors; ++v) {
+  for (int v = 0; v < vectors; ++v) {
     vec<real> sum[chains];
     for (vec<real>& x : sum) x = vec<real>{};
     for (int64_t key = 0; key < view.stop[v]; ++key) {
@@ -190,33 +199,120 @@ inline bool walk_tangents(const attention_problem& problem, int64_t batch, int64
   return true;
 }
 
-// The end of a panel's rows: dO out of the sums.
-template <typename stored>
-inline void write_tangents(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
-                           const row_sums<compute<stored>>& rows, const compute<stored>* sums_out, const compute<stored>* means,
-                           compute<stored>* sums_tangent) {
-  typedef compute<stored> real;
+// Beyond this a mean of dS takes the digits of what is left when it is subtracted at the end.
+template <typename real>
+constexpr real far_mean = real(0x1p20);
+
+// The end of a panel's rows: dO in the place of its sums. Returns whether some row is far: see far_tangents().
+template <typename real>
+inline bool finish_tangents(const attention_problem& problem, const panel<real>& p, const row_sums<real>& rows,
+                            const real* sums_out, const real* means, real* sums_tangent, real* mean) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  alignas(64) real mean[lanes];
-  for (int lane = 0; lane < lanes; ++lane) mean[lane] = means[lane] * rows.normalise[lane];
-  if (problem.sinks && problem.sinks_tangent)
-    for (int lane = 0; lane < p.live; ++lane) {
-      if (rows.normalise[lane] == 0) continue;  // the sink has all the weight, whatever its logit
-      const real weight = std::exp2(bias_log2<real>(problem.sinks[p.head[lane]]) - rows.maximum[lane]) / rows.sum[lane];
-      mean[lane] += weight * real(problem.sinks_tangent[p.head[lane]]);
-    }
+  for (int lane = 0; lane < lanes; ++lane)
+    mean[lane] = means[lane] * rows.normalise[lane] + sink_tangent(problem, p, rows, lane);
   for (int64_t d = 0; d < problem.d_v; ++d)
     for (int v = 0; v < lanes; v += width) {
       real* const at = sums_tangent + d * lanes + v;
-      store(at, load(at) - load(sums_out + d * lanes + v) * load(mean + v));
+      store(at, (load(at) - load(sums_out + d * lanes + v) * load(mean + v)) * load(rows.normalise + v));
     }
-  stored* to[lanes];
-  row_pointers(problem.d_out, batch, p, to);
-  unpack_transposed<stored>(sums_tangent, p.live, rows.normalise, problem.d_v, to);
+  bool far = !all_finite(sums_tangent, problem.d_v, p.live);
+  for (int lane = 0; lane < p.live; ++lane) far |= !(std::fabs(mean[lane]) <= far_mean<real>);
+  return far;
 }
 
+// Beside a query of 1e38 a tangent of usual size moves the logits to the end of the range or beyond, and a row whose weight is all on
+// one key has infinity - infinity, or what rounding left of two large numbers, where the definition has 0. Such rows are computed
+// once more, the way the definition reads: with the weights at hand, first the mean of dS, then the sum of P (dS - mean) V. dS is kept
+// small by a power of two, and by what a factor above 1 would add to it; both come back at the end. Into `tangents`, [d][lane], of the
+// rows whose `far` mean is, or that are not finite.
 template <typename stored>
-inline void tangent_item(const attention_problem& problem, int64_t item, void* buffer) {
+inline __attribute__((noinline, cold)) void far_tangents(const attention_problem& problem, int64_t batch, int64_t kv_head,
+                                                         const panel<compute<stored>>& p, row_sums<compute<stored>> rows,
+                                                         const compute<stored>* q_packed, const compute<stored>* far,
+                                                         tangent_scratch<stored>& s, compute<stored>* tangents) {
+  typedef compute<stored> real;
+  constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
+  constexpr real small = real(0x1p-64), large = real(0x1p64);
+  const int64_t numbers = problem.d_k * lanes;
+  std::vector<real> queries(static_cast<size_t>(numbers)), moved(static_cast<size_t>(numbers)), extra(key_block * lanes);
+  std::vector<real> sums(static_cast<size_t>(problem.d_v * lanes)), of_values(static_cast<size_t>(problem.d_v * lanes));
+  alignas(64) real factor[lanes], stretch[lanes], shrink[lanes], mean[lanes] = {};
+  query_factors(problem, batch, p, factor);
+  hold_back(lanes, factor, stretch);
+  for (int lane = 0; lane < lanes; ++lane) factor[lane] *= small, shrink[lane] = small / stretch[lane];
+  stored *query[lanes], *d_query[lanes];
+  row_pointers(problem.query, batch, p, query);
+  pack_transposed<stored>(query, p.live, factor, problem.d_k, queries.data());
+  if (problem.d_query.data) {
+    row_pointers(problem.d_query, batch, p, d_query);
+    pack_transposed<stored>(d_query, p.live, factor, problem.d_k, moved.data());
+  }
+  if (problem.scale_tangent != 0) {
+    attention_problem other = problem;
+    other.scale = problem.scale_tangent;
+    query_factors(other, batch, p, factor);
+    for (int lane = 0; lane < lanes; ++lane) factor[lane] *= shrink[lane];
+    pack_transposed<stored>(query, p.live, factor, problem.d_k, s.q_packed_again);
+    for (size_t at = 0; at < moved.size(); ++at) moved[at] += s.q_packed_again[at];
+  }
+  for (int lane = 0; lane < lanes; ++lane) {
+    if (rows.maximum[lane] == minus_infinity<real>) rows.maximum[lane] = 0;
+    rows.normalise[lane] = rows.sum[lane] == 0 ? real(0) : 1 / rows.sum[lane];
+  }
+  const rescale_add<real> as_it_is = {{broadcast(real(1)), broadcast(real(1))}, {broadcast(real(1)), broadcast(real(1))}};
+  for (const bool known : {false, true}) {  // the mean
+    for (int64_t block = p.first_any / key_block * key_block; block < p.last_any; block += key_block) {
+      between_steps(problem);
+      block_view view;
+      if (!view_block<true>(problem, p, block, at_most(block + key_block, problem.n_key), view)) continue;
+      const int64_t start = view.start, keys = view.keys();
+      const auto [k, v] = fetch_keys<stored>(problem, batch, kv_head, start, keys, s.key_copy, s.value_copy);
+      const row_block<real> d_k = fetch_rows<stored>(problem.d_key, batch, kv_head, start, keys, problem.d_k, s.d_key_copy);
+      const row_block<real> d_v = fetch_rows<stored>(problem.d_value, batch, kv_head, start, keys, problem.d_v, s.d_value_copy);
+      real* const slope = problem.softcap > 0 ? s.slope : nullptr;
+      compute_scores<real>(problem, batch, p, q_packed, k, view, s.scores, slope);
+      mark_hidden(s.scores, keys * lanes, s.marks);
+      product<real, a_rows, panel_vectors>(k.data, k.stride, moved.data(), lanes, problem.d_k, s.tangents, lanes, keys,
+                                           overwrite{});
+      if (d_k.data)
+        product<real, a_rows, panel_vectors>(d_k.data, d_k.stride, queries.data(), lanes, problem.d_k, s.tangents, lanes, keys,
+                                             add{});
+      if (slope)
+        for (int64_t at = 0; at < keys * lanes; ++at) s.tangents[at] *= slope[at];
+      std::memset(extra.data(), 0, extra.size() * sizeof(real));
+      if (problem.alibi_tangent) subtract_distances(problem, problem.alibi_tangent, batch, p, start, keys, extra.data());
+      if (problem.d_bias.data) add_bias(problem.d_bias, problem.bias_type, batch, p, start, keys, extra.data());
+      weigh_scores(rows, keys, s.scores);
+      if (known && problem.dropout > 0) dropout_factors(problem, p, start, keys, s.factors);
+      for (int64_t at = 0; at < keys * lanes; at += width) {
+        const int lane = int(at % lanes);
+        const vec<real> weight = load(s.scores + at);
+        const vec<real> moves = (load(s.tangents + at) + load(extra.data() + at) * load(shrink + lane)) * real(ln_2);
+        const vec<real> weighed = weight * (known ? moves - load(mean + lane) : moves);
+        const vec<real> seen = select<real>(load(s.marks + at) < vec<real>{}, vec<real>{}, weighed);
+        if (!known) {
+          store(mean + lane, load(mean + lane) + seen);
+        } else {
+          const vec<real> kept = problem.dropout > 0 ? load(s.factors + at) : broadcast(real(1));
+          store(s.tangents + at, seen * kept);
+          store(s.scores + at, weight * kept);
+        }
+      }
+      if (!known) continue;
+      add_values(v, s.tangents, view, problem.d_v, as_it_is, sums.data(), step_over<real>{s.marks});
+      if (d_v.data) add_values(d_v, s.scores, view, problem.d_v, as_it_is, of_values.data(), step_over<real>{s.marks});
+    }
+    if (!known)
+      for (int lane = 0; lane < lanes; ++lane) mean[lane] += sink_tangent(problem, p, rows, lane) * shrink[lane];
+  }
+  for (int64_t at = 0; at < problem.d_v * lanes; ++at)
+    if (!(std::fabs(far[at % lanes]) <= far_mean<real>) || !(tangents[at] - tangents[at] == 0))
+      tangents[at] = sums[size_t(at)] * large * stretch[at % lanes] + of_values[size_t(at)];
+}
+
+// `only`, where given, says which rows are written.
+template <typename stored>
+inline void tangent_item(const attention_problem& problem, int64_t item, void* buffer, const bool* only = nullptr) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t together = rows_per_item<real>(problem), rows = problem.group() * problem.n_query;
@@ -232,11 +328,26 @@ inline void tangent_item(const attention_problem& problem, int64_t item, void* b
     pack_tangents<stored>(problem, batch, i, s.places[i], s);
   }
   if (!walk_tangents(problem, batch, kv_head, panels, s, false)) walk_tangents(problem, batch, kv_head, panels, s, true);
+  alignas(64) real one[lanes];
+  for (real& number : one) number = 1;
+  std::vector<stored> elsewhere(only ? size_t(problem.d_v) : 0);
   for (int64_t i = 0; i < panels; ++i) {
-    const int64_t at = i * problem.d_v * lanes;
-    finish_rows(problem, s.places[i], s.rows[i]);
-    if (problem.out.data) write_outputs<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + at);
-    write_tangents<stored>(problem, batch, s.places[i], s.rows[i], s.sums_out + at, s.means + i * lanes, s.sums_tangent + at);
+    const panel<real>& p = s.places[i];
+    real *const out = s.sums_out + i * problem.d_v * lanes, *const tangent = s.sums_tangent + i * problem.d_v * lanes;
+    alignas(64) real mean[lanes];
+    finish_rows(problem, p, s.rows[i]);
+    const bool far = finish_tangents(problem, p, s.rows[i], out, s.means + i * lanes, tangent, mean);
+    if (unlikely(far && moves_scores(problem)))
+      far_tangents<stored>(problem, batch, kv_head, p, s.rows[i], s.q_packed + i * problem.d_k * lanes, mean, s, tangent);
+    stored* to[lanes];
+    const auto write = [&](const rows_view& view, const real* from, const real* factor) {
+      row_pointers(view, batch, p, to);
+      for (int lane = 0; only && lane < p.live; ++lane)
+        if (!only[lane]) to[lane] = elsewhere.data();
+      unpack_transposed<stored>(from, p.live, factor, problem.d_v, to);
+    };
+    if (problem.out.data) write(problem.out, out, s.rows[i].normalise);
+    write(problem.d_out, tangent, one);
   }
 }
 

@@ -62,6 +62,15 @@ kernel_pass backward_pass(const attention_problem& problem) {
 
 template <typename stored>
 kernel_pass tangent_pass(const attention_problem& problem) {
+  typedef compute<stored> real;
+  if (has_few_rows<real>(problem)) {
+    kernel_pass pass = few_rows_pass<stored>(problem);
+    pass.scratch_bytes = few_tangent_scratch<stored>(problem, nullptr).bytes;
+    pass.item = few_tangent_item<stored>;
+    pass.shared_bytes = pass.items * few_tangent_bytes<real>(problem);
+    pass.merge = few_tangent_merge_item<stored>;
+    return pass;
+  }
   kernel_pass pass = rows_pass<stored>(problem);
   pass.scratch_bytes = tangent_scratch<stored>(problem, nullptr).bytes;
   pass.item = [](const attention_problem& p, int64_t item, void* scratch, void*) { tangent_item<stored>(p, item, scratch); };

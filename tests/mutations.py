@@ -187,8 +187,8 @@ MUTATIONS = (
     Mutation(
         "the component along q is counted twice",
         "src/rootdk/theory/attention.py",
-        '(sizes - 1) * average["jacobian_norm_squared"]',
-        'sizes * average["jacobian_norm_squared"]',
+        '(d_k - 1) * average["jacobian_norm_squared"]',
+        'd_k * average["jacobian_norm_squared"]',
         ("tests/theory/test_theory_measured.py", "tests/theory/test_theory_quadrature.py"),
     ),
     Mutation(
@@ -303,15 +303,15 @@ MUTATIONS = (
     Mutation(
         "the mean tangent of a row is not taken away",
         "kernel/tangent-inl.h",
-        "store(at, load(at) - load(sums_out + d * lanes + v) * load(mean + v));",
-        "store(at, load(at) - load(sums_out + d * lanes + v) * real(0) * load(mean + v));",
+        "load(at) - load(sums_out + d * lanes + v) * load(mean + v)",
+        "load(at) - load(sums_out + d * lanes + v) * real(0) * load(mean + v)",
         _TANGENT_TESTS,
     ),
     Mutation(
         "a sink's tangent moves the keys with it",
         "kernel/tangent-inl.h",
-        "mean[lane] += weight * real(problem.sinks_tangent",
-        "mean[lane] -= weight * real(problem.sinks_tangent",
+        "return weight * real(problem.sinks_tangent",
+        "return -weight * real(problem.sinks_tangent",
         _TANGENT_TESTS,
     ),
     Mutation(

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeAlias
 
-from .options import Problem
+from .options import Learnable, Problem
 from .reading import Reading
 
 # An array or a tensor: see bindings/memory.h.
@@ -27,27 +27,11 @@ def backward(
     out: _Array,
     d_out: _Array,
     row_state: _Array,
-    d_query: _Array,
-    d_key: _Array,
-    d_value: _Array,
-    d_bias: _Array | None = None,
-    d_alibi: _Array | None = None,
+    gradients: Learnable,
     team: int = 0,
 ) -> None: ...
 def weights(problem: Problem, row_state: _Array, weights: _Array, team: int = 0) -> None: ...
-def tangent(
-    problem: Problem,
-    out: _Array | None,
-    d_out: _Array,
-    d_query: _Array | None,
-    d_key: _Array | None,
-    d_value: _Array | None,
-    d_bias: _Array | None = None,
-    d_sinks: _Array | None = None,
-    d_alibi: _Array | None = None,
-    d_scale: float = 0.0,
-    team: int = 0,
-) -> None: ...
+def tangent(problem: Problem, out: _Array | None, d_out: _Array, tangents: Learnable, team: int = 0) -> None: ...
 def target() -> str: ...
 def targets() -> list[str]: ...
 def set_target(name: str) -> None: ...

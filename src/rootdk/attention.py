@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from .backends import backend_of, kernel
 from .checks import count, row_numbers, truth
 from .errors import ArgumentError
-from .options import Options, Tangents, check_one_type, documented, resolve, resolve_tangents
+from .options import Learnable, Options, check_one_type, documented, resolve, resolve_tangents
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
 
@@ -76,7 +76,7 @@ def attention(
     given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
-    if backend.traced(query, key, value, scale, bias, sinks, alibi):
+    if backend.traced(query, key, value, options):
         return backend.traced_call(query, key, value, options, measured=False)[0]  # type: ignore[no-any-return]
     problem, one_head = resolve(backend, query, key, value, options)
     out: Array = backend.forward(problem, options)
@@ -125,7 +125,7 @@ def measure(
     given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
-    if backend.traced(query, key, value, scale, bias, sinks, alibi):
+    if backend.traced(query, key, value, options):
         if truth("per_key", per_key):
             raise ArgumentError("per_key: must be False inside torch.compile and torch.func, got True")
         return backend.traced_call(query, key, value, options, measured=True)
@@ -175,7 +175,7 @@ def weights(
     given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, 0.0, None
     options = _record(Options, given)
     backend = backend_of("query", query)
-    if backend.traced(query, key, scale, bias, sinks, alibi):
+    if backend.traced(query, key, options):
         raise ArgumentError("rootdk.weights: must be called outside torch.compile and torch.func, got a traced call")
     if not backend.holds(key):
         backend.inputs(query, key, key)  # says what is wrong with it
@@ -222,7 +222,7 @@ def read(
     """
     options = Options(scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments)
     backend = backend_of("query", query)
-    if backend.traced(query, key, scale, bias, sinks, alibi):
+    if backend.traced(query, key, options):
         if rows is not None:
             raise ArgumentError("rows: must be None where a compiler or a transform follows the call, got rows")
         return backend.traced_call(query, key, key[..., :0], options, measured=True)[1]  # type: ignore[index, no-any-return]
@@ -345,7 +345,7 @@ def attention_jvp(
     backend = backend_of("query", query)
     problem, one_head = resolve(backend, query, key, value, options)
     check_one_type(problem.query, problem.key, "a derivative")
-    moved = Tangents(d_query, d_key, d_value, d_sinks, d_scale, d_bias, d_alibi)
+    moved = Learnable(d_query, d_key, d_value, sinks=d_sinks, scale=d_scale, bias=d_bias, alibi=d_alibi)
     out, d_out = backend.jvp(problem, resolve_tangents(backend, problem, options, one_head, moved))
     return (out[0], d_out[0]) if one_head else (out, d_out)
 

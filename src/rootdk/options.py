@@ -6,9 +6,9 @@ Problem, by the names of its fields; none of them decides anything.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from inspect import cleandoc
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,20 +157,36 @@ def with_rows(problem: Problem, rows: Any) -> Problem:
     )
 
 
-class Tangents(NamedTuple):
-    """The direction in which a call is differentiated forward, by what moves; None does not move.
+class Learnable(NamedTuple):
+    """One of each input that has a derivative: tensors, their gradients or their tangents; None where there is none.
 
-    Of a Problem: query, key, value of the shapes of its own, bias spread like its own, sinks float64 (heads,), alibi
-    float64 (batch, heads), scale a number.
+    The second part says how it lies over a call. Its checks, the shape of its gradient and its rule under vmap follow.
+
+    rows      of the shape of the Problem's own
+    number    one; of a Problem a float
+    heads     (heads,); of a Problem float64
+    entries   broadcasts to (*leading, heads); of a Problem float64 (batch, heads)
+    pairs     broadcasts to (*leading, heads, n_query, n_key); of a Problem spread like its own
     """
 
-    query: Any = None
-    key: Any = None
-    value: Any = None
-    sinks: Any = None
-    scale: Any = None
-    bias: Any = None
-    alibi: Any = None
+    query: Annotated[Any, "rows"] = None
+    key: Annotated[Any, "rows"] = None
+    value: Annotated[Any, "rows"] = None
+    sinks: Annotated[Any, "heads"] = None
+    scale: Annotated[Any, "number"] = None
+    bias: Annotated[Any, "pairs"] = None
+    alibi: Annotated[Any, "entries"] = None
+
+
+@cache
+def learnable(*lies: str) -> tuple[str, ...]:
+    """The names of those that lie over a call in one of these ways."""
+    hints = get_type_hints(Learnable, include_extras=True)
+    return tuple(name for name in Learnable._fields if hints[name].__metadata__[0] in lies)
+
+
+# Which options may be tensors with a gradient.
+LEARNED = learnable("number", "heads", "entries", "pairs")
 
 
 def _meanings(record: Any) -> str:
@@ -291,35 +307,36 @@ def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opt
     )
 
 
-def resolve_tangents(backend: Any, problem: Problem, options: Options, one_head: bool, given: Tangents) -> Tangents:
+def resolve_tangents(backend: Any, problem: Problem, options: Options, one_head: bool, given: Learnable) -> Learnable:
     """The tangents of a Problem, each checked against what it is the tangent of."""
-    moved = {}
-    for name in ("query", "key", "value"):
-        tangent = getattr(given, name)
-        if tangent is not None:
-            like = getattr(problem, name)
-            shape = tuple(like.shape[1:] if one_head else like.shape)
-            tangent = backend.fitting(f"d_{name}", tangent, problem.query, name, shape)
-            moved[name] = tangent[None] if one_head else tangent
-    for name, expected in (("bias", "a bias"), ("sinks", "sinks"), ("alibi", "alibi")):
-        if getattr(given, name) is not None and getattr(problem, name) is None:
-            raise ArgumentError(f"d_{name}: must be None without {expected}, got {type_name(getattr(given, name))}")
-    if given.bias is not None:
-        spread = backend.broadcast("d_bias", given.bias, tuple(problem.bias.shape), False)
-        if spread.dtype != problem.bias.dtype:
-            wanted, got = (str(kind).removeprefix("torch.") for kind in (problem.bias.dtype, spread.dtype))
-            raise ArgumentTypeError(f"d_bias: must be {wanted} to match bias, got {got}")
-        moved["bias"] = spread
-    if given.sinks is not None:
-        moved["sinks"] = _sinks("d_sinks", backend.plain("d_sinks", given.sinks), problem.query.shape[-3], one_head)
-    if given.alibi is not None:
-        slopes = backend.plain("d_alibi", given.alibi)
-        moved["alibi"] = _alibi("d_alibi", slopes, tuple(problem.query.shape[:-2]))
-    if given.scale is not None:
-        if problem.row_scale is not None:
-            raise ArgumentError(f"d_scale: must be None where the scale is a rule by row, got {shown(options.scale)}")
-        moved["scale"] = real("d_scale", backend.plain("d_scale", given.scale), "None or a number")
-    return Tangents(**moved)
+    moved: dict[str, Any] = {}
+    for name, tangent in given._asdict().items():
+        if tangent is None:
+            continue
+        argument, of = f"d_{name}", getattr(problem, name)
+        if of is None:
+            raise ArgumentError(f"{argument}: must be None without {name}, got {type_name(tangent)}")
+        if name in _ROWS:
+            shape = tuple(of.shape[1:] if one_head else of.shape)
+            fitting = backend.fitting(argument, tangent, problem.query, name, shape)
+            moved[name] = fitting[None] if one_head else fitting
+        elif name in _PAIRS:
+            moved[name] = spread = backend.broadcast(argument, tangent, tuple(of.shape), False)
+            if spread.dtype != of.dtype:
+                wanted, got = (str(kind).removeprefix("torch.") for kind in (of.dtype, spread.dtype))
+                raise ArgumentTypeError(f"{argument}: must be {wanted} to match {name}, got {got}")
+        elif name in _HEADS:
+            moved[name] = _sinks(argument, backend.plain(argument, tangent), problem.query.shape[-3], one_head)
+        elif name in _ENTRIES:
+            moved[name] = _alibi(argument, backend.plain(argument, tangent), tuple(problem.query.shape[:-2]))
+        else:
+            moved[name] = real(argument, backend.plain(argument, tangent), "None or a number")
+    if given.scale is not None and problem.row_scale is not None:
+        raise ArgumentError(f"d_scale: must be None where the scale is a rule by row, got {shown(options.scale)}")
+    return Learnable(**moved)
+
+
+_ROWS, _PAIRS, _HEADS, _ENTRIES = (learnable(lies) for lies in ("rows", "pairs", "heads", "entries"))
 
 
 class _Segments(NamedTuple):

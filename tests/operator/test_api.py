@@ -15,7 +15,7 @@ from recording_kernel import RecordingKernel
 import rootdk
 from rootdk import options as options_module
 from rootdk.backends import problem_of, reference
-from rootdk.options import Problem
+from rootdk.options import Learnable, Problem
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 NAMES = list(option_sets(np.random.default_rng(0)))
@@ -237,15 +237,18 @@ def test_vjp_hands_down_what_backward_needs(recorder: RecordingKernel, rng: np.r
     strided = np.asfortranarray(out)
     gradients = pull_back(strided)
     assert [(g.shape, g.dtype) for g in gradients] == [(a.shape, a.dtype) for a in arrays]
-    problem, kept, d_out, row_state, *gradient_memory = recorder.backward_arguments
+    problem, kept, d_out, row_state, gradient_memory = recorder.backward_arguments
     assert problem is recorder.forward_arguments[0]
     np.testing.assert_array_equal(kept, forward["out"])  # type: ignore[arg-type]
     assert not np.shares_memory(kept, out)  # type: ignore[call-overload]
     assert d_out.strides[-1] == 2  # type: ignore[attr-defined]
     assert row_state is forward["row_state"]
-    for handed, gradient in zip(gradient_memory, gradients, strict=True):
-        assert np.shares_memory(handed, gradient)  # type: ignore[call-overload]
-        assert handed.dtype == np.uint16  # type: ignore[attr-defined]
+    assert isinstance(gradient_memory, Learnable)
+    handed = {name: memory for name, memory in gradient_memory._asdict().items() if memory is not None}
+    assert list(handed) == ["query", "key", "value"]
+    for memory, gradient in zip(handed.values(), gradients, strict=True):
+        assert np.shares_memory(memory, gradient)
+        assert memory.dtype == np.uint16
 
 
 def test_threads(recorder: RecordingKernel) -> None:

@@ -14,7 +14,7 @@ from problems import random_arrays
 import rootdk
 from rootdk import _kernel
 from rootdk.backends import problem_of, reference
-from rootdk.options import Problem
+from rootdk.options import Learnable, Problem
 
 BAD = [np.nan, np.inf, -np.inf]
 GRADIENTS = ("d_query", "d_key", "d_value")
@@ -544,7 +544,7 @@ def test_results_beyond_32_bits(rng: np.random.Generator) -> None:
     _kernel.forward(problem, out, state, None, None)
     np.testing.assert_array_equal(out, expected)
     gradients = [far_apart(a.shape, np.float32, jumps) for a in d_expected]
-    _kernel.backward(problem, out, d_out, state, *gradients)
+    _kernel.backward(problem, out, d_out, state, Learnable(*gradients))
     for found, wanted in zip(gradients, d_expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
 

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-from budgets import assert_within, logit_error, measure_budget
+from budgets import assert_within, logit_error, measure_budget, tangent_budget
 from judge import DTYPES, TARGETS, Judge, target
 from problems import random_arrays
 
 import rootdk
 from rootdk.backends import problem_of, reference
+from rootdk.options import Learnable
 
 LOWEST = np.finfo(np.float32).min
 
@@ -123,6 +125,32 @@ def test_a_query_that_its_scale_carries_out_of_range(
     d_out = d_out_size * rng.standard_normal((1, n_query, 5))
     query, key, value, d_out = (a.astype(DTYPES[dtype]) for a in (*sizes, d_out))
     Judge((query, key, value), d_out, {"scale": scale}).check(tangent=False)
+    # A direction of usual size takes most tangents out of the range: they are infinite, with their sign, never NaN.
+    moved = [rng.standard_normal(array.shape).astype(array.dtype) for array in (query, key, value)]
+    found = np.asarray(rootdk.attention_jvp(query, key, value, *moved, scale=scale)[1], np.float64)
+    problem = problem_of(query, key, value, scale=scale)
+    expected, bound = tangent_budget(problem, Learnable(*(tangent[None] for tangent in moved)))
+    largest = float(ml_dtypes.finfo(query.dtype).max)
+    clear = np.abs(np.abs(expected) - largest) > bound
+    assert not np.isnan(found).any()
+    inside = clear & (np.abs(expected) < largest)
+    assert (np.abs(found - expected)[inside] <= bound).all()
+    beyond = clear & (np.abs(expected) > largest)
+    np.testing.assert_array_equal(found[beyond], np.copysign(np.inf, expected[beyond]))
+    assert beyond.any() or inside.any()
+
+
+@pytest.mark.parametrize("n_query", [1, 40])
+def test_a_row_that_sees_one_key_alone_beside_a_large_query(rng: np.random.Generator, n_query: int) -> None:
+    """Its weight is 1 whatever moves, so it moves as its value does, while dS is near the end of the range."""
+    query, key, value = random_arrays(rng, (), 2, 2, n_query, 50, 16, 5, np.float32)
+    query = np.clip(query, -2, 2) * np.float32(1e38)
+    moved = [rng.standard_normal(array.shape).astype(np.float32) for array in (query, key, value)]
+    key[:] = 0
+    seen = np.zeros(50, bool)
+    seen[17] = True
+    d_out = rootdk.attention_jvp(query, key, value, *moved, mask=seen)[1]
+    np.testing.assert_allclose(d_out, np.broadcast_to(moved[2][:, 17:18], d_out.shape), rtol=1e-6)
 
 
 @pytest.mark.parametrize("softcap", [1e-38, 1e-40, 1e-44, 1e-300])

@@ -16,7 +16,7 @@ from tensors import tensor, tensor_options
 import rootdk
 from rootdk import _kernel
 from rootdk.backends import problem_of, reference
-from rootdk.options import Tangents
+from rootdk.options import Learnable
 
 NAMES = list(option_sets(np.random.default_rng(0)))
 STEP = float(np.finfo(np.float64).eps ** (1 / 3))  # where the errors of a central difference balance
@@ -101,7 +101,7 @@ def test_one_head_and_any_strides(rng: np.random.Generator) -> None:
     out, d_out = rootdk.attention_jvp(*arrays, *moved, causal=True, sinks=0.3, d_sinks=2.0)
     np.testing.assert_array_equal(out, rootdk.attention(*arrays, causal=True, sinks=0.3))
     problem = problem_of(*arrays, causal=True, sinks=0.3)
-    tangents = Tangents(moved[0][None], None, moved[2][None], sinks=np.array([2.0]))
+    tangents = Learnable(moved[0][None], None, moved[2][None], sinks=np.array([2.0]))
     np.testing.assert_allclose(d_out, reference.jvp(problem, tangents)[0], rtol=1e-12, atol=1e-13)
 
 
@@ -160,7 +160,7 @@ def test_large_queries_under_a_large_scale() -> None:
     for query, moved in (([large, 0], [1, 0]), ([1, 0], [large, 0]), ([large, 0], [large, 0])):
         q, d_q = np.array([query], np.float32), np.array([moved], np.float32)
         d_out = rootdk.attention_jvp(q, key, value, d_q, scale=40.0)[1]
-        expected, bound = tangent_budget(problem_of(q, key, value, scale=40.0), Tangents(query=d_q[None]))
+        expected, bound = tangent_budget(problem_of(q, key, value, scale=40.0), Learnable(query=d_q[None]))
         assert_within(d_out[None], expected, bound)
 
 
@@ -195,7 +195,7 @@ A = np.ones((2, 3, 4), np.float32)
         ({"d_key": A[0]}, r"d_key: must have the shape of key \(2, 3, 4\), got \(3, 4\)"),
         ({"d_value": A.astype(np.float64)}, "d_value: must be float32 to match query, got float64"),
         ({"d_query": [1.0]}, "d_query: must be a NumPy array like query, got list"),
-        ({"d_bias": A}, "d_bias: must be None without a bias, got numpy.ndarray"),
+        ({"d_bias": A}, "d_bias: must be None without bias, got numpy.ndarray"),
         ({"d_alibi": [1.0]}, "d_alibi: must be None without alibi, got list"),
         ({"alibi": 1.0, "d_alibi": np.ones(3)}, r"d_alibi: must broadcast to \(..., heads\) = \(2,\), got shape "),
         ({"d_sinks": np.ones(2)}, "d_sinks: must be None without sinks, got numpy.ndarray"),
@@ -224,16 +224,16 @@ def test_errors(moved: dict[str, Any], message: str) -> None:
         {"d_out": np.empty((2, 3, 5), np.float32)},
         {"d_out": np.empty((2, 3, 4))},
         {"out": np.empty((1, 3, 4), np.float32)},
-        {"d_query": np.ones((2, 3, 4))},
-        {"d_key": np.ones((2, 2, 4), np.float32)},
-        {"d_value": np.ones((2, 3, 8), np.float32)[..., ::2]},
-        {"d_bias": np.ones((2, 3, 3), np.float32)},
-        {"d_sinks": np.ones(2)},
-        {"d_alibi": np.ones((1, 2))},
+        {"tangents": Learnable(query=np.ones((2, 3, 4)))},
+        {"tangents": Learnable(key=np.ones((2, 2, 4), np.float32))},
+        {"tangents": Learnable(value=np.ones((2, 3, 8), np.float32)[..., ::2])},
+        {"tangents": Learnable(bias=np.ones((2, 3, 3), np.float32))},
+        {"tangents": Learnable(sinks=np.ones(2))},
+        {"tangents": Learnable(alibi=np.ones((1, 2)))},
+        {"tangents": (None, None, None)},
     ],
-    ids=lambda wrong: next(iter(wrong)),
 )
 def test_the_kernel_takes_nothing_that_does_not_fit(wrong: dict[str, Any]) -> None:
-    fitting = {"out": None, "d_out": np.empty_like(A), "d_query": None, "d_key": None, "d_value": None}
+    fitting = {"out": None, "d_out": np.empty_like(A), "tangents": Learnable()}
     with pytest.raises(ValueError, match=r"^kernel: "):
         _kernel.tangent(problem_of(A, A, A), **(fitting | wrong))

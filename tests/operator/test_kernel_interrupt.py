@@ -24,6 +24,7 @@ import rootdk
 from rootdk.backends import problem_of
 from judge import assert_same_bits, everything
 from rootdk import _kernel
+from rootdk.options import Learnable
 
 N = 1 << 18
 rng = np.random.default_rng(0)
@@ -107,12 +108,12 @@ interrupted(lambda: _kernel.forward(problem_of(q, q, q), out, None, None, None),
 q = rows(N)
 made = [nan(1, 1, N, 64) for _ in range(3)]
 state_of_rows = np.ones((2, 1, 1, N), np.float32)
-interrupted(lambda: _kernel.backward(problem_of(q, q, q), q, q, state_of_rows, *made), *made)
+interrupted(lambda: _kernel.backward(problem_of(q, q, q), q, q, state_of_rows, Learnable(*made)), *made)
 """,
     "tangent": """
 q = rows(N)
 out, moved = nan(1, 1, N, 64), nan(1, 1, N, 64)
-interrupted(lambda: _kernel.tangent(problem_of(q, q, q), out, moved, q, q, q), moved)
+interrupted(lambda: _kernel.tangent(problem_of(q, q, q), out, moved, Learnable(q, q, q)), moved)
 """,
     # The first thread takes the first sequence, which is empty as all but one are; then it waits for the second.
     "a thread that waits for another": """
@@ -123,7 +124,7 @@ q = np.broadcast_to(rows(n), (8, 1, n, 64))
 made = [nan(8, 1, n, 64) for _ in range(3)]
 state_of_rows = np.ones((2, 8, 1, n), np.float32)
 problem = problem_of(q, q, q, key_lengths=lengths)
-interrupted(lambda: _kernel.backward(problem, q, q, state_of_rows, *made), *(part[1] for part in made))
+interrupted(lambda: _kernel.backward(problem, q, q, state_of_rows, Learnable(*made)), *(part[1] for part in made))
 """,
     "few rows": """
 q, k = rows(1), rows(1 << 17)
@@ -141,7 +142,7 @@ d_bias = np.zeros((1, 1, n, 1), np.float32)
 d_bias = np.lib.stride_tricks.as_strided(d_bias, (1, heads, n, n), (0, 0, 4, 0), writeable=True)
 state_of_rows = np.ones((2, 1, heads, n), np.float32)
 problem = problem_of(q, q, q, bias=bias)
-interrupted(lambda: _kernel.backward(problem, q, q, state_of_rows, *made, d_bias), *made)
+interrupted(lambda: _kernel.backward(problem, q, q, state_of_rows, Learnable(*made, bias=d_bias)), *made)
 """,
 }
 
@@ -159,9 +160,9 @@ TORCH_CALLS = {
     + "torch.set_num_threads(4)\n"
     + FORWARD.format(team=4)
     + "torch.set_num_threads(2)\n",
-    "backward on the team": TORCH + CALLS["backward"].replace("*made)", "*made, team=2)", 1),
+    "backward on the team": TORCH + CALLS["backward"].replace("(*made))", "(*made), team=2)", 1),
     "a thread of the team that waits for another": TORCH
-    + CALLS["a thread that waits for another"].replace("*made)", "*made, team=2)", 1),
+    + CALLS["a thread that waits for another"].replace("(*made))", "(*made), team=2)", 1),
     "backward of autograd": TORCH
     + """
 from rootdk.backends.torch import kernel as torch_kernel

@@ -141,7 +141,7 @@ def test_output_and_gradients_equal_autograd(rng: np.random.Generator, name: str
     np.testing.assert_allclose(reference.forward(problem), out.detach().numpy(), **TIGHT)
 
     d_out = rng.standard_normal(out.shape)
-    leaves = [*tensors, *(t for t in (bias, sinks, alibi) if t is not None)]
+    leaves = [*tensors, *(t for t in (sinks, bias, alibi) if t is not None)]
     expected = torch.autograd.grad(out, leaves, torch.from_numpy(d_out))
     found = [gradient for gradient in reference.backward(problem, d_out) if gradient is not None]
     assert len(found) == len(expected)
@@ -162,9 +162,8 @@ def test_gradients_equal_finite_differences(rng: np.random.Generator, name: str)
         return (reference.forward(problem) * d_out).sum()
 
     gradients = reference.backward(problem_of(**{**options, **arrays}), d_out)
-    names = ("query", "key", "value", "bias", "sinks", "alibi")
     step = np.finfo(np.float64).eps ** (1 / 3)  # where the error of the difference and of its rounding balance
-    for leaf, gradient in zip(names, gradients, strict=True):
+    for leaf, gradient in gradients._asdict().items():
         if leaf not in leaves:
             assert gradient is None
             continue

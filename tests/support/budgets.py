@@ -16,7 +16,7 @@ import numpy as np
 
 from rootdk import backends
 from rootdk.backends import reference
-from rootdk.options import Problem, Tangents
+from rootdk.options import Learnable, Problem
 
 
 def unit_roundoff(dtype: Any) -> float:
@@ -101,8 +101,8 @@ def bias_gradient_budget(problem: Problem, d_out: Any, shape: tuple[int, ...], d
     Terms of one size round to either side when they are added up: those errors grow like sqrt(N).
     """
     kind = problem.query.dtype
-    expected = sum_to(reference.backward(problem, d_out, judge_type(kind))[3], shape)
-    plain = sum_to(reference.backward(problem, d_out, compute_type(kind))[3], shape).astype(dtype)
+    expected = sum_to(reference.backward(problem, d_out, judge_type(kind)).bias, shape)
+    plain = sum_to(reference.backward(problem, d_out, compute_type(kind)).bias, shape).astype(dtype)
     sizes = _d_logit_sizes(problem, d_out)
     adding = unit_roundoff(compute_type(kind)) * (sizes.size / max(expected.size, 1)) ** 0.5
     relative = 2 * logit_error(problem) + unit_roundoff(kind) + adding
@@ -110,7 +110,7 @@ def bias_gradient_budget(problem: Problem, d_out: Any, shape: tuple[int, ...], d
     return expected, 2 * (_difference(plain, expected) + rounding)
 
 
-def tangent_budget(problem: Problem, tangents: Tangents) -> tuple[Any, float]:
+def tangent_budget(problem: Problem, tangents: Learnable) -> tuple[Any, float]:
     """What the tangent of the output must be, and how far from it a result may lie.
 
     A weight carries its relative error as ever. The tangent of a logit is two products and the bias' tangent, each

@@ -11,7 +11,7 @@ from budgets import assert_within, compute_type, forward_budget, gradient_budget
 import rootdk
 from rootdk import _kernel
 from rootdk.backends import problem_of, reference
-from rootdk.options import Problem, Tangents
+from rootdk.options import Learnable, Problem
 
 Said = dict[str, Any]
 TARGETS = _kernel.targets()
@@ -79,14 +79,14 @@ def random_tangents(rng: np.random.Generator, problem: Problem, options: dict[st
     return moved | ({"d_scale": rng.standard_normal()} if problem.row_scale is None else {})
 
 
-def tangents_of(problem: Problem, moved: dict[str, Any]) -> Tangents:
+def tangents_of(problem: Problem, moved: dict[str, Any]) -> Learnable:
     """The same for the reference."""
     given = {name.removeprefix("d_"): tangent for name, tangent in moved.items()}
     if "bias" in given:
         given["bias"] = np.broadcast_to(given["bias"], problem.bias.shape)
     if "alibi" in given:
         given["alibi"] = np.broadcast_to(given["alibi"], problem.query.shape[:-2]).reshape(problem.alibi.shape)
-    return Tangents(**given)
+    return Learnable(**given)
 
 
 def everything(arrays: Any, d_out: Any, **options: Any) -> Said:

@@ -11,27 +11,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rootdk
 import rootdk.torch
-from rootdk.backends.torch.operators import attention_backward, attention_forward
+from rootdk.backends.torch.operators import Facts, attention_backward, attention_forward
+from rootdk.options import LEARNED, Learnable
 
 
 def arguments(grad: bool = True, **changes: Any) -> tuple[Any, ...]:
     """Of attention_forward, in its order."""
     q, k, v = (torch.randn(2, heads, 7, 8, requires_grad=grad) for heads in (4, 2, 2))
-    options = {
-        "scale": None, "learned": None, "row_scale": None, "softcap": None, "left": None, "right": None, "offset": None,
-        "query_offset": None, "key_lengths": None, "query_segments": None, "key_segments": None,
-        "query_positions": None, "mask": None, "bias": None, "sinks": None, "alibi": None,
-        "dropout": 0.0, "seed": None, "measured": False,
-    }  # fmt: skip
-    assert changes.keys() <= options.keys()
-    return q, k, v, *(options | changes).values()
+    defaults = Learnable(q, k, v)._asdict() | Facts()._asdict() | {"measured": False}
+    assert changes.keys() <= defaults.keys()
+    return tuple((defaults | changes).values())
 
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "measured": {"measured": True, "right": 0, "offset": 0},
     "everything": {
-        "learned": torch.tensor(0.4, requires_grad=True), "softcap": 2.0, "left": 3, "right": 1,
+        "scale": torch.tensor(0.4, requires_grad=True), "softcap": 2.0, "left": 3, "right": 1,
         "query_offset": torch.tensor([0, 1]), "key_lengths": torch.tensor([5, 7]),
         "query_segments": torch.arange(7) // 4, "key_segments": torch.arange(7) // 3,
         "mask": torch.rand(7, 7) < 0.9, "bias": torch.randn(4, 1, 7, requires_grad=True),
@@ -47,8 +43,8 @@ def test_opcheck(case: str) -> None:
     torch.library.opcheck(attention_forward, given)
     plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
     out, row_state, _, _ = attention_forward(*plain)
-    for bias_learned in {False, "bias" in CASES[case]}:
-        torch.library.opcheck(attention_backward, (torch.randn_like(out), out, row_state, *plain[:-1], bias_learned))
+    for pairs_asked in {False, "bias" in CASES[case]}:
+        torch.library.opcheck(attention_backward, (torch.randn_like(out), out, row_state, *plain[:-1], pairs_asked))
 
 
 def test_opcheck_in_the_usual_layout() -> None:
@@ -61,8 +57,7 @@ def test_both_ways_through_autograd_give_the_same_bits() -> None:
     given = arguments(**CASES["everything"])
     q, k, v, *_ = given
     options = {name: CASES["everything"][name] for name in ("softcap", "query_offset", "key_lengths", "mask")}
-    learned = {"scale": CASES["everything"]["learned"]}
-    learned |= {name: CASES["everything"][name] for name in ("sinks", "bias", "alibi")}
+    learned = {name: CASES["everything"][name] for name in LEARNED}
     leaves = (q, k, v, *learned.values())
     options["segments"] = tuple(CASES["everything"][f"{name}_segments"] for name in ("query", "key"))
     direct = rootdk.attention(q, k, v, **options, **learned, window=(3, 1), dropout=0.2, seed=7)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..checks import type_name
 from ..errors import ArgumentError, ArgumentTypeError, KernelMissingError
-from ..options import Options, Problem, Tangents, resolve
+from ..options import Learnable, Options, Problem, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,10 @@ class Backend(Protocol):
         """Whether this is an array of the library that can be used as it is."""
 
     def traced(self, *arguments: Any) -> bool:
-        """Whether a compiler or a transform follows this call, so that it must see operators."""
+        """Whether a compiler or a transform follows this call, so that it must see operators.
+
+        The arguments are arrays, or Options, of which those that are LEARNED count.
+        """
 
     def plain(self, argument: str, given: Any) -> Any:
         """Numbers of the library as Python or NumPy takes them; anything else as it is."""
@@ -77,7 +80,7 @@ class Backend(Protocol):
     def vjp(self, problem: Problem) -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
         """The output and the function from d_out to d_query, d_key, d_value."""
 
-    def jvp(self, problem: Problem, tangents: Tangents) -> tuple[Any, Any]:
+    def jvp(self, problem: Problem, tangents: Learnable) -> tuple[Any, Any]:
         """The output and its tangent."""
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import type_name
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import Options, Problem, Tangents, with_rows
+from ..options import Learnable, Options, Problem, learnable, with_rows
 from ..reading import Reading
 from . import kernel
 
@@ -137,20 +137,20 @@ def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Ar
         d_query = np.empty(problem.query.shape, problem.query.dtype)
         d_key = np.empty(problem.key.shape, problem.key.dtype)
         d_value = np.empty(problem.value.shape, problem.value.dtype)
-        gradients = _raw(d_query), _raw(d_key), _raw(d_value)
-        kernel().backward(handed_down, raw_out, _walkable(d_out), row_state, *gradients)
+        gradients = Learnable(_raw(d_query), _raw(d_key), _raw(d_value))
+        kernel().backward(handed_down, raw_out, _walkable(d_out), row_state, gradients)
         return d_query, d_key, d_value
 
     return out, pull_back
 
 
-def jvp(problem: Problem, tangents: Tangents) -> tuple[Array, Array]:
+def jvp(problem: Problem, tangents: Learnable) -> tuple[Array, Array]:
     query = problem.query
     out, d_out = (np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype) for _ in range(2))
-    rows = (None if moved is None else _walkable(moved) for moved in (tangents.query, tangents.key, tangents.value))
-    d_bias = None if tangents.bias is None else _raw(tangents.bias)
-    numbers = tangents.sinks, tangents.alibi, tangents.scale or 0.0
-    kernel().tangent(_walked(problem), _raw(out), _raw(d_out), *rows, d_bias, *numbers)
+    moved = {name: tangent for name, tangent in tangents._asdict().items() if tangent is not None}
+    handed_down = {name: _walkable(moved[name]) for name in learnable("rows") if name in moved}
+    handed_down |= {name: _raw(moved[name]) for name in learnable("pairs") if name in moved}
+    kernel().tangent(_walked(problem), _raw(out), _raw(d_out), tangents._replace(**handed_down))
     return out, d_out
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import Problem, Tangents
+from ..options import Learnable, Problem
 from ..reading import FIELDS
 
 Floats = Any  # an array of the type that `compute` names
@@ -91,13 +91,11 @@ def weights(problem: Problem, compute: Any = np.float64) -> Floats:
     return full.reshape(problem.query.shape[:-1] + problem.key.shape[-2:-1])
 
 
-def backward(
-    problem: Problem, d_out: Any, compute: Any = np.float64
-) -> tuple[Floats, Floats, Floats, Floats | None, Floats | None, Floats | None]:
-    """The gradients of sum(d_out * out): d_query, d_key, d_value, d_bias, d_sinks, d_alibi.
+def backward(problem: Problem, d_out: Any, compute: Any = np.float64) -> Learnable:
+    """The gradients of sum(d_out * out); that of the scale follows from the query's and is not there.
 
-    d_bias has the full shape (*leading, heads, n_query, n_key) and d_alibi is (batch, heads), whatever they were
-    broadcast from; the last three are None without a bias, without sinks, without slopes.
+    bias has the full shape (*leading, heads, n_query, n_key) and alibi is (batch, heads), whatever they were broadcast
+    from; they and sinks are None where the problem has none.
     """
     batch, heads, n_query = _flat_shape(problem)
     d_out = _flat(d_out, compute)
@@ -123,17 +121,17 @@ def backward(
                 d_raw = np.where(seen, d_raw * _slope(problem, head, compute), 0)
             d_query[here] = _visible_product(d_raw * head.factor, seen, head.key)
             d_key[shared] += _visible_product((d_raw * head.factor).T, seen.T, head.query)
-    return (
-        d_query.reshape(problem.query.shape),
-        d_key.reshape(problem.key.shape),
-        d_value.reshape(problem.value.shape),
-        None if problem.bias is None else d_logits.reshape(problem.bias.shape),
-        None if problem.sinks is None else d_sinks,
-        None if problem.alibi is None else d_alibi,
+    return Learnable(
+        query=d_query.reshape(problem.query.shape),
+        key=d_key.reshape(problem.key.shape),
+        value=d_value.reshape(problem.value.shape),
+        bias=None if problem.bias is None else d_logits.reshape(problem.bias.shape),
+        sinks=None if problem.sinks is None else d_sinks,
+        alibi=None if problem.alibi is None else d_alibi,
     )
 
 
-def jvp(problem: Problem, tangents: Tangents, compute: Any = np.float64) -> Floats:
+def jvp(problem: Problem, tangents: Learnable, compute: Any = np.float64) -> Floats:
     """How the output moves when the inputs move along the tangents, (*leading, heads, n_query, d_v)."""
     query, key, value = (
         _flat(np.zeros(array.shape) if tangent is None else tangent, compute)

@@ -13,7 +13,7 @@ from ..backends import torch as adapter
 from ..backends.torch.forward_mode import tangents
 from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import Options, Problem, check_one_type, check_shapes, resolve
+from ..options import LEARNED, Options, Problem, check_one_type, check_shapes, resolve
 from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
@@ -291,11 +291,11 @@ def _checked(query: Any, key: Any, value: Any, options: Options) -> tuple[Tensor
     query, key, value = adapter.inputs(query, key, value)
     check_one_type(query, key, "a ring")
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
-    for name, option in (("scale", options.scale), ("alibi", options.alibi)):
-        if isinstance(option, Tensor) and option.requires_grad:
+    learned = {name: getattr(options, name) for name in LEARNED}
+    for name, option in learned.items():
+        if name != "sinks" and isinstance(option, Tensor) and option.requires_grad:
             raise ArgumentError(f"{name}: must not require a gradient on a ring, got a tensor that does")
-    learnable = {"scale": options.scale, "sinks": options.sinks, "alibi": options.alibi}
-    for name in tangents(query=query, key=key, value=value, **learnable):
+    for name in tangents(query=query, key=key, value=value, **learned):
         raise ArgumentError(f"{name}: must have no tangent on a ring, got one")
     return query, key, value
 

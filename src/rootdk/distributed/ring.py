@@ -139,10 +139,10 @@ def backward(
             problem = block(plan, query, keys, values, queries, piece)
             rows, columns = (slice(p.at, p.at + p.length) for p in (queries, piece))
             here = out[..., rows, :], row_state[..., rows], d_out[..., rows, :]
-            query_part, key_part, value_part, *_ = torch_kernel.backward(problem, *here)
-            d_query[..., rows, :] += query_part
-            d_key[..., columns, :] += key_part
-            d_value[..., columns, :] += value_part
+            part = torch_kernel.backward(problem, *here)
+            d_query[..., rows, :] += part.query
+            d_key[..., columns, :] += part.key
+            d_value[..., columns, :] += part.value
         peers.wait(growing)
         if step:
             gradient += so_far

@@ -10,7 +10,7 @@ from ..backends import torch as adapter
 from ..backends.torch.second import dropped, weights
 from ..checks import count
 from ..errors import ArgumentError
-from ..options import Options, resolve
+from ..options import Learnable, Options, resolve
 from ..reading import Reading
 from ..scaling import ScaleRule
 
@@ -212,5 +212,5 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         seed = options.get("seed")
         given = Options(**options)._replace(seed=None if seed is None else int(seed))
         problem, _ = resolve(adapter, q, k, k, given)
-        shown = dropped(problem, weights(problem, q, k, bias=given.bias)).to(q.dtype)
+        shown = dropped(problem, weights(problem, Learnable(q, k, bias=given.bias))).to(q.dtype)
         return shown.mean(dim=1) if average else shown

@@ -5,6 +5,7 @@ A call that torch.compile or torch.func follows is recognised by traced() and go
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ...checks import type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Options, Problem, Tangents, with_rows
+from ...options import LEARNED, Learnable, Options, Problem, learnable, with_rows
 from ...reading import Reading, reading_of
 from .. import kernel as compiled
 from . import eager, kernel
@@ -22,6 +23,7 @@ from .kernel import FLOATS
 
 _BY_VALUE = "where tensors are taken by their values"
 _TYPES = "float32, float64, float16 or bfloat16"
+_learned = itemgetter(*map(Options._fields.index, LEARNED))
 # Types of arguments that carry no behaviour of their own.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), float})
 
@@ -43,6 +45,8 @@ def traced(*arguments: Any) -> bool:
     """
     if torch.compiler.is_compiling() or _modes() > 0 or _transformed() or _tracing() is not None:
         return True
+    if arguments and type(arguments[-1]) is Options:
+        arguments = arguments[:-1] + _learned(arguments[-1])
     if forward_ad._current_level >= 0 and tangents(**{str(i): a for i, a in enumerate(arguments)}):  # noqa: SLF001
         return True
     for argument in arguments:  # noqa: SIM110 -- any() would take twice the time, in every call
@@ -149,23 +153,16 @@ def measure(problem: Problem, options: Options, per_key: bool) -> tuple[Tensor, 
 
 
 def weights(problem: Problem, options: Options, rows: Any) -> Tensor:
-    learnable = {name: getattr(options, name) for name in ("scale", "bias", "sinks", "alibi")}
-    learnable = {name: t if isinstance(t, Tensor) else None for name, t in learnable.items()}
-    refuse_tangents(
-        "in weights(), whose derivative goes backward only", query=problem.query, key=problem.key, **learnable
-    )
-    bias = learnable["bias"]
-    if bias is not None:
-        bias = bias.expand(problem.bias.shape)
-        learnable["bias"] = bias if rows is None else bias[..., rows, :]
-    if learnable["sinks"] is not None:
-        learnable["sinks"] = torch.atleast_1d(learnable["sinks"])
-    problem = problem if rows is None else with_rows(problem, rows)
-    tensors = (problem.query, problem.key, *learnable.values())
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    given = eager.given(problem, options)._replace(value=None)
+    refuse_tangents("in weights(), whose derivative goes backward only", **given._asdict())
+    if rows is not None:
+        spread = {name: t.expand(getattr(problem, name).shape) for name, t in kernel.present(given, learnable("pairs"))}
+        problem = with_rows(problem, rows)
+        given = given._replace(query=problem.query, **{name: t[..., rows, :] for name, t in spread.items()})
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
         from . import second
 
-        return second.weights(problem, problem.query, problem.key, **learnable)
+        return second.weights(problem, given)
     row_state = kernel.empty_row_state(problem.query)
     with torch.no_grad():
         kernel.forward(problem, row_state, None, None)
@@ -201,15 +198,16 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
         refuse_tangents(_BY_VALUE, d_out=d_out)
-        d_query, d_key, d_value, *_ = kernel.backward(problem, kept, row_state, d_out)
-        return d_query, d_key, d_value
+        pulled = kernel.backward(problem, kept, row_state, d_out)
+        return pulled.query, pulled.key, pulled.value
 
     return out, pull_back
 
 
-def jvp(problem: Problem, tangents: Tangents) -> tuple[Tensor, Tensor]:
-    dual = {"query": problem.query, "key": problem.key, "value": problem.value}
-    refuse_tangents(_BY_VALUE, **dual, d_query=tangents.query, d_key=tangents.key, d_value=tangents.value)
+def jvp(problem: Problem, tangents: Learnable) -> tuple[Tensor, Tensor]:
+    rows = learnable("rows")
+    refuse_tangents(_BY_VALUE, **{name: getattr(problem, name) for name in rows})
+    refuse_tangents(_BY_VALUE, **{f"d_{name}": getattr(tangents, name) for name in rows})
     out = kernel.empty_out(problem.query, problem.value)
     return out, kernel.tangent(problem, tangents, out)
 

@@ -12,12 +12,25 @@ from torch.autograd import forward_ad
 
 from ...checks import positive, refuse_masked, share, shown, whole_seed
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Options, Tangents, check_one_type, check_shapes, limits, resolve, scale_number, segment_pair
+from ...options import (
+    Learnable,
+    Options,
+    check_one_type,
+    check_shapes,
+    learnable,
+    limits,
+    resolve,
+    scale_number,
+    segment_pair,
+)
 from ...reading import reading_of
 from ...scaling import ScaleRule, rule
 from .. import torch as adapter
-from .operators import AS_SAID, Operands, attention_forward, attention_tangent
+from .operators import Facts, attention_forward, attention_tangent
 from .transforms import FunctionalAttention
+
+# Asked once: torch.compile runs through call().
+_PAIRS, _HEADS, _ENTRIES = (learnable(lies) for lies in ("pairs", "heads", "entries"))
 
 
 def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Tensor, Any]:
@@ -26,42 +39,40 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
     check_one_type(query, key, "torch.compile and torch.func")
     adapter.refuse_shapeless(query=query, key=key, value=value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
-    sinks, one_head = options.sinks, query.dim() == 2
+    one_head = query.dim() == 2
     if one_head:
         query, key, value = query[None], key[None], value[None]
-        if isinstance(sinks, Tensor) and sinks.dim() == 0:
-            sinks = sinks[None]
-    for name, tensor in (("mask", options.mask), ("bias", options.bias)):
+    for name in ("mask", *_PAIRS):
+        tensor = getattr(options, name)
         if tensor is not None and not isinstance(tensor, Tensor):
             adapter.broadcast(name, tensor, (), boolean=False)  # says what is wrong with it
+    learned = {name: getattr(options, name) for name in _PAIRS}
+    learned |= {name: _tensor(name, getattr(options, name), torch.float64) for name in (*_HEADS, *_ENTRIES)}
+    for name in _HEADS:
+        if one_head and learned[name] is not None and learned[name].dim() == 0:
+            learned[name] = learned[name][None]
     left, right = limits(options)
     rate, seed = share("dropout", options.dropout), options.seed
     if rate and seed is None:
         seed = torch.randint(2**63 - 1, (1,), device="cpu")
-    scale, learned, row_scale = _scale(query, key, options)
+    factor, scale, row_scale = _scale(query, key, options)
     offset = options.query_offset
     whole_offset = offset if isinstance(offset, int) and not isinstance(offset, bool) else None
-    as_said = {name: getattr(options, name) for name in AS_SAID}
-    changed = {
-        "softcap": None if options.softcap is None else positive("softcap", options.softcap),
-        "key_lengths": _tensor("key_lengths", options.key_lengths),
-        "sinks": _tensor("sinks", sinks, torch.float64),
-        "alibi": _tensor("alibi", options.alibi, torch.float64),
-        "dropout": rate,
-    }
     segments: tuple[Any, Any] = (None, None)
     if options.segments is not None:
         segments = segment_pair(options.segments, query.shape[-2], key.shape[-2])
-    operands = Operands(
-        query, key, value, scale=scale, learned=learned, row_scale=row_scale, left=left, right=right,
+    given = Learnable(query, key, value, scale=scale, **learned)
+    facts = Facts(
+        factor=factor, row_scale=row_scale, left=left, right=right, mask=options.mask, dropout=rate, seed=_seed(seed),
+        softcap=None if options.softcap is None else positive("softcap", options.softcap),
         offset=whole_offset, query_offset=None if whole_offset is not None else _tensor("query_offset", offset),
+        key_lengths=_tensor("key_lengths", options.key_lengths),
         query_segments=_tensor("segments", segments[0]), key_segments=_tensor("segments", segments[1]),
-        query_positions=None, seed=_seed(seed), **(as_said | changed),
     )  # fmt: skip
     if _dispatched(query, key, value):
-        out, block, keys = _operators(operands, measured)
+        out, block, keys = _operators(given, facts, measured)
     else:
-        out, _row_state, block, keys = FunctionalAttention.apply(*operands, measured)
+        out, _row_state, block, keys = FunctionalAttention.apply(*given, *facts, measured)
     if one_head:
         out = out[0]
     if not measured:
@@ -71,15 +82,15 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
     return out, reading_of(block.detach(), keys, options.sinks is not None)
 
 
-def _operators(operands: Operands, measured: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _operators(given: Learnable, facts: Facts, measured: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The registered operators. They carry no tangent, so it goes through one of its own."""
-    moved = {name: forward_ad.unpack_dual(t).tangent for name, t in operands.learnable().items() if t is not None}
-    if all(tangent is None for tangent in moved.values()):
-        out, _row_state, block, keys = attention_forward(*operands, measured)
+    moved = [None if t is None else forward_ad.unpack_dual(t).tangent for t in given]
+    if all(tangent is None for tangent in moved):
+        out, _row_state, block, keys = attention_forward(*given, *facts, measured)
         return out, block, keys
-    plain = Operands(*[forward_ad.unpack_dual(t).primal if isinstance(t, Tensor) else t for t in operands])
+    plain = [forward_ad.unpack_dual(t).primal if isinstance(t, Tensor) else t for t in (*given, *facts)]
     out, _row_state, block, keys = attention_forward(*plain, measured)
-    return forward_ad.make_dual(out, attention_tangent(*Tangents(**moved), *plain)), block, keys
+    return forward_ad.make_dual(out, attention_tangent(*moved, *plain)), block, keys
 
 
 def _dispatched(*tensors: Tensor) -> bool:

@@ -5,17 +5,22 @@ into those and to resolve it again at every step costs several times as much as 
 """
 
 import math
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...options import Options, Problem, check_one_type
+from ...options import LEARNED, Learnable, Options, Problem, check_one_type, learnable
 from . import kernel
 from .batched import each, is_batched
 from .forward_mode import tangents
 
+_HEADS_AT = tuple(map(LEARNED.index, learnable("heads")))
+_PAIRS = ("mask", *learnable("pairs"))
+_NO_PAIRS: dict[str, Any] = dict.fromkeys(_PAIRS)
+_kept_options = itemgetter(*map(Options._fields.index, (*LEARNED, "mask")))
 _LOG2_E = 1.4426950408889634
 # Within a factor of 2**24 of 1 a scale leaves d_query in the range of float32, whatever gradient is worth the name.
 _MODEST = 2.0**-24
@@ -23,48 +28,46 @@ _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torc
 _has_memory = torch._C._has_storage  # noqa: SLF001
 
 
-class Gradients(NamedTuple):
-    """Of sum(d_out * out), by what they are gradients in; the last four are None where nobody asked."""
-
-    query: Any
-    key: Any
-    value: Any
-    sinks: Any = None
-    scale: Any = None
-    bias: Any = None
-    alibi: Any = None
-
-
 def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = None, row_state: Any = None) -> Tensor:
     """The output, differentiable if autograd asks for any of the tensors; the last three are filled if given.
 
-    The options are as the caller gave them: of scale, bias, sinks and alibi those that are tensors have gradients.
+    The options are as the caller gave them: of those that are LEARNED the ones that are tensors have gradients.
     """
-    query, key, value = problem.query, problem.key, problem.value
-    scale, mask, bias, sinks, alibi = options.scale, options.mask, options.bias, options.sinks, options.alibi
     if not torch.is_grad_enabled():
         return kernel.forward(problem, row_state, reading, keys)
-    tensors: tuple[Any, ...] = (query, key, value)
-    if scale is not None and not isinstance(scale, Tensor):
-        scale = None
-    if sinks is not None:
-        sinks = torch.atleast_1d(sinks) if isinstance(sinks, Tensor) else None
-    if alibi is not None and not isinstance(alibi, Tensor):
-        alibi = None
-    if not (sinks is scale is bias is alibi is mask is None):  # every argument of an autograd.Function takes its time
-        tensors += sinks, scale, bias, alibi, mask
+    tensors: tuple[Any, ...] = (problem.query, problem.key, problem.value)
+    for option in _kept_options(options):
+        # Most often there is none, and every argument of an autograd.Function takes its time.
+        if option is not None and type(option) is not float:
+            tensors += _tensors(options)
+            break
     for tensor in tensors:
         if tensor is not None and tensor.requires_grad:
-            check_one_type(query, key, "a gradient")
+            check_one_type(problem.query, problem.key, "a gradient")
             out: Tensor = _eager_attention(problem, (row_state, reading, keys), *tensors)
             return out
     return kernel.forward(problem, row_state, reading, keys)
 
 
+def given(problem: Problem, options: Options) -> Learnable:
+    """The tensors of a call that may have a gradient, as before broadcasting."""
+    *learned, _mask = _tensors(options)
+    return Learnable(problem.query, problem.key, problem.value, *learned)
+
+
+def _tensors(options: Options) -> tuple[Any, ...]:
+    """Those of LEARNED and the mask, None where one is no tensor."""
+    tensors = [o if o is None or isinstance(o, Tensor) else None for o in _kept_options(options)]
+    for place in _HEADS_AT:
+        if tensors[place] is not None:
+            tensors[place] = torch.atleast_1d(tensors[place])
+    return tuple(tensors)
+
+
 class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
     """The output of a Problem as a function of its tensors, which come once more by themselves.
 
-    They are query, key, value and, if there is one of them, sinks, scale, bias, alibi, mask. All are kept by
+    They are query, key, value or, if there is more than these, all of Learnable and the mask. All are kept by
     autograd, which notices a change in place and shows them to hooks, mask and bias as they were before broadcasting;
     of the Problem only the numbers stay.
     """
@@ -77,7 +80,8 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
         out = kernel.forward(problem, row_state, *of_reading)
         ctx.save_for_backward(out, row_state, *tensors)
         _query, _key, _value, *options = tensors
-        ctx.facts = (problem._replace(mask=None, bias=None) if options else problem).with_arrays(None, None, None)
+        facts = problem._replace(**_NO_PAIRS) if options else problem
+        ctx.facts = facts.with_arrays(None, None, None)
         return out
 
     @staticmethod
@@ -91,22 +95,23 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
         if forward_ad._current_level >= 0 and tangents(d_out=d_out):  # noqa: SLF001
             differentiable = True
         if not (options or differentiable):
-            d_query, d_key, d_value, *_ = kernel.backward(problem, out, row_state, d_out)
-            return None, None, d_query, d_key, d_value
-        learned: list[Any] = []
+            pulled = kernel.backward(problem, out, row_state, d_out)
+            return None, None, pulled.query, pulled.key, pulled.value
+        asked = Learnable(query, key, value)
         if options:
-            *learnable, mask = options
-            _sinks, _scale, bias, _alibi = learnable
-            problem = problem._replace(bias=_spread(problem, bias), mask=_spread(problem, mask))
+            *learned, mask = options
+            kept = Learnable(query, key, value, *learned)
+            spread = {name: _spread(problem, getattr(kept, name, mask)) for name in _PAIRS}
+            problem = problem._replace(**spread)
             # Only what is asked for: the gradient of a bias may be of size n x n.
-            _problem, _filled, _query, _key, _value, *asked, _mask = ctx.needs_input_grad
-            learned = [tensor if wanted else None for tensor, wanted in zip(learnable, asked, strict=True)]
+            _problem, _filled, *wanted, _mask = ctx.needs_input_grad
+            asked = Learnable._make(t if w else None for t, w in zip(kept, wanted, strict=True))
         if differentiable:
             from .transforms import differentiable_gradients
 
-            pulled = differentiable_gradients(problem, d_out, out, row_state, *learned)
+            pulled = differentiable_gradients(problem, d_out, out, row_state, asked)
         else:
-            pulled = gradients(problem, d_out, out, row_state, *learned)
+            pulled = gradients(problem, d_out, out, row_state, asked)
         if not options:
             return None, None, pulled.query, pulled.key, pulled.value
         return (None, None, *pulled, None)
@@ -124,27 +129,18 @@ _eager_attention = super(torch.autograd.Function, EagerAttention).apply
 EagerAttention._backward_cls.apply = EagerAttention.backward  # noqa: SLF001
 
 
-def gradients(
-    problem: Problem,
-    d_out: Tensor,
-    out: Tensor,
-    row_state: Tensor,
-    sinks: Any = None,
-    learned: Any = None,
-    bias: Any = None,
-    alibi: Any = None,
-) -> Gradients:
-    """`learned` is the scale as a tensor, bias and alibi are as before broadcasting; None where nobody asks."""
-    d_query, d_key, d_value, d_bias, d_alibi = kernel.backward(problem, out, row_state, d_out, bias, alibi)
-    d_sinks = None if sinks is None else sinks_gradient(d_out, out, row_state, sinks)
-    d_scale = None
-    if learned is not None:
-        if d_query.dtype == row_state.dtype and _MODEST <= abs(problem.scale) <= 1 / _MODEST:
-            total = _visible_sum(d_query, problem.query) / problem.scale
+def gradients(problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, asked: Learnable) -> Learnable:
+    """Of query, key and value, and of what else is asked for, in the shapes in which it is given."""
+    pulled = kernel.backward(problem, out, row_state, d_out, asked)
+    if asked.sinks is not None:
+        pulled = pulled._replace(sinks=sinks_gradient(d_out, out, row_state, asked.sinks))
+    if asked.scale is not None:
+        if pulled.query.dtype == row_state.dtype and _MODEST <= abs(problem.scale) <= 1 / _MODEST:
+            total = _visible_sum(pulled.query, problem.query) / problem.scale
         else:
             total = _unscaled_gradient(problem, d_out, row_state.dtype)
-        d_scale = total.to(learned.dtype)
-    return Gradients(d_query, d_key, d_value, d_sinks, d_scale, d_bias, d_alibi)
+        pulled = pulled._replace(scale=total.to(asked.scale.dtype))
+    return pulled
 
 
 def _unscaled_gradient(problem: Problem, d_out: Tensor, wide: Any) -> Tensor:
@@ -157,8 +153,7 @@ def _unscaled_gradient(problem: Problem, d_out: Tensor, wide: Any) -> Tensor:
     folded = problem._replace(query=query * problem.scale, key=key, value=value, scale=1.0)
     row_state = kernel.empty_row_state(query)
     out = kernel.forward(folded, row_state, None, None)
-    d_query, *_ = kernel.backward(folded, out, row_state, d_out)
-    return _visible_sum(d_query, query)
+    return _visible_sum(kernel.backward(folded, out, row_state, d_out).query, query)
 
 
 def _visible_sum(d_query: Tensor, query: Tensor) -> Tensor:

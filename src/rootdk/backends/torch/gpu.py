@@ -29,6 +29,8 @@ _KNOWN = frozenset({
     "query", "key", "value", "scale", "row_scale", "softcap", "left", "right", "query_offset", "key_lengths", "mask",
     "bias", "sinks", "alibi", "dropout", "seed",
 })  # fmt: skip
+# What a launch can write.
+_OUTPUTS = ("fields", "keys", "first_weight", "top_key", "top_share", "top_mass")
 # Options that may be tensors on the device.
 _ON_DEVICE = ("key_lengths", "query_offset", "sinks", "alibi")
 _LOG2_E, _LARGEST = 1.4426950408889634, 3.4e38
@@ -65,22 +67,64 @@ def sizes_for(kind: str, element_bytes: int, d_k: int, pairs: bool) -> tuple[Siz
     return SIZES[kind, element_bytes, pairs or d_k > WIDEST]
 
 
+class LayerRead(NamedTuple):
+    """What a watch takes of one attention call, all of it on the device.
+
+    first_weight   what every row gives the first key, (..., heads, rows)
+    top_key, top_share, top_mass
+                   of each batch entry and head, the key that most of some evenly spread rows point at, the share of
+                   rows that do, and the mean weight that it gets; NaN where no row sees 16 keys
+    largest, mean_entropy
+                   per head, the largest finite logit, and entropy / ln n over the rows that see 16 keys
+    """
+
+    reading: Reading
+    first_weight: Tensor
+    top_key: Tensor
+    top_share: Tensor
+    top_mass: Tensor
+    largest: Tensor
+    mean_entropy: Tensor
+
+
 def read(query: Tensor, key: Tensor, options: Options, rows: Any) -> Reading:
     """Of all query rows or of those listed. A list is checked; a tensor on the device is taken as it is."""
-    given = {name: value for name in _ON_DEVICE if _on_device(value := getattr(options, name))}
-    scale = options.scale if _on_device(options.scale) else None
-    _check_device_tensors(query, options, given, scale)
-    checked = options._replace(scale=1.0 if scale is not None else options.scale, **dict.fromkeys(given))
-    if options.segments is not None:
-        raise ArgumentError("segments: must be None on a GPU, where rootdk has none yet, got segments")
-    problem, one_head = resolve(_BACKEND, query, key, key, checked)
-    for name in problem._fields:
-        if name not in _KNOWN and getattr(problem, name) is not None:
-            raise ArgumentError(f"{name}: must be None on a GPU, got {type(getattr(problem, name)).__name__}")
-    block, keys = _launched(problem, given, scale, _rows(rows, problem), options.query_offset is None)
-    if one_head:
+    call = _Call(query, key, options)
+    chosen = _rows(rows, call.problem)
+    block, keys = call.empty_reading(call.n_query if chosen is None else len(chosen))
+    if keys.numel():
+        call.launch(keys.shape[-1], {"fields": block, "keys": keys}, rows=chosen)
+    if call.one_head:
         block, keys = block[:, 0], keys[0]
     return reading_of(block, keys, options.sinks is not None)
+
+
+def read_layer(
+    query: Tensor, key: Tensor, options: Options, rows: int | None, first_key: Tensor | None, asked: int
+) -> LayerRead:
+    """read() and what else a watch asks for, in three launches; (..., heads, n, d_k) with one axis of heads at least.
+
+    rows        how many query rows, evenly spread; None is all
+    first_key   (...) of each batch entry, or None where it is key 0
+    asked       of how many rows it is asked which key they point at
+    """
+    call = _Call(query, key, options)
+    leading, n_rows, asked = call.leading, min(rows or call.n_query, call.n_query), min(asked, call.n_query)
+    block, keys = call.empty_reading(n_rows)
+    first_weight = torch.empty_like(block[0])
+    top_key, small = keys.new_empty((*leading, call.heads)), block.new_empty((2, *leading, call.heads))
+    digest = block.new_empty((2, call.heads))
+    if keys.numel() and call.n_key:
+        outputs = {"fields": block, "keys": keys, "first_weight": first_weight}
+        call.launch(n_rows, outputs, first_key=first_key, spread=n_rows < call.n_query)
+        call.launch(asked, {"top_key": top_key, "top_share": small[0], "top_mass": small[1]}, spread=True)
+        _digest(block, keys, digest, options.sinks is not None)
+    else:
+        if keys.numel():
+            call.launch(n_rows, {"fields": block, "keys": keys})
+        for tensor, nothing in ((first_weight, 0.0), (top_key, 0), (small, math.nan), (digest, math.nan)):
+            tensor.fill_(nothing)
+    return LayerRead(reading_of(block, keys, options.sinks is not None), first_weight, top_key, *small, *digest)
 
 
 def measure(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Reading]:
@@ -216,79 +260,127 @@ def interpreted() -> bool:
     return type(_triton().read_rows).__name__ == "InterpretedFunction"
 
 
-def _launched(
-    problem: Problem, given: dict[str, Tensor], scale: Tensor | None, rows: Tensor | None, aligned: bool
-) -> tuple[Tensor, Tensor]:
-    """The fields and the keys, (len(FIELDS), ..., heads, rows) and (..., heads, rows)."""
-    # As on the CPU: any strides, and a copy where the numbers of a row do not lie side by side.
-    query, key = (t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous() for t in (problem.query, problem.key))
-    *leading, heads, n_query, _ = query.shape
-    batch, n_rows = math.prod(leading), n_query if rows is None else len(rows)
-    block = query.new_empty((len(FIELDS), *leading, heads, n_rows), dtype=torch.float32)
-    keys = query.new_empty((*leading, heads, n_rows), dtype=torch.int64)
-    if keys.numel() == 0:
-        return block, keys
-    given = {name: tensor.detach() for name, tensor in given.items()}
-    lengths = given.get("key_lengths", _uploaded(problem.key_lengths, query))
-    offsets, offset = given.get("query_offset"), 0
-    if offsets is None and aligned and "key_lengths" in given:
-        offsets = lengths - n_query
-    if offsets is None:
-        offset = int(problem.query_offset[0])
-        if (problem.query_offset != offset).any():
-            offsets = _uploaded(problem.query_offset, query)
-    sinks = given.get("sinks", _uploaded(problem.sinks, query))
-    row_scale = _uploaded(problem.row_scale, query)
-    if scale is not None:
-        row_scale = scale.detach().expand(batch, n_query)
-    sinks = None if sinks is None else sinks.contiguous()
-    alibi = given.get("alibi", _uploaded(problem.alibi, query))
-    if "alibi" in given:
-        alibi = alibi.expand(*leading, heads)
-    shared = {"sinks": sinks, "rows": rows, "offset": offset, "scale": problem.scale}
-    shared |= {"softcap": None if problem.softcap is None else min(problem.softcap * _LOG2_E, _LARGEST)}
-    shared |= {"left": problem.left, "right": problem.right}
-    per_entry = {"offsets": offsets, "lengths": lengths, "row_scale": row_scale, "alibi": alibi}
-    wide = {"row_scale": (batch, n_query), "alibi": (batch, heads)}
-    per_entry = {
-        name: None if t is None else t.reshape(wide.get(name, (batch,))).contiguous() for name, t in per_entry.items()
-    }
-    # The kernel walks one leading axis. Of several, all but the last are a launch each: no copy of anything is made.
-    inner = leading[-1] if leading else 1
-    arrays = {"query": query, "key": key, "mask": problem.mask, "bias": problem.bias, "keys": keys}
-    arrays = {name: None if t is None else (t if leading else t[None]) for name, t in arrays.items()}
-    fields = block if leading else block[:, None]
-    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
-        for number, outer in enumerate(product(*map(range, leading[:-1]))):
-            part = slice(number * inner, (number + 1) * inner)
-            _launch(
-                fields=fields[(slice(None), *outer)], all_rows=keys.numel(),
-                **{name: None if t is None else t[outer] for name, t in arrays.items()},
-                **{name: None if t is None else t[part] for name, t in per_entry.items()},
-                **shared,
-            )  # fmt: skip
-    return block, keys
+class _Call:
+    """A call as the kernel takes it; it can be launched several times, for other rows and other outputs."""
+
+    def __init__(self, query: Tensor, key: Tensor, options: Options) -> None:
+        given = {name: value for name in _ON_DEVICE if _on_device(value := getattr(options, name))}
+        scale = options.scale if _on_device(options.scale) else None
+        _check_device_tensors(query, options, given, scale)
+        checked = options._replace(scale=1.0 if scale is not None else options.scale, **dict.fromkeys(given))
+        if options.segments is not None:
+            raise ArgumentError("segments: must be None on a GPU, where rootdk has none yet, got segments")
+        problem, self.one_head = resolve(_BACKEND, query, key, key, checked)
+        for name in problem._fields:
+            if name not in _KNOWN and getattr(problem, name) is not None:
+                raise ArgumentError(f"{name}: must be None on a GPU, got {type(getattr(problem, name)).__name__}")
+        self.problem = problem
+        # As on the CPU: any strides, and a copy where the numbers of a row do not lie side by side.
+        self._query, self._key = (
+            t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous() for t in (problem.query, problem.key)
+        )
+        *self.leading, self.heads, self.n_query, _ = self._query.shape
+        self.n_key = self._key.shape[-2]
+        self._shared: dict[str, Any] = {"scale": problem.scale, "left": problem.left, "right": problem.right}
+        self._shared["softcap"] = None if problem.softcap is None else min(problem.softcap * _LOG2_E, _LARGEST)
+        detached = {name: tensor.detach() for name, tensor in given.items()}
+        self._per_entry = self._entries(detached, scale, options.query_offset is None)
+
+    def _entries(self, given: dict[str, Tensor], scale: Tensor | None, aligned: bool) -> dict[str, Tensor | None]:
+        """What every batch entry has of its own, with one axis for all of them."""
+        problem, query, leading = self.problem, self._query, self.leading
+        batch = math.prod(leading)
+        lengths = given.get("key_lengths", _uploaded(problem.key_lengths, query))
+        offsets, offset = given.get("query_offset"), 0
+        if offsets is None and aligned and "key_lengths" in given:
+            offsets = lengths - self.n_query
+        if offsets is None:
+            offset = int(problem.query_offset[0]) if batch else 0
+            if (problem.query_offset != offset).any():
+                offsets = _uploaded(problem.query_offset, query)
+        sinks = given.get("sinks", _uploaded(problem.sinks, query))
+        self._shared |= {"sinks": None if sinks is None else sinks.contiguous(), "offset": offset}
+        row_scale = _uploaded(problem.row_scale, query)
+        if scale is not None:
+            row_scale = scale.detach().expand(batch, self.n_query)
+        alibi = given.get("alibi", _uploaded(problem.alibi, query))
+        if "alibi" in given:
+            alibi = alibi.expand(*leading, self.heads)
+        wide = {"row_scale": (batch, self.n_query), "alibi": (batch, self.heads)}
+        entries = {"offsets": offsets, "lengths": lengths, "row_scale": row_scale, "alibi": alibi}
+        return {
+            name: None if t is None else t.reshape(wide.get(name, (batch,))).contiguous() for name, t in entries.items()
+        }
+
+    def empty_reading(self, n_rows: int) -> tuple[Tensor, Tensor]:
+        """The fields and the keys, (len(FIELDS), ..., heads, rows) and (..., heads, rows)."""
+        shape = (*self.leading, self.heads, n_rows)
+        block = self._query.new_empty((len(FIELDS), *shape), dtype=torch.float32)
+        return block, self._query.new_empty(shape, dtype=torch.int64)
+
+    def launch(
+        self,
+        n_rows: int,
+        outputs: dict[str, Tensor],
+        rows: Tensor | None = None,
+        first_key: Tensor | None = None,
+        spread: bool = False,
+    ) -> None:
+        """Write the outputs for so many rows: all, those listed, or evenly spread ones."""
+        leading, batch = self.leading, math.prod(self.leading)
+        per_entry = dict(self._per_entry)
+        per_entry["first_key"] = None if first_key is None else first_key.reshape(batch).contiguous()
+        # The kernel walks one leading axis. Of several, all but the last are a launch each, and nothing is copied.
+        inner = leading[-1] if leading else 1
+        arrays = {"query": self._query, "key": self._key, "mask": self.problem.mask, "bias": self.problem.bias}
+        arrays |= {name: outputs.get(name) for name in _OUTPUTS if name != "fields"}
+        arrays = {name: None if t is None else (t if leading else t[None]) for name, t in arrays.items()}
+        fields = outputs.get("fields")
+        if fields is not None and not leading:
+            fields = fields[:, None]
+        all_rows = batch * self.heads * n_rows
+        with torch.cuda.device(self._query.device) if self._query.is_cuda else nullcontext():
+            for number, outer in enumerate(product(*map(range, leading[:-1]))):
+                part = slice(number * inner, (number + 1) * inner)
+                _launch(
+                    fields=None if fields is None else fields[(slice(None), *outer)],
+                    **{name: None if t is None else t[outer] for name, t in arrays.items()},
+                    **{name: None if t is None else t[part] for name, t in per_entry.items()},
+                    **self._shared, rows=rows, n_rows=n_rows, all_rows=all_rows, spread=spread,
+                )  # fmt: skip
 
 
-def _launch(query: Tensor, key: Tensor, mask: Any, bias: Any, **others: Any) -> None:
+def _launch(query: Tensor, key: Tensor, mask: Any, bias: Any, n_rows: int, spread: bool, **others: Any) -> None:
     kernel = _triton()
     batch, heads, n_query, d_k = query.shape
-    n_rows = others["keys"].shape[-1]
     kind = "hip" if torch.version.hip else "cuda"
     sizes = sizes_for(kind, query.element_size(), d_k, mask is not None or bias is not None)
+    if others["top_key"] is not None:  # all rows of a head are one block
+        sizes = (sizes[-1]._replace(rows=max(16, 1 << (n_rows - 1).bit_length()), keys=32, warps=4),)
     arguments = others | strides("q", query) | strides("k", key) | strides("m", mask) | strides("b", bias) | {
         "query": query, "key": key, "mask": None if mask is None else mask.view(torch.uint8), "bias": bias,
         "heads": heads, "group": heads // key.shape[-3], "n_rows": n_rows, "n_query": n_query,
-        "n_key": key.shape[-2], **constants(d_k, interpreted()),
+        "n_key": key.shape[-2], "SPREAD": spread, **constants(d_k, interpreted()),
     }  # fmt: skip
     run, chosen = kernel.read_rows, {}
-    if environ.get("ROOTDK_TRITON_AUTOTUNE") == "1" and not interpreted():
+    if environ.get("ROOTDK_TRITON_AUTOTUNE") == "1" and not interpreted() and len(sizes) > 1:
         run = kernel.autotuned(sizes)
     else:
         first = sizes[0]
         chosen = {"BLOCK_ROWS": first.rows, "BLOCK_KEYS": first.keys}
         chosen |= {"num_warps": first.warps, "num_stages": first.stages}
     run[lambda meta: (batch * heads * -(-n_rows // meta["BLOCK_ROWS"]),)](**arguments, **chosen)
+
+
+def _digest(block: Tensor, keys: Tensor, digest: Tensor, sinks: bool) -> None:
+    """The largest logit and the mean of entropy / ln n of each head into digest, (2, heads)."""
+    heads, n_rows = keys.shape[-2:]
+    fields = {"largest_logit": block[FIELDS.index("max")], "entropy": block[FIELDS.index("entropy")], "keys": keys}
+    with torch.cuda.device(block.device) if block.is_cuda else nullcontext():
+        _triton().digest_heads[(heads,)](
+            **fields, largest=digest[0], mean=digest[1], entries=math.prod(keys.shape[:-2]), heads=heads,
+            n_rows=n_rows, SINKS=sinks, BLOCK=1024,
+        )  # fmt: skip
 
 
 def constants(d_k: int, interpreted: bool) -> dict[str, Any]:

@@ -19,6 +19,8 @@ _FLOOR = tl.constexpr(-200.0)
 _FAR = tl.constexpr(-1e15)
 _SMALL_UNIT = tl.constexpr(2.0**-80)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
+# A row that sees fewer keys says nothing of the key that rows point at, nor of a trend: rootdk.audit.layer.MIN_KEYS.
+ENOUGH = tl.constexpr(16)
 # Numbers that change from call to call: one compiled kernel serves all of them.
 VARYING = ("heads", "group", "n_rows", "n_query", "n_key", "all_rows", "offset", "left", "right")
 
@@ -65,6 +67,19 @@ def _scores(
 
 
 @triton.jit
+def _score_of_key(q_rows, column, row_live, d_k: tl.constexpr):
+    """<q_i, k> of the rows and one key, added up in float32; in narrow pieces, which take few registers."""
+    PART: tl.constexpr = 8
+    total = tl.zeros((row_live.shape[0],), tl.float32)
+    for start in range(0, d_k, PART):
+        here = start + tl.arange(0, PART)
+        q_part = tl.load(q_rows + here[None, :], mask=row_live[:, None] & (here[None, :] < d_k), other=0.0)
+        k = tl.load(column + here, mask=here < d_k, other=0.0).to(tl.float32)
+        total += tl.sum(q_part.to(tl.float32) * k[None, :], 1)
+    return total
+
+
+@triton.jit
 def _add_block(
     s, maximum, total, moment, square, cube, minimum, count, mean, spread,
 ):  # fmt: skip
@@ -106,6 +121,14 @@ def _add_block(
 
 
 @triton.jit
+def _pointed_at(s, start, maximum, top):
+    """Where the largest logit of every row is, with one more block of them; the first one of several."""
+    high, place = tl.max(s, 1, return_indices=True)
+    at = start + place
+    return tl.where((high > maximum) | ((high == maximum) & (at < top)), at, top)
+
+
+@triton.jit
 def _logits(
     raw, factor, softcap, slope, behind, bias, b_row, b_key, mask, m_row, m_key, row, sees_from, sees_to, keys_here,
     LIMITS: tl.constexpr,
@@ -131,16 +154,21 @@ def _logits(
 
 @triton.jit(do_not_specialize=VARYING)
 def read_rows(
-    query, key, mask, bias, sinks, alibi, row_scale, offsets, lengths, rows,
-    fields, keys,
+    query, key, mask, bias, sinks, alibi, row_scale, offsets, lengths, rows, first_key,
+    fields, keys, first_weight, top_key, top_share, top_mass,
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     m_batch, m_head, m_row, m_key, b_batch, b_head, b_row, b_key,
     heads, group, n_rows, n_query, n_key, all_rows,
     offset, scale, softcap, left, right,
-    d_k: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, WIDEN: tl.constexpr,
+    d_k: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, WIDEN: tl.constexpr, SPREAD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One block of rows of one head. An argument that a call does not have is None, and its code is not compiled."""
+    """One block of rows of one head. An argument that a call does not have is None, and its code is not compiled.
+
+    Outputs: fields and keys of a Reading; first_weight, what every row gives the key first_key of its batch entry (key
+    0 without one); top_key, top_share and top_mass, the key that most rows of a head point at, for which all of them
+    must be one block. SPREAD takes n_rows evenly spread rows of the query in place of all, or of those in `rows`.
+    """
     blocks = tl.cdiv(n_rows, BLOCK_ROWS)
     program = tl.program_id(0)
     # Head by head, so that its keys stay in cache; within a head the last rows first: under a causal limit they are
@@ -155,6 +183,8 @@ def read_rows(
         row = tl.load(rows + place, mask=live, other=0)
         # What lies on the device was not checked: nothing outside of the query is read.
         row = tl.minimum(tl.maximum(tl.where(row < 0, row + n_query, row), 0), n_query - 1)
+    if SPREAD:  # as rootdk.audit.watching.rows.sampled_rows
+        row = (2 * (n_query - 1) * row + n_rows - 1) // (2 * tl.maximum(n_rows - 1, 1))
     position = row + (offset if offsets is None else tl.load(offsets + batch))
     length = n_key if lengths is None else tl.minimum(tl.load(lengths + batch).to(tl.int32), n_key)
     factor = tl.full((BLOCK_ROWS,), scale * LOG2_E, tl.float32)
@@ -195,7 +225,7 @@ def read_rows(
     none = tl.zeros((BLOCK_ROWS,), tl.float32)
     maximum, minimum = none + float("-inf"), none + float("inf")
     total, moment, square, cube, mean, spread = none, none, none, none, none, none
-    count = tl.zeros((BLOCK_ROWS,), tl.int32)
+    count, top = tl.zeros((BLOCK_ROWS,), tl.int32), tl.zeros((BLOCK_ROWS,), tl.int32)
     for start in range(full_first, full_last, BLOCK_KEYS):
         here = start + tl.arange(0, BLOCK_KEYS)
         raw = _scores(q_rows, q_block, key, k_row, here, live, here < length, d, d_k, WHOLE, WIDTH, WIDEN)
@@ -203,6 +233,8 @@ def read_rows(
             raw, factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
             row, sees_from, sees_to, here, False,
         )  # fmt: skip
+        if top_key is not None:
+            top = _pointed_at(s, start, maximum, top)
         maximum, total, moment, square, cube, minimum, count, mean, spread = _add_block(
             s, maximum, total, moment, square, cube, minimum, count, mean, spread
         )
@@ -216,6 +248,8 @@ def read_rows(
             raw, factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
             row, sees_from, sees_to, here, True,
         )  # fmt: skip
+        if top_key is not None:
+            top = _pointed_at(s, start, maximum, top)
         maximum, total, moment, square, cube, minimum, count, mean, spread = _add_block(
             s, maximum, total, moment, square, cube, minimum, count, mean, spread
         )
@@ -237,23 +271,86 @@ def read_rows(
     inverse = tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)
     log_total = tl.where(some, tl.log(tl.where(some, total, 1.0)), 0.0)
     nan = none + float("nan")
-    flat = head_of_all.to(tl.int64) * n_rows + place
-    out = fields + flat
-    # In the order of rootdk.reading.FIELDS.
-    tl.store(out, tl.where(sound, level + log_total, nan), mask=live)
-    natural = tl.where(tl.abs(of_keys) == _LARGEST, of_keys, of_keys * _LN_2)
-    tl.store(out + all_rows, tl.where(sound, natural, nan), mask=live)
-    natural = tl.where(tl.abs(minimum) == _LARGEST, minimum, minimum * _LN_2)
-    tl.store(out + 2 * all_rows, tl.where(sound, natural, nan), mask=live)
-    tl.store(out + 3 * all_rows, tl.where(sound, mean * _LN_2, nan), mask=live)
-    variance = spread / tl.maximum(count.to(tl.float32), 1.0) * (_LN_2 * _LN_2)
-    tl.store(out + 4 * all_rows, tl.where(sound, variance, nan), mask=live)
-    entropy = tl.where(count > 0, tl.maximum(log_total - moment * inverse * _LN_2, 0.0), 0.0)
-    tl.store(out + 5 * all_rows, tl.where(sound, entropy, nan), mask=live)
-    tl.store(out + 6 * all_rows, tl.where(sound, square * inverse * inverse, nan), mask=live)
-    tl.store(out + 7 * all_rows, tl.where(sound, cube * inverse * inverse * inverse, nan), mask=live)
-    tl.store(out + 8 * all_rows, tl.where(sound, sink_weight * inverse, nan), mask=live)
-    tl.store(keys + flat, count.to(tl.int64), mask=live)
+    if top_key is not None:
+        used = live & some & sound & (count >= ENOUGH)
+        votes = tl.sum(((top[:, None] == top[None, :]) & used[None, :]).to(tl.int32), 1)
+        most, voters = tl.max(tl.where(used, votes, 0)), tl.sum(used.to(tl.int32))
+        chosen = tl.min(tl.where(used & (votes == most), top, n_key - 1)) + tl.zeros((1,), tl.int32)
+        raw = _score_of_key(q_rows, key + chosen.to(tl.int64) * k_row, live, d_k)
+        s = _logits(
+            raw[:, None], factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
+            row, sees_from, sees_to, chosen, True,
+        )  # fmt: skip
+        weight = tl.where(used, tl.minimum(tl.exp2(tl.max(s, 1) - maximum) * inverse, 1.0), 0.0)
+        number = tl.maximum(voters, 1).to(tl.float32)
+        tl.store(top_key + head_of_all, tl.max(chosen).to(tl.int64))
+        tl.store(top_share + head_of_all, tl.where(voters > 0, most / number, float("nan")))
+        tl.store(top_mass + head_of_all, tl.where(voters > 0, tl.sum(weight) / number, float("nan")))
+    else:
+        flat = head_of_all.to(tl.int64) * n_rows + place
+        if first_weight is not None:
+            at = tl.zeros((1,), tl.int32)
+            if first_key is not None:
+                at += tl.minimum(tl.maximum(tl.load(first_key + batch), 0), n_key - 1).to(tl.int32)
+            raw = _score_of_key(q_rows, key + at.to(tl.int64) * k_row, live, d_k)
+            s = _logits(
+                raw[:, None], factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
+                row, sees_from, sees_to, at, True,
+            )  # fmt: skip
+            weight = tl.minimum(tl.exp2(tl.max(s, 1) - maximum) * inverse, 1.0)
+            tl.store(first_weight + flat, tl.where(sound, tl.where(some, weight, 0.0), nan), mask=live)
+        out = fields + flat
+        # In the order of rootdk.reading.FIELDS.
+        tl.store(out, tl.where(sound, level + log_total, nan), mask=live)
+        natural = tl.where(tl.abs(of_keys) == _LARGEST, of_keys, of_keys * _LN_2)
+        tl.store(out + all_rows, tl.where(sound, natural, nan), mask=live)
+        natural = tl.where(tl.abs(minimum) == _LARGEST, minimum, minimum * _LN_2)
+        tl.store(out + 2 * all_rows, tl.where(sound, natural, nan), mask=live)
+        tl.store(out + 3 * all_rows, tl.where(sound, mean * _LN_2, nan), mask=live)
+        variance = spread / tl.maximum(count.to(tl.float32), 1.0) * (_LN_2 * _LN_2)
+        tl.store(out + 4 * all_rows, tl.where(sound, variance, nan), mask=live)
+        entropy = tl.where(count > 0, tl.maximum(log_total - moment * inverse * _LN_2, 0.0), 0.0)
+        tl.store(out + 5 * all_rows, tl.where(sound, entropy, nan), mask=live)
+        tl.store(out + 6 * all_rows, tl.where(sound, square * inverse * inverse, nan), mask=live)
+        tl.store(out + 7 * all_rows, tl.where(sound, cube * inverse * inverse * inverse, nan), mask=live)
+        tl.store(out + 8 * all_rows, tl.where(sound, sink_weight * inverse, nan), mask=live)
+        tl.store(keys + flat, count.to(tl.int64), mask=live)
+
+
+@triton.jit(do_not_specialize=("entries", "heads", "n_rows"))
+def digest_heads(
+    largest_logit, entropy, keys, largest, mean, entries, heads, n_rows, SINKS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Of one head the largest finite logit, and the mean of entropy / ln n over the rows that see enough keys."""
+    head = tl.program_id(0)
+    all_rows = entries.to(tl.int64) * heads * n_rows
+    # Enough is 16, or what the longest row of any head sees: mostly the first block has one of 16.
+    most, start = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+    while (start < all_rows) & (most < ENOUGH):
+        at = start + tl.arange(0, BLOCK)
+        most = tl.maximum(most, tl.max(tl.load(keys + at, mask=at < all_rows, other=0)))
+        start += BLOCK
+    most = tl.maximum(tl.minimum(most, ENOUGH), 1)
+    high = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total, count = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.int32)
+    of_entry = head.to(tl.int64) * n_rows
+    for _ in range(entries):
+        for start_row in range(0, n_rows, BLOCK):
+            row = start_row + tl.arange(0, BLOCK)
+            live = row < n_rows
+            at = of_entry + row
+            seen = tl.load(keys + at, mask=live, other=0)
+            logit = tl.load(largest_logit + at, mask=live, other=float("-inf"))
+            high = tl.maximum(high, tl.where(logit - logit == 0, logit, float("-inf")))
+            outcomes = (seen + SINKS).to(tl.float32)
+            ratio = tl.load(entropy + at, mask=live, other=0.0) / tl.log(tl.maximum(outcomes, 2.0))
+            use = live & (seen >= most) & (outcomes > 1) & (ratio - ratio == 0)
+            total += tl.where(use, ratio, 0.0)
+            count += use.to(tl.int32)
+        of_entry += heads.to(tl.int64) * n_rows
+    number = tl.sum(count)
+    tl.store(largest + head, tl.max(high))
+    tl.store(mean + head, tl.where(number > 0, tl.sum(total) / tl.maximum(number, 1).to(tl.float32), float("nan")))
 
 
 @cache

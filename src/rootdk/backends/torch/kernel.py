@@ -3,19 +3,21 @@
 The kernel walks the tensors' own memory: any strides with a contiguous last axis as they lie, other tensors as a copy.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...options import Problem, Tangents
+from ...options import Learnable, Problem, learnable
 from ...reading import FIELDS
 from .. import kernel
 
 FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 # How many threads torch's team has. 0 would mean the kernel's own threads, which only the benchmark asks for.
 team = torch.get_num_threads
+_ROWS, _PAIRS, _ENTRIES = (learnable(lies) for lies in ("rows", "pairs", "entries"))
 # What the binding's alike() says of three tensors of one type and one shape, each in C order.
 _DENSE = 2
 
@@ -38,30 +40,37 @@ def read(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def backward(
-    problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, learned_bias: Any = None, learned_alibi: Any = None
-) -> tuple[Tensor, Tensor, Tensor, Any, Any]:
-    """Run the kernel backward. Bias and slopes are as before they were broadcast, where their gradient is wanted."""
+    problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, asked: Learnable | None = None
+) -> Learnable:
+    """Run the kernel backward: the gradients of query, key and value, and of pairs and entries that are asked for.
+
+    `asked` holds them as before they were broadcast, and so are their gradients.
+    """
     library, query, key, value = kernel(), problem.query, problem.key, problem.value
     dense = library.alike(query, key, value) == _DENSE
     if dense:
-        gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        rows = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     else:
-        gradients = empty_gradients(query, key, value)
-    d_bias = spread = d_alibi = None
-    if learned_bias is not None:
-        # The kernel adds to it in its own type; a number that many pairs read is one number here too.
-        d_bias = query.new_zeros(learned_bias.shape, dtype=_compute_type(query.dtype))
-        spread = d_bias.expand(problem.bias.shape)
-    if learned_alibi is not None:
-        d_alibi = query.new_zeros(query.shape[:-2], dtype=_compute_type(query.dtype))
+        rows = empty_gradients(query, key, value)
     row_state = row_state if row_state.is_contiguous() else row_state.contiguous()
-    out, d_out = _walkable(out), _walkable(d_out)
-    library.backward(_walked(problem, dense), out, d_out, row_state, *gradients, spread, d_alibi, team())
-    return (
-        *gradients,
-        None if d_bias is None else d_bias.to(learned_bias.dtype),
-        None if d_alibi is None else d_alibi.sum_to_size(learned_alibi.shape).to(learned_alibi.dtype),
-    )
+    given = _walked(problem, dense), _walkable(out), _walkable(d_out), row_state
+    if asked is None:
+        gradients = Learnable(*rows)
+        library.backward(*given, gradients, team())
+        return gradients
+    # The kernel adds to these in its own type; a number that many pairs read is one number here too.
+    wide = _compute_type(query.dtype)
+    pairs = {name: query.new_zeros(t.shape, dtype=wide) for name, t in present(asked, _PAIRS)}
+    entries = {name: query.new_zeros(query.shape[:-2], dtype=wide) for name, t in present(asked, _ENTRIES)}
+    spread = {name: total.expand(getattr(problem, name).shape) for name, total in pairs.items()}
+    library.backward(*given, Learnable(*rows)._replace(**(spread | entries)), team())
+    of_shape = {name: total.sum_to_size(getattr(asked, name).shape) for name, total in (pairs | entries).items()}
+    return Learnable(*rows, **{name: total.to(getattr(asked, name).dtype) for name, total in of_shape.items()})
+
+
+def present(given: Learnable, names: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Those of the names that are there, with their tensors."""
+    return ((name, getattr(given, name)) for name in names if getattr(given, name) is not None)
 
 
 def weights(problem: Problem, row_state: Tensor, per_key: bool = False) -> Tensor:
@@ -74,12 +83,11 @@ def weights(problem: Problem, row_state: Tensor, per_key: bool = False) -> Tenso
     return found
 
 
-def tangent(problem: Problem, moved: Tangents, out: Any = None) -> Tensor:
+def tangent(problem: Problem, moved: Learnable, out: Any = None) -> Tensor:
     """Run the kernel's forward derivative; `out` is filled if given."""
     d_out = empty_out(problem.query, problem.value)
-    rows = (None if t is None else _walkable(t) for t in (moved.query, moved.key, moved.value))
-    numbers = moved.sinks, moved.alibi, moved.scale or 0.0
-    kernel().tangent(_walked(problem, dense=False), out, d_out, *rows, moved.bias, *numbers, team())
+    moved = moved._replace(**{name: _walkable(t) for name, t in present(moved, _ROWS)})
+    kernel().tangent(_walked(problem, dense=False), out, d_out, moved, team())
     return d_out
 
 

@@ -12,32 +12,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...options import Problem
+from ...options import Learnable, Problem
 from .. import reference
 
 
-def weights(
-    problem: Problem, query: Tensor, key: Tensor, scale: Any = None, bias: Any = None, sinks: Any = None,
-    alibi: Any = None,
-) -> Tensor:  # fmt: skip
+def weights(problem: Problem, given: Learnable) -> Tensor:
     """The weights before dropout, (*leading, heads, n_query, n_key), differentiable in every tensor given.
 
     query and key are those of the problem or tensors in their place; the others default to the problem's numbers.
     """
-    return _weights(problem, query, key, scale, bias, sinks, alibi)[0]
+    return _weights(problem, given)[0]
 
 
-def _weights(
-    problem: Problem, query: Tensor, key: Tensor, scale: Any, bias: Any, sinks: Any, alibi: Any
-) -> tuple[Tensor, Tensor]:
+def _weights(problem: Problem, given: Learnable) -> tuple[Tensor, Tensor]:
     """The weights, and which pairs are visible."""
+    query, key = given.query, given.key
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     query, key = query.to(wide), _per_query_head(problem, key.to(wide))
-    factor = _rows(problem, wide) * (problem.scale if scale is None else scale.to(wide))
-    bias = problem.bias if bias is None else bias
+    factor = _rows(problem, wide) * (problem.scale if given.scale is None else given.scale.to(wide))
+    bias = problem.bias if given.bias is None else given.bias
     lost = None
     if problem.alibi is not None:
-        slopes = torch.tensor(problem.alibi, device="cpu").reshape(query.shape[:-2]) if alibi is None else alibi
+        slopes = given.alibi
+        if slopes is None:
+            slopes = torch.tensor(problem.alibi, device="cpu").reshape(query.shape[:-2])
         lost = slopes.to(wide)[..., None, None] * _per_entry(problem, reference.distances).to(wide)
 
     def logits_of(scores: Tensor) -> Tensor:
@@ -58,8 +56,8 @@ def _weights(
     if problem.sinks is None:
         sink = logits.new_full((*logits.shape[:-1], 1), -math.inf)
     else:
-        given = torch.tensor(problem.sinks, device="cpu") if sinks is None else sinks
-        sink = given.to(wide)[:, None, None].expand(*logits.shape[:-1], 1)
+        sinks = torch.tensor(problem.sinks, device="cpu") if given.sinks is None else given.sinks
+        sink = sinks.to(wide)[:, None, None].expand(*logits.shape[:-1], 1)
     # A row that sees nothing has no largest logit; -inf - -inf would be NaN.
     shift = torch.cat([logits, sink], dim=-1).detach().amax(dim=-1, keepdim=True)
     shift = torch.where(shift == -math.inf, 0.0, shift)
@@ -121,39 +119,35 @@ def dropped(problem: Problem, weights: Tensor) -> Tensor:
     return weights * kept.reshape(weights.shape)
 
 
-def output(problem: Problem, leaves: dict[str, Any]) -> Tensor:
+def _output(problem: Problem, given: Learnable) -> Tensor:
     """The output in the wide type: float64 for float64, else float32."""
-    query, value = leaves["query"], leaves["value"]
-    learned = (leaves["scale"], leaves.get("bias"), leaves["sinks"], leaves["alibi"])
-    undropped, visible = _weights(problem, query, leaves["key"], *learned)
+    undropped, visible = _weights(problem, given)
     kept = dropped(problem, undropped)
-    return _VisibleProduct.apply(kept, _per_query_head(problem, value.to(kept.dtype)), visible)
+    return _VisibleProduct.apply(kept, _per_query_head(problem, given.value.to(kept.dtype)), visible)
 
 
-def second_derivative(grads: Any, d_out: Tensor, problem: Problem, given: dict[str, Any]) -> dict[str, Tensor | None]:
-    """Of sum(grads * Gradients), field by field: in d_out and in every given tensor, by name."""
+def second_derivative(grads: Learnable, d_out: Tensor, problem: Problem, given: Learnable) -> tuple[Any, Learnable]:
+    """Of sum(grads * gradients), field by field: in d_out, and in every given tensor."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         # Fresh views, because one tensor may be query and key at once and each has a derivative of its own.
-        leaves = {name: _leaf(tensor) for name, tensor in given.items()}
+        leaves = Learnable._make(map(_leaf, given))
         d_out = _leaf(d_out)
-        present = {name: leaf for name, leaf in leaves.items() if leaf is not None}
-        out = output(problem, leaves)
+        present = {name: leaf for name, leaf in leaves._asdict().items() if leaf is not None}
+        out = _output(problem, leaves)
         firsts = torch.autograd.grad(out, list(present.values()), d_out.to(out.dtype), create_graph=True)
-        by_name = dict(zip(present, firsts, strict=True))
-        asked = {name: getattr(grads, name) for name in by_name}
-        pairs = [(by_name[name], grad) for name, grad in asked.items() if grad is not None]
+        asked = [getattr(grads, name) for name in present]
+        pairs = [(first, grad) for first, grad in zip(firsts, asked, strict=True) if grad is not None]
         if not pairs:
-            return {}
-        wanted = [d_out, *present.values()]
-        seconds = torch.autograd.grad(
+            return None, Learnable()
+        d_d_out, *seconds = torch.autograd.grad(
             [first for first, _ in pairs],
-            wanted,
-            [g.to(first.dtype) for first, g in pairs],
+            [d_out, *present.values()],
+            [grad.to(first.dtype) for first, grad in pairs],
             create_graph=further,
             allow_unused=True,
         )
-    return dict(zip(("d_out", *present), seconds, strict=True))
+    return d_d_out, Learnable(**dict(zip(present, seconds, strict=True)))
 
 
 def _leaf(tensor: Any) -> Any:

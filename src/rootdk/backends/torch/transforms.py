@@ -13,20 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...options import Problem, Tangents
-from . import eager, second
+from ...options import Learnable, Problem, learnable
+from . import kernel, second
 from .batched import each, is_batched
 from .forward_mode import primal
 from .operators import (
-    NOTHING,
+    NO_FACTS,
+    Facts,
     Operands,
+    among,
     apart,
+    asked,
+    asks_for_pairs,
     backward_values,
     forward_values,
     keep,
     keep_call,
     keep_second,
     kept,
+    operands,
     problem_of,
     pull_back,
     pull_back_twice,
@@ -50,25 +55,25 @@ class FunctionalAttention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        *operands, _measured = tangents
+        *both, _measured = tangents
         _, call = kept(ctx)
-        call = Operands._make(map(primal, call))
-        moved = Operands._make(operands).tangents()
+        call, moved = _primal(call), operands(both).given
         if is_batched(*moved):
-            (d_out,) = each(lambda *entry: (FunctionalTangent.apply(*entry, *call),), *moved)
+            (d_out,) = each(lambda *entry: (FunctionalTangent.apply(*entry, *call.given, *call.facts),), *moved)
         else:
-            d_out = FunctionalTangent.apply(*moved, *call)
+            d_out = FunctionalTangent.apply(*moved, *call.given, *call.facts)
         return d_out, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        *operands, measured = arguments
+        *both, measured = arguments
         *dims, _ = in_dims
-        call, along = Operands._make(operands), Operands._make(dims)
+        call, along = operands(both), operands(dims)
         if _only_one_by_one(call, along):
             return _one_by_one(FunctionalAttention, info, in_dims, arguments)
-        mapped = _mapped(along, call, info.batch_size)
-        return FunctionalAttention.apply(*mapped, measured), (0, 1, 1 if measured else None, 0 if measured else None)
+        given, facts = _mapped(along, call, info.batch_size)
+        out_dims = (0, 1, 1, 0) if measured else (0, 1, None, None)
+        return FunctionalAttention.apply(*given, *facts, measured), out_dims
 
 
 class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
@@ -85,10 +90,10 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
         if not torch._C._are_functorch_transforms_active():  # noqa: SLF001
             return pull_back_twice(ctx, *grads)  # plain operations, which can be differentiated again
         (d_out, _out, _row_state), call = kept(ctx)
-        _d_out, _out, _row_state, *asked, _bias_learned = ctx.needs_input_grad
+        _d_out, _out, _row_state, *wanted, _pairs_asked = ctx.needs_input_grad
         grads = tuple(None if g is not None and g.shape == (0,) else g for g in grads)
-        d_d_out, pulled = _second(d_out, Tangents._make(grads), call, bool(Operands._make(asked).bias))
-        return (d_d_out, None, None, *pulled, None)
+        d_d_out, pulled = _second(d_out, Learnable._make(grads), call, asks_for_pairs(wanted))
+        return (d_d_out, None, None, *pulled, *NO_FACTS, None)
 
     @staticmethod
     def jvp(ctx: Any, d_out_moved: Any, _out: Any, _row_state: Any, *tangents: Any) -> tuple[Any, ...]:
@@ -96,33 +101,30 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
         if is_batched(d_out_moved, *tangents):
             moved = d_out_moved, None, None, *tangents
             return each(lambda *entry: FunctionalPullback.jvp(ctx, *entry), *moved)
-        *operands, _bias_learned = tangents
+        *both, _pairs_asked = tangents
         (d_out, out, row_state), call = kept(ctx)
-        d_out, out, call = primal(d_out), primal(out), Operands._make(map(primal, call))
-        moved = Operands._make(operands).tangents()
-        total = [None] * len(eager.Gradients._fields)
+        d_out, out, call, moved = primal(d_out), primal(out), _primal(call), operands(both).given
+        total: Any = Learnable()
         if any(t is not None for t in moved):
-            _, pulled = _second(d_out, moved, call, ctx.bias_learned)
-            total = list(eager.Gradients(**pulled.learnable()))
+            _, total = _second(d_out, moved, call, ctx.pairs_asked)
         if d_out_moved is not None:
-            first = FunctionalPullback.apply(d_out_moved, out, row_state, *call, ctx.bias_learned)
+            first = FunctionalPullback.apply(d_out_moved, out, row_state, *call.given, *call.facts, ctx.pairs_asked)
             total = [f if t is None else f + t for f, t in zip(first, total, strict=True)]
         return tuple(total)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        d_out, out, row_state, *operands, bias_learned = arguments
+        d_out, out, row_state, *both, pairs_asked = arguments
         d_out_dim, out_dim, state_dim, *rest, _ = in_dims
-        size, call, dims = info.batch_size, Operands._make(operands), Operands._make(rest)
-        if _only_one_by_one(call, dims) or call.sinks is not None or call.learned is not None:
+        size, call, dims = info.batch_size, operands(both), operands(rest)
+        if _only_one_by_one(call, dims) or _has_shared(call.given):
             return _one_by_one(FunctionalPullback, info, in_dims, arguments)
         state = _front(row_state, state_dim, size).movedim(0, 1).contiguous()
-        call, dims = _own(call, dims, size, bias_learned)
-        mapped = _mapped(dims, call, size)
+        call, dims = _own(call, dims, size, pairs_asked)
+        given, facts = _mapped(dims, call, size)
         front = _front(d_out, d_out_dim, size), _front(out, out_dim, size)
-        pulled = eager.Gradients._make(FunctionalPullback.apply(*front, state, *mapped, bias_learned))
-        pulled, along = _own_shapes(pulled, call, bias_learned)
-        return tuple(pulled), tuple(along)
+        pulled = FunctionalPullback.apply(*front, state, *given, *facts, pairs_asked)
+        return _own_shapes(pulled, call.given, pairs_asked)
 
 
 class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
@@ -142,16 +144,17 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
         if is_batched(grad):
             return each(lambda entry: FunctionalTangent.backward(ctx, entry), grad)
         saved, call = kept(ctx)
-        moved = Tangents._make(saved)
-        asked_moved, asked = apart(ctx.needs_input_grad)
-        pulled, in_call = Tangents(), NOTHING
-        if any(asked_moved):
-            out, row_state, _, _ = FunctionalAttention.apply(*call, False)
-            gradients = FunctionalPullback.apply(grad, out, row_state, *call, bool(asked_moved.bias))
-            pulled = Tangents._make(g if a else None for g, a in zip(gradients, asked_moved, strict=True))
-        if any(asked):
-            _, in_call = _second(grad, moved, call, bool(asked.bias))
-        return (*pulled, *in_call)
+        moved = Learnable._make(saved)
+        wanted_moved, wanted = apart(ctx.needs_input_grad)
+        pulled, in_call = Learnable(), Learnable()
+        if any(wanted_moved):
+            out, row_state, _, _ = FunctionalAttention.apply(*call.given, *call.facts, False)
+            pairs_asked = asks_for_pairs((*wanted_moved, *NO_FACTS))
+            gradients = FunctionalPullback.apply(grad, out, row_state, *call.given, *call.facts, pairs_asked)
+            pulled = Learnable._make(g if w else None for g, w in zip(gradients, wanted_moved, strict=True))
+        if any(wanted.given):
+            _, in_call = _second(grad, moved, call, asks_for_pairs((*wanted.given, *NO_FACTS)))
+        return (*pulled, *in_call, *NO_FACTS)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:  # noqa: ARG004
@@ -160,29 +163,28 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         (moved, call), (moved_dims, dims) = apart(arguments), apart(in_dims)
-        if _only_one_by_one(call, dims) or moved_dims.sinks is not None or moved_dims.scale is not None:
+        if _only_one_by_one(call, dims) or _has_shared(moved_dims):
             return _one_by_one(FunctionalTangent, info, in_dims, arguments)
-        mapped = _mapped(dims, call, info.batch_size)
-        return FunctionalTangent.apply(*_mapped_tangents(moved, moved_dims, mapped, info.batch_size), *mapped), 0
+        given, facts = _mapped(dims, call, info.batch_size)
+        tangents = _mapped_learnable(moved, moved_dims, info.batch_size, given.query.dim() - 3)
+        return FunctionalTangent.apply(*tangents, *given, *facts), 0
 
 
 class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
     """The gradient of <d_out, tangent of the output> in d_out and in every operand: zeros where it does not depend.
 
-    The arguments are d_out, Tangents, Operands, and whether the bias' is wanted; the results d_out's and Gradients.
+    The arguments are d_out, tangents, Operands, and whether those of pairs are wanted; the results d_out's and of
+    Learnable.
     """
 
     @staticmethod
     def forward(d_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        *both, bias_asked = arguments
-        moved, call = apart(tuple(both))
-        given = call.learnable()
-        if not bias_asked and moved.bias is None:
-            del given["bias"]
-        pulled = second.second_derivative(moved, d_out, problem_of(call), given)
-        wanted = {"d_out": d_out, **{name: given.get(name) for name in eager.Gradients._fields}}
-        found = ((tensor, pulled.get(name)) for name, tensor in wanted.items())
-        return tuple(d_out.new_empty(0) if t is None else torch.zeros_like(t) if p is None else p for t, p in found)
+        *both, pairs_asked = arguments
+        moved, call = apart(both)
+        given = asked(call.given, pairs_asked or _has_pairs(moved))
+        d_d_out, pulled = second.second_derivative(moved, d_out, problem_of(call), given)
+        results = ((d_out, d_d_out), *zip(given, pulled, strict=True))
+        return tuple(d_out.new_empty(0) if t is None else torch.zeros_like(t) if p is None else p for t, p in results)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -198,124 +200,122 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        d_out, *both, bias_asked = arguments
+        d_out, *both, pairs_asked = arguments
         d_out_dim, *both_dims, _ = in_dims
-        (moved, call), (moved_dims, dims) = apart(tuple(both)), apart(tuple(both_dims))
-        if _only_one_by_one(call, dims) or call.sinks is not None or call.learned is not None:
+        (moved, call), (moved_dims, dims) = apart(both), apart(both_dims)
+        if _only_one_by_one(call, dims) or _has_shared(call.given):
             return _one_by_one(FunctionalSecond, info, in_dims, arguments)
-        size, has_bias = info.batch_size, bias_asked or moved.bias is not None
-        call, dims = _own(call, dims, size, has_bias)
-        mapped = _mapped(dims, call, size)
-        tangents = _mapped_tangents(moved, moved_dims, mapped, size)
-        d_d_out, *rest = FunctionalSecond.apply(_front(d_out, d_out_dim, size), *tangents, *mapped, bias_asked)
-        pulled, along = _own_shapes(eager.Gradients._make(rest), call, has_bias)
+        size, with_pairs = info.batch_size, pairs_asked or _has_pairs(moved)
+        call, dims = _own(call, dims, size, with_pairs)
+        given, facts = _mapped(dims, call, size)
+        tangents = _mapped_learnable(moved, moved_dims, size, given.query.dim() - 3)
+        front = _front(d_out, d_out_dim, size)
+        d_d_out, *rest = FunctionalSecond.apply(front, *tangents, *given, *facts, pairs_asked)
+        pulled, along = _own_shapes(rest, call.given, with_pairs)
         return (d_d_out, *pulled), (0, *along)
 
 
-def _second(d_out: Tensor, moved: Tangents, call: Operands, bias_asked: bool) -> tuple[Tensor, Operands]:
-    """FunctionalSecond's results in d_out and in the operands, None where there is no such operand."""
-    d_d_out, *rest = FunctionalSecond.apply(d_out, *moved, *call, bias_asked)
-    pulled = eager.Gradients._make(rest)
-    return d_d_out, NOTHING._replace(
-        query=pulled.query,
-        key=pulled.key,
-        value=pulled.value,
-        learned=None if call.learned is None else pulled.scale,
-        sinks=None if call.sinks is None else pulled.sinks,
-        alibi=None if call.alibi is None else pulled.alibi,
-        bias=pulled.bias if bias_asked else None,
-    )
+def _second(d_out: Tensor, moved: Learnable, call: Operands, pairs_asked: bool) -> tuple[Tensor, Learnable]:
+    """FunctionalSecond's results in d_out and in what is learnable, None where there is no such thing."""
+    d_d_out, *rest = FunctionalSecond.apply(d_out, *moved, *call.given, *call.facts, pairs_asked)
+    return d_d_out, among(rest, asked(call.given, pairs_asked))
 
 
 def differentiable_gradients(
-    problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor,
-    sinks: Any = None, learned: Any = None, bias: Any = None, alibi: Any = None,
-) -> eager.Gradients:  # fmt: skip
+    problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, wanted: Learnable
+) -> Learnable:
     """eager.gradients() as a function that torch can differentiate: a Problem becomes Operands again."""
     query = problem.query
-    batch = tuple(query.shape[:-3]) or (1,)
+    leading, heads, n_query, n_key = query.shape[:-3], query.shape[-3:-2], query.shape[-2], problem.key.shape[-2]
+    given = {name: getattr(problem, name) for name in learnable("rows", "pairs")}
+    given |= {name: _as_tensor(getattr(problem, name), heads) for name in learnable("heads")}
+    given |= {name: _as_tensor(getattr(problem, name), (*leading, *heads)) for name in learnable("entries")}
+    given |= dict(kernel.present(wanted, wanted._fields))
     signed_seed = problem.seed - 2**64 if problem.seed >= 2**63 else problem.seed
-    call = Operands(**{name: getattr(problem, name, None) for name in Operands._fields})._replace(
-        scale=problem.scale if learned is None else None,
-        learned=learned,
-        row_scale=_as_tensor(problem.row_scale, (*query.shape[:-3], query.shape[-2])),
-        query_offset=_as_tensor(problem.query_offset, batch),
-        query_segments=_as_tensor(problem.query_segments, (*query.shape[:-3], query.shape[-2])),
-        key_segments=_as_tensor(problem.key_segments, (*query.shape[:-3], problem.key.shape[-2])),
-        query_positions=_as_tensor(problem.query_positions, (*query.shape[:-3], query.shape[-2])),
-        key_lengths=_as_tensor(problem.key_lengths, batch),
-        bias=problem.bias if bias is None else bias,
-        sinks=_as_tensor(problem.sinks, query.shape[-3:-2]) if sinks is None else sinks,
-        alibi=_as_tensor(problem.alibi, query.shape[:-2]) if alibi is None else alibi,
+    facts = Facts(**{name: getattr(problem, name, None) for name in Facts._fields})._replace(
+        factor=problem.scale if wanted.scale is None else None,
+        row_scale=_as_tensor(problem.row_scale, (*leading, n_query)),
+        query_offset=_as_tensor(problem.query_offset, leading or (1,)),
+        query_segments=_as_tensor(problem.query_segments, (*leading, n_query)),
+        key_segments=_as_tensor(problem.key_segments, (*leading, n_key)),
+        query_positions=_as_tensor(problem.query_positions, (*leading, n_query)),
+        key_lengths=_as_tensor(problem.key_lengths, leading or (1,)),
         seed=None if problem.dropout == 0.0 else torch.tensor([signed_seed], device="cpu"),
     )
-    pulled = eager.Gradients._make(FunctionalPullback.apply(d_out, out, row_state, *call, bias is not None))
-    return pulled._replace(
-        sinks=None if sinks is None else pulled.sinks,
-        scale=None if learned is None else pulled.scale,
-        bias=None if bias is None else pulled.bias,
-        alibi=None if alibi is None else pulled.alibi,
-    )
+    call = (*Learnable(**given), *facts)
+    return among(FunctionalPullback.apply(d_out, out, row_state, *call, _has_pairs(wanted)), wanted)
 
 
 def _as_tensor(array: Any, shape: tuple[int, ...]) -> Any:
     return None if array is None else torch.tensor(array, device="cpu").reshape(shape)
 
 
+def _primal(call: Operands) -> Operands:
+    return Operands(Learnable._make(map(primal, call.given)), Facts._make(map(primal, call.facts)))
+
+
+# Axes after the leading ones. Of these every entry of a vmap may have its own.
+_AXES = dict.fromkeys(learnable("pairs"), 3) | dict.fromkeys(learnable("entries"), 1)
+
+
 def _mapped(dims: Operands, call: Operands, size: int) -> Operands:
     """The same call with the mapped axis as one more leading axis."""
-    query = _front(call.query, dims.query, size)
-    leading = query.shape[:-3]
-    changed = {"query": query, "key": _front(call.key, dims.key, size), "value": _front(call.value, dims.value, size)}
+    given = _mapped_learnable(call.given, dims.given, size, call.given.query.dim() - 2 - (dims.given.query is not None))
+    leading, n_query, n_key = given.query.shape[:-3], given.query.shape[-2], given.key.shape[-2]
+    changed = {}
     for name, shape in (
-        ("row_scale", (*leading, query.shape[-2])),
-        ("query_segments", (*leading, query.shape[-2])),
-        ("key_segments", (*leading, changed["key"].shape[-2])),
-        ("query_positions", (*leading, query.shape[-2])),
+        ("row_scale", (*leading, n_query)),
+        ("query_segments", (*leading, n_query)),
+        ("key_segments", (*leading, n_key)),
+        ("query_positions", (*leading, n_query)),
         ("query_offset", leading),
         ("key_lengths", leading),
     ):
-        given = getattr(call, name)
-        if given is not None:
-            changed[name] = _aligned(given, getattr(dims, name), len(shape)).expand(shape)
-    for name, axes in (("mask", 3), ("bias", 3), ("alibi", 1)):
-        if getattr(dims, name) is not None:
-            changed[name] = _aligned(getattr(call, name), getattr(dims, name), len(leading) + axes)
-    return call._replace(**changed)
+        if (fact := getattr(call.facts, name)) is not None:
+            changed[name] = _aligned(fact, getattr(dims.facts, name), len(shape)).expand(shape)
+    if call.facts.mask is not None:
+        changed["mask"] = _aligned(call.facts.mask, dims.facts.mask, len(leading) + 3)
+    return Operands(given, call.facts._replace(**changed))
 
 
-def _mapped_tangents(moved: Tangents, dims: Tangents, mapped: Operands, size: int) -> Tangents:
-    """The tangents for a call that _mapped() made. Those of sinks and scale are not mapped."""
-    rows = {name: getattr(moved, name) for name in ("query", "key", "value")}
-    changed = {name: _front(t, getattr(dims, name), size) for name, t in rows.items() if t is not None}
-    for name, axes in (("bias", 0), ("alibi", 2)):
-        if getattr(moved, name) is not None:
-            changed[name] = _aligned(getattr(moved, name), getattr(dims, name), mapped.query.dim() - axes)
-    return moved._replace(**changed)
+def _mapped_learnable(given: Learnable, dims: Learnable, size: int, leading: int) -> Learnable:
+    """Tensors or tangents with the mapped axis as one more of the leading axes, of which there are as many then.
+
+    Those that all entries share are not mapped.
+    """
+    changed = {name: _front(t, getattr(dims, name), size) for name, t in kernel.present(given, learnable("rows"))}
+    for name, t in kernel.present(given, tuple(_AXES)):
+        changed[name] = _aligned(t, getattr(dims, name), leading + _AXES[name])
+    return given._replace(**changed)
 
 
-def _own(call: Operands, dims: Operands, size: int, with_bias: bool) -> tuple[Operands, Operands]:
-    """A bias, if asked, and slopes for every entry: gradients differ from entry to entry, even where one serves all."""
-    if with_bias:
-        call, dims = call._replace(bias=_front(call.bias, dims.bias, size)), dims._replace(bias=0)
-    if call.alibi is not None:
-        call, dims = call._replace(alibi=_front(call.alibi, dims.alibi, size)), dims._replace(alibi=0)
-    return call, dims
+def _own(call: Operands, dims: Operands, size: int, with_pairs: bool) -> tuple[Operands, Operands]:
+    """One of each for every entry: gradients differ from entry to entry, even where one serves all."""
+    own = dict(kernel.present(asked(call.given, with_pairs), tuple(_AXES)))
+    fronts = {name: _front(t, getattr(dims.given, name), size) for name, t in own.items()}
+    given, along = call.given._replace(**fronts), dims.given._replace(**dict.fromkeys(own, 0))
+    return Operands(given, call.facts), Operands(along, dims.facts)
 
 
-def _own_shapes(pulled: eager.Gradients, call: Operands, with_bias: bool) -> tuple[eager.Gradients, eager.Gradients]:
+def _own_shapes(pulled: Any, given: Learnable, with_pairs: bool) -> tuple[Learnable, Learnable]:
     """Gradients for a call that _own() made, in its shapes, and along which axis they are mapped."""
-    along = eager.Gradients(query=0, key=0, value=0)
-    if with_bias:
-        pulled, along = pulled._replace(bias=pulled.bias.reshape(call.bias.shape)), along._replace(bias=0)
-    if call.alibi is not None:
-        pulled, along = pulled._replace(alibi=pulled.alibi.reshape(call.alibi.shape)), along._replace(alibi=0)
-    return pulled, along
+    own = dict(kernel.present(asked(given, with_pairs), tuple(_AXES)))
+    gradients = Learnable._make(pulled)
+    shaped = {name: getattr(gradients, name).reshape(t.shape) for name, t in own.items()}
+    return gradients._replace(**shaped), Learnable(**dict.fromkeys((*learnable("rows"), *own), 0))
 
 
 def _only_one_by_one(call: Operands, dims: Operands) -> bool:
-    """Whether entries cannot become one more leading axis: all share sinks, scale and the seed there."""
-    return dims.sinks is not None or dims.learned is not None or call.seed is not None
+    """Whether entries cannot become one more leading axis: all share a scale, sinks and the seed there."""
+    return _has_shared(dims.given) or call.facts.seed is not None
+
+
+def _has_shared(given: Learnable) -> bool:
+    return any(getattr(given, name) is not None for name in learnable("heads", "number"))
+
+
+def _has_pairs(given: Learnable) -> bool:
+    return any(getattr(given, name) is not None for name in learnable("pairs"))
 
 
 def _one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
