@@ -18,6 +18,7 @@ from rootdk.audit.layer import baseline
 from rootdk.audit.metrics import grouped
 from rootdk.audit.result import LayerAudit
 from rootdk.audit.thresholds import critical_deviation
+from rootdk.audit.watching.rows import sampled_rows
 
 N, D, HEADS = 64, 32, 4
 
@@ -455,11 +456,17 @@ def test_the_key_that_most_rows_point_at(rng: np.random.Generator) -> None:
         seen.model(x, bias)
     reading = seen.readings["Lean"]
     weights = torch.softmax(x @ x.mT * D**-0.5 + bias, -1)
-    places = torch.linspace(0, N - 1, 16, dtype=torch.float64).round().long()
-    assert reading.pointed.key[1] == 5
-    assert reading.pointed.share[1] > 0.8
-    assert reading.pointed.mass[1] == pytest.approx(float(weights[:, 1, places, 5].mean()), rel=1e-5)
-    assert reading.pointed.share[0] < 0.5
+    places = sampled_rows(N, min(N, 32), torch.device("cpu"))
+    assert reading.pointed.key[:, 1].tolist() == [5, 5]
+    assert reading.metrics["top_key_share"][1] > 0.8
+    assert reading.metrics["top_key_mass"][1] == pytest.approx(float(weights[:, 1, places, 5].mean()), rel=1e-5)
+    assert reading.metrics["top_key_share"][0] < 0.5
+    # Of sequences that differ, the mean.
+    with rootdk.watch(Lean()) as seen:
+        seen.model(x, bias * torch.tensor([0.0, 1.0])[:, None, None, None])
+    shares = seen.readings["Lean"].pointed.share[:, 1]
+    assert shares[0] < 0.5 < 0.8 < shares[1]
+    assert seen.readings["Lean"].metrics["top_key_share"][1] == pytest.approx(float(shares.mean()))
     # Every head on one key: a layer that passes nothing on.
     bias[..., 5] = 30.0
     with rootdk.watch(Lean()) as seen:

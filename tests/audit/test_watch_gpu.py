@@ -1,4 +1,4 @@
-"""Watching on a GPU: one launch per layer, nothing that waits for the device, the numbers of the CPU.
+"""Watching on a GPU: three launches per layer, nothing that waits for the device, the numbers of the CPU.
 
 Without a GPU the Triton kernel is interpreted on CPU tensors, and the meta device stands for one from which nothing can
 be fetched: whatever would wait for a GPU raises there.
@@ -17,6 +17,8 @@ import rootdk
 from rootdk.audit.health import Trend
 from rootdk.audit.layer import LayerReading, digest_on_device
 from rootdk.audit.watching import handle, read
+from rootdk.audit.watching.call import Call
+from rootdk.audit.watching.rows import sight_of
 from rootdk.audit.watching.scale import Scale
 from rootdk.backends import torch as adapter
 from rootdk.backends.torch import gpu
@@ -60,20 +62,27 @@ def masks(device: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every tensor goes the way of one on a GPU; the launches of the kernel are noted."""
+    """Every tensor goes the way of one on a GPU; the launches of the kernels are noted."""
     noted: list[Any] = []
-    launch = gpu._launch
+    launch, digest = gpu._launch, gpu._digest
 
     def noting(**arguments: Any) -> None:
         noted.append(arguments)
         if not arguments["query"].is_meta:
             launch(**arguments)
 
+    def noting_digest(block: Any, *rest: Any) -> None:
+        noted.append({"digest": block})
+        if not block.is_meta:
+            digest(block, *rest)
+
     for kind in gpu.SIZES:
         monkeypatch.setitem(gpu.SIZES, kind, (gpu.Sizes(16, 16, 4, 1),))
     monkeypatch.setattr(gpu, "_launch", noting)
+    monkeypatch.setattr(gpu, "_digest", noting_digest)
     monkeypatch.setattr(adapter, "elsewhere", lambda _: gpu)
     monkeypatch.setattr(read, "has_kernel", lambda _: True)
+    monkeypatch.setattr(read, "elsewhere", lambda _: gpu)
     return noted
 
 
@@ -95,10 +104,11 @@ def test_nothing_waits_for_the_device(name: str, launches: list[Any]) -> None:
         model(x, **masks("meta")[name])
     assert seen.unread == sampled.unread == {}
     assert len(seen.readings) == LAYERS
-    # What only hides cannot be told from a bias without looking: a float mask takes a second launch, for the scores.
-    per_layer = 2 if name == "float mask" else 1
+    # The rows, the key that they point at, the trend. What only hides cannot be told from a bias without looking: a
+    # float mask takes one more launch, for the scores.
+    per_layer = 4 if name == "float mask" else 3
     assert len(launches) == 2 * per_layer * LAYERS
-    assert {arguments["keys"].shape[-1] for arguments in launches} == {N, 4}
+    assert {arguments["n_rows"] for arguments in launches if "digest" not in arguments} == {N, 4}
     assert all(reading.reading.entropy.is_meta for reading in seen.readings.values())
     with pytest.raises(NotImplementedError):  # the stand-in does raise where somebody looks
         _ = seen.readings["blocks.0"].metrics
@@ -118,15 +128,15 @@ class Launches(TorchDispatchMode):
 
 @pytest.mark.usefixtures("_meta_is_read")
 def test_how_many_operations_a_reading_launches(launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the kernel: the weight of the first key, and two numbers per head for the trend."""
+    """Beside three kernels: whether a head returned nothing but zeros."""
     monkeypatch.setattr(adapter, "traced", lambda *_: False)  # the mode that counts is not to be seen
     model, x = Model().to("meta"), torch.empty(2, N, HEADS * D, device="meta")
     with Launches() as plain:
         model(x, is_causal=True)
     with rootdk.watch(model), Launches() as watched:
         model(x, is_causal=True)
-    assert len(launches) == LAYERS
-    assert 0 < watched.count - plain.count <= 90 * LAYERS
+    assert len(launches) == 3 * LAYERS
+    assert 0 < watched.count - plain.count <= 2 * LAYERS
 
 
 @pytest.mark.parametrize("name", list(masks("cpu")))
@@ -145,6 +155,57 @@ def test_the_numbers_are_those_of_the_cpu(name: str, request: pytest.FixtureRequ
                 found.readings[path].metrics[metric], numbers, rtol=2e-5, atol=2e-6, err_msg=metric
             )
     assert found.report().verdict == expected.report().verdict
+
+
+def calls() -> dict[str, dict[str, Any]]:
+    keep = torch.arange(40) >= torch.tensor([0, 9])[:, None, None, None]
+    return {
+        "window": {"reach": 18, "causal": True},
+        "padding on the left": {"mask": keep, "causal": True},
+        "softcap and sinks": {"softcap": 2.0, "sinks": torch.tensor([1.0, -2.0])},
+        "bias": {"added": torch.randn(2, 40, 40)},
+        "wide": {"d": 200},
+        "few keys": {"n": 12},
+        "no keys": {"n": 0},
+        "NaN": {"broken": True},
+        "ties": {"reach": 18, "n": 160, "tied": True},
+    }
+
+
+@pytest.mark.parametrize("rows", [40, 7])
+@pytest.mark.parametrize("name", list(calls()))
+@pytest.mark.usefixtures("launches")
+def test_all_that_a_launch_finds_is_what_the_cpu_finds(name: str, rows: int) -> None:
+    """First weights, the key that rows point at, and the digest, for every option that shapes them."""
+    torch.manual_seed(1)
+    options = dict(calls()[name])
+    n, d, broken = options.pop("n", 40), options.pop("d", D), options.pop("broken", False)
+    query, (key, value) = 2 * torch.randn(2, HEADS, 40, d), torch.randn(2, 2, 1, n, d)
+    if options.pop("tied", False):
+        key = torch.zeros_like(key)  # the first key that a row sees, although whole blocks are read before its block
+    elif n:
+        key[..., n // 2, :] += 1.5 * query.mean(dim=(1, 2))[:, None]  # something to point at
+    if broken:
+        query[0, 1, 5:9] = torch.nan
+    call = Call(query, key, value, query.new_empty(0), route="test", scale=0.5, **options)
+    sight = sight_of(call)
+    bare = call.softcap is None and sight.bias is None and call.sinks is None
+    found, expected = (
+        way(*first, call, sight, 0.5, rows, bare, *rest)
+        for way, first, rest in ((read._on_device, (gpu,), ()), (read._here, (), (False,)))
+    )
+    torch.testing.assert_close(found["first_weight"], expected["first_weight"], atol=2e-6, rtol=2e-5, equal_nan=True)
+    if n:
+        for part in ("share", "mass"):
+            torch.testing.assert_close(
+                *(getattr(side["pointed"], part) for side in (found, expected)), atol=2e-6, rtol=2e-5, equal_nan=True
+            )
+        known = ~expected["pointed"].share.isnan()
+        assert torch.equal(found["pointed"].key[known], expected["pointed"].key[known])
+    else:
+        assert found["pointed"].share.isnan().all()
+    for digest, wanted in zip(found["digested"], layer_of(expected["reading"]).digest, strict=True):
+        np.testing.assert_allclose(np.nan_to_num(digest.numpy(), neginf=np.nan, nan=np.nan), wanted, rtol=1e-5)
 
 
 def layer_of(reading: Any) -> LayerReading:

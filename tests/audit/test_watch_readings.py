@@ -10,7 +10,7 @@ from problems import random_arrays
 
 from rootdk.audit.watching.call import Call, of_sdpa, of_transformers, split
 from rootdk.audit.watching.read import read
-from rootdk.audit.watching.rows import sampled_rows
+from rootdk.audit.watching.rows import sampled_rows, sight_of
 from rootdk.audit.watching.scale import Scale, scale_of
 from rootdk.backends import problem_of, reference
 
@@ -78,7 +78,7 @@ def test_every_field_is_that_of_the_definition(rng: np.random.Generator, name: s
     scale = scale_of(call)
     assert scale.used == scale.given == call.scale
     assert scale.mismatch < 1e-5
-    found = read("layer", 0, call, scale, split(call.added), **WAYS[way])
+    found = read("layer", 0, call, scale, sight_of(call), **WAYS[way])
     rows = np.arange(N_QUERY) if "rows" not in way else sampled_rows(N_QUERY, 6, torch.device("cpu")).numpy()
     assert found.sampled == ("rows" in way)
     budget = measure_budget(problem)

@@ -106,7 +106,7 @@ def alone_in_float64() -> Any:
     return watched(model().double(), batch().double())["0"].metrics
 
 
-# The key that most rows point at is known to one process alone: ranks would have to agree on a key first.
+# On a ring nobody has all the keys: which one most rows point at stays unknown there.
 POINTED = {"top_key_share", "top_key_mass"}
 
 
@@ -114,20 +114,21 @@ POINTED = {"top_key_share", "top_key_mass"}
 def test_the_ranks_find_together_what_one_process_finds(ranks: Any, alone: Any, way: str) -> None:
     merged = ranks[0][way]["0"]
     assert merged.heads == HEADS
-    assert merged.metrics.keys() - POINTED == alone.keys() - POINTED
+    assert merged.metrics.keys() == alone.keys()
+    assert np.isfinite([alone[name] for name in POINTED]).all()
     for name, expected in alone.items():
-        if name in POINTED:
-            continue
         # Every row is the same, bit by bit, so only the sums behind a mean may round.
-        tolerance = 1e-12 if KINDS.get(name) == "mean" else 0.0
+        # The key is looked for in float32, by products that a library sums in another order for another batch.
+        tolerance = 1e-5 if name in POINTED else 1e-12 if KINDS.get(name) == "mean" else 0.0
         np.testing.assert_allclose(merged.metrics[name], expected, rtol=tolerance, err_msg=name)
 
 
 def test_a_ring_is_read_as_one_process_reads_it(ranks: Any, alone_in_float64: Any) -> None:
     merged = ranks[0]["sequence"]["0"]
-    assert merged.metrics.keys() == alone_in_float64.keys() - POINTED
+    assert merged.metrics.keys() == alone_in_float64.keys()
     for name, expected in alone_in_float64.items():
         if name in POINTED:
+            assert np.isnan(merged.metrics[name]).all()
             continue
         # Rows are put together from blocks in float64: some hundred roundings of 1e-16.
         np.testing.assert_allclose(merged.metrics[name], expected, rtol=1e-12, atol=1e-12, err_msg=name)

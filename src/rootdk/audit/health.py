@@ -172,7 +172,7 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
         facts = {name: getattr(reading, name) for name in _FACTS} | facts_of_weights(watch.model, reading)
         facts |= expected.facts(reading.name)
         if reading.pointed is not None:
-            facts["top_key"] = reading.pointed.key.tolist()
+            facts["top_key"] = fetched(reading.pointed.key)[0].astype(int).tolist()
         bound = gain_bound_of(watch.model, reading)
         if not math.isnan(bound):
             facts["gain_bound"] = bound

@@ -30,6 +30,8 @@ KINDS: dict[str, Kind] = {
     "min_log_sum_exp": "min",
     "sink_mass": "mean",
     "non_finite": "mean",
+    "top_key_share": "mean",
+    "top_key_mass": "mean",
 }
 
 # Rows with fewer keys say little: their entropy, their trace and their deviation are small whatever the model does. And
@@ -45,11 +47,11 @@ _SATURATED = 0.98015
 
 @dataclass(frozen=True, slots=True)
 class Pointed:
-    """The key that most rows point at, of each head; over at most some dozen rows that are evenly spread.
+    """The key that most rows point at, of each batch entry and head, by some dozen rows that are evenly spread.
 
-    key     its place, in the first batch entry
+    key     its place, (entries, heads)
     share   of the rows whose largest weight is on it
-    mass    the mean weight that rows give it
+    mass    the mean weight that rows give it; NaN, like share, where no row sees enough keys
 
     Of a reading on a GPU they are tensors there, until somebody looks.
     """
@@ -57,6 +59,11 @@ class Pointed:
     key: Any
     share: Any
     mass: Any
+
+    def columns(self) -> dict[str, Numbers]:
+        """The metrics of it, (heads, entries) each; a mean over the entries is the number of a head."""
+        parts = {"top_key_share": self.share, "top_key_mass": self.mass}
+        return {name: np.atleast_2d(fetched(part)).T for name, part in parts.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +74,7 @@ class LayerReading:
     scores        of the logits after the scale, before cap and bias; the same object where there is neither
     first_weight  the weight of the first key, row by row
     pointed       the key that most of some rows point at, head by head; None if unknown
+    digested      the two numbers per head of `digest`, where the device has computed them already
     silent        head by head, whether all that it returned is 0; None if unknown
     scale         what the scores were multiplied by; measured, where the output shows another than the call
     mismatch      how far the output of the model is from softmax(...) V in a row that was looked at; NaN if unknown
@@ -99,6 +107,7 @@ class LayerReading:
     sampled: bool = False
     pointed: Pointed | None = None
     silent: Any = None
+    digested: tuple[Any, Any] | None = None
 
     @property
     def heads(self) -> int:
@@ -118,10 +127,7 @@ class LayerReading:
         Extremes are over all rows, the others over rows that see at least 16 keys (or what the longest row sees).
         """
         numbers = {name: over_rows(KINDS[name], rows) for name, rows in self.columns().items()}
-        metrics = finished(numbers, self.scale, self.softcap, self.dtype)
-        if self.pointed is not None:
-            metrics |= {"top_key_share": fetched(self.pointed.share), "top_key_mass": fetched(self.pointed.mass)}
-        return metrics
+        return finished(numbers, self.scale, self.softcap, self.dtype)
 
     @cached_property
     def rows(self) -> int:
@@ -169,6 +175,7 @@ class LayerReading:
             "sink_mass": counted(weight),
             # A cap makes a finite logit of an infinite score.
             "non_finite": np.fmax(_by_head(reading.non_finite), _by_head(scores.non_finite)),
+            **(self.pointed or Pointed(*3 * [np.full((1, self.heads), math.nan)])).columns(),
         }
 
     @cached_property
@@ -201,6 +208,8 @@ class LayerReading:
 
         Of a reading on another device than the CPU they are tensors there: to fetch them would be to wait for it.
         """
+        if self.digested is not None:
+            return self.digested
         if getattr(self.reading.keys, "is_cpu", True) is False:
             return digest_on_device(self.reading)
         ratio = _by_head(self.reading.entropy_ratio)

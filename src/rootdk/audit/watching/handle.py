@@ -20,8 +20,9 @@ from rootdk.audit.layer import LayerReading
 from rootdk.audit.projections import modules_of
 from rootdk.audit.result import Audit, Phase
 from rootdk.audit.watching import taps
-from rootdk.audit.watching.call import Call, UnreadableError, split
+from rootdk.audit.watching.call import Call, UnreadableError
 from rootdk.audit.watching.read import check_readable, read, read_logits, read_ring
+from rootdk.audit.watching.rows import Sight, sight_of
 from rootdk.audit.watching.scale import Scale, scale_of
 from rootdk.checks import count
 from rootdk.errors import ArgumentTypeError
@@ -40,14 +41,14 @@ class _Step:
     wanted     whether its calls are read
     readings   of the calls so far
     called     the paths of the modules that called, read or not
-    masks      what split() made of the masks that its layers share
+    sights     what sight_of() made of the masks that its layers share
     """
 
     number: int
     wanted: bool
     readings: dict[str, LayerReading] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
-    masks: dict[Any, tuple[Tensor, tuple[Tensor | None, Tensor | None]]] = field(default_factory=dict)
+    sights: dict[Any, tuple[Any, Sight]] = field(default_factory=dict)
 
 
 class _Mine(local):
@@ -312,18 +313,23 @@ class Watch:
             scale = self._scales.get(name)
             if scale is None or scale.given != call.scale:
                 scale = self._scales[name] = scale_of(call)
-            return read(name, self._of_call.number, call, scale, self._split(call.added), self.rows)
+            return read(name, self._of_call.number, call, scale, self._sight(call), self.rows)
 
-    def _split(self, added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """split(), once for all layers that share a mask; the tensor is kept so that no other takes its place."""
-        if added is None:
-            return None, None
-        version = 0 if added.is_inference() else added._version  # noqa: SLF001 -- what autograd itself goes by
-        key = (added.data_ptr(), added.shape, added.stride(), added.dtype, version)
-        masks = self._of_call.masks
-        if key not in masks:
-            masks[key] = (added, split(added))
-        return masks[key][1]
+    def _sight(self, call: Call) -> Sight:
+        """sight_of(), once for all layers that share masks; the tensors are kept so that no others take their place."""
+        masks = (call.mask, call.added)
+        key = (call.query.shape[:-3], *map(_identity, masks))
+        known = self._of_call.sights
+        if key not in known:
+            known[key] = (masks, sight_of(call))
+        return known[key][1]
+
+
+def _identity(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 -- what autograd itself goes by
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, version
 
 
 def _around(watch: "ref[Watch]") -> Callable[[Any], Any]:

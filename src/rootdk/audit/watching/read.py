@@ -19,80 +19,110 @@ from rootdk.audit.watching.rows import (
     grouped_scores,
     most_pointed,
     sampled_rows,
-    sight_of,
 )
 from rootdk.audit.watching.scale import Scale
-from rootdk.backends.torch import has_kernel
+from rootdk.backends.torch import elsewhere, has_kernel
 from rootdk.distributed.calls import Measured
+from rootdk.options import Options
 from rootdk.reading import Reading
 
 # How many rows are read where no kernel can go, unless the watcher says how many.
 ELSEWHERE = 64
-# Of so many rows of a head, over all batch entries and at least in each of them, it is asked which key they point at.
-_ASKED, _ASKED_OF_ENTRY = 32, 16
+# Of so many rows of each batch entry it is asked which key they point at.
+_ASKED = 32
 
 
 def read(
-    name: str,
-    step: int,
-    call: Call,
-    scale: Scale,
-    added: tuple[Tensor | None, Tensor | None],
-    rows: int | None,
-    by_torch: bool = False,
+    name: str, step: int, call: Call, scale: Scale, sight: Sight, rows: int | None, by_torch: bool = False
 ) -> LayerReading:
     """One reading of one call.
 
-    added      split(call.added), which the layers of a model often share
+    sight      sight_of(call), which the layers of a model often share
     rows       how many query rows to read; None reads all, on a device without a kernel 64
     by_torch   with torch's operations alone, as on such a device
     """
-    query, key = call.query, call.key
+    query, n_query = call.query, call.query.shape[-2]
     by_torch = by_torch or not has_kernel(query)
-    n_query = query.shape[-2]
-    wanted = ELSEWHERE if rows is None and by_torch else rows
-    positions, whole = None, sight_of(call, added)
-    sight = whole
-    if by_torch or (wanted is not None and wanted < n_query):
-        positions = sampled_rows(n_query, min(wanted or n_query, n_query), query.device)
-        query, sight = query.index_select(-2, positions), at_rows(whole, call, positions)
-
-    def run(bare: bool) -> Reading:
-        if by_torch:
-            return _by_torch(query, call, sight, scale.used, bare)
-        return _by_kernel(call, whole, scale.used, bare, positions)
-
-    logits = run(bare=False)
+    wanted = n_query if rows is None else min(rows, n_query)
+    if by_torch:
+        wanted = min(wanted, ELSEWHERE) if rows is None else wanted
+    device = None if by_torch else elsewhere(query)
     bare = call.softcap is None and sight.bias is None and call.sinks is None
+    if device is not None:
+        parts = _on_device(device, call, sight, scale.used, wanted, bare)
+    else:
+        parts = _here(call, sight, scale.used, wanted, bare, by_torch)
     return LayerReading(
         name=name,
         step=step,
-        reading=logits,
-        scores=logits if bare else run(bare=True),
-        first_weight=_first_weight(query, call, sight, scale.used, logits),
         scale=scale.used,
         scale_given=scale.given,
         mismatch=scale.mismatch,
         softcap=call.softcap,
         d_k=query.shape[-1],
-        kv_heads=key.shape[-3],
+        kv_heads=call.key.shape[-3],
         n_query=n_query,
-        n_key=key.shape[-2],
-        dtype=str(call.query.dtype).removeprefix("torch."),
-        sampled=len(positions) < n_query if positions is not None else False,
+        n_key=call.key.shape[-2],
+        dtype=str(query.dtype).removeprefix("torch."),
+        sampled=wanted < n_query,
         route=call.route,
-        pointed=_pointed(call, whole, scale.used),
         silent=_silent(call),
+        **parts,
     )
+
+
+def _on_device(device: Any, call: Call, sight: Sight, scale: float, rows: int, bare: bool) -> dict[str, Any]:
+    """By the kernel of a GPU, which finds all of it; where logits are more than scores, the scores by a second pass."""
+    options = Options(**_options(call, sight, scale, bare=False))
+    found = device.read_layer(call.query, call.key, options, rows, sight.first, _ASKED)
+    scores = found.reading
+    if not bare:
+        positions = None if rows == call.query.shape[-2] else sampled_rows(call.query.shape[-2], rows, call.key.device)
+        scores = device.read(call.query, call.key, Options(**_options(call, sight, scale, bare=True)), positions)
+    return {
+        "reading": found.reading,
+        "scores": scores,
+        "first_weight": found.first_weight,
+        "pointed": Pointed(*(t.reshape(-1, t.shape[-1]) for t in (found.top_key, found.top_share, found.top_mass))),
+        "digested": (found.largest, found.mean_entropy),
+    }
+
+
+def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torch: bool) -> dict[str, Any]:
+    """By the kernel of the CPU, or by torch's operations alone, on any device."""
+    query, sight, positions = call.query, whole, None
+    n_query = query.shape[-2]
+    if by_torch or rows < n_query:
+        positions = sampled_rows(n_query, rows, query.device)
+        query, sight = query.index_select(-2, positions), at_rows(whole, call, positions)
+
+    def run(bare: bool) -> Reading:
+        if by_torch:
+            return _by_torch(query, call, sight, scale, bare)
+        return read_scores(call.query, call.key, rows=positions, **_options(call, whole, scale, bare))
+
+    logits = run(bare=False)
+    return {
+        "reading": logits,
+        "scores": logits if bare else run(bare=True),
+        "first_weight": _first_weight(query, call, sight, scale, logits),
+        "pointed": _pointed(call, whole, scale),
+    }
+
+
+def _options(call: Call, sight: Sight, scale: float, bare: bool) -> dict[str, Any]:
+    """bare: of the scores, before cap, bias and sinks."""
+    window = None if call.reach is None else (call.reach, None)
+    options = {"scale": scale, "causal": call.causal, "window": window, "query_offset": 0, "mask": sight.mask}
+    return options if bare else options | {"bias": sight.bias, "softcap": call.softcap, "sinks": call.sinks}
 
 
 def _pointed(call: Call, whole: Sight, scale: float) -> Pointed | None:
     """Which key most of some evenly spread rows point at."""
     n_query = call.query.shape[-2]
-    entries = max(math.prod(call.query.shape[:-3]), 1)
     if 0 in call.query.shape or 0 in call.key.shape:
         return None
-    positions = sampled_rows(n_query, min(n_query, max(_ASKED_OF_ENTRY, _ASKED // entries)), call.query.device)
+    positions = sampled_rows(n_query, min(n_query, _ASKED), call.query.device)
     sight = at_rows(whole, call, positions)
     logits = _finished(scale * grouped_scores(call.query.index_select(-2, positions), call.key), call, sight.bias)
     return most_pointed(logits, sight.mask, call.sinks)
@@ -100,11 +130,10 @@ def _pointed(call: Call, whole: Sight, scale: float) -> Pointed | None:
 
 def _silent(call: Call) -> Any:
     """Head by head, whether it returned nothing but zeros; None where its output is not at hand."""
-    if call.out.shape[:-1] != call.query.shape[:-1] or not call.out.numel():
+    out = call.out
+    if out.shape[:-1] != call.query.shape[:-1] or not out.numel():
         return None
-    loud = (call.out != 0).any(dim=-1).any(dim=-1)
-    silent = ~loud.reshape(-1, loud.shape[-1]).any(dim=0)
-    return silent.numpy() if silent.is_cpu else silent
+    return out.any(dim=(*range(out.dim() - 3), -2, -1)).logical_not()
 
 
 def check_readable(call: Call) -> None:
@@ -117,21 +146,6 @@ def check_readable(call: Call) -> None:
         raise UnreadableError(f"its tensors are {kind}")
     if query.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnreadableError("a CUDA graph is being captured")
-
-
-def _by_kernel(call: Call, sight: Sight, scale: float, bare: bool, positions: Tensor | None) -> Reading:
-    options: dict[str, Any] = {} if bare else {"bias": sight.bias, "softcap": call.softcap, "sinks": call.sinks}
-    return read_scores(
-        call.query,
-        call.key,
-        scale=scale,
-        causal=call.causal,
-        window=None if call.reach is None else (call.reach, None),
-        query_offset=0,
-        mask=sight.mask,
-        rows=positions,
-        **options,
-    )
 
 
 def _by_torch(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool) -> Reading:
@@ -224,8 +238,7 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
     sampled = rows is not None and rows < n_query
     if sampled:
         logits = logits.index_select(-2, sampled_rows(n_query, rows or 1, logits.device))
-    few = max(_ASKED_OF_ENTRY, _ASKED // max(len(logits), 1))
-    asked = logits.index_select(-2, sampled_rows(logits.shape[-2], min(few, logits.shape[-2]), logits.device))
+    asked = logits.index_select(-2, sampled_rows(logits.shape[-2], min(_ASKED, logits.shape[-2]), logits.device))
     visible = logits > HIDES
     some_hidden = not visible.is_cpu or not bool(visible.all())
     reading = Reading(**fields_of_logits(logits, visible if some_hidden else None, None), has_sinks=False)

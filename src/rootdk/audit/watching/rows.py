@@ -1,6 +1,5 @@
 """Rows of a call: which keys they see, what is added to their logits, and a Reading of them by torch's operations."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rootdk.audit.layer import MIN_KEYS, Pointed
-from rootdk.audit.watching.call import Call
+from rootdk.audit.watching.call import Call, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,9 @@ class Sight:
     first: Tensor | None
 
 
-def sight_of(call: Call, added: tuple[Tensor | None, Tensor | None]) -> Sight:
-    """Of all rows; `added` is split(call.added)."""
-    hidden, bias = added
+def sight_of(call: Call) -> Sight:
+    """Of all rows."""
+    hidden, bias = split(call.added)
     mask = hidden if call.mask is None else call.mask if hidden is None else call.mask & hidden
     first = None
     if mask is not None and mask.dim() > 1:
@@ -116,31 +115,22 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     return {name: torch.where(broken, torch.nan, field) for name, field in fields.items()} | {"keys": keys}
 
 
-def most_pointed(logits: Tensor, visible: Tensor | None, sinks: Tensor | None) -> Pointed | None:
-    """The key that most of these rows point at, for logits (..., heads, rows, keys); None where no row sees enough.
-
-    Each batch entry has its own key; shares and masses are means over the entries.
-    """
+def most_pointed(logits: Tensor, visible: Tensor | None, sinks: Tensor | None) -> Pointed:
+    """The key that most of these rows point at, for logits (..., heads, rows, keys); rows with a NaN do not count."""
     heads, rows, n_key = logits.shape[-3:]
     logits = logits.reshape(-1, heads, rows, n_key)
     if visible is not None:
         logits = torch.where(visible.expand(*visible.shape[:-3], heads, rows, n_key), logits, -torch.inf)
-    seen = torch.isfinite(logits).sum(dim=-1)
-    used = seen >= MIN_KEYS
-    if logits.is_cpu and not bool(used.any()):
-        return None
     total = torch.logsumexp(logits, dim=-1, keepdim=True)
     if sinks is not None:
         total = torch.logaddexp(total, sinks.to(logits)[:, None, None].expand_as(total))
+    used = ((logits > -torch.inf).sum(dim=-1) >= MIN_KEYS) & torch.isfinite(total[..., 0])
     weights = torch.where(used[..., None], (logits - total).exp(), 0.0)
     votes = torch.zeros_like(logits[..., 0, :]).scatter_add_(-1, weights.argmax(dim=-1), used.to(logits.dtype))
     most, key = votes.max(dim=-1, keepdim=True)
-    count = used.sum(dim=-1).clamp(min=1)
-    mass = weights.sum(dim=-2).gather(-1, key)[..., 0] / count
-    share = most[..., 0] / count
-    if not logits.is_cpu:  # they stay there until somebody looks; NaN where no row sees enough
-        return Pointed(key[0, :, 0], *(part.mean(dim=0).where(used.any(), math.nan) for part in (share, mass)))
-    return Pointed(key[0, :, 0].numpy(), *(part.mean(dim=0).double().numpy() for part in (share, mass)))
+    count = used.sum(dim=-1).to(logits.dtype)
+    mass = weights.sum(dim=-2).gather(-1, key)[..., 0] / count  # 0 / 0 is NaN: no row sees enough
+    return Pointed(key[..., 0], most[..., 0] / count, mass)
 
 
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:

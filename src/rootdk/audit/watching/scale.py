@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rootdk.audit.watching.call import Call, split
+from rootdk.audit.watching.call import Call
 from rootdk.audit.watching.rows import at_rows, grouped_scores, sight_of
 
 _STEPS, _HALVINGS = 12, 6
@@ -112,7 +112,7 @@ class _Row:
 def _one_row(call: Call) -> _Row:
     heads, n_key = call.query.shape[-3], call.key.shape[-2]
     place = torch.tensor([call.query.shape[-2] - 1], device=call.query.device)
-    sight = at_rows(sight_of(call, split(call.added)), call, place)
+    sight = at_rows(sight_of(call), call, place)
     # One row is little to carry, and not every device has float64.
     query, key, value, out = (_first(tensor).cpu() for tensor in (call.query, call.key, call.value, call.out))
     scores = grouped_scores(query[:, -1:].double(), key.double())[:, 0]
