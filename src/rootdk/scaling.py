@@ -551,8 +551,12 @@ class _Loaded:
     module: str
     name: str
 
+    def itself(self) -> Any:
+        """The function that was written there."""
+        return _attribute(self.module, self.name).factor
+
     def __call__(self, d_k: int, keys: Any, position: Any) -> Any:
-        return _attribute(self.module, self.name).factor(d_k, keys, position)
+        return self.itself()(d_k, keys, position)
 
 
 def unregister(name: str) -> None:

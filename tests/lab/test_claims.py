@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,6 +28,7 @@ from rootdk.lab.checks import (
 )
 from rootdk.lab.checks.definition import by_the_formula, softmax
 from rootdk.lab.checks.gradient_flow import jacobian_of_softmax, live_entries
+from rootdk.lab.checks.ledger import COMMON
 from rootdk.lab.checks.printed import EIGHTH, POWERS, TENTH
 from rootdk.lab.checks.sampler import generator, normal, over_groups, reading
 from rootdk.lab.checks.sharpness import root
@@ -35,9 +37,9 @@ from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
 QUICK = Sampling(rows=1024)
 EXPECTED = {
     **dict.fromkeys((1, 3, 4, 5, 6, 8, 10, 14, 21), HOLDS),
-    **dict.fromkeys((2, 9, 11, 12, 13, 15, 16, 18, 19, 20, 23, 27, 28), CONDITIONAL),
+    **dict.fromkeys((2, 9, 11, 12, 13, 15, 16, 18, 19, 20, 23, 27, 28, 31), CONDITIONAL),
     **dict.fromkeys((7, 17, 24, 25, 26, 29), FAILS),
-    22: NOT_REPRODUCED,
+    **dict.fromkeys((22, 32), NOT_REPRODUCED),
     30: UNDECIDED,
 }
 
@@ -48,13 +50,28 @@ def records() -> dict[int, CheckedClaim]:
 
 
 def test_every_claim_is_there(records: dict[int, CheckedClaim]) -> None:
-    assert LEDGER.ids == sorted(EXPECTED) == list(range(1, 31))
+    assert LEDGER.ids == sorted(EXPECTED) == list(range(1, 33))
     for record in records.values():
         assert record.statement.endswith(".")
         assert record.source
         assert record.method
         assert record.verdict in VERDICTS
         assert bool(record.condition) == (record.verdict != HOLDS)
+
+
+@pytest.mark.parametrize("number", EXPECTED)
+def test_a_source_has_title_and_link_or_quotes_nobody(number: int) -> None:
+    source = LEDGER[number].source
+    quoted = re.search(r"\d{4}, [A-Za-z][^,]{9,}, .*https://[a-z./0-9]+", source)
+    assert quoted or source.startswith(COMMON), source
+
+
+def test_gap_counting_is_judged_by_the_slack_that_was_set_before() -> None:
+    """A tenth of the power; the nearest of the three powers, chosen after the result was seen, would pass them all."""
+    decides = [one for one in LEDGER[32].check(QUICK).evidence if one.role == "decides"]
+    assert [one.slack for one in decides] == [0.1 * one.predicted for one in decides]
+    assert [one.agrees for one in decides] == [False, True, True]
+    assert all(min((0.5, 1.0, 2.0), key=lambda p: abs(p - one.measured)) == one.predicted for one in decides)
 
 
 @pytest.mark.parametrize("number", EXPECTED)
@@ -158,6 +175,9 @@ PERTURBED: list[tuple[int, dict[str, Any], str]] = [
     (28, {"deviation": 22.6}, FAILS),
     (29, {"scale": lambda d_k: float(d_k**2)}, HOLDS),
     (30, {"suspected": "none", "tasks": ("digits", "recall")}, HOLDS),
+    (31, {"s": 0.1}, FAILS),
+    (31, {"figures": (0.129, 0.9997)}, FAILS),
+    (32, {"powers": (0.6, 1.0, 2.0)}, HOLDS),
 ]
 
 
@@ -225,9 +245,13 @@ def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
     verdicts = (HOLDS, CONDITIONAL, FAILS, NOT_REPRODUCED, UNDECIDED)
     found = [sum(one.verdict == verdict for one in records.values()) for verdict in verdicts]
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
-    assert f"a list of {len(records)} claims." in text
-    assert f"{found[0]} hold, {found[1]} hold under a condition, {found[2]} do not, one of them a misprint" in text
-    assert f"{found[3]} was not reproduced here, and {found[4]} is undecided" in text
+    assert f"checks {len(records)} statements about the scale" in text
+    assert (
+        f"{found[0]} hold, {found[1]} hold under a condition, {found[2]} do not hold (one of them is a misprint)"
+        in text
+    )
+    assert "(one of them is a misprint)" in text
+    assert f"{found[3]} were not reproduced here, and {found[4]} is undecided" in text
     assert sum(found) == len(records)
 
 

@@ -158,23 +158,24 @@ def test_a_verdict_that_was_typed_in_is_refused() -> None:
 def test_another_module_fills_in_what_is_open_and_nothing_else() -> None:
     ledger = Ledger()
     ledger.add(*LEDGER)
-    ledger.add(Claim(31, "Learning slows.", "a study", "comes later"))
-    assert ledger[31].check().verdict == OPEN
+    free = max(LEDGER.ids) + 1
+    ledger.add(Claim(free, "Learning slows.", "a study", "comes later"))
+    assert ledger[free].check().verdict == OPEN
 
-    @ledger.claim(31, statement="Learning slows.", source="a study", method="trained")
+    @ledger.claim(free, statement="Learning slows.", source="a study", method="trained")
     def slows(_sampling: Sampling, steps: float = 3.0) -> list[Comparison]:
         return [Comparison("steps without / with", steps, ">", 1.0)]
 
-    assert ledger[31].check().verdict == HOLDS
-    assert ledger[31].check(steps=0.5).verdict == FAILS
-    assert 31 not in LEDGER.ids, "the package's own ledger was not asked to change"
-    with pytest.raises(ArgumentError, match="numbers that are free, got 31"):
+    assert ledger[free].check().verdict == HOLDS
+    assert ledger[free].check(steps=0.5).verdict == FAILS
+    assert free not in LEDGER.ids, "the package's own ledger was not asked to change"
+    with pytest.raises(ArgumentError, match=f"numbers that are free, got {free}"):
         ledger.add(slows)
-    with pytest.raises(ArgumentError, match="id: must be one of 1-31, got 32"):
-        ledger.check([1, 32])
-    ledger.add(Claim(40, "More.", "elsewhere", "later"))
-    with pytest.raises(ArgumentError, match="one of 1-31, 40"):
-        ledger[32]
+    with pytest.raises(ArgumentError, match=f"id: must be one of 1-{free}, got {free + 1}"):
+        ledger.check([1, free + 1])
+    ledger.add(Claim(free + 9, "More.", "elsewhere", "later"))
+    with pytest.raises(ArgumentError, match=f"one of 1-{free}, {free + 9}"):
+        ledger[free + 1]
 
 
 def test_text_fits_and_marks_what_disagrees() -> None:

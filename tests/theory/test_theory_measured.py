@@ -9,7 +9,7 @@ import pytest
 
 import rootdk
 from rootdk import Reading
-from rootdk.theory import attention_moments, effective_keys, relative_gradient
+from rootdk.theory import attention_moments, effective_keys, gradient_sizes, relative_gradient
 from rootdk.theory.attention import spread_nodes
 from rootdk.theory.row_law import ROWS as ROWS_OF_LAW
 from rootdk.theory.row_law import row_law
@@ -182,6 +182,25 @@ def test_every_field_of_a_summary_has_a_value() -> None:
         assert {field.name for field in fields(predicted)} - {"d_k"} == {field.name for field in fields(by_head)}
         assert all(np.isfinite(getattr(predicted, field.name)).all() for field in fields(predicted)), setting
         assert type(predicted).from_dict(predicted.to_dict()).to_json() == predicted.to_json()
+
+
+@pytest.mark.parametrize("scale", [1.0, 8**-0.5, 1 / 8])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_gradient_sizes_are_those_of_the_operator(rng: np.random.Generator, queries: int, scale: float) -> None:
+    """Through attention_vjp; several queries over the same keys send more to keys and values in proportion."""
+    calls, d_k, keys, d_v = 4000, 8, 32, 3
+    query, key = rng.standard_normal((calls, 1, queries, d_k)), rng.standard_normal((calls, 1, keys, d_k))
+    value, gradient = rng.standard_normal((calls, 1, keys, d_v)), rng.standard_normal((calls, 1, queries, d_v))
+    _, pull_back = rootdk.attention_vjp(query, key, value, scale=scale)
+    sizes = gradient_sizes(keys, d_k, scale)
+    for got, size in zip(pull_back(gradient)[:3], (sizes.query, sizes.key, sizes.value), strict=True):
+        assert off((got**2).sum((1, 2, 3)) / (d_v * queries), size**2) < 4
+    # Behind a norm: dW = sum dq x', and every x has the length sqrt(width).
+    width = 16
+    tokens = rng.standard_normal((calls, queries, width))
+    tokens *= np.sqrt(width / (tokens**2).sum(-1, keepdims=True))
+    weights = np.einsum("cqd,cqw->cdw", pull_back(gradient)[0][:, 0], tokens)
+    assert off((weights**2).sum((1, 2)) / (d_v * queries * width), sizes.query**2) < 4
 
 
 @pytest.mark.parametrize("scale", [1.0, 8**-0.5, 1 / 8])

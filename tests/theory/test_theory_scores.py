@@ -53,6 +53,38 @@ def test_moments_of_dependent_q_and_k_by_sampling(rng: np.random.Generator) -> N
     assert abs(squares.mean() - independent) > 20 * squares.std() / np.sqrt(rows)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_scores_by_sampling(rng: np.random.Generator, interleaved: bool) -> None:
+    """Each vector turned by its own position, as complex numbers; 3 and 40 are as far apart as 0 and 37."""
+    d, rows, base = 6, 200_000, 100.0
+    root = rng.standard_normal((2 * d, 2 * d))
+    joint = root @ root.T / d
+    both = rng.multivariate_normal(np.zeros(2 * d), joint, rows)
+
+    def turned(x: np.ndarray, position: int) -> np.ndarray:
+        pairs = x.reshape(rows, -1, 2) if interleaved else np.stack(np.split(x, 2, axis=1), axis=-1)
+        return (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * position * base ** (-2 * np.arange(d // 2) / d))
+
+    mean, variance = theory.rotary_score(37, joint[:d, :d], joint[d:, d:], joint[:d, d:], base, interleaved)
+    for at, other in ((0, 37), (3, 40)):
+        score = (turned(both[:, :d], at) * turned(both[:, d:], other).conj()).real.sum(axis=1)
+        assert abs(score.mean() - mean) < 4 * score.std() / np.sqrt(rows)
+        squares = (score - mean) ** 2
+        assert abs(squares.mean() - variance) < 4 * squares.std() / np.sqrt(rows)
+
+
+def test_rotary_scores_that_are_known() -> None:
+    """No distance turns nothing; of aligned q and k the mean is a sum of cosines; an odd width has no pairs."""
+    cov, cross = np.diag([1.0, 2.0, 3.0, 4.0]), 0.5 * np.eye(4)
+    mean, variance = theory.rotary_score(0, cov, cov, cross)
+    assert mean == theory.score_mean(cross)
+    assert variance == theory.score_variance(cov, cov, cross_covariance=cross)
+    aligned, _ = theory.rotary_score([1.0, 50.0], np.eye(4), np.eye(4), cross)
+    assert aligned == pytest.approx([math.cos(t) + math.cos(t / 100) for t in (1.0, 50.0)])
+    with pytest.raises(ArgumentError, match=r"cov_query: must have an even number of components .*, got 3"):
+        theory.rotary_score(1, np.eye(3), np.eye(3))
+
+
 def test_variance_broadcasts_over_leading_axes(rng: np.random.Generator) -> None:
     stack = np.stack([random_covariance(rng, 3) for _ in range(4)])
     variances = theory.score_variance(stack[:, None], stack, mean_key=[1.0, 2.0, 3.0])

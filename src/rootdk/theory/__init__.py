@@ -16,7 +16,7 @@
 Every function says in which range it holds and refuses elsewhere. Needs SciPy, so `import rootdk` does not load it.
 """
 
-from .attention import attention_moments, relative_gradient
+from .attention import GradientSizes, attention_moments, gradient_sizes, relative_gradient
 from .effects import (
     correlated_score_variance,
     qk_norm_variance,
@@ -39,6 +39,7 @@ from .landmarks import (
 from .prediction import Prediction, predict
 from .rows import effective_keys, saturation, top_probability
 from .scores import (
+    rotary_score,
     row_variance,
     score_density,
     score_excess_kurtosis,
@@ -52,6 +53,7 @@ from .softmax import SoftmaxMoments, softmax_moments
 
 __all__ = [
     "FormatEffect",
+    "GradientSizes",
     "Prediction",
     "SoftmaxMoments",
     "attention_moments",
@@ -63,11 +65,13 @@ __all__ = [
     "format_effect",
     "frozen_jacobian_trace",
     "frozen_saturation",
+    "gradient_sizes",
     "jacobian_norm_bounds",
     "jacobian_spectral_norm",
     "predict",
     "qk_norm_variance",
     "relative_gradient",
+    "rotary_score",
     "row_variance",
     "rule_variance",
     "saturation",

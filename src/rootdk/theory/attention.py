@@ -18,9 +18,18 @@ know nothing of p, and each adds sum_j p_j^2 (1 - 2 p_j + sum p^2) = |J|_F^2. Al
 and p_j (x_j - sum p x) = dp_j/dsigma. So
 
     E |do/dq|_F^2 / E |o|^2 = scale^2 ((d_k - 1) E |J|_F^2 + E |dp/dsigma|^2) / E sum p^2
+
+What goes back to keys and values. Let each row i receive a gradient g_i of its own, E g g' = I, independent of all
+else. The scores of the row get ds = J V g, and E_v |ds|^2 = |J|_F^2 |g|^2; a key gets dk_j = scale sum_i ds_ij q_i, a
+value dv_j = sum_i p_ij g_i. Rows do not mix on average, because their g are independent, and |scale| |q| is sigma. So
+per row, summed over keys,
+
+    E |dq|^2 = d_v scale^2 ((d_k - 1) E |J|_F^2 + E |dp/dsigma|^2)    E |dK|^2 = d_v E sigma^2 |J|_F^2
+    E |dV|^2 = d_v E sum p^2
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,7 +56,8 @@ def attention_moments(keys: Any, d_k: Any, scale: Any) -> SoftmaxMoments:
     >>> print(f"{none:.2f} {sqrt:.3f}")
     0.38 0.995
     """
-    return record(_attention_averages(*_checked(keys, d_k, scale)))
+    counts, sizes, scales = _checked(keys, d_k, scale)
+    return record(_attention_averages(counts, sizes, scales))
 
 
 def relative_gradient(keys: Any, d_k: Any, scale: Any) -> Any:
@@ -63,8 +73,50 @@ def relative_gradient(keys: Any, d_k: Any, scale: Any) -> Any:
     """
     counts, sizes, scales = _checked(keys, d_k, scale)
     average = dict(zip(AVERAGES, _attention_averages(counts, sizes, scales), strict=True))
-    change = (sizes - 1) * average["jacobian_norm_squared"] + average["slope_squared"]
-    return np.sqrt(scales * scales * change / average["p_squared"])[()]
+    return np.sqrt(_query_gradient_squared(average, sizes, scales) / average["p_squared"])[()]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSizes:
+    """Root mean squares of gradients, per row and over sqrt(d_v): see `gradient_sizes`.
+
+    >>> sizes = gradient_sizes(512, 64, 0.125)
+    >>> bool(sizes.query < sizes.value)
+    True
+    """
+
+    query: Any
+    key: Any
+    value: Any
+
+
+def gradient_sizes(keys: Any, d_k: Any, scale: Any) -> GradientSizes:
+    """sqrt(E |dq|^2), sqrt(E |dK|^2) and sqrt(E |dV|^2), each over sqrt(d_v), per row. Exact, by quadrature.
+
+    For standard normal q, k and v and a gradient of the output with independent components of variance 1. dK and dV are
+    what one row sends to all keys and values; of m rows over the same keys they are sqrt(m) times that. query over
+    value is `relative_gradient`. Behind a norm that gives every token x the length sqrt(width), the gradient of W_q of
+    m tokens is sqrt(m width) times that of a query: dW_q = sum dq x'. All arguments broadcast, in the ranges of
+    `attention_moments`.
+
+    >>> for scale in (1.0, 64**-0.5, 1 / 64):
+    ...     sizes = gradient_sizes(512, 64, scale)
+    ...     print(f"{sizes.query:.4f} {sizes.key:.4f} {sizes.value:.4f}")
+    2.2924 2.3014 0.7890
+    0.0725 0.0730 0.0728
+    0.0056 0.0056 0.0445
+    """
+    counts, sizes, scales = _checked(keys, d_k, scale)
+    average = dict(zip(AVERAGES, _attention_averages(counts, sizes, scales), strict=True))
+    weighted = dict(zip(AVERAGES, _attention_averages(counts, sizes, scales, power=2), strict=True))
+    query = _query_gradient_squared(average, sizes, scales)
+    squares = (query, weighted["jacobian_norm_squared"], average["p_squared"])
+    return GradientSizes(*(np.sqrt(square)[()] for square in squares))
+
+
+def _query_gradient_squared(average: dict[str, Floats], d_k: Floats, scale: Floats) -> Floats:
+    """E |dq|^2 / d_v: across the query every key counts with |J|^2, along it with the slope."""
+    return scale * scale * ((d_k - 1) * average["jacobian_norm_squared"] + average["slope_squared"])
 
 
 def _checked(keys: Any, d_k: Any, scale: Any) -> tuple[Floats, ...]:
@@ -83,15 +135,15 @@ def _checked(keys: Any, d_k: Any, scale: Any) -> tuple[Floats, ...]:
     return counts, sizes, scales
 
 
-def _attention_averages(keys: Floats, d_k: Floats, scale: Floats) -> Floats:
-    """`averages_of`, averaged over the length of the query."""
+def _attention_averages(keys: Floats, d_k: Floats, scale: Floats, power: int = 0) -> Floats:
+    """`averages_of`, averaged over the length of the query, with a factor sigma^power."""
     nodes = [spread_nodes(*point) for point in zip(keys.flat, d_k.flat, scale.flat, strict=True)]
     sizes = [len(sigma) for sigma, _ in nodes]
     if not sizes:
         return averages_of(keys, keys)
     # All points in one call: those that share a sigma share the work.
     sigma, weight = (np.concatenate(parts) for parts in zip(*nodes, strict=True))
-    weighted = averages_of(np.repeat(keys.reshape(-1), sizes), sigma) * weight
+    weighted = averages_of(np.repeat(keys.reshape(-1), sizes), sigma) * weight * sigma**power
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp)
     return np.asarray(np.add.reduceat(weighted, starts, axis=-1).reshape(-1, *keys.shape))
 

@@ -70,6 +70,49 @@ def row_variance(cov_query: Any, cov_key: Any, mean_query: Any = 0.0) -> Any:
     return (_trace(s_query, s_key) + _form(m_query, s_key))[()]
 
 
+def rotary_score(
+    distance: Any,
+    cov_query: Any,
+    cov_key: Any,
+    cross_covariance: Any = None,
+    base: float = 1e4,
+    interleaved: bool = False,
+) -> tuple[Any, Any]:
+    """(mean, variance) of <R_m q, R_n k> under rotary positions, for normal q and k of mean 0 and distance = n - m.
+
+    R turns pair i of components by base^(-2i/d) per position; a pair is (i, i + d/2), or (2i, 2i + 1) if interleaved.
+    The turned score is <q, R k> with R of the distance, so the mean is tr(C R') and the variance that of
+    `score_variance` with R S_k R' and C R'. What follows: if q and k are independent and S_k is the same in all
+    directions, positions change nothing and 1/sqrt(d_k) stays right; if q and k are aligned, C = c I, the mean is
+    2c sum cos(distance base^(-2i/d)) and falls with the distance. d must be even; distance is a number or an array.
+
+    >>> mean, variance = rotary_score([0, 1000], np.eye(64), np.eye(64))
+    >>> mean.tolist(), variance.round(9).tolist()
+    ([0.0, 0.0], [64.0, 64.0])
+    >>> mean, _ = rotary_score([0, 10, 1000], np.eye(64), np.eye(64), cross_covariance=0.5 * np.eye(64))
+    >>> mean.round(1).tolist()
+    [32.0, 21.1, 8.9]
+    """
+    s_query, s_key, _, _ = _laws(cov_query, cov_key, 0.0, 0.0)
+    d = s_query.shape[-1]
+    if d % 2:
+        raise ArgumentError(f"cov_query: must have an even number of components for pairs of them, got {d}")
+    steps = numbers("distance", distance)
+    turns = float(numbers("base", base, above=1.0)) ** (-2.0 * np.arange(d // 2) / d)
+    cosine, sine = np.cos(steps[..., None] * turns), np.sin(steps[..., None] * turns)
+    first, second = (np.arange(0, d, 2), np.arange(1, d, 2)) if interleaved else np.split(np.arange(d), 2)
+    turn = np.zeros((*steps.shape, d, d))
+    turn[..., first, first] = turn[..., second, second] = cosine
+    turn[..., second, first], turn[..., first, second] = sine, -sine
+    back = np.swapaxes(turn, -1, -2)
+    if cross_covariance is None:
+        cross = np.zeros_like(turn)
+    else:
+        cross = _cross("cross_covariance", cross_covariance, s_query, s_key) @ back
+    variance = _trace(s_query, turn @ s_key @ back) + _trace(cross, cross)
+    return np.trace(cross, axis1=-2, axis2=-1)[()], variance[()]
+
+
 def square_terms(
     d: int, cov_query: Any = None, cov_key: Any = None, mean_query: Any = 0.0, mean_key: Any = 0.0
 ) -> Floats:

@@ -10,7 +10,7 @@ from rootdk.theory import softmax_jacobian
 
 from .comparison import Comparison
 from .gradient_flow import jacobian_of_softmax
-from .ledger import LATER, LEDGER, PAPER
+from .ledger import COMMON, LEDGER, PAPER
 from .sampler import Floats, Sampling, generator
 
 Formula = Callable[[Floats, Floats, Floats], Floats]
@@ -83,7 +83,7 @@ def _rounding(query: Floats, key: Floats, value: Floats) -> float:
     14,
     title="derivative of softmax",
     statement="The derivative of weight i by score j is s_i (1 - s_i) for i = j and -s_i s_j otherwise.",
-    source=LATER,
+    source=COMMON,
     method="The formula against central differences of a softmax, and against the gradient that attention_vjp pulls "
     "back: largest difference over random rows of 16 scores.",
 )

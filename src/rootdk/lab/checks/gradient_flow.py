@@ -26,7 +26,7 @@ from rootdk.theory import (
 
 from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Parameters
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, positives, register, rule_names
-from .ledger import LATER, LEDGER, PAPER
+from .ledger import COMMON, LEDGER, PAPER
 from .moments import ENUMERABLE, Law
 from .result import Grid, Result
 from .sampler import Floats, Sampling, compare, compare_ratio, factor_of, generator, normal, over_groups, reading
@@ -144,7 +144,7 @@ def _matrix(grid: Grid) -> Picture:
         "yaxis": {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain", "showgrid": False},
     }
     caption = (
-        f"∂p/∂z of one row of {len(places)} logits. Largest entry {largest:.2g}; each picture has its own colours."
+        f"∂p/∂z of one row of {len(places)} logits. Largest entry {largest:.2g}; each picture has its own colour range."
     )
     figure = plot([trace], "logit, largest first", "weight", **axes)
     return Picture(f"jacobian-{sigma}", f"Jacobian at σ = {sigma:g}", caption, figure)
@@ -154,14 +154,15 @@ register(
     Experiment(
         name="gradient",
         place=4,
-        question="What of the gradient gets through?",
+        question="How much gradient reaches the query?",
         spec=GradientSpec,
         run=run,
         seconds=0.4,
-        heading="What of the gradient gets through",
-        text="The gradient that arrives at the query relative to the output, and the Jacobian of softmax, taken from "
-        "the operator by pulling back unit vectors. Without a scale the gradient is large in the mean and dead in many "
-        "rows; with 1/d_k it is the factor in front that is small, not the Jacobian.",
+        heading="How much gradient reaches the query",
+        text="Two things are measured with the operator's own backward pass: the gradient at the query relative to "
+        "the output, and the Jacobian of softmax. Without a scale the gradient is large on average, but nearly 0 in "
+        "many rows. "
+        "With 1/d_k the Jacobian is fine; the factor before it is small.",
         formula=JACOBIAN,
         pictures=_pictures,
         quick={"jacobians": 500, "d_k": (16, 64), "groups": 32},
@@ -223,7 +224,7 @@ def gradients_vanish(
     15,
     title="most derivatives are tiny",
     statement="Where the weights are skewed most derivatives are tiny.",
-    source=LATER,
+    source=COMMON,
     method=f"Rows of {KEYS} keys, normal q and k, d_k = 1024, no scale: trace of the Jacobian J, share of its entries "
     "from 1/1000 on, measured. |J| along the spread sigma of normal scores, exact.",
 )
@@ -260,7 +261,7 @@ def skewed_rows(
     19,
     title="derived and not tuned",
     statement="The scale 1/sqrt(d_k) is derived and not tuned.",
-    source=LATER,
+    source=COMMON,
     method="Derived would mean: the premise alone, independent components of mean 0 and variance 1, and the demand "
     "that q.k keeps variance 1 at every d_k leave one exponent a in d_k^-a, and none to choose. So a is solved for at "
     "each d_k, from the exact variance. Then from another premise, a correlation between q_i and k_i, with E(q.k)^2 in "

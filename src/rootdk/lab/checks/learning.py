@@ -11,7 +11,7 @@ from rootdk.lab.training.run import ADDITIVE, TASKS
 from rootdk.theory import attention_moments, relative_gradient
 
 from .comparison import DECIDES, LIMITS, SHOWN, Comparison
-from .ledger import LATER, LEDGER, PAPER
+from .ledger import COMMON, LEDGER, PAPER
 from .sampler import Sampling
 
 KEYS = 512
@@ -27,7 +27,7 @@ Curve = tuple[tuple[float, float | None, float | None], ...]
     16,
     title="learning slows without it",
     statement="Without the scale learning slows or fails, the more so the larger d_k is.",
-    source=LATER,
+    source=COMMON,
     method="Small Transformers trained with and without 1/sqrt(d_k) on three tasks: the loss at the end, after equally "
     "many steps, each at its own best learning rate, over seeds.",
 )
@@ -79,7 +79,7 @@ def learning_slows(
     18,
     title="works over a wide range of d_k",
     statement="Dividing by sqrt(d_k) works over a wide range of d_k.",
-    source=LATER,
+    source=COMMON,
     method=f"At the start, exactly: entropy and |do/dq|/|o| of {KEYS} keys over d_k. In training: how much less is "
     "learned at the worst d_k than at the best, and the highest learning rate at which each d_k still learns.",
 )
@@ -130,7 +130,8 @@ def _highest(rates: Sequence[Outcome], top: Outcome) -> float:
     title="additive against dot product",
     statement="Additive and dot-product attention do equally well for small d_k; for large d_k additive attention does "
     "better than dot-product attention without a scale.",
-    source=f"{PAPER}, section 3.2.1, after Britz et al. 2017",
+    source=f"{PAPER}, section 3.2.1, after Britz et al. 2017, Massive Exploration of Neural Machine Translation "
+    "Architectures, https://arxiv.org/abs/1703.03906",
     method="The same small encoder with either, on images of digits: the loss at the end, each at its best learning "
     "rate, over seeds. Britz et al. found 22.03 and 22.23 BLEU at width 128, and 18.22 and 22.10 at 1024.",
 )
@@ -174,7 +175,8 @@ def _accuracy(text: str, outcome: Outcome) -> Comparison:
     22,
     title="loss breaks at logits of 1e3",
     statement="The loss breaks when q and k are rescaled until logits reach a thousand to ten thousand.",
-    source="Wortsman et al. 2023 (arXiv 2309.14322)",
+    source="Wortsman et al. 2023, Small-scale proxies for large-scale Transformer training instabilities, "
+    "https://arxiv.org/abs/2309.14322",
     method="Small trained models of text, tried again with sqrt(kappa) q/rms(q) and the same for k, in float32 and "
     "without further training: the loss where the largest logit is some thousands, where it is under a hundred, and "
     "where kappa is so small that all keys weigh alike.",
@@ -255,7 +257,8 @@ def _loss(curve: Curve, low: float, high: float = math.inf) -> float:
     23,
     title="entropy collapse and instability",
     statement="A collapse of the attention entropy goes with unstable training.",
-    source="Zhai et al. 2023 (arXiv 2303.06296)",
+    source="Zhai et al. 2023, Stabilizing Transformer Training by Preventing Attention Entropy Collapse, "
+    "https://arxiv.org/abs/2303.06296",
     method="The same model of text at higher and higher learning rates: entropy / ln n of its sharpest layer, the "
     "largest logit, and the loss. And the other way round: whether a model with so sharp a layer can learn well.",
 )

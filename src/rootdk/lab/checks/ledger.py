@@ -27,8 +27,9 @@ from .comparison import AGREES, DECIDES, DISAGREES, LIMITS, SHOWN, Comparison
 from .comparison import UNDECIDED as UNSURE
 from .sampler import Sampling
 
-PAPER = "Vaswani et al. 2017"
-LATER = "a later explanation"
+# A source names title, place and link of what it quotes, or says that nobody is quoted.
+PAPER = "Vaswani et al. 2017, Attention Is All You Need, https://arxiv.org/abs/1706.03762"
+COMMON = "many explanations of attention (common, unattributed)"
 
 HOLDS, CONDITIONAL, FAILS = "holds", "holds under a condition", "does not hold"
 NOT_REPRODUCED, UNDECIDED, OPEN = "not reproduced here", "undecided", "not checked"

@@ -75,10 +75,10 @@ def _measured(spec: LengthSpec, keys: int, groups: int) -> list[Comparison]:
 
 
 def _pictures(result: Result) -> list[Picture]:
-    to_a_billion = "In nats; to a billion keys by theory. Markers: measured."
+    to_a_billion = "In nats. Lines: theory, up to a billion keys. Markers: measured."
     return [
         _along_keys(result, "entropy", "entropy-n", "Entropy against the number of keys", to_a_billion),
-        _along_keys(result, "H / ln n", "ratio-n", "The same as a share of ln n", "1 is uniform."),
+        _along_keys(result, "H / ln n", "ratio-n", "The same as a share of ln n", "1 means equal weights."),
     ]
 
 
@@ -99,14 +99,15 @@ register(
     Experiment(
         name="length",
         place=6,
-        question="What happens in longer rows?",
+        question="What happens when there are more keys?",
         spec=LengthSpec,
         run=run,
         seconds=2.0,
-        heading="Longer rows",
-        text="With 1/√d_k the entropy stays a constant below ln n: a longer row looks more and more uniform. Without a "
-        "scale it grows from far below, in proportion to ln n: at d_k = 64 from 0.41 nats at 16 keys to 3.02 at a "
-        "billion. A rule with ln n in it sharpens longer rows, and by more than what would keep the share.",
+        heading="More keys",
+        text="With 1/√d_k the entropy stays a constant below ln n, so that long rows look more and more uniform. "
+        "Without a scale the entropy is far lower and grows in proportion to ln n: at d_k = 64 from 0.41 nats at 16 "
+        "keys to 3.02 at a billion. A rule with ln n makes long rows sharper, by more than what keeps entropy / ln n "
+        "constant.",
         pictures=_pictures,
         quick={"measured": (16, 256, 4096), "computed": (10**6, 10**9)},
         full={"measured": (16, 64, 256, 1024, 4096, 16_384, 100_000), "groups": 64},

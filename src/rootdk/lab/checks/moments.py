@@ -14,7 +14,7 @@ from rootdk.theory import exact_score_moments
 
 from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Parameters
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, names, register
-from .ledger import LATER, LEDGER, PAPER
+from .ledger import COMMON, LEDGER, PAPER
 from .result import Result
 from .sampler import (
     LAWS,
@@ -77,7 +77,7 @@ def _against_d_k(result: Result) -> Picture:
         x, y = [comparison.setting["d_k"] for comparison in of_law], [comparison.measured for comparison in of_law]
         traces.append(points(x, y, law, HUES[number], marker=marker, hovertemplate="measured %{y:.4g}"))
     figure = plot(traces, "d<sub>k</sub>", "variance of q·k", xaxis=ticks_at(sizes), yaxis=POWERS)
-    caption = "Line: theory. Rings: random pairs with components of four laws, one inside the other."
+    caption = "Line: theory. Rings, one inside the other: random pairs of four distributions."
     return Picture("variance", "Variance of a score", caption, figure)
 
 
@@ -93,7 +93,9 @@ def _over_d_k(result: Result) -> Picture:
         traces.append(points(x, y, law, HUES[number], errors, marker=marker, hovertemplate="measured %{y:.4f}"))
     axis = ticks_at(float(comparison.setting["d_k"]) for comparison in chosen)
     figure = plot(traces, "d<sub>k</sub>", "variance / d<sub>k</sub>", xaxis=axis, shapes=[level(1.0)])
-    return Picture("variance-ratio", "The same, over d_k", "Measured, with two standard errors. Theory: 1.", figure)
+    return Picture(
+        "variance-ratio", "The same, divided by d_k", "Measured, with two standard errors. Theory: 1.", figure
+    )
 
 
 register(
@@ -105,9 +107,9 @@ register(
         run=run,
         seconds=0.5,
         heading="The variance of a score is d_k",
-        text="The square of a sum of d_k products has d_k squares, which average 1, and d_k (d_k − 1) cross terms, "
-        "which average 0. That is exact, and it asks only that components are independent with mean 0 and variance 1: "
-        "the law of the components does not matter.",
+        text="The square of a sum of d_k products has d_k squares with the average 1, and d_k (d_k − 1) cross terms "
+        "with the average 0. So the variance is d_k, exactly. The components must be independent, with mean 0 and "
+        "variance 1; their distribution does not matter.",
         formula=SQUARE,
         pictures=_pictures,
         quick={"d_k": (4, 64, 256), "rows": 4000},
@@ -177,7 +179,7 @@ def _vectors(rng: np.random.Generator, sampler: Sampler, count: int, d_k: int) -
     4,
     title="q_i k_i has variance 1",
     statement="Each product q_i k_i has mean 0 and variance 1.",
-    source=f"{PAPER}, section 3.2.1, footnote 4; {LATER}",
+    source=f"{PAPER}, section 3.2.1, footnote 4; {COMMON}",
     method="As for claim 3, with a single component.",
 )
 def product_moments(sampling: Sampling, laws: Laws = ENUMERABLE, samplers: Samplers = SAMPLED) -> Iterator[Comparison]:
@@ -199,7 +201,7 @@ def product_moments(sampling: Sampling, laws: Laws = ENUMERABLE, samplers: Sampl
     17,
     title="q, k start at variance 1",
     statement="Weights start with mean 0 and variance 1, and so q and k do too.",
-    source=LATER,
+    source=COMMON,
     method="Random weights of variance 1 times random inputs of variance 1; new weights for every group. Beside it "
     "weights of variance 1/d_model (scaled by fan-in), which do give such q and k, and are not what the claim says.",
 )
@@ -238,7 +240,7 @@ def _projected(sampling: Sampling, d_model: int, d_k: int, variance: float) -> t
     20,
     title="scaled by sqrt(d_k)",
     statement="Scores are scaled by sqrt(d_k).",
-    source=f"{LATER}; {PAPER}, section 3.2.1, writes 1/sqrt(d_k)",
+    source=f"{COMMON}; {PAPER}, section 3.2.1, writes 1/sqrt(d_k)",
     method="The variance of the scores divided by sqrt(d_k), and multiplied by it: by the rule, and measured.",
 )
 def direction(

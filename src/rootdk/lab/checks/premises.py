@@ -104,7 +104,7 @@ def _pictures(result: Result) -> list[Picture]:
         ),
     ]  # fmt: skip
     figure = plot(traces, "variance inside a row", "", margin={"l": 8, "r": 12, "t": 8, "b": 48})
-    caption = "Under 1/√d_k; with the premise it is 1. Correlation multiplies it, a mean of the keys leaves it alone."
+    caption = "With 1/√d_k. Where the premise holds, it is 1. Correlation makes it larger; a mean of the keys does not."
     return [Picture("premises", "Variance when the premise is wrong", caption, figure)]
 
 
@@ -117,9 +117,9 @@ register(
         run=run,
         seconds=1.0,
         heading="When the premise is wrong",
-        text="Correlated components and a mean in the queries widen the rows, and 1/√d_k knows nothing of it. A mean "
-        "in the keys moves a whole row, and softmax ignores that. Heavy tails change nothing as long as the variance "
-        "is 1.",
+        text="Correlated components, or queries with a mean, make the scores of a row spread further, and 1/√d_k does "
+        "not correct that. A mean of the keys moves a whole row, and softmax ignores that. Heavy tails change nothing "
+        "as long as the variance is 1.",
         pictures=_pictures,
         quick={"groups": 200},
         full={"correlation": (0.02, 0.1, 0.5), "groups": 5000},

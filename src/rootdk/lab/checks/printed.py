@@ -15,7 +15,7 @@ from rootdk.scaling import ScaleRule
 from rootdk.theory import rule_variance, square_term_counts
 
 from .comparison import SHOWN, Comparison
-from .ledger import LATER, LEDGER
+from .ledger import COMMON, LEDGER
 from .sampler import Floats, Sampling
 
 Chances = Sequence[tuple[Fraction, Fraction]]
@@ -29,7 +29,7 @@ SIGNS = MappingProxyType({-1: "1/2", 1: "1/2"})
     title="d of d^2 terms average 1",
     statement="This is exact: of the d^2 terms of (q.k)^2, d average 1 and the others 0. d = 3: 9 terms, 3 and 6; "
     "d = 64: 4096 terms, 64 and 4032.",
-    source=LATER,
+    source=COMMON,
     method="Averages of all terms in fractions, for components of random sign: for d = 3 over all outcomes of the six "
     "components, for larger d from the first two moments of one component.",
 )
@@ -77,7 +77,7 @@ def _by_moments(chances: Chances, d: int) -> dict[Fraction, int]:
     title="c divides the variance by c^2",
     statement="Dividing by c divides the variance by c^2: 2, 4, 6 has variance 2.67 and its half 1, 2, 3 has 0.67. So "
     "c = sqrt(d_k) brings d_k to 1.",
-    source=LATER,
+    source=COMMON,
     method="Fractions, and the variance of scores under the rule 1/sqrt(d_k) at several d_k.",
 )
 def division(
@@ -118,7 +118,7 @@ POWERS = {1: "2.718", 5: "148.4", 10: "22,026", 20: "485,165,195", 50: "5,184,70
     7,
     title="powers of e, as printed",
     statement="e^1 = 2.718, e^5 = 148.4, e^10 = 22,026, e^20 = 485,165,195, e^50 = 5,184,705,528,587,072,045.",
-    source=LATER,
+    source=COMMON,
     method="Decimal arithmetic with 50 digits, rounded to the printed ones.",
 )
 def powers_of_e(_sampling: Sampling, printed: Powers = POWERS) -> Iterator[Comparison]:
@@ -167,7 +167,7 @@ EIGHTH = (((14, 10, 12), ("0.867", "0.016", "0.117")), ((1.75, 1.25, 1.5), ("0.4
     8,
     title="softmax of 50, 10, 5",
     statement="Scores 50, 10, 5 give weights 1, 0, 0, all but exactly; a tenth of them gives .971, .018, .011.",
-    source=LATER,
+    source=COMMON,
     method="The operator on these scores, to the printed digit.",
 )
 def large_scores_take_all(_sampling: Sampling, examples: Weights = TENTH) -> Iterator[Comparison]:
@@ -179,7 +179,7 @@ def large_scores_take_all(_sampling: Sampling, examples: Weights = TENTH) -> Ite
     10,
     title="softmax of 14, 10, 12",
     statement="At d_k = 64 scores 14, 10, 12 give weights .867, .016, .117; divided by 8 they give .419, .254, .326.",
-    source=LATER,
+    source=COMMON,
     method="The operator on these scores, to the printed digit.",
 )
 def eight_at_sixty_four(_sampling: Sampling, examples: Weights = EIGHTH, d_k: int = 64) -> Iterator[Comparison]:

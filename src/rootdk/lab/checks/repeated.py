@@ -1,8 +1,9 @@
-"""Claims 24 to 30: what people read about the scale and repeat."""
+"""Claims 24 to 32: what people read about the scale and repeat."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from scipy.optimize import brentq
 from scipy.special import gammaln
 
 from rootdk.lab.training import Results, shipped
@@ -18,7 +19,7 @@ from rootdk.theory import (
 )
 
 from .comparison import EQUAL, LIMITS, SHOWN, Comparison
-from .ledger import LATER, LEDGER
+from .ledger import COMMON, LEDGER
 from .moments import ENUMERABLE, Laws
 from .sampler import Sampling
 from .sharpness import KEYS
@@ -32,7 +33,7 @@ _KEPT = "a quarter more or less is taken for kept"
     24,
     title="dot products grow in expectation",
     statement="Dot products grow in expectation as d_k grows.",
-    source=LATER,
+    source=COMMON,
     method="The mean of q.k over every outcome, in fractions, for laws of a few values. Beside it the mean of |q.k| of "
     "normal q and k, which is E|q| E|N(0, 1)|, over sqrt(d_k).",
 )
@@ -59,7 +60,7 @@ def grow_in_expectation(
     25,
     title="any constant would do",
     statement="Any constant divisor, such as 2 or 10, would do as well as sqrt(d_k).",
-    source=f"{LATER}, as a question",
+    source=f"{COMMON}, as a question",
     method=f"The standard deviation of the divided scores, and exactly the entropy of rows of {KEYS} keys, over d_k "
     "from 16 to 1024.",
 )
@@ -92,7 +93,7 @@ def any_constant(
     26,
     title="ln n keeps the entropy",
     statement="A factor of ln n keeps the entropy of attention as the number of keys grows.",
-    source="Su Jianlin 2021, on entropy invariance (kexue.fm/archives/8823)",
+    source="Su Jianlin 2021, on the entropy invariance of attention (in Chinese), https://kexue.fm/archives/8823",
     method=f"Exactly, for normal q and k of d_k = 64 under ln n/(ln {_BASE} sqrt(d_k)): the entropy at {FEW} keys and "
     "at a billion, in nats and as a share of ln n.",
 )
@@ -128,7 +129,7 @@ def log_n_keeps_entropy(
     27,
     title="scale 1.0 saturates at d = 256",
     statement="A scale of 1.0 at a head width of 256 saturates the softmax.",
-    source="said of configurations that set the scale to 1, such as that of Gemma 4; no publication",
+    source=f"{COMMON}: of configurations that set the scale to 1, such as that of Gemma 4",
     method=f"Exactly, for rows of {KEYS} keys: the share of rows that give one key more than 99 %, for q and k of "
     "variance 1, and after QK-norm with the gains that bring the variance of the logits to 1.",
 )
@@ -160,8 +161,8 @@ def scale_of_one(
     28,
     title="softmax must disperse",
     statement="As the number of keys grows, softmax must spread its weight over them: the largest weight goes to 0.",
-    source="Velickovic et al. 2024, Softmax is not enough (for sharp size generalisation), arXiv 2410.01104, in our "
-    "words",
+    source="Velickovic et al. 2024, Softmax is not enough (for sharp size generalisation), in our words, "
+    "https://arxiv.org/abs/2410.01104",
     method="Exactly, for normal logits: the mean largest weight at a hundred keys and at a billion, with deviation 1, "
     "22.6 (d_k = 512 without a scale), and one that grows as 0.43 ln n (SSMax).",
 )
@@ -187,7 +188,7 @@ def must_disperse(_sampling: Sampling, deviation: float = 1.0, unscaled: float =
     29,
     title="gradients explode without it",
     statement="Without the scale gradients explode as d_k grows.",
-    source=LATER,
+    source=COMMON,
     method=f"|do/dq|/|o| of {KEYS} keys as a root mean square over rows, exact, from d_k = 16 to 1024.",
 )
 def gradients_explode(
@@ -214,7 +215,7 @@ def gradients_explode(
     30,
     title="1/d_k harms performance",
     statement="Dividing by d_k in place of sqrt(d_k) harms performance.",
-    source=LATER,
+    source=COMMON,
     method="Small Transformers trained with either on three tasks under Adam: the loss at the end, after equally many "
     "steps, each at its own best learning rate, at the largest d_k, over seeds.",
 )
@@ -232,3 +233,86 @@ def d_k_harms(
         harmed, fine = (best(results, task=task, rule=rule, d_k=d_k) for rule in (suspected, usual))
         more, error = difference(harmed.loss, fine.loss)
         yield Comparison(f"{task}, d_k = {d_k}: loss lost by it", more, ">", 0.0, error)
+
+
+@LEDGER.claim(
+    31,
+    title="softmax fades, SSMax does not",
+    statement="Of 1,000 keys one of which scores 3 and the others -2, softmax gives the one .129 and scalable softmax "
+    "with s = 0.43 gives it .9996; as keys are added the first goes to 0 and the second stays.",
+    source="Nakanishi 2025, Scalable-Softmax Is Superior for Attention, figure 1 (the scores and s are those of its "
+    "caption; the two figures were read off the curve by others), https://arxiv.org/abs/2501.19399",
+    method="The weight in closed form, e^(5b) / (e^(5b) + n - 1) with b = 1 and b = s ln n, at a thousand and at a "
+    "billion keys. And s from which on it stays: 5 s > 1.",
+)
+def scalable_softmax(
+    _sampling: Sampling, s: float = 0.43, gap: float = 5.0, figures: tuple[float, float] = (0.129, 0.9996)
+) -> Iterator[Comparison]:
+    """gap is by how much the one key leads."""
+    at = {keys: (_leader(keys, gap), _leader(keys, gap * s * math.log(keys))) for keys in (1000, BILLION)}
+    for name, weight, figure, digit in zip(("softmax", "SSMax"), at[1000], figures, (5e-4, 5e-5), strict=True):
+        yield Comparison(f"1000 keys: weight of the one, {name}", weight, "=", figure, slack=digit)
+    near = "a thousandth is taken for a weight on its way to 0, and .99 for one that stays"
+    yield Comparison("1e+09 keys: weight of the one, softmax", at[BILLION][0], "<", 1e-3, choice=near)
+    yield Comparison("1e+09 keys: weight of the one, SSMax", at[BILLION][1], ">", 0.99, choice=near)
+    lead = 0.8 / s
+    less = _leader(BILLION, lead * s * math.log(BILLION))
+    condition = (
+        f"where the one leads by more than 1/s = {1 / s:.2f}: with a lead of {lead:.2f} its weight among a billion "
+        f"keys is {less:.2g}, and goes to 0 as well"
+    )
+    text = f"a lead of {lead:.2f}, 1e+09 keys: weight of the one, SSMax"
+    yield Comparison(text, less, ">", 0.99, role=LIMITS, otherwise=condition, choice=near)
+
+
+def _leader(keys: float, lead: float) -> float:
+    """The weight of a key whose logit is larger by `lead` than those of all others, which are alike."""
+    return 1 / (1 + (keys - 1) * math.exp(-lead))
+
+
+@LEDGER.claim(
+    32,
+    title="gap counting sets the factor",
+    statement="Which factor keeps attention from fading as keys are added, (ln n)^1/2, ln n or (ln n)^2, follows from "
+    "how many keys lie how closely below the largest.",
+    source="Hayase and Karakida 2026, A Unified Framework for Critical Scaling of Inverse Temperature in "
+    "Self-Attention, abstract (the proofs were not checked), https://arxiv.org/abs/2605.12697",
+    method="The factor at which the largest weight is 1/2, for three kinds of rows, from a thousand keys to 1e12: "
+    "normal scores (exact quadrature), one key ahead of all others by 1, and by 1/ln n (closed form). The power of "
+    "ln n that it grows with must be that of the claim within a tenth, a slack that was set before the powers were "
+    "computed; a looser one, such as the nearest of the three powers, would let all pass. Beside it max over g of "
+    "ln N(g)/g, where N(g) keys lie within g of the largest.",
+    elsewhere="the limit of infinitely many keys, which 1e12 keys are far from",
+)
+def gap_counting(
+    _sampling: Sampling, keys: tuple[float, float] = (1e3, 1e12), powers: tuple[float, ...] = (0.5, 1.0, 2.0)
+) -> Iterator[Comparison]:
+    """keys are two numbers of them, powers the exponents that the claim names, in the order of the rows."""
+    few, many = keys
+    factors: tuple[tuple[str, Callable[[float], float], Callable[[float], float]], ...] = (
+        ("normal scores", _normal_factor, lambda n: math.sqrt(2 * math.log(n))),
+        ("one ahead by 1", lambda n: math.log(n - 1), math.log),
+        ("one ahead by 1/ln n", lambda n: math.log(n) * math.log(n - 1), lambda n: math.log(n) ** 2),
+    )
+    for (name, factor, counted), power in zip(factors, powers, strict=True):
+        found, later = (_power_of_log(factor, *ends) for ends in ((few, many), (many, 1e3 * many)))
+        against = (
+            f"from {few:.0e} to {many:.0e} keys the power for {name} is {found:.2f}, and from there to a thousand "
+            f"times as many {later:.2f}, not {power:g} within a tenth"
+        )
+        preset = "a tenth of the power off is still that power: set before the powers were computed"
+        text = f"{name}: power of ln n"
+        yield Comparison(text, found, "=", power, slack=0.1 * power, otherwise=against, choice=preset)
+        yield Comparison(f"{name}: the same, from {many:.0e} keys to {1e3 * many:.0e}", later, role=SHOWN)
+        yield Comparison(f"{name}, {many:.0e} keys: factor for a weight of 1/2", factor(many), role=SHOWN)
+        # Of normal scores some e^(g m - g^2/2) lie within g of the largest, m = sqrt(2 ln n): ln N(g)/g starts at m.
+        yield Comparison(f"{name}, {many:.0e} keys: by gap counting", counted(many), role=SHOWN)
+
+
+def _power_of_log(factor: Callable[[float], float], few: float, many: float) -> float:
+    return math.log(factor(many) / factor(few)) / math.log(math.log(many) / math.log(few))
+
+
+def _normal_factor(keys: float) -> float:
+    """The deviation of normal logits at which the largest weight is 1/2 on average."""
+    return float(brentq(lambda deviation: float(top_probability(int(keys), deviation)) - 0.5, 0.5, 50.0))

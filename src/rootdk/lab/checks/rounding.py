@@ -14,7 +14,7 @@ from rootdk.theory.formats import FORMATS as KINDS
 
 from .comparison import LIMITS, SHOWN, Comparison, Parameters
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, names, positives, register
-from .ledger import LATER, LEDGER
+from .ledger import COMMON, LEDGER
 from .result import Result
 from .sampler import Floats, Sampling, compare_ratio, compare_share, generator, over_groups
 
@@ -73,8 +73,9 @@ register(
         run=run,
         seconds=0.1,
         heading="Number formats",
-        text="It is said that dividing by d_k makes scores too small to be stored well. A floating-point number has as "
-        "many digits when it is small, down to the smallest numbers of the format: the relative error does not move.",
+        text="Some say that dividing by d_k makes scores too small to be stored well. But a small floating-point "
+        "number has as many digits as a large one, down to the smallest numbers of the format. So the relative error "
+        "does not change.",
         pictures=_pictures,
         quick={"rows": 20_000},
         full={"rows": 2_000_000},
@@ -106,7 +107,7 @@ _UNSTABLE = "one bit more lost than with 1/sqrt(d_k) is the least that may be ca
     13,
     title="1/d_k may be unstable",
     statement="Dividing by d_k may be numerically unstable, because values become small.",
-    source=LATER,
+    source=COMMON,
     method="attention and its gradient to q in each format against the float64 reference on the same inputs: relative "
     "error under 1/d_k over that under 1/sqrt(d_k); unstable is more than twice. Gradients for d_out of size 1 and "
     "1/1024. Beside it, by theory, the same ratio for a score that is itself stored in the format: its error as a "

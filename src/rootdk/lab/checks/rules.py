@@ -169,8 +169,8 @@ register(
         run=run,
         seconds=2.2,
         heading="The scale rules side by side",
-        text="The same random queries and keys under each rule. This is the start of training; a trained model is "
-        "another matter, and 1/d_k is in use where training is tuned for it.",
+        text="The same random queries and keys with each rule. This is the state at the start of training. A trained "
+        "model can be different, and some models are tuned for 1/d_k.",
         pictures=_pictures,
         quick={"curve": (16, 64, 256), "rows": 16},
         full={"curve": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048), "rows": 160},

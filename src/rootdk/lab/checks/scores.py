@@ -70,8 +70,8 @@ def _listed(values: object) -> tuple[float, ...]:
 
 
 def _pictures(result: Result) -> list[Picture]:
-    wider = "Bars: counted. Lines: the exact density. Wider with every d_k."
-    same = "The same counts after scaling: one width for every d_k."
+    wider = "Bars: measured. Lines: the exact density. The larger d_k is, the wider."
+    same = "The same scores after the scale: the same width for every d_k."
     return [
         _histogram(result, "none", "Scores without a scale", wider),
         _histogram(result, "sqrt", "Scores times 1/√d_k", same),
@@ -104,13 +104,13 @@ register(
     Experiment(
         name="scores",
         place=2,
-        question="What law does a score follow?",
+        question="What is the distribution of a score?",
         spec=ScoresSpec,
         run=run,
         seconds=0.2,
-        heading="So the scores of wide heads are wide",
-        text="Given the query, a row of scores is exactly Gaussian with the length of the query as its width, and that "
-        "length is close to √d_k. Dividing by √d_k brings every d_k to the same width.",
+        heading="Scores spread out as d_k grows",
+        text="For a given query, the scores of a row are exactly Gaussian. Their standard deviation is the length of "
+        "the query, which is close to √d_k. Dividing by √d_k gives every d_k the same standard deviation, 1.",
         formula=SCALED,
         pictures=_pictures,
         quick={"groups": 30},

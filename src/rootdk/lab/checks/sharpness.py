@@ -20,7 +20,7 @@ from rootdk.theory import (
 
 from .comparison import LIMITS, SHOWN, Comparison, Parameters
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, positives, register
-from .ledger import LATER, LEDGER
+from .ledger import COMMON, LEDGER
 from .result import Result
 from .sampler import (
     Floats,
@@ -113,7 +113,7 @@ def _pictures(result: Result) -> list[Picture]:
     rises = "The trace falls; the norm first rises and then falls. "
     return [
         _along_sigma(result, ("entropy",), "entropy-sigma", "Entropy, in nats", "Dotted: σ = √(2 ln n). " + _MARKED),
-        _along_sigma(result, left, "trace-sigma", "What is left of the Jacobian", rises + _MARKED),
+        _along_sigma(result, left, "trace-sigma", "The Jacobian and the weights", rises + _MARKED),
     ]
 
 
@@ -129,14 +129,14 @@ register(
     Experiment(
         name="sharpness",
         place=3,
-        question="How sharp is a softmax of wide logits?",
+        question="How sharp is softmax when logits spread far?",
         spec=SharpnessSpec,
         run=run,
         seconds=0.6,
-        heading="What wide logits do to softmax",
-        text="Past a width of √(2 ln n) a few keys take all the weight, however many there are. The trace of the "
-        "Jacobian goes down with it. Its norm does not simply vanish: it rises first, because a few weights that "
-        "compete move much.",
+        heading="When logits spread, softmax freezes",
+        text="Logits are scores after the scale. When their standard deviation is above √(2 ln n), a few keys take all "
+        "the weight, no matter how many keys there are. The trace of the Jacobian then goes to 0. Its norm rises "
+        "first, because a few keys still compete, and then falls.",
         formula=FREEZING,
         pictures=_pictures,
         quick={"rows": 1000, "sigma": (0.125, 1.0, 8.0), "computed": (2.0, 4.0)},
@@ -166,7 +166,7 @@ def root(d_k: int) -> float:
     title="hardly matters at small d_k",
     statement="At d_k = 4 the query 1, 0, 1, 0 and the key 0, 1, 1, 1 score 1, and 0.5 after the scale: for small d_k "
     "the scale hardly matters.",
-    source=LATER,
+    source=COMMON,
     method="The product itself. How much of the entropy of the weights is lost without the scale, as a share of ln n "
     f"for {KEYS} keys: exact averages over normal q and k.",
 )
@@ -203,7 +203,7 @@ def small_d_k(
     11,
     title="one word takes all the weight",
     statement="Without the scale one word takes nearly all the weight.",
-    source=LATER,
+    source=COMMON,
     method="Share of measured rows in which one key has more than 99 %, and the median effective number of keys, for "
     "normal q and k without a scale.",
 )
@@ -245,7 +245,7 @@ def _taken(sampling: Sampling, d_k: int, keys: int, scale: float) -> tuple[float
     title="1/d_k makes weights alike",
     statement="Dividing by d_k itself gives scores of variance 1/d_k and weights near 1/n each, less able to tell keys "
     "apart.",
-    source=LATER,
+    source=COMMON,
     method=f"The rule's variance; entropy and largest weight of measured rows of {KEYS} keys; |do/dq|/|o|, exact, "
     "against the scale 1/sqrt(d_k). Once more with q and k grown by d_k^(1/4) each.",
 )
