@@ -138,13 +138,15 @@ def _narrow_affinity(threads: int) -> None:
 def race_alone(function: str, task: Task) -> Row:
     """`function(task, note)`, written 'module:name', in a process of its own; task["without"] names those who died.
 
-    Dead contestants are in the row's "left_out", those that NARROWER helped in its "notes". If rootdk itself dies, or
-    nobody knows who did, "seconds" is empty.
+    The process gets the variables of task["environment"], if there are any. Dead contestants are in the row's
+    "left_out", those that NARROWER helped in its "notes". If rootdk itself dies, or nobody knows who did, "seconds" is
+    empty.
     """
     dead: dict[str, str] = {}
     helped: dict[str, str] = {}
     while True:
-        row, who, how = _once(function, task | {"without": sorted(dead)}, NARROWER if helped else {})
+        more = (NARROWER if helped else {}) | task.get("environment", {})
+        row, who, how = _once(function, task | {"without": sorted(dead)}, more)
         if row is not None:
             row["left_out"] |= dead
             row["notes"] = helped

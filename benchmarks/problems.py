@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rootdk.backends import problem_of, reference
-from rootdk.options import Problem, Tangents
+from rootdk.options import Learnable, Problem
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
@@ -125,14 +125,17 @@ class Inputs:
                 raise WrongAnswerError(f"gradient of {name} has shape {gradient.shape}, expected {array.shape}")
         heads = (group, 1, 1, group)
         firsts = [gradient[0, :count] for gradient, count in zip(gradients, heads, strict=False)]
+        # One key takes all weight, whatever query and key are: their gradient is 0, and is held against the largest.
+        largest = max(float(np.max(np.abs(expected))) for expected in self.first_gradients)
+        sizes = [float(np.max(np.abs(expected))) or largest for expected in self.first_gradients]
         # A bias may be there without its gradient being asked for.
-        pairs = zip(firsts, self.first_gradients, strict=False)
-        return max(check_near(gradient, expected) for gradient, expected in pairs)
+        pairs = zip(firsts, self.first_gradients, sizes, strict=False)
+        return max(check_near(gradient, expected, size=size) for gradient, expected, size in pairs)
 
     def check_tangent(self, result: npt.ArrayLike, moved: "Inputs") -> float:
         """The tangent of the output when query, key and value move like those of `moved`, on the chosen rows."""
         parts = [
-            reference.jvp(self._problem(rows), Tangents(moved.query[..., rows, :], moved.key, moved.value))
+            reference.jvp(self._problem(rows), Learnable(moved.query[..., rows, :], moved.key, moved.value))
             for rows in _stretches(self.query.shape[-2])
         ]
         return check_near(self.chosen_rows(np.asarray(result)), np.concatenate(parts, axis=-2))
@@ -143,7 +146,7 @@ class Inputs:
         A row of it takes only that row of the queries.
         """
         parts = [
-            reference.backward(self._problem(rows), self.d_out[..., rows, :])[3]
+            reference.backward(self._problem(rows), self.d_out[..., rows, :]).bias
             for rows in _stretches(self.query.shape[-2])
         ]
         expected = np.concatenate([np.asarray(part).sum(axis=(0, 1), keepdims=True) for part in parts], axis=-2)
@@ -172,9 +175,9 @@ def answer(query: Any, key: Any, value: Any, **options: Any) -> DoubleArray:
     return out
 
 
-def check_near(result: Any, expected: DoubleArray, limit: float = RELATIVE_LIMIT) -> float:
-    """Largest error relative to the largest value; raises when too large."""
-    error = float(np.max(np.abs(result - expected)) / np.max(np.abs(expected)))
+def check_near(result: Any, expected: DoubleArray, limit: float = RELATIVE_LIMIT, size: float | None = None) -> float:
+    """Largest error relative to the largest value, or to `size`; raises when too large."""
+    error = float(np.max(np.abs(result - expected)) / (np.max(np.abs(expected)) if size is None else size))
     # A NaN compares false with everything, so the test asks for "not within".
     if not error <= limit:
         raise WrongAnswerError(f"relative error {error:.1e}, more than the {limit:.0e} of its type")

@@ -94,6 +94,8 @@ def rounds(
 
     Those in `together` share one turn. With `pause`, every timed call comes so many seconds after the one before it.
     """
+    if not contestants:  # all of them were wrong
+        return {}
     usual = {}
     for name, call in contestants.items():
         call()

@@ -34,9 +34,11 @@ from benchmarks.section import (
     judge_rows,
     mean,
     milliseconds,
+    of_rows,
     ratio,
     slowest,
     table,
+    times_faster,
 )
 
 BY_HAND_KEYS = 4096
@@ -58,10 +60,13 @@ MATRIX = (
     *_both(1, 1, 4096, 64),
     *_both(1, 32, 1024, 128, kv_heads=8),
 )
+# Heads as wide as some models have them (Gemma; the shared keys of DeepSeek), and how many times faster than torch.
+WIDE = {256: 1.15, 576: 1.1}
 QUICK = (*_both(1, 8, 512, 64), *_both(2, 4, 250, 80), *_both(1, 8, 256, 128, kv_heads=2))
 
 
-def _shapes(setting: Setting) -> tuple[Shape, ...]:
+def shapes_of(setting: Setting) -> tuple[Shape, ...]:
+    """The matrix, or some of it."""
     return QUICK if setting.quick else MATRIX
 
 
@@ -74,21 +79,34 @@ def measure_steps(setting: Setting) -> Iterator[Step]:
     """ABBA blocks; and where the section "forward" does not run, its races with torch alone."""
     if "forward" not in setting.sections:
         yield from _forward_steps(setting, [peer for peer in setting.peers if peer.name == "torch"])
-    for shape in _shapes(setting):
+    for shape in shapes_of(setting):
         yield Step("measure", f"{shape.name}, measure", partial(measure, shape, setting.seconds(2.5)))
 
 
 def _forward_steps(setting: Setting, peers: Sequence[Peer]) -> Iterator[Step]:
     measured, budget = "measure" in setting.sections, setting.seconds(6.0, 0.5)
-    for shape in _shapes(setting):
+    for shape in shapes_of(setting):
         yield Step("forward", shape.name, partial(forward, shape, peers, measured=measured, budget=budget))
 
 
 def backward_steps(setting: Setting) -> Iterator[Step]:
     """Those peers whose gradient is compared."""
     budget = setting.seconds(6.0, 0.5)
-    for shape in _shapes(setting):
+    for shape in shapes_of(setting):
         yield Step("backward", f"{shape.name}, gradient", partial(backward, shape, setting.peers, budget=budget))
+
+
+def wide_steps(setting: Setting) -> Iterator[Step]:
+    """Wide heads, full and causal, forward and with the gradient; none without torch."""
+    peers, budget = [peer for peer in setting.peers if peer.name == "torch"], setting.seconds(4.0)
+    for shape in (shape for d in WIDE for shape in _both(1, 8, 64 if setting.quick else 1024, d) if peers):
+        alone: Callable[[], Row] = partial(forward, shape, peers, measured=False, budget=budget)
+        for label, race in (("", alone), (", gradient", partial(backward, shape, peers, budget=budget))):
+            yield Step("wide", f"{shape.name}{label}", partial(_named, f"{shape.name}{label}", race))
+
+
+def _named(name: str, race: Callable[[], Row]) -> Row:
+    return race() | {"name": name, "gradient": name.endswith("gradient")}
 
 
 def forward(shape: Shape, peers: Sequence[Peer], *, measured: bool, budget: float) -> Row:
@@ -198,12 +216,29 @@ def _long_full(row: Row) -> bool:
     return bool(shape["n"] >= 2048 and shape["d"] >= 64 and not shape["causal"])
 
 
+def _is_wide(row: Row, d: int, gradient: bool) -> bool:
+    return bool(row["shape"]["d"] == d and row["gradient"] == gradient)
+
+
 _COSTS, _BOTH = ratio("measure_over_attention"), ("rootdk", "measure")
 FORWARD = (
     mean("forward against torch", 1.5),
     slowest("forward against torch, slowest shape"),
     at_least("long full forward as a share of sgemm, lowest", 0.85, share_of_sgemm, "rootdk", counts=_long_full),
 )
+# With the gradient 0.8 of that, but never slower than torch.
+WIDE_TARGETS = [
+    at_least(
+        f"d = {d}, {'forward + backward' if gradient else 'forward'}, lowest",
+        max(0.8 * wanted, 1.0) if gradient else wanted,
+        faster("torch"),
+        "rootdk",
+        "torch",
+        counts=partial(_is_wide, d=d, gradient=gradient),
+    )
+    for gradient in (False, True)
+    for d, wanted in WIDE.items()
+]
 BACKWARD = (mean("forward + backward against torch", 1.4), slowest("forward + backward against torch, slowest shape"))
 MEASURE = (
     at_most("measure / attention, d >= 64, highest", 1.06, _COSTS, *_BOTH, counts=lambda row: row["shape"]["d"] >= 64),
@@ -273,4 +308,11 @@ SECTIONS = (
     Section("forward", forward_steps, lambda report: judge_rows(report, "forward", FORWARD), _show_forward),
     Section("measure", measure_steps, _judge_measure),
     Section("backward", backward_steps, lambda report: judge_rows(report, "backward", BACKWARD), _show_backward),
+    of_rows(
+        "wide",
+        wide_steps,
+        partial(judge_rows, key="wide", targets=WIDE_TARGETS, with_torch=True),
+        "Wide heads, float32",
+        {"rootdk, ms": milliseconds("rootdk"), "torch, ms": milliseconds("torch"), "faster": times_faster("torch")},
+    ),
 )

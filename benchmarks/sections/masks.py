@@ -1,8 +1,10 @@
 """The masks that models pass, and a bias of every pair, against torch: forward, and with the gradient.
 
 A mask is given to both as a bool array. "causal as a mask" has a third contestant, rootdk told by its flag: finding
-out that a mask is a triangle must cost nearly nothing. "8 documents as segments" tells rootdk the segments in place of
-the mask, and has the same documents as a batch beside it: packed, they must cost what they cost apart.
+out that a mask is a triangle must cost nearly nothing. Documents as segments tell rootdk the segments in place of
+the mask, and have the same documents as a batch beside them: packed, they must cost what they cost apart. Those two
+costs are ratios near 1, so they are read in ABBA blocks, see race.py. Sixteen documents have torch's compiled
+FlexAttention beside them too, forward only: it has no gradient on the CPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ import numpy as np
 
 import rootdk
 from benchmarks.problems import Inputs, Shape, make_inputs
-from benchmarks.race import Call, beside_sgemm, only_right
+from benchmarks.race import Call, abba, beside_sgemm, block_ratios, only_right
 from benchmarks.section import (
     Report,
     Row,
@@ -29,6 +31,7 @@ from benchmarks.section import (
     milliseconds,
     of,
     of_rows,
+    ratio,
     times_faster,
 )
 
@@ -36,7 +39,6 @@ GRADIENT_SHARE = 0.8  # of a forward target, with the gradient
 FLAG_LIMIT = 1.1
 MEAN_OF_MASKS = 2.5
 BATCH_LIMIT = 1.1
-DOCUMENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,14 @@ class Case:
     """One mask or bias. `wanted`: times faster than torch. `option`: the same said to rootdk by an option.
 
     segments   None, or what rootdk is told in place of the mask; then the documents as a batch are raced too
+    flex       whether FlexAttention takes part, told by the segments
     """
 
     inputs: Inputs
     wanted: float
     option: dict[str, Any] = field(default_factory=dict)
     segments: Any = None
+    flex: bool = False
 
 
 def steps(setting: Setting) -> Iterator[Step]:
@@ -84,15 +88,18 @@ def race(name: str, make: Callable[[int], Case], shrink: int, *, gradient: bool,
     }
     if case.option:
         attend["option"] = lambda q, k, v, _: rootdk.attention(q, k, v, **case.option)
+    apart = partial(_apart, documents=0 if case.segments is None else int(case.segments[-1]) + 1)
     if said:
-        attend["batch"] = lambda q, k, v, _: rootdk.attention(*(_apart(t) for t in (q, k, v)))
+        attend["batch"] = lambda q, k, v, _: rootdk.attention(*(apart(t) for t in (q, k, v)))
+    if case.flex and not gradient:
+        attend["FlexAttention"] = _compiled_flex(torch.from_numpy(case.segments))
 
     def forward(side: str) -> Any:
         with torch.no_grad():
             return attend[side](*tensors)
 
     def backward(side: str) -> Any:
-        return torch.autograd.grad(attend[side](*leaves, *rest), leaves, _apart(d_out) if side == "batch" else d_out)
+        return torch.autograd.grad(attend[side](*leaves, *rest), leaves, apart(d_out) if side == "batch" else d_out)
 
     def check(side: str, result: Any) -> None:
         if not gradient:
@@ -107,12 +114,29 @@ def race(name: str, make: Callable[[int], Case], shrink: int, *, gradient: bool,
     wanted = max(case.wanted * (GRADIENT_SHARE if gradient and kind == "mask" else 1.0), 1.0)
     facts = {"name": name, "shape": asdict(inputs.shape), "gradient": gradient, "wanted": wanted}
     facts["kind"] = "segments" if said else kind
-    return facts | beside_sgemm(calls, left_out, budget, torch=True)
+    facts |= beside_sgemm(calls, left_out, budget, torch=True)
+    for other in ("option", "batch"):
+        if {"rootdk", other} <= calls.keys():
+            facts[f"over_{other}"] = block_ratios(*abba(calls[other], calls["rootdk"], budget / 2))
+    return facts
 
 
-def _apart(packed: Any) -> Any:
+def _apart(packed: Any, documents: int) -> Any:
     """(1, heads, n, d) as a view: (documents, heads, n / documents, d)."""
-    return packed[0].unflatten(1, (DOCUMENTS, -1)).transpose(0, 1)
+    return packed[0].unflatten(1, (documents, -1)).transpose(0, 1)
+
+
+def _compiled_flex(segments: Any) -> Callable[..., Any]:
+    """torch's FlexAttention, compiled at its first call, with its map of blocks made before."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def same(_batch: Any, _head: Any, i: Any, j: Any) -> Any:
+        return segments[i] == segments[j]
+
+    blocks = create_block_mask(same, None, None, len(segments), len(segments), device="cpu")
+    attend = torch.compile(flex_attention)
+    return lambda q, k, v, _: attend(q, k, v, block_mask=blocks)
 
 
 def _long(shrink: int) -> Shape:
@@ -135,15 +159,23 @@ def _shared(shape: Shape, seen: Any, wanted: float, **option: Any) -> Case:
 
 def documents(shrink: int) -> Case:
     """Eight documents, one after the other."""
-    shape = _long(shrink)
-    i, j = _places(shape)
-    return _shared(shape, i // (shape.n // DOCUMENTS) == j // (shape.n // DOCUMENTS), 4.0)
+    return replace(_packed(_long(shrink), 8), segments=None)
 
 
 def documents_as_segments(shrink: int) -> Case:
     """The same, told by the number of its document for every token."""
-    case = documents(shrink)
-    return replace(case, segments=np.arange(case.inputs.shape.n) // (case.inputs.shape.n // DOCUMENTS))
+    return _packed(_long(shrink), 8)
+
+
+def sixteen_documents(shrink: int) -> Case:
+    """Sixteen in 4096 tokens, told likewise: what a packed batch of short documents is."""
+    return replace(_packed(Shape(1, 4, 4, 4096 // shrink, 64, causal=False), 16), flex=True)
+
+
+def _packed(shape: Shape, documents: int) -> Case:
+    """Documents of one length, by a mask for torch and by segments for rootdk."""
+    of_token = np.arange(shape.n) // (shape.n // documents)
+    return replace(_shared(shape, of_token[:, None] == of_token, 4.0), segments=of_token)
 
 
 def causal(shrink: int) -> Case:
@@ -195,6 +227,7 @@ def bias(shrink: int) -> Case:
 CASES = {
     "8 documents": documents,
     "8 documents as segments": documents_as_segments,
+    "16 documents in 4096 tokens": sixteen_documents,
     "causal as a mask": causal,
     "window of 256 as a mask": window,
     "padding, (8, 1, 1, 512)": padded_keys,
@@ -222,18 +255,16 @@ def verdicts(report: Report) -> Iterator[Verdict]:
     flag = at_most(
         "causal as a mask over causal as a flag",
         FLAG_LIMIT,
-        lambda row, statistic: row["seconds"]["rootdk"][statistic] / row["seconds"]["option"][statistic],
+        ratio("over_option"),
         "rootdk",
-        "option",
-        counts=lambda row: "option" in row["seconds"],
+        counts=lambda row: "over_option" in row,
     )
     packed = at_most(
         "documents as segments over documents as a batch",
         BATCH_LIMIT,
-        lambda row, statistic: row["seconds"]["rootdk"][statistic] / row["seconds"]["batch"][statistic],
+        ratio("over_batch"),
         "rootdk",
-        "batch",
-        counts=lambda row: "batch" in row["seconds"],
+        counts=lambda row: "over_batch" in row,
     )
     yield from judge_rows(report, "masks", [*targets, flag, packed], with_torch=True)
 
@@ -244,6 +275,11 @@ SECTIONS = (
         steps,
         verdicts,
         "Masks and bias, float32",
-        {"rootdk, ms": milliseconds("rootdk"), "torch, ms": milliseconds("torch"), "faster": times_faster("torch")},
+        {
+            "rootdk, ms": milliseconds("rootdk"),
+            "torch, ms": milliseconds("torch"),
+            "faster": times_faster("torch"),
+            "Flex": times_faster("FlexAttention"),
+        },
     ),
 )

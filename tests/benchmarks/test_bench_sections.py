@@ -5,7 +5,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from benchmarks.section import Setting, Step
 from benchmarks.sections import (
     all_sections,
     attention,
+    avx2,
     beside,
     decode,
     fresh,
@@ -38,6 +39,7 @@ from benchmarks.sections import (
     tiny,
     watch,
 )
+from rootdk import _kernel
 from rootdk.distributed.local import LocalRanksError, run_ranks
 
 SMALL = Shape(1, 4, 4, 40, 16, causal=False)
@@ -63,13 +65,14 @@ def steps_of(*sections: str, peers: tuple[str, ...] = ("torch",), quick: bool = 
 def test_every_section_has_steps() -> None:
     for quick in (True, False):
         steps = steps_of(quick=quick)
-        assert {step.key for step in steps} == set(all_sections())
+        absent = set() if avx2.TARGET in _kernel.targets() else {"avx2"}
+        assert {step.key for step in steps} == set(all_sections()) - absent
         assert len({step.label for step in steps}) == len(steps)
 
 
 def test_without_torch_what_needs_it_is_left_out_of_the_plan() -> None:
     keys = [step.key for step in steps_of(peers=("numpy",))]
-    assert not {"half", "masks", "options", "tangent", "beside", "models", "watch", "ring"} & set(keys)
+    assert not {"avx2", "wide", "half", "masks", "options", "tangent", "beside", "models", "watch", "ring"} & set(keys)
     assert keys.count("decode") == len(decode.FORMS)
     assert keys.count("tiny") == len(tiny.SHAPES)
 
@@ -128,10 +131,17 @@ def test_an_option_that_is_ignored_is_a_wrong_answer(name: str, monkeypatch: pyt
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("name", masks.CASES)
 def test_masks_agree_with_float64(name: str, gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # To compile it takes half a minute.
+    stand_in = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(masks, "_compiled_flex", lambda _: stand_in)
     found = masks.race(name, masks.CASES[name], 16, gradient=gradient, budget=0.0)
     assert found["left_out"] == {}
+    flex = set() if gradient else {"FlexAttention"}
     third = {"causal as a mask": {"option"}, "8 documents as segments": {"batch"}}
+    third["16 documents in 4096 tokens"] = {"batch"} | flex
     assert set(found["seconds"]) == {"rootdk", "torch"} | third.get(name, set())
+    over = {key for key in found if key.startswith("over_")}
+    assert over == {f"over_{other}" for other in third.get(name, set()) - flex}
     attention = rootdk.attention
     monkeypatch.setattr(rootdk, "attention", lambda query, key, value, **_: attention(query, key, value))
     assert "rootdk" in masks.race(name, masks.CASES[name], 16, gradient=gradient, budget=0.0)["left_out"]
@@ -156,6 +166,30 @@ def test_tiny_calls_are_checked_and_counted(monkeypatch: pytest.MonkeyPatch) -> 
         assert set(found["seconds"]) == {"rootdk", "rootdk on tensors", "torch"}
         assert found["seconds"]["torch"]["calls"] == 5 * 3
     assert [shape.n for shape in tiny.SHAPES] == [16, 16, 32, 1]
+
+
+def test_one_key_has_a_gradient_of_zero_and_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "LOOP", 3)
+    found = tiny.race("one key", replace(SMALL, n=1), gradient=True, torch=True, budget=0.0)
+    assert found["left_out"] == {}
+    vjp = rootdk.attention_vjp
+    monkeypatch.setattr(rootdk, "attention_vjp", lambda *a, **o: (None, lambda g: [x + 1 for x in vjp(*a, **o)[1](g)]))
+    assert (
+        "relative error"
+        in tiny.race("one key", replace(SMALL, n=1), gradient=True, torch=False, budget=0.0)["left_out"]["rootdk"]
+    )
+
+
+def test_wide_heads_and_avx2_are_raced() -> None:
+    found = [step.run() for step in steps_of("wide")]
+    assert [row["gradient"] for row in found] == [False, True] * 4
+    assert all(set(row["seconds"]) == {"rootdk", "torch"} for row in found)
+    before = _kernel.target()
+    task: Task = {"name": "small", "shape": asdict(SMALL), "threads": 1, "budget": 0.0, "without": []}
+    try:
+        assert avx2.TARGET not in _kernel.targets() or set(avx2.race(task, str)["seconds"]) == {"rootdk", "torch"}
+    finally:
+        _kernel.set_target(before)
 
 
 def test_the_chain_agrees_with_float64() -> None:
