@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "docs/quickstart.md": "quickstart.md",
     "docs/faq.md": "faq.md",
+    "docs/install.md": "install.md",
     "docs/audit.md": "guides/watch-and-audit.md",
     "docs/training.md": "guides/training.md",
     "docs/scaling.md": "guides/distributed.md",
@@ -171,17 +172,23 @@ def _slug(heading: str) -> str:
 
 
 def pictured(page: str, text: str) -> str:
-    """With its pictures under the title."""
+    """With its pictures after the first paragraph."""
     if page not in PICTURES:
         return text
     up = os.path.relpath("pictures", PurePosixPath(page).parent)
-    shown = [f"![{CAPTIONS[name]}]({up}/{name}.svg){{ .drawn }}" for name in PICTURES[page]]
-    title, _, body = text.partition("\n")
-    return f"{title}\n\n" + "\n".join(shown) + f"\n\n{body}"
+    shown = [
+        f"<figure markdown>\n![{CAPTIONS[name]}]({up}/{name}.svg){{ .drawn }}\n<figcaption>{CAPTIONS[name]}</figcaption>\n</figure>"
+        for name in PICTURES[page]
+    ]
+    title, first, body = (*text.split("\n\n", 2), "")[:3]
+    if not first[:1].isalpha():  # no paragraph to read first
+        first, body = "", f"{first}\n\n{body}"
+    pictures = '<div class="pictures" markdown>\n' + "\n".join(shown) + "\n</div>"
+    return "\n\n".join([title, *filter(None, [first]), pictures, body])
 
 
 CAPTIONS = {
-    "one-row-4": "Weights of one row at d_k = 4: much alike under every scale",
+    "one-row-4": "Weights of one row at d_k = 4: similar under every scale",
     "one-row-64": "Weights of one row at d_k = 64 under three scales",
     "one-row-512": "Weights of one row at d_k = 512: without a scale one key has everything",
     "flow": "The gradient that reaches the query, against d_k, under three scales",

@@ -125,7 +125,7 @@ def counting() -> str:
         proof = prove(d)
         exact = str(proof.exact) if proof.exact is not None else "-"
         rows.append([str(d), f"{proof.terms:,}", f"{proof.ones:,}", f"{proof.zeros:,}", f"{proof.total:,}", exact])
-    return table(["d", "terms", "average 1", "average 0", "variance", "counted out for random signs"], rows)
+    return table(["d", "terms", "average 1", "average 0", "variance", "counted for random signs"], rows)
 
 
 def sharpness() -> str:
@@ -193,9 +193,9 @@ def premises() -> str:
         ["correlated by 0.5 in q alone", f"{theory.correlated_score_variance(d, 0.5, 0.0) / d:.2f}"],
         ["all components of q have mean 0.5", f"{inside_query:.2f}"],
         ["all components of k have mean 0.5", f"{inside_key:.2f} (of all scores together: {whole_key:.2f})"],
-        ["components with heavy tails (0, or 3 either way one time in nine)", f"{float(heavy) / d:.2f}"],
+        ["components with heavy tails (8 of 9 are 0, the others 3 or -3)", f"{float(heavy) / d:.2f}"],
     ]
-    return table(["what is wrong, at d_k = 64", "variance inside a row, under 1/sqrt(d_k)"], rows)
+    return table(["what is wrong, at d_k = 64", "variance inside a row, with 1/sqrt(d_k)"], rows)
 
 
 def sayings() -> str:
@@ -211,28 +211,29 @@ def sayings() -> str:
     errors = [float(theory.format_effect(s, "bfloat16").score_error) / s for s in (1.0, 1 / 8, 1 / 32)]
     far = [float(theory.attention_moments(n, 64, 1 / 8).entropy) / math.log(n) for n in (1e3, 1e9)]
     rows = {
-        "The variance is about d_k, for large d_k.": f"""It is d_k, exactly, for every d_k. What needs a large d_k is the
-            Gaussian shape: the excess kurtosis is 6/d_k, {kurtosis:.3g} at 64.""",
-        "It holds for Gaussian q and k.": """It holds for any law of independent components with mean 0 and variance 1.
-            Independence and the mean matter; the law does not.""",
-        "Without the scale gradients vanish.": f"""Rows die: at d_k = 64 and 1024, {frozen[0]} and {frozen[1]} of them
-            have one weight above .99. But the norm of J does not simply fall: its root mean square is {norm[0]:.3f} with
-            the scale, {norm[1]:.3f} without at d_k = 64 and {norm[2]:.3f} at 1024. And what arrives at the query is
-            larger in the mean, {flow[64]:.1f} and {flow[1024]:.1f} times the output: the rows that live carry it.""",
-        "1/d_k makes the Jacobian too small.": f"""It does not: the weights are all but uniform, and tr J is at its
-            largest. It is the factor in front that is small: {FLOW} is {small[64]:.3f} at d_k = 64 and
-            {small[1024]:.3f} at 1024. Weights and learning rates can make up for that, and models tuned for 1/d_k do.""",
-        "1/d_k is bad numerically, because scores get small.": f"""A floating-point number keeps its digits when it is
-            small: in bfloat16 a score is off by {errors[0]:.2g} of its spread at a spread of 1, {errors[1]:.2g} at 1/8,
-            {errors[2]:.2g} at 1/32. Only below a format's smallest numbers, as gradients in float16 can be, is it
-            otherwise.""",
-        "For small d_k the scale hardly matters.": f"""At d_k = 4 the entropy is {four[0]:.2f} ln n without it and
-            {four[1]:.2f} ln n with it. Less than at 64, not nothing.""",
-        "The scale keeps softmax well-behaved at any length.": f"""It keeps the logits at one width. The entropy stays a
-            constant below ln n, so long rows go flat: {far[0]:.3f} ln n at a thousand keys, {far[1]:.3f} at a
-            billion.""",
-        "q and k have variance 1.": """At the start, if weights are scaled by their fan-in. Training owes nobody a
-            variance; `rootdk.measure` tells what it is.""",
+        "The variance is about d_k, for large d_k.": f"""It is exactly d_k, for every d_k. Only the Gaussian shape
+            needs a large d_k: the excess kurtosis is 6/d_k, {kurtosis:.3g} at 64.""",
+        "It holds for Gaussian q and k.": """It holds for every distribution of independent components with mean 0
+            and variance 1. Independence and the mean matter; the distribution does not.""",
+        "Without the scale gradients vanish.": f"""In some rows they do: {frozen[0]} of them have one weight above .99
+            at d_k = 64, and {frozen[1]} at 1024. But the norm of J is larger without the scale: its root mean square is
+            {norm[0]:.3f} with it, and {norm[1]:.3f} at d_k = 64 and {norm[2]:.3f} at 1024 without it. And on average the
+            gradient at the query is larger too, {flow[64]:.1f} and {flow[1024]:.1f} times the output. It comes from the
+            rows that are not frozen.""",
+        "1/d_k makes the Jacobian too small.": f"""No. The weights are nearly equal, and tr J has its largest value. The
+            factor before J is small: {FLOW} is {small[64]:.3f} at d_k = 64 and {small[1024]:.3f} at 1024. Larger weights
+            or learning rates can correct that, as in models that are tuned for 1/d_k.""",
+        "1/d_k is bad numerically, because scores get small.": f"""Small floating-point numbers have as many digits as large
+            ones. In bfloat16 the error of a score, divided by the spread of the scores, is {errors[0]:.2g} at a spread
+            of 1, {errors[1]:.2g} at 1/8 and {errors[2]:.2g} at 1/32. Only numbers below the smallest of a format lose
+            digits, as gradients in float16 can.""",
+        "For small d_k the scale hardly matters.": f"""At d_k = 4 the entropy is {four[0]:.2f} ln n without the scale and
+            {four[1]:.2f} ln n with it. That is a smaller difference than at 64, but a difference.""",
+        "The scale keeps softmax well-behaved at any length.": f"""It keeps the spread of the logits constant. But as keys
+            are added, entropy / ln n approaches 1, which means equal weights: {far[0]:.3f} at a thousand keys,
+            {far[1]:.3f} at a billion.""",
+        "q and k have variance 1.": """At the start, if weights are scaled by their fan-in. After training the
+            variance can be anything; `rootdk.measure` measures it.""",
     }
     return table(["what is said", "what is true"], [[said, " ".join(true.split())] for said, true in rows.items()])
 
@@ -243,70 +244,73 @@ def text() -> str:
     scaled = np.var([1, 2, 3]), np.var([2, 4, 6])
     return f"""# Why the root of d_k
 
-Attention multiplies queries with keys, divides by a number, and takes the softmax. The number is sqrt(d_k), the root of the
-length of a query. Why that one, and is what is said about it true?
+Attention multiplies queries with keys, divides the result by a number, and applies softmax. The number is sqrt(d_k), where d_k is the
+number of components of a query. Why this number? And are the usual explanations true?
 
 {answer(512, 1024)}
 
-The rest of this page says the same slowly. All numbers are computed by [why_root_dk.py](why_root_dk.py), from `rootdk.theory`;
-`rootdk` measures them beside the theory, and `rootdk claims` checks the sayings one by one.
+The rest of this page explains this step by step. All numbers are computed by [why_root_dk.py](why_root_dk.py) with `rootdk.theory`.
+The command `rootdk` also measures them, and `rootdk claims` checks the usual explanations one by one.
 
 ## What variance is
 
-Variance says how far numbers lie from their mean: subtract the mean, square the distances, take their mean. Two groups of five
-people:
+Variance says how far numbers are from their mean. Subtract the mean from each number, square these distances, and take the mean of the
+squares. Two groups of five people:
 
 {variances()}
 
 ![Two groups of heights on one axis: the wide one has the larger variance](variance.svg)
 
-The root of the variance, the *standard deviation*, is a distance again: {np.std(NARROW):.2f} and {np.std(WIDE):.2f} feet.
+The square root of the variance is the *standard deviation*. It is a distance again: {np.std(NARROW):.2f} and {np.std(WIDE):.2f} feet.
 
 ## A sum whose terms cancel still grows
 
-A score is a sum of d_k products of which some are positive and some negative. They cancel in part: it is as with a person
-who takes steps to the left and to the right at random and is, after t steps, typically some sqrt(t) steps from the start. With terms of +1
-and -1, every outcome counted:
+A score is a sum of d_k products. Some are positive and some are negative, so they partly cancel. Think of a person who takes random steps to
+the left and to the right: after t steps, the person is typically about sqrt(t) steps away from the start. For terms of +1 and -1, with every outcome
+counted:
 
 {walks()}
 
 ![Twelve sums of random signs, and plus and minus the root of the number of terms](random-walk.svg)
 
-So scores do not grow in the mean, which stays 0. They grow in size, like the root of the number of terms, and their variance grows like that
-number itself.
+So the mean of the scores stays 0, but their size grows: like the square root of the number of terms. Their variance grows like the number of
+terms itself.
 
 ## The variance of a score is d_k
 
-A score is s = q_1 k_1 + ... + q_d k_d. Take components that are independent of each other, with mean 0
-and variance 1. Then E s = 0, and the variance is E s^2. Write the square out: d_k^2 terms q_i k_i q_j k_j. Where i = j the
-average is E q_i^2 E k_i^2 = 1. Elsewhere it has a factor E q_i = 0. So d_k terms average 1, all others 0:
+A score is s = q_1 k_1 + ... + q_d k_d. Let all components be independent of each other, with mean 0 and variance 1. Then the mean E s is 0, and the
+variance is E s^2. Write out the square: it has d_k^2 terms q_i k_i q_j k_j. If i = j, the average of a term is E q_i^2 E k_i^2 = 1. If not, the average has a
+factor E q_i = 0. So d_k terms have the average 1, and all others 0:
 
 {counting()}
 
-No limit was taken and no Gaussian was needed. `rootdk prove --d 3` writes out the terms.
+This is exact: d_k need not be large, and the components need not be Gaussian. `rootdk prove --d 3` writes out the terms.
 
 ## Dividing by c divides the variance by c^2
 
-Why the square? 2, 4, 6 has mean 4, distances -2, 0, 2, squares 4, 0, 4, and so a variance of {scaled[1]:.3g}. Its half 1, 2, 3 has
-mean 2, distances -1, 0, 1, squares 1, 0, 1, and {scaled[0]:.3g}. Distances shrink by c = 2, their squares by c^2 = {scaled[1] / scaled[0]:.0f}, and variance is made of squares.
-So scores over c have the variance d_k/c^2, and c = sqrt(d_k) makes it 1. Dividing by d_k makes it 1/d_k; multiplying by sqrt(d_k) would make it d_k^2.
+Why the square? The numbers 2, 4, 6 have the mean 4, distances -2, 0, 2, squares 4, 0, 4, and so the variance {scaled[1]:.3g}. Half of them, 1, 2, 3, have
+the mean 2, distances -1, 0, 1, squares 1, 0, 1, and the variance {scaled[0]:.3g}. Dividing by c = 2 divides the distances by 2 and their squares by
+c^2 = {scaled[1] / scaled[0]:.0f}, and the variance is a mean of squares.
+
+So scores divided by c have the variance d_k/c^2, and c = sqrt(d_k) makes it 1. Dividing by d_k would make it 1/d_k; multiplying by sqrt(d_k) would make it d_k^2.
 
 ## Why not 2, or 10?
 
 {divisors()}
 
-A constant is right at one width: 8 at d_k = 64. sqrt(d_k) is right at all of them. That the variance should be 1, and not 2 or 1/2, is a
-choice; that it should be the same at every width is the point.
+A constant is right at one width only: 8 at d_k = 64. sqrt(d_k) is right at every width. That the variance is 1, and not 2 or 1/2, is a choice. What
+matters is that it is the same at every width.
 
 ## What softmax does, with every number
 
-softmax(x)_i = e^(x_i) / (e^(x_1) + ... + e^(x_n)), with e = {math.e:.3f}. A difference of 1 between two scores is a factor of e between
-their weights:
+softmax(x)_i = e^(x_i) / (e^(x_1) + ... + e^(x_n)), with e = {math.e:.3f}. If one score is larger than another by 1,
+its weight is larger by the factor e:
 
 {softmaxes()}
 
-The second line is a tenth of the first, the fourth an eighth of the third: q and k with d_k = 64 and q.k of 14, 10 and 12, divided by 8. In small
-the same: q = [1, 0, 1, 0] and k = [0, 1, 1, 1] have q.k = 0 + 0 + 1 + 0 = 1, divided by sqrt(4) that is 0.5.
+The scores of the second line are those of the first divided by 10. The scores of the fourth line are those of the third divided by 8, which is sqrt(64): a query
+and three keys with d_k = 64 whose q.k are 14, 10 and 12. A smaller example: q = [1, 0, 1, 0] and k = [0, 1, 1, 1] have q.k = 0 + 0 + 1 + 0 = 1, and divided by sqrt(4)
+that is 0.5.
 
 ## Words for what softmax did
 
@@ -314,31 +318,30 @@ the same: q = [1, 0, 1, 0] and k = [0, 1, 1, 1] have q.k = 0 + 0 + 1 + 0 = 1, di
 | --- | --- | --- | --- |
 | entropy H | -sum p ln p: how spread the weights are, in nats | ln n | 0 |
 | H / ln n | the entropy as a share of the largest that n keys can have | 1 | 0 |
-| effective keys | 1 / sum p^2: how many keys with equal weights would give the same | n | 1 |
-| Jacobian J | J_ij = dp_i/ds_j = p_i (1 - p_i) where i = j, -p_i p_j elsewhere: how the weights answer to the scores | | all 0 |
-| tr J | the sum of its diagonal, 1 - sum p^2: how much of a row still moves | 1 - 1/n | 0 |
+| effective keys | 1 / sum p^2: so many keys with equal weights have the same sum p^2 | n | 1 |
+| Jacobian J | J_ij = dp_i/ds_j = p_i (1 - p_i) where i = j, -p_i p_j elsewhere: how the weights change when the scores change | | all 0 |
+| tr J | the sum of its diagonal, 1 - sum p^2: how much the weights of a row can still change | 1 - 1/n | 0 |
 
 ## What softmax does with wide logits
 
-Softmax turns differences into ratios: logits that differ by 10 have weights that differ by a factor of {math.exp(10):,.0f}. With
-1024 keys whose logits are Gaussian with standard deviation sigma:
+Logits are scores after the scale. Softmax turns differences into ratios: if two logits differ by 10, their weights differ by a factor of {math.exp(10):,.0f}. For
+1024 keys, with Gaussian logits of standard deviation sigma:
 
 {sharpness()}
 
-There is a point where it freezes, sigma = sqrt(2 ln n): {logits[0]:.2f} for 1024 keys, {logits[1]:.2f} for a billion. Past it a
-few keys take all the weight, however many there are. Unscaled scores have sigma = sqrt(d_k), so with 1024 keys every d_k from
-{d_where} on is past it.
+Softmax freezes at sigma = sqrt(2 ln n), which is {logits[0]:.2f} for 1024 keys and {logits[1]:.2f} for a billion. Above this point a few keys take all the
+weight, no matter how many keys there are. Scores without a scale have sigma = sqrt(d_k). So with 1024 keys they are above it for every d_k from {d_where} on.
 
-The trace of J falls as rows freeze. Its norm tells another story: it is largest where a few weights compete.
+The trace of J falls as rows freeze. The norm of J behaves differently: it is largest where a few weights compete.
 
 ## Attention, rule by rule
 
-Random q and k, {KEYS} keys. The last column is what arrives at the query, relative to the output (both as root mean squares):
+Random q and k, {KEYS} keys. The last column is the gradient at the query relative to the output (both as root mean squares):
 
 {rules()}
 
-Only with 1/sqrt(d_k) does every column stay where it is as d_k grows. That is the whole argument: not that the others
-cannot work, but that with them the softmax starts from another state at every width.
+Only with 1/sqrt(d_k) do all columns stay the same as d_k grows. This is the whole argument. It does not say that other scales cannot work. It says that with them
+softmax starts in a different state at every width.
 
 ## Length is another matter
 
@@ -346,7 +349,7 @@ d_k = 64, random q and k:
 
 {lengths()}
 
-1/sqrt(d_k) knows nothing of the number of keys. Rules with ln n in them sharpen long rows.
+1/sqrt(d_k) does not depend on the number of keys n. Rules with ln n make long rows sharper.
 
 ## What is said, and what is true
 
@@ -356,15 +359,15 @@ d_k = 64, random q and k:
 
 {premises()}
 
-A mean of the keys adds one number to all scores of a row, and softmax does not see it. A mean of the queries it does see.
+A mean of the keys adds the same number to all scores of a row, and softmax ignores that. A mean of the queries changes the scores of a row in different ways.
 
 ## Look for yourself
 
 ```
-rootdk                                    theory and measurement, with a report to look at
+rootdk                                    the answer, with theory, measurement and a report
 rootdk predict --d-k 128 --keys 8192      theory for your setting, with advice
-rootdk prove --d 3                        the argument with its terms
-rootdk claims                             what is said, checked
+rootdk prove --d 3                        the proof, with its terms
+rootdk claims                             the usual explanations, checked
 ```
 """
 

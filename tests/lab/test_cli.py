@@ -96,7 +96,7 @@ def made_up(rule: str = "x", d_k: int = 64, **changes: float) -> Look:
 def test_meaning_follows_the_numbers_and_not_the_name() -> None:
     start = "At d_k = 64 the weight goes to"
     assert meaning([made_up("none")]) == f"{start} 400.0 keys (none)."
-    assert meaning([made_up("none", entropy_ratio=0.995)]) == f"{start} all nearly alike (none)."
+    assert meaning([made_up("none", entropy_ratio=0.995)]) == f"{start} all keys nearly equally (none)."
     frozen = made_up("sqrt", entropy_ratio=0.03, saturated=0.62, jacobian_trace=0.02)
     assert meaning([frozen]) == f"{start} one key in 62.0% of rows (1/sqrt(d_k))."
     sharp = made_up("sqrt", entropy_ratio=0.2, saturated=0.1, jacobian_trace=0.4, effective_keys=1.84)
@@ -142,7 +142,7 @@ def test_meaning_repeats_the_digits_of_the_table() -> None:
         (["look", "--rows", "-5"], "--rows"),
         (["look", "--seed", "-1"], "--seed"),
         (["look", "--rule", "cube"], "'--rule': must be one of the names 'none', 'sqrt', "),
-        (["--keys", "9", "info"], "--keys belongs to rootdk itself and not to 'info'"),
+        (["--keys", "9", "info"], "--keys belongs to rootdk without a command, not to 'info'"),
         (["launch"], "No such command"),
         (["explor"], "No such command 'explor'. Did you mean 'explore'?"),
         (["train_study"], "Did you mean 'train-study'?"),

@@ -106,7 +106,7 @@ def test_the_address_is_the_state(visit: Visit, server: Served) -> None:
     page.reload()
     until(lambda: drawn(page) == address)
     assert_shows(page, stand_in.POWERS, **raw)
-    page.get_by_role("button", name="All knobs back").click()
+    page.get_by_role("button", name="Reset all knobs").click()
     until(lambda: drawn(page) == "#powers")
     assert page.evaluate("location.hash") == "#powers"
     assert_shows(page, stand_in.POWERS)
@@ -175,7 +175,7 @@ def test_a_bad_value_is_said_beside_its_knob(browser: Any, server: Served) -> No
     page.goto(f"{server.address}#powers?exponent=1.5&turned=true")
     until(lambda: "must not be 1.5" in said.inner_text())
     page.goto(f"{server.address}#powers?nothing=1")
-    until(lambda: "sets nothing, which" in page.locator("#notice").inner_text())
+    until(lambda: "sets nothing. This chapter" in page.locator("#notice").inner_text())
     # The browser itself tells of each 422; nothing else is complained of.
     assert all("422" in one for one in visit.complaints), visit.complaints
 
@@ -282,8 +282,8 @@ def test_presented_it_has_large_letters_and_one_figure(visit: Visit, server: Ser
 @pytest.mark.parametrize(
     ("hash_", "said", "shown"),
     [
-        ("#nowhere", 'the chapter "nowhere", which there is not', "#powers"),
-        ("#matrix?scale=none&unit=ten", "sets scale, which this chapter does not have", "#matrix?unit=ten"),
+        ("#nowhere", 'the chapter "nowhere", which does not exist', "#powers"),
+        ("#matrix?scale=none&unit=ten", "sets scale. This chapter has no such knob", "#matrix?unit=ten"),
     ],
 )
 def test_a_wrong_link_is_said_at_the_top(visit: Visit, server: Served, hash_: str, said: str, shown: str) -> None:

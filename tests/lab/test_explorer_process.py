@@ -16,7 +16,7 @@ from rootdk.cli import main
 
 def test_it_serves_until_ctrl_c() -> None:
     with Served(*explore(free_port())) as one, httpx.Client(base_url=one.address) as client:
-        assert one.said == f"The explorer is at {one.address} until Ctrl-C.\n"
+        assert one.said == f"The page is at {one.address} (Ctrl-C stops it).\n"
         chapters = client.get("/api/chapters").json()["chapters"]
         assert client.get(f"/api/view/{chapters[0]['id']}").status_code == 200
         # The client still holds its connection, as an open page would.

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,6 +130,30 @@ def test_the_page_offers_it_and_its_lines_run(folder: Path) -> None:
     assert with_rules(CHAPTERS, ["sqrt"]) == CHAPTERS
 
 
+def test_chapters_that_compare_rules_show_it_beside_the_usual_ones(folder: Path) -> None:
+    sys.path.append(str(folder))
+    names = [scaling.load("own_rules:mine").name, "mup(64)"]
+    shown = {one.id: one.compute(read_values(one, {})) for one in with_rules(CHAPTERS, names) if one.adds_rules}
+    assert set(shown) == {"answer", "choosing", "context"}
+    for view in shown.values():
+        compare(view)
+        drawn = {trace["name"]: trace for trace in view.figures[0].plot["data"]}
+        assert drawn.keys() >= set(names)
+    # 512 components: mup(64) is 8/512, so that its scores have the standard deviation 8/sqrt(512).
+    numbers = {number.id: number.value for number in shown["answer"].numbers}
+    assert numbers["variance_mup(64)"] == pytest.approx(64 / 512, rel=0.05)
+    assert numbers["variance_sqrt"] == pytest.approx(1, rel=0.05)
+
+
+def test_a_rule_that_fails_inside_the_page_is_an_error_before_it_opens() -> None:
+    scaling.register(ScaleRule("mine", "", lambda d_k, keys, position: {64: 1.0}[d_k]))
+    try:
+        with pytest.raises(ArgumentError, match="rule: 'mine' must give one number at d_k = 4 and 1024 keys"):
+            with_rules(CHAPTERS, ["mine"])
+    finally:
+        scaling.unregister("mine")
+
+
 def test_a_training_run_takes_it_into_its_process(folder: Path) -> None:
     tiny = {"steps": 2, "d_k": 4, "width": 8, "heads": 1, "layers": 1}
     sys.path.append(str(folder))
@@ -144,6 +169,45 @@ def test_a_training_run_takes_it_into_its_process(folder: Path) -> None:
     assert Store(folder / "runs").get(RunSpec(rule="mine", **tiny)) is None
     with pytest.raises(ArgumentError, match="rule: 'mine' must go to other processes: make its factor a function"):
         sweep([RunSpec(rule="mine", **tiny)], Store(folder / "runs"), LocalEngine(1))
+
+
+def test_on_a_cluster_its_code_goes_along(folder: Path) -> None:
+    """A worker has no module of the person who asks. Two copies of a rule are one, or a second run would be refused."""
+    from rootdk.lab.training.ray_engine import carried
+
+    sys.path.append(str(folder))
+    there = [pickle.dumps(carried(scaling.load("own_rules:mine"))) for _ in range(2)]
+    program = (
+        "import pickle, sys; from rootdk import scaling; one, other = pickle.load(sys.stdin.buffer); "
+        "scaling.register(one); scaling.register(other); print(one.factor(16, 9, 8), 'own_rules' in sys.modules)"
+    )
+    asked = pickle.dumps([pickle.loads(one) for one in there])  # as Ray sends them, from another folder
+    done = subprocess.run([sys.executable, "-c", program], input=asked, capture_output=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(9**0.1 / 16).encode(), b"False"]
+
+
+@pytest.mark.slow
+def test_a_run_on_ray_takes_it(folder: Path) -> None:
+    program = """
+import sys; sys.path.append(".")
+from pathlib import Path
+from rootdk import scaling
+from rootdk.lab.training import RunSpec
+from rootdk.lab.training.ray_engine import RayEngine
+from rootdk.lab.training.store import Store
+from rootdk.lab.training.sweep import sweep
+if __name__ == "__main__":
+    scaling.load("own_rules:mine")
+    tiny = {"steps": 2, "d_k": 4, "width": 8, "heads": 1, "layers": 1}
+    specs = [RunSpec(rule="mine", **tiny), RunSpec(rule="mine", seed=1, **tiny), RunSpec(rule=str(48**0.1 / 4), **tiny)]
+    runs = sweep(specs, Store(Path("runs")), RayEngine(workers=1))
+    print(runs[0].last == runs[2].last, runs[0].last == runs[1].last)
+"""
+    (folder / "asks.py").write_text(program, "utf-8")
+    done = subprocess.run([sys.executable, "asks.py"], capture_output=True, text=True, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_train_study_runs_these_rules_alone() -> None:

@@ -81,16 +81,16 @@ def _errors_of_click() -> Iterator[None]:
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="Some seconds: to see that it works.")
-@click.option("--full", is_flag=True, help="Some minutes: 20,000 rows for every number.")
-@options.d_k("Your d_k, the length of q and k; repeat it.")
+@click.option("--quick", is_flag=True, help="Small: takes some seconds.")
+@click.option("--full", is_flag=True, help="Large: takes some minutes, 20,000 rows for every number.")
+@options.d_k("Number of components of q and k; can be repeated.")
 @options.keys()
 @options.rule()
-@options.seed("Seed of all that is drawn.")
-@options.file("--out", "Where to write the report.  [default: rootdk-report.html]")
-@click.option("--no-report", is_flag=True, help="Print the summary and write nothing.")
-@click.option("--no-cache", is_flag=True, help="Run everything again, and keep nothing.")
-@options.data("Print JSON in place of the summary; a report only with --out.", "a row per compared number")
+@options.seed("Seed of the random numbers.")
+@options.file("--out", "File for the report.  [default: rootdk-report.html]")
+@click.option("--no-report", is_flag=True, help="Print the summary only; write no report.")
+@click.option("--no-cache", is_flag=True, help="Compute everything again, and keep no results.")
+@options.data("Print JSON instead of the summary; writes a report only with --out.", "one row per number")
 @click.version_option(__version__, message="rootdk %(version)s")
 @click.pass_context
 def main(
@@ -107,11 +107,13 @@ def main(
     as_json: bool,
     as_csv: bool,
 ) -> None:
-    """Attention that can be measured.
+    """Scaled dot-product attention that can measure itself.
 
-    Without a command: why 1/sqrt(d_k), and is it true? Runs the study and the claims, prints a summary, and writes a
-    report to look at. Exit code 0: done; 1: something failed, or the report needs plotly and it is not installed (the
-    summary is printed all the same); 2: an option is wrong.
+    Without a command, rootdk answers: why divide by sqrt(d_k), and is it true? It computes, measures, checks claims,
+    prints the answer on one screen and writes a report.
+
+    Exit code 0: done; 1: something failed, or plotly, which the report needs, is not installed (the summary is printed
+    anyway); 2: an option is wrong.
     """
     if ctx.invoked_subcommand is not None:
         _refuse_stray_options(ctx)
@@ -136,4 +138,6 @@ def _refuse_stray_options(ctx: click.Context) -> None:
     for name in ctx.params:
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             option = next(p.opts[0] for p in ctx.command.params if p.name == name)
-            raise click.UsageError(f"{option} belongs to rootdk itself and not to '{ctx.invoked_subcommand}'", ctx)
+            raise click.UsageError(
+                f"{option} belongs to rootdk without a command, not to '{ctx.invoked_subcommand}'", ctx
+            )

@@ -24,22 +24,22 @@ _FAILED = 3
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
-@click.option("--text", type=click.File(encoding="utf-8"), help="Run this text through the model, by transformers.")
-@click.option("--tokens", type=click.IntRange(2, 2**20), help="The same with so many random tokens.")
+@click.option("--text", type=click.File(encoding="utf-8"), help="Also run the model on this text, with transformers.")
+@click.option("--tokens", type=click.IntRange(2, 2**20), help="Also run the model on this many random tokens.")
 @click.option(
     "--phase",
     type=click.Choice(["any", "init", "trained"]),
     default="any",
     show_default=True,
-    help="What is known of the model: init makes theory a gate.",
+    help="State of the model; with init it is also compared with theory.",
 )
 @options.keys()
-@options.seed("Seed of random tokens and of the demonstration.")
-@options.file("--out", "Write a report to look at: one HTML file that opens offline.")
-@click.option("--maps", is_flag=True, help="Maps of every head in place of the table of layers.")
-@options.data("Print JSON in place of the table and the findings.", "a row per head")
+@options.seed("Seed of random tokens and of the example.")
+@options.file("--out", "Write a report: one HTML file that works offline.")
+@click.option("--maps", is_flag=True, help="Print maps of every head instead of the table of layers.")
+@options.data("Print JSON instead of the table and the findings.", "one row per head")
 @click.option(
-    "--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with code 3 if the verdict is that, or worse."
+    "--fail-on", type=click.Choice(["warning", "critical"]), help="Exit with code 3 if the verdict is this, or worse."
 )
 @click.pass_context
 def audit(
@@ -56,11 +56,11 @@ def audit(
     as_csv: bool,
     fail_on: str | None,
 ) -> None:
-    """The health of a model's attention.
+    """Check the attention of a model.
 
-    PATH is a model folder, or a file of one: .safetensors, .gguf, .bin, .pt, .onnx, .npz, or an index of shards. Its
-    weights are read head by head, without model code and in little memory; --text or --tokens run the model too, if it
-    is a folder of transformers. Without PATH: a small model at its random start, under several scale rules.
+    PATH is a model folder, or a file: .safetensors, .gguf, .bin, .pt, .onnx, .npz, or an index of shards. Its weights
+    are read head by head, without model code and with little memory. --text or --tokens also run the model, if it is a
+    folder of transformers. Without PATH you see an example: a small random model with several scales.
 
     Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on; 130: Ctrl-C.
     """

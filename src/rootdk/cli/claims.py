@@ -31,7 +31,7 @@ def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int,
 
 
 @click.command()
-@click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; repeat it.")
+@click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; can be repeated.")
 @click.option(
     "--rows",
     type=click.IntRange(1024, 1_000_000),
@@ -39,12 +39,12 @@ def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int,
     show_default=True,
     help="Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one.",
 )
-@options.seed("Seed of what is drawn.")
-@options.data("Print JSON in place of text.", "a row per number of the evidence")
+@options.seed("Seed of the random numbers.")
+@options.data("Print JSON instead of text.", "one row per number of the evidence")
 def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool, as_csv: bool) -> None:
-    """What is said about the scale, checked.
+    """Check what papers, courses and blogs say about the scale.
 
-    Each claim with its source, the evidence with its standard error, and the verdict that follows from it.
+    Prints each claim with its source, the evidence with its standard error, and the verdict that follows from it.
     """
     from rootdk.lab.checks import LEDGER, Sampling
 

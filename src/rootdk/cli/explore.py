@@ -28,25 +28,25 @@ PORT = 8765
     type=click.IntRange(1, 65535),
     default=PORT,
     show_default=True,
-    help="Where to listen, on 127.0.0.1 alone; the next free one if it is taken.",
+    help="Port on 127.0.0.1; if it is taken, the next free one.",
 )
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 @click.option(
     "--model",
     type=click.Path(exists=True, path_type=Path),
-    help="Show this model: a folder or file as `rootdk audit` reads them, or what `rootdk audit --json` printed.",
+    help="Show this model: a folder or file that `rootdk audit` can read, or the output of `rootdk audit --json`.",
 )
-@options.rule("Offer this scale too. ", ())
-@click.option("--at", metavar="ADDRESS", help="Open with this view: a copied link, or its end, as growth?d_k=512.")
-@options.file(
-    "--export", "Write the page with precomputed views to one HTML file that opens offline, and serve nothing."
+@options.rule("Add this scale to the page. ", ())
+@click.option(
+    "--at", metavar="ADDRESS", help="Open this view: a copied link, or its last part, such as growth?d_k=512."
 )
+@options.file("--export", "Write the page to one HTML file that works offline, and start no server.")
 def explore(
     port: int, no_browser: bool, model: Path | None, rule: tuple[str, ...], at: str | None, export: Path | None
 ) -> None:
-    """Why 1/sqrt(d_k): a page to play with.
+    """Why 1/sqrt(d_k): a page with knobs, in your browser.
 
-    Serves it on this machine until Ctrl-C. Its numbers come from the operator and the theory, each time a knob moves.
+    Runs on this machine until Ctrl-C. All numbers come from the operator and the theory, each time a knob moves.
 
     Exit code 0: exported; 1: something failed; 2: an option is wrong; 130: stopped by Ctrl-C.
     """
@@ -108,8 +108,9 @@ def check_address(at: str, rules: Sequence[str] = ()) -> None:
     from rootdk.lab.explorer.shared import with_rules
     from rootdk.lab.explorer.values import started_at
 
+    chapters = with_rules(CHAPTERS, rules)
     try:
-        started_at(with_rules(CHAPTERS, rules), at)
+        started_at(chapters, at)
     except RootdkError as error:
         raise click.BadParameter(str(error).removeprefix("at: "), param_hint="'--at'") from error
 
@@ -127,7 +128,7 @@ def serve(
         app = application(free, audit=audit, rules=rules)
         fragment = at.rpartition("#")[2] if at is not None else "model" if audit is not None else ""
         address = f"http://{host}:{free}/" + (f"#{fragment}" if fragment else "")
-        click.echo(f"The explorer is at {address} until Ctrl-C.")
+        click.echo(f"The page is at {address} (Ctrl-C stops it).")
         if browser:
             _open(address)
         over = threading.Event()

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     type=click.Choice(["quick", "default", "full"]),
     default="default",
     show_default=True,
-    help="How much is measured, as rootdk itself has it.",
+    help="How much is measured: as rootdk --quick, rootdk, rootdk --full.",
 )
-@options.d_k("Your d_k; repeat it.")
+@options.d_k("Number of components of q and k; can be repeated.")
 @options.keys()
 @options.rule()
-@options.seed("Seed of all that is drawn.")
+@options.seed("Seed of the random numbers.")
 @click.option(
-    "--width", type=click.FloatRange(1.5, 12.0), default=3.4, show_default=True, help="In inches; 3.4 is a column."
+    "--width",
+    type=click.FloatRange(1.5, 12.0),
+    default=3.4,
+    show_default=True,
+    help="Width in inches; 3.4 is one column of a paper.",
 )
 @click.option(
     "--format",
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     multiple=True,
     default=("svg",),
     show_default=True,
-    help="Repeat it for several.",
+    help="File format; can be repeated.",
 )
 def figures(
     folder: Path,
@@ -49,10 +53,11 @@ def figures(
     width: float,
     formats: tuple[str, ...],
 ) -> None:
-    """Write every figure for a paper into FOLDER, each with its data as CSV.
+    """Write figures for a paper, each with its data.
 
-    Those of the study are measured here; those of training come from the runs that are part of the package. FOLDER is
-    made if it is not there; files of the same names are replaced.
+    Every figure goes into FOLDER, with its data as CSV beside it.
+    The figures of the study are measured now. Those of training come from runs that are part of the package. FOLDER is
+    created if it does not exist; files with the same names are replaced.
     """
     from rootdk.lab.checks import Cache, plan, run
     from rootdk.lab.report.paper import check_matplotlib, write_figure

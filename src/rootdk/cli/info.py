@@ -10,9 +10,9 @@ from . import options
 
 
 @click.command()
-@options.data("Print JSON in place of a list.", "a row per fact")
+@options.data("Print JSON instead of a list.", "one row per fact")
 def info(as_json: bool, as_csv: bool) -> None:
-    """Version, kernel target in use, threads."""
+    """Version, instruction set in use, threads."""
     from rootdk.machine import describe
 
     facts = describe()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.d_k("Length of q and k; repeat it.")
+@options.d_k("Number of components of q and k; can be repeated.")
 @options.rule()
 @options.keys()
 @click.option(
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     type=click.IntRange(1, options.LARGEST_ROWS),
     default=1024,
     show_default=True,
-    help="Queries to measure.",
+    help="Number of queries to measure.",
 )
 @options.seed("Seed of the random q and k.")
-@options.data("Print JSON in place of a table.", "a row per d_k and rule")
+@options.data("Print JSON instead of a table.", "one row per d_k and rule")
 def look(
     d_k: tuple[int, ...], rule: tuple[str, ...], keys: int, rows: int, seed: int, as_json: bool, as_csv: bool
 ) -> None:
-    """A first look at what the scale does.
+    """What the scale does, in one table.
 
-    The same random q and k go through rootdk.measure under every rule.
+    Measures the same random q and k with every rule.
     """
     from rootdk.lab.first_look import look as measured
     from rootdk.lab.first_look import meaning
@@ -52,8 +52,8 @@ def look(
 
 _HEADINGS = ("score variance", "entropy share", "effective keys", "rows-of one-key", "Jacobian trace")
 _WORDS = (
-    "Means over queries: variance; entropy share, of ln n, its largest. Medians: effective keys; Jacobian trace. "
-    "Rows of one key: where it has over 99 % of the weight."
+    "Score variance and entropy share (entropy / ln n; 1 is equal weights) are means over queries. Effective keys and "
+    "Jacobian trace are medians. Rows of one key: one key has over 99 % of the weight."
 )
 
 
@@ -66,7 +66,9 @@ def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
     # Formulas stay in one piece.
     formulas = [f"{name} = {rule(name).formula}".replace(" ", "\0") for name in labels if name not in RULE_WORDS]
     listed = f": {', '.join(formulas)}" if formulas else ""
-    yield from filled(f"{looks[0].rows} random queries over {looks[0].keys} keys, scores times a scale{listed}.", width)
+    yield from filled(
+        f"{looks[0].rows} random queries over {looks[0].keys} keys. Each score is multiplied by a scale{listed}.", width
+    )
     names = max(map(len, labels.values()))
     tops, lows = zip(*(heading.replace("-", "\0").split() for heading in _HEADINGS), strict=True)
     rows = [

@@ -59,7 +59,7 @@ _COLUMNS = (
     ("rows-of one-key", "rows with p > .99", True),
     ("Jacobian trace", "trace of J", True),
 )
-_WORDS = "Entropy share: of ln n, the largest entropy. Rows of one key: where it has over 99 % of the weight."
+_WORDS = "Entropy share: entropy / ln n; 1 is equal weights. Rows of one key: one key has over 99 % of the weight."
 _PICTURE = 14  # weights of one row, a letter for each
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
@@ -290,7 +290,7 @@ def _agreement(findings: Findings) -> str:
     compared = sum(result.compared for result in findings.results)
     result = max(findings.results, key=lambda result: abs(result.worst.disagreement or 0.0))
     off = abs(result.worst.disagreement or 0.0)
-    text = f"Theory against measurement, {compared} numbers: at most {off:.1f} standard errors apart."
+    text = f"Theory and measurement, {compared} numbers: at most {off:.1f} standard errors apart."
     if off > CLEAR:
         text += f" That is {result.worst.quantity} of {result.experiment}, and more than {CLEAR:g} is a "
         text += "contradiction: look into it."

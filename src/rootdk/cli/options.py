@@ -36,7 +36,7 @@ def keys() -> Option[Any]:
         type=click.IntRange(2, LARGEST_KEYS),
         default=1024,
         show_default=True,
-        help="Keys that each query sees.",
+        help="Number of keys that each query sees.",
     )
 
 
@@ -48,7 +48,7 @@ def rule(words: str = "", default: tuple[str, ...] = ("none", "sqrt", "dk")) -> 
         callback=lambda _ctx, _option, texts: tuple(dict.fromkeys(map(rule_name, texts))),
         default=default,
         show_default=bool(default),
-        help=f"{words}A scale: a name, mup(64), a number, or module:name of your own; repeat it.",
+        help=f"{words}A scale: a name, mup(64), a number, or module:name of your own; can be repeated.",
     )
 
 

@@ -34,35 +34,40 @@ def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
 @click.command()
 @click.option("--tokens", type=_SIZE, required=True, help="Length of the whole sequence.")
 @click.option("--heads", type=_SIZE, default=32, show_default=True, help="Query heads.")
-@click.option("--kv-heads", type=_SIZE, default=None, help="Key heads, if they are fewer.")
-@click.option("--d", type=_SIZE, default=128, show_default=True, help="Numbers per head.")
+@click.option("--kv-heads", type=_SIZE, default=None, help="Key heads, if there are fewer.")
+@click.option("--d", type=_SIZE, default=128, show_default=True, help="Components per head.")
 @click.option("--batch", type=_SIZE, default=1, show_default=True, help="Sequences at once.")
 @click.option("--ranks", type=_SIZE, required=True, help="Processes that share the sequence.")
 @click.option(
-    "--flops", type=float, required=True, callback=_rate, help="Operations per second of a rank, such as 2e12."
+    "--flops", type=float, required=True, callback=_rate, help="Operations per second of one rank, such as 2e12."
 )
-@click.option("--bandwidth", type=float, required=True, callback=_rate, help="Bytes per second to the next rank, 12e9.")
+@click.option(
+    "--bandwidth", type=float, required=True, callback=_rate, help="Bytes per second to the next rank, such as 12e9."
+)
 @click.option("--latency", type=float, default=50e-6, show_default=True, callback=_rate, help="Seconds per message.")
 @click.option(
     "--dtype", type=click.Choice(["float32", "float64", "float16", "bfloat16"]), default="float32", show_default=True
 )
-@click.option("--full", is_flag=True, help="Every query sees every key; without it causal.")
+@click.option("--full", is_flag=True, help="Every query sees every key; without this, causal.")
 @click.option("--layout", type=click.Choice(["balanced", "contiguous"]), default="balanced", show_default=True)
 @click.option(
     "--validate",
     is_flag=True,
-    help="Also run 1, 2 and 4 ranks here (4 heads, d = 64, balanced), and show measured beside predicted.",
+    help="Also run 1, 2 and 4 ranks here (4 heads, d = 64, balanced), and compare measured with predicted.",
 )
 @click.option(
     "--validate-tokens",
     type=click.IntRange(8, 2**20),
     default=_CHECKED_TOKENS,
     show_default=True,
-    help="Length of the sequence that is run for it.",
+    help="Length of the sequence for --validate.",
 )
 @options.data("Print JSON in place of text.", "a row per pass")
 def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv: bool, **sizes: Any) -> None:
-    """Work, messages, memory and time of each rank of a ring, from sizes and rates."""
+    """Predict the cost of attention on a ring of ranks.
+
+    Work, messages, memory and time of each rank, from sizes and rates.
+    """
     from rootdk.distributed.cost import Ring, cost
 
     try:

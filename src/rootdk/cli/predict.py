@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 WIDTH = 80
 _FIELDS = (
     ("mean_variance", "variance of the logits inside a row"),
-    ("max_logit", "largest logit of a call (as many rows as keys)"),
+    ("max_logit", "largest logit, for as many rows as keys"),
     ("mean_entropy_ratio", "entropy as a share of ln n"),
-    ("median_effective_keys", "effective keys, 1/sum p^2, of the median row"),
+    ("median_effective_keys", "effective keys, 1/sum p^2, in the median row"),
     ("mean_top_probability", "largest weight of a row, on average"),
     ("saturated", "share of rows with a weight above .99"),
     ("mean_jacobian_trace", "trace of the softmax Jacobian"),
@@ -39,9 +39,9 @@ def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> floa
     type=click.IntRange(1, 10**6),
     required=True,
     multiple=True,
-    help="Length of q and k; repeat it for a table.",
+    help="Number of components of q and k; repeat it for a table.",
 )
-@click.option("--keys", type=click.IntRange(2, 10**12), required=True, help="Keys that each query sees.")
+@click.option("--keys", type=click.IntRange(2, 10**12), required=True, help="Number of keys that each query sees.")
 @click.option(
     "--rule",
     default="sqrt",
@@ -57,11 +57,11 @@ def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> floa
     callback=_spread,
     help="Standard deviation of the components of q and k.",
 )
-@options.data("Print JSON in place of text.", "a row per d_k")
+@options.data("Print JSON instead of text.", "one row per d_k")
 def predict(d_k: tuple[int, ...], keys: int, rule: str, sigma: float, as_json: bool, as_csv: bool) -> None:
-    """Theory for a setting, with a recommendation. Nothing is drawn.
+    """What theory predicts for your numbers, with advice. It uses no random numbers.
 
-    With several d_k: a table, a row for each.
+    With several --d-k it prints a table, with one row for each.
     """
     from rootdk.lab.recommendation import recommend
 
@@ -90,7 +90,7 @@ def _lines(report: "Recommendation") -> Iterator[str]:
     yield _line("gradient to q over output, |do/dq|/|o|", report.relative_gradient)
     yield ""
     yield from textwrap.wrap(f"{report.state.capitalize()}. {report.advice}", WIDTH)
-    yield "This is the start of training. For trained weights: rootdk.measure."
+    yield "This is about the start of training. For trained weights use rootdk.measure."
 
 
 def _table(reports: "Sequence[Recommendation]") -> Iterator[str]:

@@ -18,11 +18,13 @@ WIDTH = 80
 
 
 @click.command()
-@click.option("--d", type=click.IntRange(1, 10**6), default=3, show_default=True, help="Length of q and k.")
+@click.option(
+    "--d", type=click.IntRange(1, 10**6), default=3, show_default=True, help="Number of components of q and k."
+)
 @options.seed("Seed of the random pairs.")
-@options.data("Print JSON in place of text.", "a row per measured average")
+@options.data("Print JSON instead of text.", "one row per measured average")
 def prove(d: int, seed: int, as_json: bool, as_csv: bool) -> None:
-    """Why the variance of q.k is d, step by step with the actual terms."""
+    """Why the variance of q.k is d, step by step, with all terms."""
     from rootdk.lab.proof import prove as proof_of
 
     proof = proof_of(d, seed)
@@ -48,9 +50,9 @@ def _lines(proof: "Proof") -> Iterator[str]:
     yield ""
     steps = [
         f"The score is a sum of {_many(d, 'product')}, s = {_sum(proof)}.",
-        "Each component has mean 0 and variance 1 and knows nothing of the others. So E s = 0, and Var s = E s^2.",
+        "All components are independent, with mean 0 and variance 1. So E s = 0, and Var s = E s^2.",
         f"The square of the sum has {d} x {d} = {_many(proof.terms, 'term')}, q_i k_i q_j k_j:",
-        f"Var s = {proof.ones:,} x 1 + {proof.zeros:,} x 0 = {proof.total:,}. Exact, for any law of the components.",
+        f"Var s = {proof.ones:,} x 1 + {proof.zeros:,} x 0 = {proof.total:,}. Exact, for every distribution.",
         _counted(proof),
         f"Dividing s by c divides the variance by c^2. For variance 1: c = sqrt({d}) = {proof.divisor:.6g}.",
     ]
@@ -86,9 +88,9 @@ def _counted(proof: "Proof") -> str:
     if proof.exact is None:
         from rootdk.lab.proof import MOST_ENUMERATED
 
-        return f"Too many outcomes to count out; up to d = {MOST_ENUMERATED} they are."
+        return f"All outcomes for random signs are counted up to d = {MOST_ENUMERATED}; here there are too many."
     outcomes = _many(4**proof.d, "outcome") if proof.d <= 10 else f"4^{proof.d} outcomes"
-    return f"Counted out for random signs, all {outcomes}: Var s = {proof.exact}."
+    return f"Counted for random signs, all {outcomes}: Var s = {proof.exact}."
 
 
 def _sum(proof: "Proof") -> str:

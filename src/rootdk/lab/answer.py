@@ -61,10 +61,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 
-def one_row(query: NDArray[Any], key: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The weights that the first query gives the keys under each rule, largest first, by the operator itself."""
+def one_row(
+    query: NDArray[Any], key: NDArray[Any], scales: Mapping[str, float | str] | None = None
+) -> dict[str, NDArray[Any]]:
+    """The weights that the first query gives the keys under each scale, largest first, by the operator itself.
+
+    scales   by name; without them the three usual rules
+    """
     unit = np.eye(len(key), dtype=key.dtype)
-    return {rule: np.sort(attention(query[:1], key, unit, scale=rule)[0])[::-1] for rule in RULES}
+    chosen = scales or {rule: rule for rule in RULES}
+    return {name: np.sort(attention(query[:1], key, unit, scale=scale)[0])[::-1] for name, scale in chosen.items()}
 
 
 def rows_as_widths_grow(seed: int = 0) -> dict[int, dict[str, NDArray[Any]]]:
@@ -79,7 +85,7 @@ def rows_svg(rows: Mapping[int, Mapping[str, NDArray[Any]]]) -> str:
 
     It needs no script, so that it is there when the page opens. Text takes the page's colour.
     """
-    left, wide, high, top = 66, 132, 62, 24
+    left, wide, high, top = 54, 102, 56, 22  # narrow, so that letters can be read on a phone
     parts = []
     for column, d_k in enumerate(rows):
         x = left + column * (wide + 8)
@@ -99,7 +105,7 @@ def rows_svg(rows: Mapping[int, Mapping[str, NDArray[Any]]]) -> str:
                 for at, weight in enumerate(weights)
             ]
             largest = f"largest {100 * weights[0]:.0f} %"
-            parts.append(f"<text x='{x + wide}' y='{y + high + 13}' text-anchor='end' font-size='10'>{largest}</text>")
+            parts.append(f"<text x='{x + wide}' y='{y + high + 13}' text-anchor='end' font-size='11'>{largest}</text>")
     size = (left + len(rows) * (wide + 8), top + len(RULES) * (high + 22))
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {size[0]} {size[1]}' fill='currentColor' "
@@ -113,7 +119,7 @@ def rows_text(rows: Mapping[int, Mapping[str, NDArray[Any]]]) -> str:
         f"{RULE_WORDS[rule]}: {', '.join(f'{100 * row[rule][0]:.0f} % at d_k = {d_k}' for d_k, row in rows.items())}"
         for rule in RULES
     )
-    return f"One random query over {_KEYS} keys, a bar for each, the largest weight first. It is: {tops}."
+    return f"One random query over {_KEYS} keys. Each bar is one key, the largest weight first. Largest weight: {tops}."
 
 
 def rows_pictures() -> list[Picture]:
@@ -133,6 +139,6 @@ def worked_example() -> tuple[Sequence[str], list[list[str]]]:
     query[0, 0], key[:, 0] = 2, (7, 5, 6)
     scores, scaled = (query @ key.T)[0], (query @ key.T)[0] / 8
     plain, even = (attention(query, key, np.eye(3), scale=rule)[0] for rule in ("none", "sqrt"))
-    head = ("key", "q·k", "weight without the scale", "q·k / √64", "e to the power of it", "over their sum: the weight")
+    head = ("key", "score q·k", "weight without the scale", "z = q·k / √64", "e^z", "weight: e^z / sum of all e^z")
     cells = zip(scores, plain, scaled, np.exp(scaled), even, strict=True)
     return head, [[str(place), *(f"{x:.4g}" for x in row)] for place, row in enumerate(cells, 1)]

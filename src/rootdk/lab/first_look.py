@@ -102,14 +102,14 @@ def look(d_ks: Sequence[int], rules: Sequence[str], keys: int, rows: int, seed: 
 def meaning(looks: Sequence[Look]) -> str:
     """Say in one sentence where the weight goes at the largest d_k; every number in it is one of the table's.
 
-    The cuts are where a person would use the word. All alike: above 0.99 of ln n. One key: half of the rows have a
+    The cuts are where a person would use the word. All equally: above 0.99 of ln n. One key: half of the rows have a
     trace below 0.1, so about 95 % of their weight is on one. Few keys: below 0.5, the trace of two equal keys.
     """
     largest = max(look.d_k for look in looks)
     groups: dict[str, list[Look]] = {}
     for look in {look.rule: look for look in looks if look.d_k == largest}.values():
         if look.entropy_ratio > 0.99:
-            where = "all nearly alike"
+            where = "all keys nearly equally"
         elif look.jacobian_trace < 0.1:
             where = "one key in {saturated} of rows"
         else:

@@ -90,20 +90,24 @@ def _advice(state: str, d_k: int, sigma: float, std: float, critical: float, rat
     unit = f"1/sqrt(d_k) = {d_k**-0.5:.4g}" if sigma == 1.0 else f"1/(sigma^2 sqrt(d_k)) = {_unit(d_k, sigma):.4g}"
     if state == "frozen":
         return (
-            f"Logits spread by {std:.3g}, past sqrt(2 ln n) = {critical:.3g}: few keys take all the weight at "
-            f"the start. Use {unit}, or normalise q and k."
+            f"The logits have the standard deviation {std:.3g}, above sqrt(2 ln n) = {critical:.3g}: a few keys take "
+            f"all the weight at the start. Use {unit}, or normalise q and k."
         )
     if state == "sharp":
         return (
-            f"Logits spread by {std:.3g}, more than half of sqrt(2 ln n) = {critical:.3g}: rows begin to hang "
-            f"on few keys. {unit} would spread them by 1."
+            f"The logits have the standard deviation {std:.3g}, more than half of sqrt(2 ln n) = {critical:.3g}: rows "
+            f"begin to depend on few keys. With {unit} it would be 1."
         )
     if state == "flat":
         return (
-            f"H is {ratio:.2%} of ln n: weights start all but uniform. Harmless where training makes up for it "
-            f"(maximal-update models do so); otherwise use {unit}, and measure trained weights before you change them."
+            f"The entropy is {ratio:.2%} of ln n: weights start nearly equal. That is harmless if training is tuned "
+            f"for it (as with maximal-update parametrisation). Otherwise use {unit}; in a trained model, measure "
+            "before you change anything."
         )
-    return f"H is {ratio:.1%} of ln n and the logits spread by {std:.3g}: nothing to change at the start of training."
+    return (
+        f"The entropy is {ratio:.1%} of ln n, and the logits have the standard deviation {std:.3g}: nothing to change "
+        "at the start of training."
+    )
 
 
 def _unit(d_k: int, sigma: float) -> float:

@@ -118,10 +118,11 @@ class Chapter:
 
     id        the slug in the URL
     formula   MathML
-    to_try, to_see, said, true   one sentence each: what to try, what to see, what is usually said, what is true
+    to_try, to_see, said, true   a few short sentences: what to try, what to see, what is usually said, what is true
     compute   takes the values that `read_values` gives and returns a View. Where knobs must fit each other it raises
               ArgumentError, whose message begins with the knob's name like those of `read_values`.
     show_audit   the same for the audit of a model, which it takes before the values
+    adds_rules   compute also takes `added`: names of further rules, which it shows beside those that it always shows
     """
 
     id: str
@@ -132,12 +133,13 @@ class Chapter:
     said: str
     true: str
     controls: tuple[Control, ...]
-    compute: Callable[[Mapping[str, Any]], View]
+    compute: Callable[..., View]
     show_audit: Callable[[Mapping[str, Any], Mapping[str, Any]], View] | None = None
+    adds_rules: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """All but the functions, ready for JSON."""
-        names = [field.name for field in fields(self) if field.name not in ("compute", "show_audit")]
+        names = [field.name for field in fields(self) if field.name not in ("compute", "show_audit", "adds_rules")]
         return {name: plain(getattr(self, name)) for name in names}
 
 

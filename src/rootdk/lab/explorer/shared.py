@@ -11,14 +11,14 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.attention import attention, measure
+from rootdk.attention import measure, weights
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, HUES, ticks_at
 from rootdk.lab.first_look import RULE_WORDS
@@ -40,11 +40,20 @@ RULES = Control(
 
 
 def with_rules(chapters: tuple[Chapter, ...], names: Sequence[str]) -> tuple[Chapter, ...]:
-    """The chapters with further rules to choose, wherever they let a person choose one."""
+    """The chapters with further rules: to choose, where a person chooses one; shown, where several are compared."""
     added = tuple(name for name in names if name not in RULES.choices)
+    if not added:
+        return chapters
+    for name in added:
+        for d_k in (4, *WIDTHS):  # a rule that fails at some of what the page shows is an error now
+            factor_of(name, d_k, 1024)
     wider = replace(RULES, choices=RULES.choices + added, labels=RULES.labels + added)
     return tuple(
-        replace(chapter, controls=tuple(wider if control is RULES else control for control in chapter.controls))
+        replace(
+            chapter,
+            controls=tuple(wider if control is RULES else control for control in chapter.controls),
+            compute=partial(chapter.compute, added=added) if chapter.adds_rules else chapter.compute,
+        )
         for chapter in chapters
     )
 
@@ -54,9 +63,9 @@ def compared(rule: str) -> dict[str, str]:
     return RULE_WORDS | ({} if rule in RULE_WORDS else {rule: rule})
 
 
-def colour(rule: str) -> str:
-    """That of a rule everywhere, or that of a rule of one's own."""
-    return COLOURS.get(rule, HUES[3])
+def colour(rule: str, place: int = 0) -> str:
+    """That of a rule everywhere, or that of the place-th of the rules that were added."""
+    return COLOURS.get(rule, HUES[3 + place % 3])
 
 
 def in_python(rule: str, d_k: int, keys: int) -> str:
@@ -163,14 +172,12 @@ def keys_in_order(query: NDArray[Any], key: NDArray[Any]) -> NDArray[Any]:
 
 
 def weights_at(query: NDArray[Any], key: NDArray[Any], places: NDArray[Any], scale: Any) -> NDArray[Any]:
-    """The weights that the first query gives these keys: values that are 1 at one of them and 0 elsewhere.
+    """The weights that the first query gives these keys.
 
     >>> weights_at(np.ones((1, 4)), np.zeros((8, 4)), np.array([0, 7]), "sqrt").tolist()
     [0.125, 0.125]
     """
-    value = np.zeros((len(key), len(places)), key.dtype)
-    value[places, np.arange(len(places))] = 1
-    return np.asarray(attention(query[:1], key, value, scale=scale)[0])
+    return np.asarray(weights(query[:1], key, rows=[0], scale=scale)[0][places])
 
 
 @lru_cache(maxsize=1024)

@@ -15,17 +15,18 @@ from .document import badge, card, document, figures, foot, number, rich, table
 from .training_page import training_section
 
 _BADGES = dict(zip(VERDICTS, ("good", "half", "bad", "half", "open", "open"), strict=True))
-_LEAD = "Theory beside measurement, on random queries and keys: the state of attention at the start of training."
+_LEAD = "All of this is about random queries and keys, which is the state of attention at the start of training."
 _CLAIMS = (
-    "What is said about the scale, in our words. Each claim has a check that ran, and its verdict follows from it."
+    "Statements about the scale, from papers, courses and blogs, in our words. Code checked each of them for this "
+    "report, and the verdict follows from the numbers."
 )
 _AGAINST = (
-    "Every experiment computes numbers and measures them. The table shows its largest disagreement in standard errors "
-    f"(s.e.); more than {CLEAR:g} would be a contradiction."
+    "Each experiment computes numbers from theory and measures the same numbers. The table shows the largest "
+    f"difference between the two, in standard errors (s.e.). More than {CLEAR:g} would be a contradiction."
 )
 _EXAMPLE = (
-    "A query and three keys of d_k = 64 components, with q·k of 14, 10 and 12. Without the scale softmax gives the "
-    "first key most of the weight; divided by √64 = 8 the same scores share it."
+    "One query and three keys with d_k = 64 components. The scores q·k are 14, 10 and 12. Without the scale, softmax "
+    "gives the first key most of the weight. When the same scores are divided by √64 = 8, all three keys get a part."
 )
 
 
@@ -107,7 +108,7 @@ def _section(result: Result) -> str:
     pictures = experiment.pictures(result) if experiment else ()
     worst = result.worst.disagreement
     line = f"{result.compared} numbers compared" + (
-        f"; the largest disagreement is {abs(worst):.1f} standard errors." if worst is not None else "."
+        f"; theory and measurement differ by at most {abs(worst):.1f} standard errors." if worst is not None else "."
     )
     return (
         f"<section><h2 id='{escape(result.experiment)}'>{rich(_heading(result))}</h2><p>{text}</p>{formula}"
@@ -135,7 +136,7 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     if not claims:
         return ""
     blocks = "".join(
-        f"<h3>{escape(_plural(verdict, len(group)).capitalize())}</h3>{ledger(group)}"
+        f"<h3>{len(group)} {escape(_plural(verdict, len(group)))}</h3>{ledger(group)}"
         for verdict, group in _by_verdict(claims).items()
     )
     return f"<section><h2 id='claims'>What is true and what is not</h2><p>{_CLAIMS}</p>{blocks}</section>"
@@ -158,13 +159,13 @@ def overview(results: Sequence[Result]) -> str:
         off = f"{worst.disagreement:+.1f}" if worst.disagreement is not None else "–"
         rows.append([f"<a href='#{result.experiment}'>{escape(result.experiment)}</a>", str(result.compared), off,
                      f"{escape(worst.quantity)} <span class='dim'>({escape(where)})</span>"])  # fmt: skip
-    return table(["experiment", "compared", "largest, s.e.", "where"], rows, raw=True)
+    return table(["experiment", "numbers compared", "largest difference, s.e.", "where"], rows, raw=True)
 
 
 def comparisons(numbers: Sequence[Comparison]) -> str:
     """Every number of one experiment."""
     names = list(dict.fromkeys(name for one in numbers for name in one.setting))
-    head = ["quantity", *names, "theory", "measured", "± 1 s.e.", "off by, s.e."]
+    head = ["quantity", *names, "theory", "measured", "± 1 s.e.", "difference, s.e."]
     rows = []
     for one in numbers:
         off = "–" if one.disagreement is None else f"{one.disagreement:+.1f}"
@@ -187,7 +188,7 @@ def _claim(claim: Mapping[str, Any]) -> str:
     return (
         f"<article class='claim' id='claim-{place}'><header><span class='id'>{place}</span>"
         f"{badge(_BADGES.get(verdict, 'open'), verdict)}</header><p>{rich(str(claim['statement']))}</p>{condition}"
-        f"<details><summary>said where, and how it was checked</summary><p class='dim'>{source} · {method}</p>"
+        f"<details><summary>source, and how it was checked</summary><p class='dim'>{source} · {method}</p>"
         f"{_evidence(claim)}</details></article>"
     )
 
@@ -200,7 +201,7 @@ def _evidence(claim: Mapping[str, Any]) -> str:
         verdict = {AGREES: "yes", DISAGREES: "no"}.get(one["state"], "unsure") if asked else ""
         measured = None if one["measured"] is None else float(one["measured"])
         rows.append([str(one["quantity"]), number(measured), error, asked, verdict])
-    return table(["evidence", "measured", "s.e.", "said", "agrees"], rows) + _choices(claim["evidence"]) if rows else ""
+    return table(["evidence", "measured", "s.e.", "claim", "true?"], rows) + _choices(claim["evidence"]) if rows else ""
 
 
 def _choices(evidence: Sequence[Mapping[str, Any]]) -> str:
@@ -209,7 +210,7 @@ def _choices(evidence: Sequence[Mapping[str, Any]]) -> str:
     texts = dict.fromkeys(f"{number(float(one['predicted']))}: {one['choice']}" for one in chosen)
     if not texts:
         return ""
-    return f"<p class='dim'>Our choice, where the claim has no number: {escape('; '.join(texts))}.</p>"
+    return f"<p class='dim'>The claim gives no number here; we chose: {escape('; '.join(texts))}.</p>"
 
 
 def _plain(value: Any) -> str:

@@ -158,12 +158,17 @@ def render_training(results: Results) -> str:
     return document("rootdk: does the scale matter when a model learns?", links, body)
 
 
+_UNFOLDED = 3  # questions of a larger page that are open: all of them would be a quarter of it
+
+
 def training_section(results: Results) -> str:
-    """The same in brief, as a section of a larger page: two figures of each question, the others folded."""
-    parts = [
-        f"<h3>{rich(chapter.heading)}</h3><p>{rich(chapter.text)}</p>{figures(pictures, most=2)}"
-        for chapter, pictures in chapters(results, brief=True)
-    ]
+    """The same in brief, as a section of a larger page: the first questions with two figures, the rest folded."""
+    parts = []
+    for place, (chapter, pictures) in enumerate(chapters(results, brief=True)):
+        text = f"<p>{rich(chapter.text)}</p>{figures(pictures, most=2)}"
+        heading = rich(chapter.heading)
+        folded = f"<details><summary>{heading}</summary>{text}</details>"
+        parts.append(f"<h3>{heading}</h3>{text}" if place < _UNFOLDED else folded)
     made = ", ".join(f"{name} {value}" for name, value in results.about.items())
     return (
         f"<section><h2 id='training'>What training showed</h2><p>{rich(_LEAD)}</p>{''.join(parts)}"

@@ -152,11 +152,14 @@ def _in_its_environment() -> Iterator[None]:
     The signal is held back here, not dropped, and comes through when the process is started.
     """
     before = {name: os.environ.get(name) for name in ONE_THREAD}
-    with standing_elsewhere():
-        ensure_running()  # multiprocessing's own helper, whose start would let the signal through again
+    masks = hasattr(signal, "pthread_sigmask")  # Windows has neither masks nor that helper
+    if masks:
+        with standing_elsewhere():
+            ensure_running()  # multiprocessing's own helper, whose start would let the signal through again
     # A mask is of one thread, and another may get the signal: so it is held as well.
     with holding_ctrl_c(), standing_elsewhere():
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the new process inherits
+        # Which the new process inherits.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
         os.environ.update(ONE_THREAD)
         try:
             yield
@@ -166,7 +169,8 @@ def _in_its_environment() -> Iterator[None]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if masks:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _work(line: "Connection[Any, Any]", trainer: Trainer) -> None:

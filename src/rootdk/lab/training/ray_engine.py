@@ -14,12 +14,15 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from rootdk import processes
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.processes import standing_elsewhere
+from rootdk.scaling import ScaleRule
 
 from .engine import (
     Advanced,
@@ -81,11 +84,13 @@ class RayEngine:
         remote = ray.remote(num_cpus=1, max_retries=0)(_work)
         waiting, lost = deque(tasks), dict.fromkeys(tasks, 0)
         running: dict[Any, Task] = {}
+        rules = {task.rule.name: carried(task.rule) for task in tasks if task.rule is not None}
         try:
             while waiting or running:
                 while waiting and len(running) < (self.workers or len(tasks)):
                     task = waiting.popleft()
-                    running[remote.remote(self.trainer, task, code(), board)] = task
+                    sent = task if task.rule is None else replace(task, rule=rules[task.rule.name])
+                    running[remote.remote(self.trainer, sent, code(), board)] = task
                 done, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_WORDS)
                 for spec, step in _steps(ray, board).items():
                     yield Advanced(spec, step)
@@ -103,6 +108,42 @@ class RayEngine:
             for reference in running:
                 with contextlib.suppress(Exception):
                     ray.cancel(reference, force=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """The factor of somebody's rule as the code itself; two are equal if their code is."""
+
+    code: bytes
+
+    def __call__(self, d_k: int, keys: Any, position: Any) -> Any:
+        return _unpacked(self.code)(d_k, keys, position)
+
+
+@lru_cache(maxsize=64)
+def _unpacked(code: bytes) -> Any:
+    from ray import cloudpickle
+
+    return cloudpickle.loads(code)
+
+
+def carried(rule: ScaleRule) -> ScaleRule:
+    """The rule with the code of its factor: a worker on another machine does not have the module that it is from."""
+    from ray import cloudpickle
+
+    factor = rule.factor.itself() if hasattr(rule.factor, "itself") else rule.factor
+    module = sys.modules.get(getattr(factor, "__module__", ""))
+    if module is not None:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return replace(rule, factor=_Carried(cloudpickle.dumps(factor)))
+    except Exception as error:
+        raise ArgumentError(
+            f"rule: {rule.name!r} must go to other machines: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        if module is not None:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _outcome(ray: Any, reference: Any, task: Task) -> Finished | Failed | Again:

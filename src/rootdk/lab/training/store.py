@@ -155,7 +155,7 @@ class Store:
 def _lock(path: Path) -> int:
     """An open file that is locked and has this name. BlockingIOError, with the process that has it as its text."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             _flock(handle)
             # Who had it before may have removed the file after it was opened here: then another can have the next one.

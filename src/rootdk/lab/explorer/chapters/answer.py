@@ -7,64 +7,73 @@ from typing import Any
 import numpy as np
 
 from rootdk.lab.answer import answer, one_row
-from rootdk.lab.drawing import COLOURS, bars, line, plot, points
+from rootdk.lab.checks.sampler import factor_of
+from rootdk.lab.drawing import bars, line, plot, points
 from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Figure, View, number
 from rootdk.lab.first_look import RULE_WORDS, RULES
 from rootdk.lab.formulas import ATTENTION
-from rootdk.theory import rule_variance
 
 _ROW = 16  # keys of the first figure: bars that a person can tell apart
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     """One row by the operator, the spread of the scores over d_k, and the shares of rows that one key takes."""
     d_k, keys = values["d_k"], values["keys"]
+    words = RULE_WORDS | {rule: rule for rule in added}
+    colours = {rule: shared.colour(rule, place - len(RULES)) for place, rule in enumerate(words)}
     query, key = shared.vectors(values["seed"], keys, d_k)
-    shares, numbers = {}, []
-    for rule in RULES:
-        reading = shared.reading_of(query, key, rule)
-        shares[rule] = float(reading.saturated().mean()), float(reading.entropy_ratio.mean(dtype=float))
-        variance = float(reading.variance.mean(dtype=float))
-        numbers.append(number(f"variance_{rule}", f"{RULE_WORDS[rule]}: variance of the scores", variance, "measured"))
-    for rule in RULES:
-        label = f"{RULE_WORDS[rule]}: share of 64 rows where one key has over 99 %"
-        numbers.append(number(f"alone_{rule}", label, shares[rule][0], "measured", 3))
-    row = one_row(query, key[:_ROW])
+    scales = {rule: factor_of(rule, d_k, keys) for rule in words}
+    readings = {rule: shared.reading_of(query, key, scale) for rule, scale in scales.items()}
+    shares = {
+        rule: (float(reading.saturated().mean()), float(reading.entropy_ratio.mean(dtype=float)))
+        for rule, reading in readings.items()
+    }
+    numbers = [
+        number(f"variance_{rule}", f"{words[rule]}: variance of the scores", reading.variance.mean(dtype=float),
+               "measured")
+        for rule, reading in readings.items()
+    ]  # fmt: skip
+    for rule, (alone, _) in shares.items():
+        label = f"{words[rule]}: share of 64 rows where one key has over 99 % of the weight"
+        numbers.append(number(f"alone_{rule}", label, alone, "measured", 3))
+    row = one_row(query, key[:_ROW], scales)
     places = np.arange(1, len(row["none"]) + 1)
-    data = [bars(places, row[rule], RULE_WORDS[rule], COLOURS[rule]) for rule in RULES]
-    tops = ", ".join(f"{100 * weights[0]:.0f} % under {RULE_WORDS[rule]}" for rule, weights in row.items())
+    data = [bars(places, weights, words[rule], colours[rule]) for rule, weights in row.items()]
+    tops = ", ".join(f"{100 * weights[0]:.0f} % under {words[rule]}" for rule, weights in row.items())
     weights = plot(data, "key, by weight", "weight", barmode="group", yaxis={"range": [0, 1]}, xaxis={"dtick": 5})
     text = f"One query over {len(places)} keys at d_k = {d_k}. The largest weight is {tops}."
-    figures = (Figure("row", "The weights of one row", weights, text), _spread(d_k))
-    return View(figures, tuple(numbers), _python(values), lead=answer(d_k, keys, shares).replace(" %", "\u00a0%"))
+    figures = (Figure("row", "The weights of one row", weights, text), _spread(values, words, colours))
+    lead = answer(d_k, keys, shares).replace(" %", "\u00a0%")
+    return View(figures, tuple(numbers), _python(values, added), lead=lead)
 
 
-def _spread(d_k: int) -> Figure:
-    """The standard deviation of the scores over d_k; both axes have powers, so that every rule is a straight line."""
-    widths = (4, 1024)
+def _spread(values: Mapping[str, Any], words: Mapping[str, str], colours: Mapping[str, str]) -> Figure:
+    """The standard deviation of the scores over d_k; both axes have powers, so that every power is a straight line."""
+    d_k, keys, widths = values["d_k"], values["keys"], (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+    def deviation(rule: str, width: int) -> float:
+        return abs(factor_of(rule, width, keys)) * math.sqrt(width)
+
     data = []
-    for rule in RULES:
-        data.append(line(widths, [_deviation(rule, width) for width in widths], RULE_WORDS[rule], COLOURS[rule]))
-        data.append(points([d_k], [_deviation(rule, d_k)], "here", COLOURS[rule], showlegend=False))
+    for rule, label in words.items():
+        data.append(line(widths, [deviation(rule, width) for width in widths], label, colours[rule]))
+        data.append(points([d_k], [deviation(rule, d_k)], "here", colours[rule], showlegend=False))
     ticks = {"type": "log", "tickvals": [4, 16, 64, 256, 1024], "ticktext": ["4", "16", "64", "256", "1024"]}
     figure = plot(data, "d_k", "standard deviation of the scores", xaxis=ticks, yaxis=shared.SPREAD_AXIS)
-    spreads = ", ".join(f"{_deviation(rule, d_k):.3g} under {RULE_WORDS[rule]}" for rule in RULES)
+    spreads = ", ".join(f"{deviation(rule, d_k):.3g} under {label}" for rule, label in words.items())
     return Figure("spread", "How far apart scores are", figure, f"Theory: at d_k = {d_k} it is {spreads}.")
 
 
-def _deviation(rule: str, d_k: int) -> float:
-    return math.sqrt(rule_variance(rule, d_k))
-
-
-def _python(values: Mapping[str, Any]) -> str:
-    keys = values["keys"]
+def _python(values: Mapping[str, Any], added: tuple[str, ...]) -> str:
+    keys, d_k = values["keys"], values["d_k"]
+    scales = ", ".join(f'"{rule}": {shared.in_python(rule, d_k, keys)}' for rule in (*RULES, *added))
     return f"""\
-{shared.vectors_in_python(values["seed"], keys, values["d_k"])}
-for rule in {RULES}:
-    reading = rootdk.measure(query, key, np.ones(({keys}, 1), np.float32), scale=rule)[1]
-    print(f"variance_{{rule}}", reading.variance.mean(dtype=float))
-    print(f"alone_{{rule}}", reading.saturated().mean())
+{shared.vectors_in_python(values["seed"], keys, d_k)}
+for name, scale in {{{scales}}}.items():
+    reading = rootdk.measure(query, key, np.ones(({keys}, 1), np.float32), scale=scale)[1]
+    print(f"variance_{{name}}", reading.variance.mean(dtype=float))
+    print(f"alone_{{name}}", reading.saturated().mean())
 """
 
 
@@ -73,10 +82,12 @@ CHAPTER = Chapter(
     title="The answer",
     formula=ATTENTION,
     to_try="Drag d_k from 4 to 1024 and watch the orange bars.",
-    to_see="Without a scale one key takes everything as d_k grows; under 1/√d_k the row keeps its shape; under 1/d_k "
-    "all weights become alike.",
+    to_see="Without a scale, one key takes all the weight as d_k grows. With 1/√d_k the row keeps its shape. With "
+    "1/d_k all weights become nearly equal.",
     said="Divide by √d_k, or softmax saturates.",
-    true="At the start of training, yes: √d_k is the one power of d_k that keeps the spread of the scores where it is.",
+    true="At the start of training this is true. √d_k is the only power of d_k that keeps the spread of the scores "
+    "the same at every width.",
     controls=(shared.d_k_knob(512), shared.keys_knob(1024, low=_ROW), shared.SEED),
     compute=compute,
+    adds_rules=True,
 )

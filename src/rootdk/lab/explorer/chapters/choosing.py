@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, level, line, plot, points
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import QUANTITIES, WIDTH_AXIS, WIDTHS, over_widths, quantity_knob
+from rootdk.lab.explorer.shared import QUANTITIES, WIDTH_AXIS, WIDTHS, colour, over_widths, quantity_knob
 from rootdk.lab.formulas import SCALED
 
 _FIXED = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -22,7 +22,7 @@ _LINES = {
 }
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     """Curves over d_k for five exponents and the one chosen, and how much each changes from one end to the other."""
     keys, exponent = int(values["keys"]), values["exponent"]
     label = QUANTITIES[values["shown"]]
@@ -33,19 +33,24 @@ def compute(values: Mapping[str, Any]) -> View:
         number("exponent", "a", exponent),
         number("first", f"{label} at d_k = {WIDTHS[0]}", here[0], "theory"),
         number("last", f"{label} at d_k = {WIDTHS[-1]}", here[-1], "theory"),
-        number("change", "the last over the first", change[exponent], "theory"),
+        number("change", "the last divided by the first", change[exponent], "theory"),
         number("change_root", "the same for a = 1/2", change[0.5], "theory"),
     )
-    return View((_over_widths(label, curves, values), _over_exponents(change, values)), numbers, _python(values))
+    further = {rule: over_widths(values["shown"], keys, rule) for rule in added}
+    figures = (_over_widths(label, curves, further, values), _over_exponents(change, values))
+    return View(figures, numbers, _python(values))
 
 
-def _over_widths(label: str, curves: Mapping[float, NDArray[Any]], values: Mapping[str, Any]) -> Figure:
+def _over_widths(
+    label: str, curves: Mapping[float, NDArray[Any]], further: Mapping[str, NDArray[Any]], values: Mapping[str, Any]
+) -> Figure:
     data = []
-    for a, colour in zip(_FIXED, (COLOURS["none"], HUES[4], COLOURS["sqrt"], HUES[3], COLOURS["dk"]), strict=True):
-        data.append(line(WIDTHS, curves[a], f"a = {a:g}", colour, "dot" if a != 0.5 else "solid"))
+    for a, hue in zip(_FIXED, (COLOURS["none"], HUES[4], COLOURS["sqrt"], HUES[3], COLOURS["dk"]), strict=True):
+        data.append(line(WIDTHS, curves[a], f"a = {a:g}", hue, "dot" if a != 0.5 else "solid"))
     chosen = curves[values["exponent"]]
     marker = {"color": GREY, "size": 9, "symbol": "diamond"}
     data.append(points(WIDTHS, chosen, f"your a = {values['exponent']:g}", GREY, marker=marker))
+    data += [line(WIDTHS, y, rule, colour(rule, 2 - place), "dash") for place, (rule, y) in enumerate(further.items())]
     axis: dict[str, Any] = {"range": [0, 1.05]} if values["shown"] == "entropy" else ONES_AND_THREES
     figure = plot(data, "d_k", label, xaxis=WIDTH_AXIS, yaxis=axis)
     first, last, root = (written(float(y), 3) for y in (chosen[0], chosen[-1], curves[0.5][-1]))
@@ -53,6 +58,8 @@ def _over_widths(label: str, curves: Mapping[float, NDArray[Any]], values: Mappi
         f"{label} over d_k, theory. With a = {values['exponent']:g} it goes from {first} at d_k = {WIDTHS[0]} to "
         f"{last} at {WIDTHS[-1]}; with a = 1/2 it is {root} there."
     )
+    for rule, y in further.items():
+        text += f" Under {rule}: from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}."
     return Figure("curves", "Scales d_k to the power -a", figure, text)
 
 
@@ -89,15 +96,16 @@ CHAPTER = Chapter(
     id="choosing",
     title="Choosing c",
     formula=SCALED,
-    to_try="Move a from 0, no scale, to 1, dividing by d_k, and look at the gradient, the variance and the entropy.",
-    to_see="Every line but that of a = 1/2 climbs or falls with d_k.",
+    to_try="Move a from 0 (no scale) to 1 (divide by d_k). Look at the gradient, the variance and the entropy.",
+    to_see="Every line rises or falls with d_k, except the line of a = 1/2.",
     said="√d_k is derived and not tuned.",
-    true="For the variance a = 1/2 follows exactly, and it keeps the gradient level within 4 % from d_k = 16 to 1024; "
-    "but with 16 keys that level is 0.84 and not 1, and nothing here says that a variance of 1 trains best.",
+    true="For the variance, a = 1/2 follows exactly. It also keeps the gradient constant within 4 % from d_k = 16 to "
+    "1024, but with 16 keys at 0.84 and not at 1. Nothing here says that a variance of 1 trains best.",
     controls=(
         Control("exponent", "a in d_k to the power -a", "float", 0.5, 0.0, 1.0, 0.05),
         quantity_knob("flow", ("flow", "variance", "entropy")),
         Control("keys", "keys n", "choice", "512", choices=_KEYS),
     ),
     compute=compute,
+    adds_rules=True,
 )

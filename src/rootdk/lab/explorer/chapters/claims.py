@@ -38,7 +38,7 @@ def compute(values: Mapping[str, Any]) -> View:
         (one.id, one.statement, one.verdict, one.condition, one.source, _evidence(one.evidence) or one.method)
         for one in shown
     )
-    headings = ("number", "claim", "verdict", "condition, or what speaks against it", "said in", "evidence")
+    headings = ("number", "claim", "verdict", "condition, or the reason", "said in", "evidence")
     return View((figure,), numbers, _PYTHON, Table(headings, rows))
 
 
@@ -79,9 +79,9 @@ CHAPTER = Chapter(
     title="The claims",
     formula=ATTENTION,
     to_try="Choose a verdict to see the claims that have it.",
-    to_see="Each claim is checked by code that runs here, and the verdict is computed from the numbers beside it.",
+    to_see="Each claim is checked by code that runs here. The verdict is computed from the evidence beside it.",
     said="The scale is one line of algebra, and everything said about it is settled.",
-    true="The algebra is exact; of what is said around it some holds under a condition only, and some does not hold.",
+    true="The algebra is exact. Of the other statements, some are true only under a condition, and some are not true.",
     controls=(Control("verdict", "verdict", "choice", _ALL, choices=(_ALL, *VERDICTS)),),
     compute=compute,
 )

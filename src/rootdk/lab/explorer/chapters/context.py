@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk import scaling
+from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, POWERS, line, plot, points, upright
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
-from rootdk.lab.explorer.shared import d_k_knob
+from rootdk.lab.explorer.shared import colour, d_k_knob
 from rootdk.lab.formulas import FREEZING
 from rootdk.theory import critical_sigma, rule_variance, softmax_moments
 
@@ -34,7 +35,7 @@ def _rule(name: str, s: float) -> scaling.ScaleRule:
 
 
 def _sigma(name: str, s: float, d_k: int, keys: Any) -> NDArray[Any]:
-    """The spread of the scores of the last query; only "none" depends on d_k."""
+    """The spread of the scores of the last query; of the rules above, only "none" depends on d_k."""
     return np.asarray(np.sqrt(rule_variance(_rule(name, s), d_k, keys, np.asarray(keys) - 1)))
 
 
@@ -46,49 +47,57 @@ def _curve(name: str, s: float, d_k: int) -> tuple[NDArray[Any], NDArray[Any], N
     return sigma, np.asarray(moments.entropy / np.log(_LENGTHS)), np.asarray(1 / moments.p_squared)
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     """Rows whose scores are N(0, sigma^2): every query of length sqrt(d_k). Exact for any number of keys."""
     keys, d_k, s = values["keys"], values["d_k"], values["s"]
+    names = _NAMES | {
+        rule: (rule, colour(rule, place)) for place, rule in enumerate(rule for rule in added if rule not in _NAMES)
+    }
     # What a rule does not depend on is left out of the key of the cache.
-    settings = {name: (name, s if name == "ssmax" else 1.0, d_k if name == "none" else 64) for name in _NAMES}
+    settings = {
+        name: (name, s if name == "ssmax" else 1.0, 64 if name in _NAMES and name != "none" else d_k) for name in names
+    }
     sigma = np.array([float(_sigma(*setting, keys)) for setting in settings.values()])
     moments = softmax_moments(keys, sigma)
     entropy, critical = moments.entropy / math.log(keys), float(critical_sigma(keys))
     numbers = [number("critical", "√(2 ln n), where softmax freezes", critical, "theory")]
-    for (name, (words, _)), share in zip(_NAMES.items(), entropy, strict=True):
+    for (name, (words, _)), share in zip(names.items(), entropy, strict=True):
         numbers.append(number(f"entropy_{name}", f"{words}: entropy / ln n", share, "theory"))
 
     def lines(which: int, **more: Any) -> list[dict[str, Any]]:
-        styles = zip(settings.values(), _NAMES.values(), strict=True)
-        return [line(_LENGTHS, _curve(*setting)[which], words, colour, **more) for setting, (words, colour) in styles]
+        styles = zip(settings.values(), names.values(), strict=True)
+        return [
+            line(_LENGTHS, _curve(*setting)[which], words, hue, "solid" if setting[0] in _NAMES else "dash", **more)
+            for setting, (words, hue) in styles
+        ]
 
     here = {"xaxis": _AXIS, "shapes": [upright(keys)]}
     label, which = ("entropy / ln n", 1) if values["shown"] == "entropy" else ("effective keys", 2)
     at_n = entropy if which == 1 else 1 / moments.p_squared
     marks = [
-        points([keys], [y], words, colour, showlegend=False)
-        for (words, colour), y in zip(_NAMES.values(), at_n, strict=True)
+        points([keys], [y], words, hue, showlegend=False) for (words, hue), y in zip(names.values(), at_n, strict=True)
     ]
     axis: dict[str, Any] = {"range": [0, 1.05]} if which == 1 else POWERS
     shares = plot([*lines(which), *marks], "keys n", label, yaxis=axis, **here)
     frozen = line(_LENGTHS, critical_sigma(_LENGTHS), "√(2 ln n): frozen above", GREY, "dash")
     spread = plot([*lines(0, showlegend=False), frozen], "keys n", "σ", yaxis=ONES_AND_THREES, **here)
-    text = f"Standard deviation of the scores at {keys:,} keys: {_listed(sigma)}; "
+
+    def listed(by_rule: NDArray[Any]) -> str:
+        pairs = zip(names.values(), by_rule, strict=True)
+        return ", ".join(f"{words} {written(float(y), 3)}" for (words, _), y in pairs)
+
+    text = f"Standard deviation of the scores at {keys:,} keys: {listed(sigma)}; "
     text += f"softmax freezes at {written(critical, 3)}."
     figures = (
-        Figure("shares", label, shares, f"{label} at {keys:,} keys: {_listed(at_n)}."),
-        Figure("spread", "Spread of the scores, colours as before", spread, text),
+        Figure("shares", label, shares, f"{label} at {keys:,} keys: {listed(at_n)}."),
+        Figure("spread", "Spread of the scores (the same colours)", spread, text),
     )
-    return View(figures, tuple(numbers), _python(values))
+    return View(figures, tuple(numbers), _python(values, tuple(names)[len(_NAMES) :]))
 
 
-def _listed(by_rule: NDArray[Any]) -> str:
-    return ", ".join(f"{words} {written(float(y), 3)}" for (words, _), y in zip(_NAMES.values(), by_rule, strict=True))
-
-
-def _python(values: Mapping[str, Any]) -> str:
-    keys = values["keys"]
-    return f"""\
+def _python(values: Mapping[str, Any], added: tuple[str, ...]) -> str:
+    keys, d_k = values["keys"], values["d_k"]
+    lines = f"""\
 import numpy as np
 from rootdk import scaling
 from rootdk.theory import critical_sigma, rule_variance, softmax_moments
@@ -97,21 +106,25 @@ print("critical", critical_sigma({keys}))
 rules = {{name: scaling.rule(name) for name in ("sqrt", "none", "entropy_invariant", "llama4")}}
 rules |= {{"ssmax": scaling.ssmax({values["s"]}), "qwen_log_n": scaling.qwen_log_n(2048)}}
 for name, rule in rules.items():
-    sigma = np.sqrt(rule_variance(rule, {values["d_k"]}, keys={keys}, position={keys - 1}))
+    sigma = np.sqrt(rule_variance(rule, {d_k}, keys={keys}, position={keys - 1}))
     print(f"entropy_{{name}}", softmax_moments({keys}, sigma).entropy / np.log({keys}))
 """
+    for rule in added:
+        sigma = f"abs({factor_of(rule, d_k, keys)!r}) * {d_k} ** 0.5"
+        lines += f'print("entropy_{rule}", softmax_moments({keys}, {sigma}).entropy / np.log({keys}))\n'
+    return lines
 
 
 CHAPTER = Chapter(
     id="context",
     title="Long contexts",
     formula=FREEZING,
-    to_try="Drag the number of keys to a billion; change d_k, which only the rule without a scale feels, and s.",
-    to_see="Under 1/√d_k the weights spread as keys are added; rules with ln n sharpen them instead, and past the "
-    "dashed line softmax is frozen.",
+    to_try="Drag the number of keys to a billion. Then change d_k and s.",
+    to_see="With 1/√d_k the weights spread out as keys are added. Rules with ln n make them sharper instead. Above the "
+    "dashed line softmax is frozen: a few keys take all the weight.",
     said="In long contexts attention fades, and a factor of ln n keeps the entropy where it was.",
-    true="With random q and k it fades under 1/√d_k, where the entropy's share of ln n rises, but ln n does more than "
-    "undo that: the share falls; the freezing point moves little, from 3.7 at a thousand keys to 6.4 at a billion.",
+    true="For random q and k attention does fade with 1/√d_k: entropy / ln n rises. But ln n does too much: entropy / "
+    "ln n falls. The freezing point moves slowly, from 3.7 at a thousand keys to 6.4 at a billion.",
     controls=(
         Control("keys", "keys n", "int", 1_000_000, 10, 1_000_000_000, 1, log=True, help="Keys that the query sees."),
         d_k_knob(64),
@@ -126,4 +139,5 @@ CHAPTER = Chapter(
         ),
     ),
     compute=compute,
+    adds_rules=True,
 )

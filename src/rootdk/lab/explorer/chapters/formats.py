@@ -44,7 +44,7 @@ def compute(values: Mapping[str, Any]) -> View:
     unscaled = "share that overflows if q·k is stored before the scale"
     numbers = (
         number("sigma", "standard deviation of the scores", sigma, "theory"),
-        number("spacing", "distance of stored numbers at that size", spacing(sigma, name), "theory", 3),
+        number("spacing", "distance between stored numbers of that size", spacing(sigma, name), "theory", 3),
         number("error", "error of a stored score, root mean square", error, "measured", 3),
         number("error_theory", "error of a stored score, root mean square", float(effect.score_error), "theory", 3),
         number("weight_error", "relative error of its weight e^z", float(effect.weight_error), "theory", 3),
@@ -69,8 +69,8 @@ def _errors(values: Mapping[str, Any], sigma: float) -> Figure:
     figure = plot(data, "standard deviation σ of the scores", "relative error of a weight", shapes=marks, **_AXES)
     errors = ", ".join(f"{written(float(format_effect(sigma, name).weight_error), 2)} in {name}" for name in FORMATS)
     text = (
-        f"Relative error that rounding a score gives its weight, at σ = {written(sigma, 3)}: {errors}. Past 1, the "
-        "dotted line across, weights are noise."
+        f"Relative error of a weight when its score is rounded, at σ = {written(sigma, 3)}: {errors}. Above 1, the "
+        "dotted horizontal line, weights are noise."
     )
     return Figure("errors", "What rounding does to a weight", figure, text)
 
@@ -83,7 +83,7 @@ def _spacings(sigma: float) -> Figure:
         data.append(line(sizes[np.isfinite(y)], y[np.isfinite(y)], name, colour, shape="hv"))
     figure = plot(data, "size of a score", "distance to the next stored number", shapes=[upright(sigma)], **_AXES)
     distances = ", ".join(f"{written(spacing(sigma, name), 3)} in {name}" for name in FORMATS)
-    text = f"Distance of stored numbers near {written(sigma, 3)}: {distances}. The float16 line ends at 65504."
+    text = f"Distance between stored numbers near {written(sigma, 3)}: {distances}. The float16 line ends at 65504."
     return Figure("spacing", "How far apart scores are stored", figure, text)
 
 
@@ -126,12 +126,12 @@ CHAPTER = Chapter(
     id="formats",
     title="Number formats",
     formula=SCALED,
-    to_try="Choose float16, let the components of q and k grow, and take the scale away; then divide by d_k.",
-    to_see="Stored numbers are a fixed share of their size apart; e^z turns that distance into a relative error, so "
-    "large scores cost digits and small ones do not.",
+    to_try="Choose float16, make the components of q and k larger, and set the scale to none. Then use 1/d_k.",
+    to_see="The distance between two stored numbers grows with their size. e^z turns that distance into a relative "
+    "error. So large scores lose digits and small scores do not.",
     said="Half precision needs small scores, and scores divided by d_k get so small that they are unstable.",
-    true="The first half: from 128 on bfloat16 scores are 1 or more apart, and float16 ends at 65504, which q·k can "
-    "reach before the scale; small scores keep their digits, down to the smallest normal number of the format.",
+    true="Only the first part. From 128 on, bfloat16 scores are 1 or more apart, and float16 ends at 65504, which q·k "
+    "can reach before the scale. Small scores keep their digits.",
     controls=(
         Control("format", "format", "choice", "float16", choices=FORMATS),
         d_k_knob(64),

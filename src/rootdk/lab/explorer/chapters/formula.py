@@ -96,11 +96,12 @@ CHAPTER = Chapter(
     id="formula",
     title="The formula",
     formula=ATTENTION,
-    to_try="Choose the example with d_k = 64 and take the scale away, or write your own numbers.",
-    to_see="The scores keep their order; the scale changes how far apart they are, and so how even the weights are.",
+    to_try="Choose the example with d_k = 64 and set the scale to none. Or type your own numbers.",
+    to_see="The order of the scores never changes. The scale changes how far apart they are, and so how equal the "
+    "weights are.",
     said="Attention is softmax(QKᵀ/√d_k)V.",
-    true="It is, and the order of the keys does not depend on the scale; at d_k = 4 the scale halves the scores, at "
-    "d_k = 64 it divides them by 8.",
+    true="Yes. The scale never changes which key is first. At d_k = 4 it halves the scores, at d_k = 64 it divides "
+    "them by 8.",
     controls=(
         Control(
             "example", "example", "choice", "four", choices=("own", *_EXAMPLES), labels=_LABELS, sets=_EXAMPLES
@@ -113,7 +114,7 @@ CHAPTER = Chapter(
         Control("values", "values, one in a row", "numbers", _UNIT, -1000, 1000, rows=8, columns=8, rows_with="keys"),
         Control(
             "zeros", "further components, all 0", "int", 0, 0, 1016, 1,
-            help="They leave every score as it is and count in d_k.",
+            help="They do not change any score, but they count in d_k.",
         ),
         RULES,
     ),

@@ -60,8 +60,8 @@ def _map(values: Mapping[str, Any], factor: float) -> Figure:
     hover = "∂p %{y} / ∂z %{x}: %{z:.3g}"
     small = float((np.abs(jacobian) < 1e-3).mean())
     text = (
-        f"Jacobian of one row of {len(jacobian)} keys: trace {written(float(np.trace(jacobian)), 3)}, Frobenius norm "
-        f"{written(float(np.linalg.norm(jacobian)), 3)}; {small:.0%} of its entries are below 0.001 in size."
+        f"Jacobian of one row of {len(jacobian)} keys: its trace is {written(float(np.trace(jacobian)), 3)}, its "
+        f"Frobenius norm {written(float(np.linalg.norm(jacobian)), 3)}. {small:.0%} of its entries are below 0.001."
     )
     figure = square_map(jacobian, (-0.25, 0.25), "score, largest first", "weight", hover)
     return Figure("jacobian", "The Jacobian of one row", figure, text)
@@ -112,12 +112,12 @@ CHAPTER = Chapter(
     id="gradients",
     title="Gradients",
     formula=JACOBIAN,
-    to_try="Take the scale away, drag d_k, and choose which size of the Jacobian is drawn.",
-    to_see="The median trace collapses and fewer rows stay alive, while |J| first grows; under 1/d_k the Jacobian is "
-    "fine and the gradient of q is small all the same.",
+    to_try="Set the scale to none, drag d_k, and choose which measure of the Jacobian is drawn.",
+    to_see="Without the scale the median trace falls to 0, while |J| first grows. With 1/d_k the Jacobian is fine, but "
+    "the gradient of q is still small.",
     said="Without the scale softmax saturates and its gradients vanish.",
-    true="Half: the median row does die, but the root mean square of |J| stays above that of 1/√d_k at every d_k "
-    "drawn, the gradient of q relative to the output grows, and under 1/d_k it is the factor before J that is small.",
+    true="Partly. The median row does lose its gradient. But the root mean square of |J| is larger than with 1/√d_k, "
+    "and the gradient of q grows relative to the output. With 1/d_k the factor before J is what is small.",
     controls=(
         shared.d_k_knob(64, low=16),
         shared.RULES,

@@ -47,9 +47,9 @@ def compute(values: Mapping[str, Any]) -> View:
         number("variance", "variance of q·k", spread.measured, "measured"),
         number("variance_error", "its standard error", spread.standard_error, "measured", 2),
         number("variance_theory", "variance of q·k", whole, "theory"),
-        number("premise", "times the d_k of the premise", whole / d_k, "theory"),
-        number("inside", "variance inside a row, scaled: what softmax sees", factor**2 * row, "measured"),
-        number("inside_theory", "variance inside a row, scaled", factor**2 * inside, "theory"),
+        number("premise", "variance of q·k, divided by d_k", whole / d_k, "theory"),
+        number("inside", "variance inside a row after the scale: what softmax gets", factor**2 * row, "measured"),
+        number("inside_theory", "variance inside a row after the scale", factor**2 * inside, "theory"),
     )
     return View((_before(scores, values, mean, whole), _after(scores, values, mean, whole)), numbers, _python(values))
 
@@ -138,11 +138,11 @@ def _histogram(
     )
     share = float((np.abs(z - mean) < sigma).mean())
     text = (
-        f"Histogram of {z.size} scores around {written(mean, 3)}, standard deviation {written(sigma, 3)} by theory; "
-        f"{share:.0%} of them are nearer to the middle than that."
+        f"Histogram of {z.size} scores. Theory: mean {written(mean, 3)}, standard deviation {written(sigma, 3)} "
+        f"({share:.0%} of the scores are nearer to the mean than that)."
     )
     if density.max() > axes[1]:
-        text += f" Its top, {written(float(density.max()), 3)}, is above the figure."
+        text += f" The top of the curve, at {written(float(density.max()), 3)}, is outside the figure."
     return Figure(name, title, figure, text)
 
 
@@ -154,7 +154,7 @@ def _density(values: Mapping[str, Any], mean: float, variance: float, by: float)
         return x, "theory: exact density", score_density(x, values["d_k"], by)
     # For other components there is no simple density; how far the bars are from this curve is worth seeing.
     normal = np.exp(-(((x - middle) / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi))
-    return x, "normal law of that variance", normal
+    return x, "normal density of the same variance", normal
 
 
 def _python(values: Mapping[str, Any]) -> str:
@@ -196,18 +196,17 @@ CHAPTER = Chapter(
     id="growth",
     title="Dot products grow",
     formula=SCALED,
-    to_try="Drag d_k from 4 to 1024; then give the components a correlation, or the queries a mean.",
-    to_see="Without the scale the histogram widens like √d_k; with 1/√d_k it keeps its width, whatever the law of the "
-    "components, until the premise fails.",
+    to_try="Drag d_k from 4 to 1024. Then give the components a correlation, or give the queries a mean.",
+    to_see="Without the scale the histogram gets wider, like √d_k. With 1/√d_k its width stays the same for every "
+    "distribution of the components, as long as the premise holds.",
     said="The components of q and k are independent with mean 0 and variance 1, so q·k has variance d_k.",
-    true="The step is exact for every law of the components; but components that correlate in q and in k widen the "
-    "scores beyond d_k, and so does a mean of the queries, while a mean of the keys moves whole rows, which softmax "
-    "ignores.",
+    true="This is exact for every distribution. But correlation inside q and inside k, or a mean of the queries, makes "
+    "the variance larger than d_k. A mean of the keys only moves whole rows, and softmax ignores that.",
     controls=(
         d_k_knob(64),
         RULES,
         Control(
-            "law", "law of the components", "choice", "normal", choices=tuple(_LAWS),
+            "law", "distribution of the components", "choice", "normal", choices=tuple(_LAWS),
             labels=tuple(label for _, label, _ in _LAWS.values()),
         ),
         Control("correlation_query", "correlation inside a query", "float", 0.0, 0.0, 1.0, 0.01),

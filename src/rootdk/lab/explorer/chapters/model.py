@@ -172,12 +172,12 @@ CHAPTER = Chapter(
     id="model",
     title="Your model",
     formula=FREEZING,
-    to_try="Drop the JSON of `rootdk audit --json` here, or start with `rootdk explore --model PATH`; without one you "
-    "see an example, a small random model under no scale, 1/√d_k and 1/d_k, three layers each.",
-    to_see="Each cell is one head; the dotted line is what theory says of random q and k under the same scale.",
+    to_try="Drop the JSON of `rootdk audit --json` here, or start with `rootdk explore --model PATH`. Without a model "
+    "you see an example: a small random model with no scale, 1/√d_k and 1/d_k, three layers each.",
+    to_see="Each cell is one head. The dotted line is what theory says about random q and k with the same scale.",
     said="Attention that is far from the theory is broken.",
-    true="The theory is a gate at the start only: trained heads leave it for good reasons, so each finding names its "
-    "threshold, where that comes from, and what to do.",
+    true="The theory describes the start of training only. Trained heads leave it for good reasons, so each finding "
+    "names its threshold, the source of that threshold, and what to do.",
     controls=(
         Control(
             "metric",

@@ -38,11 +38,11 @@ def compute(values: Mapping[str, Any]) -> View:
             number(f"top_{rule}", f"{words}: largest weight times n, median", median(reading.top_probability) * keys,
                    "measured"),
             number(f"flow_{rule}", f"{words}: |∂o/∂q| / |o|", gradient[rule], "theory"),
-            number(f"error_{rule}", f"{words}: error of a weight whose score is stored in float16", float(error),
+            number(f"error_{rule}", f"{words}: error of a weight if its score is stored in float16", float(error),
                    "theory", 2),
         ]  # fmt: skip
     ratio = gradient["sqrt"] / gradient["dk"]
-    numbers.append(number("ratio", "gradient under 1/√d_k over that under 1/d_k", ratio, "theory"))
+    numbers.append(number("ratio", "gradient with 1/√d_k, divided by that with 1/d_k", ratio, "theory"))
     numbers.append(number("root", "√d_k", math.sqrt(d_k), "theory"))
     return View((_weights(query, key, scales), _gradient(values, gradient)), tuple(numbers), _python(values))
 
@@ -54,7 +54,7 @@ def _weights(query: NDArray[Any], key: NDArray[Any], scales: Mapping[str, float]
     for rule, scale in scales.items():
         weights = shared.weights_at(query, key, places, scale)
         data.append(line(np.arange(1, len(places) + 1), weights, RULE_WORDS[rule], COLOURS[rule]))
-        tops.append(f"{written(float(weights[0]) * keys, 3)} times that under {RULE_WORDS[rule]}")
+        tops.append(f"{written(float(weights[0]) * keys, 3)} times that with {RULE_WORDS[rule]}")
     across = f"the {len(places)} keys with the largest weights"
     figure = plot(data, across, "weight", yaxis={"rangemode": "tozero"}, shapes=[level(1 / keys)])
     text = (
@@ -69,7 +69,7 @@ def _gradient(values: Mapping[str, Any], gradient: Mapping[str, float]) -> Figur
     for rule in _BOTH:
         y = shared.over_widths("flow", _CURVE_KEYS, rule)
         data.append(line(WIDTHS, y, RULE_WORDS[rule], COLOURS[rule]))
-        data.append(points([values["d_k"]], [gradient[rule]], "at the knobs", COLOURS[rule], showlegend=False))
+        data.append(points([values["d_k"]], [gradient[rule]], "your values", COLOURS[rule], showlegend=False))
         ends.append(f"{RULE_WORDS[rule]} from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}")
     figure = plot(data, "d_k", "|∂o/∂q| / |o|", xaxis=shared.WIDTH_AXIS, yaxis=ONES_AND_THREES)
     text = (
@@ -103,12 +103,12 @@ CHAPTER = Chapter(
     id="not-dk",
     title="Why not d_k",
     formula=SCALED,
-    to_try="Drag d_k with q and k as they start; then let them grow, as training can.",
-    to_see="At the start 1/d_k leaves weights near 1/n and a gradient smaller by about √d_k; grown by d_k to the power "
-    "1/4, q and k give the weights of 1/√d_k.",
+    to_try="Drag d_k. Then make q and k larger, as training can do.",
+    to_see="At the start, 1/d_k gives weights near 1/n and a gradient that is smaller by about √d_k. When q and k grow "
+    "by d_k to the power 1/4, the weights become those of 1/√d_k.",
     said="Dividing by d_k makes the weights uniform, so the model cannot learn, and the small numbers are unstable.",
-    true="Uniform and with less gradient at the start, yes; but q and k can grow, 1/d_k is in use (maximal-update "
-    "parametrisation, Granite), and small scores lose no digits: only a float16 gradient can fall below the format.",
+    true="Uniform weights and a small gradient at the start: yes. But q and k can grow, and some models use 1/d_k "
+    "(maximal-update parametrisation, Granite). Small scores lose no digits; only float16 gradients can underflow.",
     controls=(
         shared.d_k_knob(64, low=16),
         shared.keys_knob(512),

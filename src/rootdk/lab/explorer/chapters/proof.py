@@ -108,11 +108,11 @@ CHAPTER = Chapter(
     id="proof",
     title="The proof",
     formula=SQUARE,
-    to_try="Press play, or drag the number of samples; then change d.",
-    to_see="The diagonal settles at 1 and everything else at 0, so the d × d averages add up to d.",
+    to_try="Press play, or drag the number of samples. Then change d.",
+    to_see="The averages on the diagonal approach 1 and all others approach 0. So the d × d averages add up to d.",
     said="The dot product is a sum of d terms of variance 1, so its variance is d.",
-    true="It is exact and needs no normal law and no large d: of the d² terms the d squares average 1, and the "
-    "d(d - 1) cross terms average 0 because the components are independent with mean 0; only sample averages wander.",
+    true="This is exact, for every distribution and every d. The d squares have the average 1. The d(d - 1) cross "
+    "terms have the average 0, because the components are independent with mean 0.",
     controls=(
         Control("d", "d", "int", 6, 2, 16, 1, help="Components of q and k."),
         Control("samples", "samples", "int", 400, 8, _MOST, 1, log=True, play=True, help="Random pairs of q and k."),

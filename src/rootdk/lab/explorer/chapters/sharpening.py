@@ -57,18 +57,18 @@ def _weights(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) 
     ghosts = [line(places, y, RULE_WORDS[rule], COLOURS[rule], "dot") for rule, y in weights.items()]
     figure = plot(
         [bars(places, chosen, "weight", shared.colour(values["rule"])), *ghosts],
-        "keys, largest weight first" if values["sorted"] else "keys, as they come",
+        "keys, largest weight first" if values["sorted"] else "keys, in their order",
         "weight",
         bargap=0.1,
         yaxis={"range": [0, 1]},
         shapes=[level(1 / keys)],
     )
     text = (
-        f"Weights of one row of {keys} keys: the largest is {written(float(chosen.max()), 3)}; equal weights would be "
-        f"{written(1 / keys, 3)}, the dotted line across."
+        f"Weights of one row of {keys} keys. The largest is {written(float(chosen.max()), 3)}. Equal weights would be "
+        f"{written(1 / keys, 3)} each, the dotted horizontal line."
     )
     if len(places) < keys:
-        text += f" The first {len(places)} are drawn; they hold {chosen.sum():.0%} of the weight."
+        text += f" The first {len(places)} keys are drawn; they have {chosen.sum():.0%} of the weight."
     return Figure("weights", "The weights of one row", figure, text)
 
 
@@ -101,10 +101,11 @@ def _curve(keys: int, d_k: int, rule: str) -> Figure:
         shapes=[upright(critical)],
     )
     text = (
-        f"Entropy over ln n against the spread σ of the scores, by theory. At σ = {written(spreads[rule], 3)} it is "
-        f"{written(shares[rule], 3)}; past the dotted line, σ = √(2 ln n) = {written(critical, 3)}, few keys take all."
+        f"Entropy / ln n against the spread σ of the scores, by theory. At σ = {written(spreads[rule], 3)} it is "
+        f"{written(shares[rule], 3)}. Right of the dotted line, σ = √(2 ln n) = {written(critical, 3)}, a few keys "
+        "take all the weight."
     )
-    return Figure("entropy", "From even to frozen", figure, text)
+    return Figure("entropy", "From equal weights to one key", figure, text)
 
 
 def _python(values: Mapping[str, Any]) -> str:
@@ -129,11 +130,11 @@ CHAPTER = Chapter(
     id="sharpening",
     title="Softmax sharpens",
     formula=ATTENTION,
-    to_try="Take the scale away and drag d_k; then add keys.",
-    to_see="Without the scale the weight moves to a few keys and then to one; with 1/√d_k the picture hardly changes.",
+    to_try="Set the scale to none and drag d_k. Then add keys.",
+    to_see="Without the scale the weight moves to a few keys, then to one. With 1/√d_k the picture hardly changes.",
     said="Without the scale one word takes nearly all the weight.",
-    true="In some rows: with 1024 keys it takes over 99 % in about half of them at d_k = 512, and in a tenth at "
-    "d_k = 64; what decides is the spread of the scores against √(2 ln n).",
+    true="In some rows. With 1024 keys, one key has over 99 % in about half of the rows at d_k = 512, and in a tenth "
+    "of them at d_k = 64. It happens when the spread of the scores is larger than √(2 ln n).",
     controls=(
         shared.d_k_knob(64),
         shared.RULES,

@@ -1,16 +1,9 @@
 // The page: reads the address, shows its chapter, asks for a view when a knob moves, and draws what comes.
 import { historyOf, readAddress, withoutDefaults, writtenAddress } from "./address.js";
-import { auditPicker } from "./audit_file.js";
-import { chapterList, neighbours } from "./navigation.js";
-import { chapterPage, summary } from "./chapter_page.js";
-import { copyOnClick } from "./copying.js";
-import { exportedSource } from "./exported_source.js";
-import { lastWins } from "./requests.js";
-import { Refused, serverSource } from "./server_source.js";
-import { rich, spoken } from "./elements.js";
-import { themeChoice } from "./theme.js";
+import { auditPicker, chapterList, chapterPage, neighbours, summary } from "./chapter.js";
+import { copyOnClick, rich, spoken } from "./elements.js";
+import { exportedSource, lastWins, Refused, serverSource, waiter } from "./sources.js";
 import { tourOf } from "./tour.js";
-import { waiter } from "./waiting.js";
 
 const byId = (id) => document.getElementById(id);
 const source = exportedSource() ?? serverSource();
@@ -114,8 +107,8 @@ function follow() {
   const known = next.controls.map((control) => control.name);
   const unknown = Object.keys(wanted.values).filter((name) => !known.includes(name));
   notice(wanted.chapter && wanted.chapter !== next.id
-    ? `This link names the chapter "${wanted.chapter}", which there is not.`
-    : unknown.length ? `This link sets ${unknown.join(", ")}, which this chapter does not have; it has ${known.join(", ")}.` : "");
+    ? `This link names the chapter "${wanted.chapter}", which does not exist. You see the first chapter.`
+    : unknown.length ? `This link sets ${unknown.join(", ")}. This chapter has no such knob; it has ${known.join(", ")}.` : "");
   for (const name of unknown) delete wanted.values[name];
   values = wanted.chapter === next.id ? withoutDefaults(next, wanted.values) : {};
   page.set(values);
@@ -170,6 +163,42 @@ async function start() {
     byId("note").hidden = false;
   }
   follow();
+}
+
+// Light or dark: as the system has it, unless someone chose. Figures are drawn again when it changes.
+const KEPT = "rootdk-theme";
+
+function themeChoice(select, changed) {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+
+  function apply(theme) {
+    if (theme) document.documentElement.dataset.theme = theme;
+    else delete document.documentElement.dataset.theme;
+    changed();
+  }
+
+  select.value = kept();
+  apply(select.value);
+  select.addEventListener("change", () => {
+    keep(select.value);
+    apply(select.value);
+  });
+  system.addEventListener("change", changed);
+}
+
+// A browser may forbid storage to a page; the choice then lasts as long as the page.
+function kept() {
+  try {
+    return ["light", "dark"].find((one) => one === localStorage.getItem(KEPT)) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+function keep(theme) {
+  try {
+    localStorage.setItem(KEPT, theme);
+  } catch { /* nothing to do */ }
 }
 
 start();
