@@ -81,7 +81,7 @@ def run(sections: tuple[str, ...], peers: tuple[str, ...], threads: int, quick: 
         )
         if finished.returncode != 0 or not file.exists():
             raise BenchError(f"the measuring process ended with code {finished.returncode}; its message is above")
-        report: Report = json.loads(file.read_text())
+        report: Report = json.loads(file.read_text("utf-8"))
         return report
 
 
@@ -91,7 +91,7 @@ def measuring_process(options: str, file: str) -> None:
         report = measure_all(**json.loads(options))
     except RootdkError as error:
         raise SystemExit(f"benchmarks: {error}") from None
-    Path(file).write_text(json.dumps(report))
+    Path(file).write_text(json.dumps(report), "utf-8", newline="\n")
 
 
 def measure_all(sections: list[str], peers: list[str], threads: int, quick: bool) -> Report:
@@ -177,16 +177,16 @@ def _once(function: str, task: Task, more: dict[str, str]) -> tuple[Row | None, 
             check=False,
         )
         if ended.returncode == 0 and file.exists():
-            row: Row = json.loads(file.read_text())
+            row: Row = json.loads(file.read_text("utf-8"))
             return row, "", ""
-        return None, noted.read_text() if noted.exists() else "", how_it_ended(ended.returncode, ended.stderr)
+        return None, noted.read_text("utf-8") if noted.exists() else "", how_it_ended(ended.returncode, ended.stderr)
 
 
 def racing_process(function: str, task: str, folder: str) -> None:
     """What it does."""
     module, _, name = function.partition(":")
     row = getattr(import_module(module), name)(json.loads(task), (Path(folder) / "noted").write_text)
-    (Path(folder) / "row.json").write_text(json.dumps(row))
+    (Path(folder) / "row.json").write_text(json.dumps(row), "utf-8", newline="\n")
 
 
 def how_it_ended(code: int, errors: str) -> str:

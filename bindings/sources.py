@@ -27,4 +27,4 @@ def digest(root: Path = ROOT) -> str:
 
 if __name__ == "__main__":
     text = f'namespace rootdk {{\nextern const char* const source_digest = "{digest()}";\n}}\n'
-    Path(sys.argv[1]).write_text(text, "utf-8")
+    Path(sys.argv[1]).write_text(text, "utf-8", newline="\n")

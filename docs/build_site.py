@@ -86,18 +86,18 @@ def build(folder: Path, explorer: Callable[[], str] | None = None) -> None:
         source = Path(place)
         for path, text in pages():
             (source / path).parent.mkdir(parents=True, exist_ok=True)
-            (source / path).write_text(text, "utf-8")
+            (source / path).write_text(text, "utf-8", newline="\n")
         draw(source / "pictures")
         for name in ("site.css", "site.js"):
             (source / name).write_bytes((ROOT / "docs" / name).read_bytes())
         (source / "learn").mkdir(exist_ok=True)
-        (source / "learn" / "page.html").write_text((explorer or exported_page)(), "utf-8")
+        (source / "learn" / "page.html").write_text((explorer or exported_page)(), "utf-8", newline="\n")
         os.environ["ROOTDK_SITE_SOURCE"], os.environ["ROOTDK_SITE"] = place, str(folder.resolve())
         config = load_config(str(ROOT / "docs" / "mkdocs.yml"), strict=True)
         build_pages(config)
     for file in folder.rglob("*.html"):
         if file.name != "page.html":
-            file.write_text(accessible(file.read_text("utf-8")), "utf-8")
+            file.write_text(accessible(file.read_text("utf-8")), "utf-8", newline="\n")
 
 
 def accessible(page: str) -> str:

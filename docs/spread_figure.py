@@ -86,4 +86,4 @@ def figure() -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent / "spread.svg").write_text(figure(), "utf-8")
+    (Path(__file__).parent / "spread.svg").write_text(figure(), "utf-8", newline="\n")

@@ -305,4 +305,4 @@ of runs is for one study at a time: a second one is refused, and told which proc
 
 
 if __name__ == "__main__":
-    TARGET.write_text(text(), "utf-8")
+    TARGET.write_text(text(), "utf-8", newline="\n")

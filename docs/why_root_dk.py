@@ -383,4 +383,4 @@ def pages() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for file, content in pages().items():
-        file.write_text(content, "utf-8")
+        file.write_text(content, "utf-8", newline="\n")

@@ -213,7 +213,7 @@ def python_headers(platform: Platform, abi: Abi) -> Path:
     folder = WORK / platform.name / f"include-{abi.python}"
     if not (folder / "Python.h").exists():
         shutil.copytree(headers_here(abi), folder, dirs_exist_ok=True)
-    (folder / "pyconfig.h").write_text(pyconfig(platform), "utf-8")
+    (folder / "pyconfig.h").write_text(pyconfig(platform), "utf-8", newline="\n")
     return folder
 
 
@@ -249,7 +249,7 @@ def pyconfig(platform: Platform) -> str:
     have = ["ERRNO_H", "SYS_STAT_H", "WCHAR_H", "COPYSIGN", "HYPOT", "ROUND"]
     have += ["DECL_ISFINITE", "DECL_ISINF", "DECL_ISNAN"]
     if windows:
-        names = ["MS_WINDOWS", "MS_WIN32", "MS_WIN64", "Py_ENABLE_SHARED"]
+        names = ["MS_WINDOWS", "MS_WIN32", "MS_WIN64", "NT_THREADS", "Py_ENABLE_SHARED"]
         have += ["DECLSPEC_DLL"]
     else:
         names = ["TIME_WITH_SYS_TIME"]
@@ -271,7 +271,7 @@ def link(platform: Platform, abi: Abi) -> Path:
     if platform.format == "elf":
         # One symbol is to be seen: a library in the same process has others of the same names.
         exported = folder / "exported.map"
-        exported.write_text("{ global: PyInit__kernel; local: *; };\n", "utf-8")
+        exported.write_text("{ global: PyInit__kernel; local: *; };\n", "utf-8", newline="\n")
         flags += [f"-Wl,--version-script={exported}", "-Wl,--gc-sections"]
         if "gnu" in platform.zig:
             flags += ["-lpthread", "-ldl"]
@@ -291,7 +291,7 @@ def import_library(folder: Path, abi: Abi, objects: Iterable[Path]) -> Path:
     for made in objects:
         used |= python_names(made.read_bytes())
     definition, library = folder / f"{abi.library}.def", folder / f"{abi.library}.lib"
-    definition.write_text(definition_file(abi, used), "utf-8")
+    definition.write_text(definition_file(abi, used), "utf-8", newline="\n")
     run([*zig(), "dlltool", "-m", "i386:x86-64", "-d", str(definition), "-l", str(library)])
     return library
 

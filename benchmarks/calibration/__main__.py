@@ -143,8 +143,10 @@ def main() -> None:
     if wanted:
         return
     before = json.loads(RESULTS.read_text("utf-8")).get("before") if RESULTS.exists() else None
-    RESULTS.write_text(json.dumps(results | ({"before": before} if before else {}), indent=1) + "\n", "utf-8")
-    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8")), "utf-8")
+    RESULTS.write_text(
+        json.dumps(results | ({"before": before} if before else {}), indent=1) + "\n", "utf-8", newline="\n"
+    )
+    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8")), "utf-8", newline="\n")
     print(f"{Path(RESULTS).relative_to(ROOT)} and {DOCUMENT.relative_to(ROOT)} written")
 
 

@@ -126,7 +126,7 @@ def status(field: str) -> int:
     """Bytes of one field of this process's status; elsewhere than on Linux, the peak so far."""
     status = Path("/proc/self/status")
     if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+        line = next(line for line in status.read_text("utf-8").splitlines() if line.startswith(field))
         return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

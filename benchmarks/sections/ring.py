@@ -147,7 +147,7 @@ def _free() -> int:
     facts = Path("/proc/meminfo")
     if not facts.exists():
         return 0
-    line = next(line for line in facts.read_text().splitlines() if line.startswith("MemAvailable"))
+    line = next(line for line in facts.read_text("utf-8").splitlines() if line.startswith("MemAvailable"))
     return int(line.split()[1]) * 1024
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from .errors import ArgumentError
 
+# A flag for os.open: bytes as they are. Windows would turn line ends around, and end a file at the first 0x1a.
+BINARY: int = getattr(os, "O_BINARY", 0)
+
 _unfinished: set[Path] = set()
 _changing = threading.Lock()
 
@@ -82,6 +85,8 @@ def cache_folder() -> Path:
     try:
         if sys.platform == "darwin":
             return Path.home() / "Library" / "Caches" / "rootdk"
+        if sys.platform == "win32":
+            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "rootdk" / "cache"
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootdk"
     except RuntimeError as error:  # as in a container: no HOME, and a user who has a number and no name
         raise ArgumentError("ROOTDK_CACHE: must name a folder for results, as this user has no home folder") from error

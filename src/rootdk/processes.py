@@ -152,7 +152,7 @@ def _all() -> list[tuple[Process, int]]:
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it is gone
             # The name of a program may hold anything, so count from its last bracket.
-            fields = file.read_text(errors="replace").rpartition(")")[2].split()
+            fields = file.read_text("utf-8", errors="replace").rpartition(")")[2].split()
             if fields[0] not in _ENDED:
                 running.append((Process(int(file.parent.name), fields[19]), int(fields[1])))
     return running

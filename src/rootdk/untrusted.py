@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rootdk.errors import ArgumentError
+from rootdk.files import BINARY
 
 LARGEST_JSON = 16 * 2**20
 # Values of one file. A list that is empty takes two bytes of a file and seventy of memory.
@@ -34,7 +35,8 @@ def open_regular(path: Path) -> int:
     look before; the second look is for what was exchanged in between.
     """
     _check_regular(path.stat())
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    no_effects = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)  # Windows has no such flags
+    handle = os.open(path, os.O_RDONLY | BINARY | no_effects)
     try:
         _check_regular(os.fstat(handle))
     except OSError:

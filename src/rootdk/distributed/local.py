@@ -66,7 +66,7 @@ def run_ranks(
                         raise LocalRanksError(f"rank {rank} of {ranks} ended with code {process.returncode}: {last}")
         except subprocess.TimeoutExpired:
             raise LocalRanksError(f"{ranks} ranks: must end within {timeout:g} s, and did not") from None
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+        return [json.loads((Path(folder) / f"{rank}.json").read_text("utf-8")) for rank in range(ranks)]
 
 
 def be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> None:
@@ -75,9 +75,10 @@ def be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> Non
     import torch.distributed as dist
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=int(ranks))
+    meet = "file:///" + Path(folder, "meet").as_posix().lstrip("/")  # file:///C:/... on Windows
+    dist.init_process_group("gloo", init_method=meet, rank=int(rank), world_size=int(ranks))
     result = import_module(module).run(json.loads(task))
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(result), "utf-8", newline="\n")
     dist.destroy_process_group()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
+from rootdk.files import BINARY
 
 # The axis of all keys below attn/ in Weights & Biases.
 _STEP = "attn/step"
@@ -129,12 +130,13 @@ class JsonLines:
         if self._file is not None:
             return
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | BINARY, 0o666)
         except OSError as error:
             raise _unwritable(self.path, f"which fails: {error.strerror}") from error
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")  # what another program left unfinished stays a line of its own
+        if os.fstat(self._file).st_size:
+            os.lseek(self._file, -1, os.SEEK_END)
+            if os.read(self._file, 1) != b"\n":
+                os.write(self._file, b"\n")  # what another program left unfinished stays a line of its own
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one line."""

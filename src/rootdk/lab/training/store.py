@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from rootdk import version as package
 from rootdk.errors import RootdkError
-from rootdk.files import cache_folder, write_atomically
+from rootdk.files import BINARY, cache_folder, write_atomically
 from rootdk.scaling import fingerprint
 from rootdk.untrusted import read_json
 
@@ -103,7 +104,7 @@ class Store:
             yield
         finally:
             with contextlib.suppress(OSError):
-                path.unlink()  # while it is held, so that it is ours
+                path.unlink()  # while it is held, so that it is ours; Windows keeps a file that is open, and it stays
             if handle is not None:
                 os.close(handle)
 
@@ -155,17 +156,17 @@ class Store:
 def _lock(path: Path) -> int:
     """An open file that is locked and has this name. BlockingIOError, with the process that has it as its text."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
         try:
-            _flock(handle)
+            _take(handle)
             # Who had it before may have removed the file after it was opened here: then another can have the next one.
             if _is(path, handle):
                 with contextlib.suppress(OSError):  # on a full disk others are not told who it is
                     os.ftruncate(handle, 0)
-                    os.pwrite(handle, str(os.getpid()).encode(), 0)
+                    os.write(handle, str(os.getpid()).encode())
                 return handle
         except BlockingIOError as error:
-            holder = os.pread(handle, 20, 0).decode(errors="replace").partition(" ")[0] or "unknown"
+            holder = os.read(handle, 20).decode(errors="replace").partition(" ")[0] or "unknown"
             os.close(handle)
             raise BlockingIOError(error.errno, holder) from error
         except BaseException:
@@ -181,12 +182,23 @@ def _is(path: Path, handle: int) -> bool:
         return False
 
 
-def _flock(handle: int) -> None:
-    try:
+def _take(handle: int) -> None:
+    """The system's lock on a file that was just opened, or a BlockingIOError at once."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        # A locked byte there cannot be read, and others are to read who has the lock: one far behind that is locked.
+        os.lseek(handle, 2**30, os.SEEK_SET)
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(error.errno, os.strerror(errno.EAGAIN)) from error
+        finally:
+            os.lseek(handle, 0, os.SEEK_SET)
+    else:
         import fcntl
-    except ImportError as error:  # Windows
-        raise OSError(errno.ENOSYS, "this system has no such locks") from error
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def reason(error: OSError) -> str:
