@@ -125,6 +125,7 @@ def test_a_wheel_that_is_not_what_it_says(builder: ModuleType, checks: ModuleTyp
     assert any("path of this machine" in line for line in checks.archive_complaints(path.name, read(path)))
 
 
+NANOBIND = {"PyInit__kernel", "_ZTVN8nanobind1aE"}
 APPLE = "/usr/lib/libSystem.B.dylib"
 LINUX = {"machine": "x86_64", "needed": ["libc.so.6", "libm.so.6"], "shown": {"PyInit__kernel"},
          "python": {"PyErr_Clear"}, "newest": {"GLIBC": (2, 17)}}  # fmt: skip
@@ -147,8 +148,8 @@ LINUX = {"machine": "x86_64", "needed": ["libc.so.6", "libm.so.6"], "shown": {"P
         ("macos-arm64", 1, {"machine": "aarch64", "needed": [], "newest": {}, "signed": False}, "is not signed"),
         ("windows-x86_64", 2, {"needed": ["KERNEL32.dll", "python3.dll"], "newest": {}}, ""),
         ("windows-x86_64", 2, {"needed": ["KERNEL32.dll", "python311.dll"], "newest": {}}, "does not take Python"),
-        ("windows-x86_64", 1, {"needed": ["python311.dll"], "newest": {}, "shown": {"PyInit__kernel", "_ZTVN8nanobind1aE"}}, ""),
-        ("linux-x86_64", 1, {"shown": {"PyInit__kernel", "_ZTVN8nanobind1aE"}}, "shows ['PyInit__kernel', '_ZTV"),
+        ("windows-x86_64", 1, {"needed": ["python311.dll"], "newest": {}, "shown": NANOBIND}, ""),
+        ("linux-x86_64", 1, {"shown": NANOBIND}, "shows ['PyInit__kernel', '_ZTV"),
         ("windows-x86_64", 1, {"needed": ["python311.dll", "libc++.dll"], "newest": {}}, "needs libc++.dll"),
     ],
 )  # fmt: skip
