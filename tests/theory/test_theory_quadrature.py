@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import theory_judge
 from scipy.integrate import quad
-from scipy.special import k0
+from scipy.optimize import brentq
+from scipy.special import k0, ndtr
 
 from rootdk.theory import _laplace, attention, attention_moments, expected_maximum, predict, rows, softmax_moments
 
@@ -256,3 +257,33 @@ def test_scores_next_to_nothing_are_uniform_rows() -> None:
     predicted = predict(1, 2, 1e-6)
     assert predicted.mean_entropy == pytest.approx(math.log(2), rel=1e-9)
     assert predicted.mean_top_probability == pytest.approx(0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 1000.0])
+def test_medians_of_two_keys_and_one_component_are_known(scale: float) -> None:
+    """The logits differ by scale sqrt(2) |q z|, and a product of two normal numbers has density K_0(|x|)/pi."""
+    middle = brentq(lambda m: 2 / math.pi * quad(k0, 0, m, limit=400)[0] - 0.5, 0.01, 3.0)
+    gap = scale * math.sqrt(2) * middle
+    small = 1 / (1 + math.exp(gap))
+    predicted = predict(1, 2, scale)
+    entropy = small * (gap + math.log1p(math.exp(-gap))) + (1 - small) * math.log1p(math.exp(-gap))
+    known = {
+        "median_std": gap / 2,
+        "median_top_probability": 1 - small,
+        "median_jacobian_trace": 2 * small * (1 - small),
+        "median_jacobian_norm": 2 * small * (1 - small),
+        "median_entropy_ratio": entropy / math.log(2),
+        "median_effective_keys": 1 / (1 - 2 * small * (1 - small)),
+    }
+    for name, value in known.items():
+        assert float(getattr(predicted, name)[0]) == pytest.approx(value, rel=1e-6), name
+
+
+@pytest.mark.parametrize("keys", [3, 10, 1000])
+def test_two_components_far_past_the_transition_against_near_ties(keys: int) -> None:
+    """A frozen row has a trace only where two keys tie: the density of their gap at 0 over sigma, and E 1/|q| of two
+    components is sqrt(pi/2)."""
+    scale = 1e6
+    ties = quad(lambda x: keys * (keys - 1) * ndtr(x) ** (keys - 2) * math.exp(-x * x) / (2 * math.pi), -9, 9)[0]
+    known = ties * math.sqrt(math.pi / 2) / scale
+    assert attention_moments(keys, 2, scale).jacobian_trace == pytest.approx(known, rel=1e-4)

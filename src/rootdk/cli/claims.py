@@ -96,7 +96,6 @@ def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
     <BLANKLINE>
     1 claim: holds 1
     """
-    from rootdk.lab.checks.comparison import number
     from rootdk.lab.checks.ledger import CONDITIONAL, OPEN
 
     width = max(width, 60)
@@ -111,12 +110,31 @@ def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
             yield " " * _INDENT + "evidence"
         for comparison in claim.evidence:
             yield from _number(comparison, width)
-        for text in dict.fromkeys(
-            f"{number(comparison.predicted)}: {comparison.choice}" for comparison in claim.evidence if comparison.choice
-        ):
-            yield from _entry("our choice", text, width)
+        for text, targets in choices(claim.evidence).items():
+            yield from _entry("our choice", f"{', '.join(targets)}: {text}", width)
         yield ""
     yield from textwrap.wrap(summary(claims), width)
+
+
+def choices(evidence: Sequence["Comparison"]) -> dict[str, list[str]]:
+    """Why a number is where we put it -> the numbers that this is said of, each once.
+
+    >>> from rootdk.lab.checks import Comparison
+    >>> equal = Comparison("variance", 1.01, "=", 1.0, 0.01, slack=0.25, choice="a quarter is little")
+    >>> choices([equal, Comparison("weight", 0.1, "<", 0.5, choice="half is much")])
+    {'a quarter is little': ['= 1 within 0.25'], 'half is much': ['< 0.5']}
+    """
+    from rootdk.lab.checks.comparison import number
+
+    said: dict[str, list[str]] = {}
+    for comparison in evidence:
+        if comparison.choice:
+            within = f" within {number(comparison.slack)}" if comparison.relation == "=" else ""
+            target = f"{comparison.relation} {number(comparison.predicted)}{within}"
+            targets = said.setdefault(comparison.choice, [])
+            if target not in targets:
+                targets.append(target)
+    return said
 
 
 def counts(claims: Sequence["CheckedClaim"]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from .effects import (
     softcap_variance,
 )
 from .enumeration import exact_score_moments, score_law
-from .formats import FormatEffect, format_effect
+from .formats import FormatEffect, format_effect, sum_bias
 from .jacobian import jacobian_norm_bounds, jacobian_spectral_norm, softmax_jacobian
 from .landmarks import (
     critical_sigma,
@@ -88,6 +88,7 @@ __all__ = [
     "softmax_moments",
     "square_term_counts",
     "square_terms",
+    "sum_bias",
     "top_probability",
     "warm_entropy",
     "warm_p_squared",

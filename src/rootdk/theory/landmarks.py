@@ -77,8 +77,9 @@ def frozen_saturation(keys: Any, sigma: Any, gap: Any) -> Any:
     """P(p_max > 1 - gap) ~ sin(pi m)/(pi m) gap^m with m = sqrt(2 ln n)/sigma, for m < 1 and gap from 0 to 1/2.
 
     The law of the largest of the Poisson-Dirichlet weights to which a frozen softmax tends; gap^m alone has the right
-    exponent and stays too high however many keys there are. From sigma = 2 sqrt(2 ln n) on it is 0.5 to 1 of what
-    `saturation`, which is exact, gives for gaps from 0.01; near the transition it can be a twentieth of it.
+    exponent and stays too high however many keys there are. For 16 keys and more and gaps from 0.01 it is 0.5 to 1 of
+    what `saturation`, which is exact, gives from sigma = 2 sqrt(2 ln n) on, and 0.35 to 1 of it at 1.5 sqrt(2 ln n);
+    at the transition itself it goes to 0 and `saturation` does not.
 
     >>> print(f"{frozen_saturation(1024, 16.0, 0.01):.2f}")
     0.31

@@ -63,8 +63,8 @@ def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, positi
 
     By 8192 rows that stand for the law of all (`row_law`; nothing is drawn anew): the other medians, with
     about half a percent of the rows at most on the wrong side, and mean_jacobian_norm, to 0.4 % (6 % at a billion keys
-    with d_k = 1, where very few rows make it). min_log_sum_exp, the expected lowest, by the saddle point method for
-    rows with keys of their own, to a few percent of the spread of ln Z or better.
+    with d_k = 1, where very few rows make it). Of two keys all medians are exact. min_log_sum_exp, the expected lowest,
+    by the saddle point method for rows with keys of their own, to a few percent of the spread of ln Z or better.
 
     >>> sorted(name for name, numbers in vars(predict(64, 1024)).items() if np.isnan(numbers).any())
     []
@@ -104,8 +104,11 @@ def _fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, flo
     sigma, weight = spread_nodes(keys, d_k, scale)
     mean = dict(zip(AVERAGES, averages_of(np.full(len(sigma), keys), sigma) @ weight, strict=True))
     law = row_law(keys, d_k, scale)
-    median = {name: float(np.median(getattr(law, name))) for name in RowLaw.__slots__}
     median_variance = _median_row_variance(keys, d_k, scale)
+    if keys == 2:
+        median = _of_two_keys(2 * math.sqrt(median_variance))
+    else:
+        median = {name: float(np.median(getattr(law, name))) for name in RowLaw.__slots__}
     largest = expected_maximum_logit(keys, rows, d_k, scale)
 
     def over_rows(of_sigma: Any, log_error: float = _COARSE) -> float:
@@ -143,6 +146,19 @@ def _fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, flo
         "mean_jacobian_norm": norm_share * mean["jacobian_trace"],
         "median_jacobian_norm": median["jacobian_norm"],
         "mean_sink_mass": 0.0,
+    }
+
+
+def _of_two_keys(gap: float) -> dict[str, float]:
+    """A row of two keys whose logits differ by gap. All of it rises or falls with the gap: of its median, medians."""
+    other = math.exp(-gap)
+    trace = 2 * other / (1 + other) ** 2
+    return {
+        "entropy": math.log1p(other) + gap * other / (1 + other),
+        "top_probability": 1 / (1 + other),
+        "p_squared": 1 - trace,
+        "jacobian_trace": trace,
+        "jacobian_norm": trace,
     }
 
 

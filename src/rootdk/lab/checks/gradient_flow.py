@@ -180,7 +180,9 @@ _NEAR_IS = "near is 0.02 in the exponent, a factor of 1.15 at d_k = 1024, where 
     2,
     title="unscaled gradients are tiny",
     statement="For large d_k dot products grow large and push the softmax to where its gradients are extremely small.",
-    source=f"{PAPER}, section 3.2.1, as a suspicion and without an experiment",
+    source=f"{PAPER}, section 3.2.1, as a suspicion and without an experiment: "
+    '"We suspect that for large values of d_k, the dot products grow large in magnitude, pushing the softmax function '
+    'into regions where it has extremely small gradients"',
     method=f"Rows of {KEYS} keys, normal q and k, no scale: variance of the scores, trace of the softmax Jacobian J, "
     "measured; |J| and |do/dq|/|o| as root mean squares over rows, exact.",
 )
@@ -282,26 +284,32 @@ def derived(
     for d_k in d_ks:
         a = math.log(product * d_k) / (2 * math.log(d_k))
         yield Comparison(f"d_k = {d_k}: a that keeps the variance at 1", a, "=", exponent, slack=1e-12)
-    for d_k in d_ks:
-        unit, cross = np.eye(d_k), correlation * np.eye(d_k)
-        square = float(score_variance(unit, unit, cross_covariance=cross)) + float(score_mean(cross)) ** 2
-        aligned = math.log(square) / (2 * math.log(d_k))
+    aligned = {d_k: _aligned_exponent(d_k, correlation) for d_k in d_ks}
+    listed = ", ".join(f"{a:.2f} at d_k = {d_k}" for d_k, a in aligned.items())
+    for d_k, a in aligned.items():
         yield Comparison(
             f"d_k = {d_k}, correlation {correlation:g}: a that keeps E(q.k)^2 at 1",
-            aligned,
+            a,
             "=",
             exponent,
             slack=_NEAR,
             choice=_NEAR_IS,
             role=LIMITS,
-            otherwise="from its premise, q and k independent: where q_i and k_i are correlated, as training may make "
-            f"them, the same demand gives {aligned:.2f} at d_k = {d_k}, and towards 1, that is 1/d_k, for large d_k "
-            "(the argument of muP)",
+            otherwise="from its premise, q and k independent: where q_i and k_i are correlated by "
+            f"{correlation:g}, the same demand gives an exponent of {listed}, and towards 1, that is 1/d_k, for large "
+            "d_k (the argument of muP)",
         )
     for number, (best, flattest, level) in zip(keys, _landing(gradient, (16, 128, 1024), keys), strict=True):
         yield Comparison(f"{number} keys: a that keeps |do/dq|/|o| at 1", best, role=SHOWN)
         yield Comparison(f"{number} keys: a that keeps it equal at every d_k", flattest, role=SHOWN)
         yield Comparison(f"{number} keys: |do/dq|/|o| at a = 1/2", level, role=SHOWN)
+
+
+def _aligned_exponent(d_k: int, correlation: float) -> float:
+    """a of the scale d_k^-a that keeps E(q.k)^2 at 1 where q_i and k_i have that correlation."""
+    unit, cross = np.eye(d_k), correlation * np.eye(d_k)
+    square = float(score_variance(unit, unit, cross_covariance=cross)) + float(score_mean(cross)) ** 2
+    return math.log(square) / (2 * math.log(d_k))
 
 
 def _landing(gradient: Gradient, d_ks: Sequence[int], keys: Sequence[int]) -> list[tuple[float, float, float]]:

@@ -136,7 +136,7 @@ SAMPLED: Samplers = {"normal": normal, "uniform": uniform, "signs": sign, "Stude
     title="q.k has variance d_k",
     statement="If the components of q and k are independent with mean 0 and variance 1, then q.k has mean 0 and "
     "variance d_k.",
-    source=f"{PAPER}, section 3.2.1, footnote 4",
+    source=f'{PAPER}, section 3.2.1, footnote 4: with such components the dot product "has mean 0 and variance d_k"',
     method="Every outcome enumerated in fractions for laws of a few values, d_k up to 64; random q and k of four laws "
     "up to d_k = 4096.",
 )
