@@ -84,8 +84,7 @@ def _microseconds(name: str) -> Figure:
 
 
 def _is(shapes: tuple[Shape, ...], *, gradient: bool) -> Callable[[Row], bool]:
-    sizes = [shape.n for shape in shapes]
-    return lambda row: row["shape"]["n"] in sizes and row["gradient"] == gradient
+    return lambda row: Shape(**row["shape"]) in shapes and row["gradient"] == gradient
 
 
 _OF_TORCH, _BOTH = faster("rootdk on tensors", "torch"), ("rootdk on tensors", "torch")

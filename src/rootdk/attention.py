@@ -175,6 +175,7 @@ def weights(
     given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, 0.0, None
     options = _record(Options, given)
     backend = backend_of("query", query)
+    backend.refuse_shapeless(query=query, key=key)
     if backend.traced(query, key, options):
         raise ArgumentError("rootdk.weights: must be called outside torch.compile and torch.func, got a traced call")
     if not backend.holds(key):
@@ -207,8 +208,8 @@ def read(
     """The Reading of measure(), to the bit, out of query and key alone: no values, no output, half the work.
 
     Every option that shapes logits means what it means in attention(); weights are read before dropout, so there is
-    none here. Nothing is differentiable. Tensors on a CUDA or ROCm device are read by a Triton kernel, where they lie:
-    rootdk.torch.triton.read.
+    none here. Nothing is differentiable, and a tensor with a tangent is refused: it would be lost. Tensors on a CUDA or
+    ROCm device are read by a Triton kernel, where they lie: rootdk.torch.triton.read.
 
     rows    which query rows, as in weights(): an int, ints or a slice. They keep their positions, their rows of mask
             and bias and their scale, and the fields are (..., heads, rows). None is all of them.
@@ -225,7 +226,7 @@ def read(
     if backend.traced(query, key, options):
         if rows is not None:
             raise ArgumentError("rows: must be None where a compiler or a transform follows the call, got rows")
-        return backend.traced_call(query, key, key[..., :0], options, measured=True)[1]  # type: ignore[index, no-any-return]
+        return backend.traced_call(query, key, key, options, measured=True, only_reads=True)[1]  # type: ignore[no-any-return]
     if (device := backend.elsewhere(query)) is not None:
         return device.read(query, key, options, rows)
     problem, one_head = resolve(backend, query, key, key, options)

@@ -1,13 +1,14 @@
 """The bench's verdicts on made-up times: every target flips when its number does, and nothing is dropped in silence."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from benchmarks.command import headline, show
 from benchmarks.section import Report, geometric_mean
-from benchmarks.sections import all_sections, attention, judge, models
+from benchmarks.sections import all_sections, attention, judge, models, tiny
 
 
 def times(**seconds: float) -> dict[str, Any]:
@@ -76,12 +77,13 @@ def full_report() -> Report:
         "avx2": [row("short", rootdk=1.0, torch=1.1), row("long", rootdk=1.0, torch=1.92)],
         "tangent": [row(rootdk=1.0, torch=5.01)],
         "tiny": [
-            row(n=16, rootdk=15e-6, rootdk_on_tensors=15e-6, torch=10e-6) | {"gradient": gradient}
+            row(rootdk=15e-6, rootdk_on_tensors=15e-6, torch=10e-6)
+            | {"gradient": gradient, "shape": asdict(tiny.TINY[0])}
             for gradient in (False, True)
         ]
         + [
-            row(n=n, rootdk=15e-6, rootdk_on_tensors=10e-6, torch=torch) | {"gradient": gradient}
-            for n in (32, 1)
+            row(rootdk=15e-6, rootdk_on_tensors=10e-6, torch=torch) | {"gradient": gradient, "shape": asdict(shape)}
+            for shape in tiny.SMALL
             for gradient, torch in ((False, 10e-6), (True, 9.05e-6))
         ],
         "beside": [row("128 tokens", rootdk=1.0, torch=1.0, layers_alone=0.5)],

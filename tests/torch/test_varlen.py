@@ -112,6 +112,8 @@ def test_nested_tensors_are_refused_by_name(layout: Any, grad: bool) -> None:
     calls = (
         lambda: rootdk.attention(heads, heads, heads),
         lambda: rootdk.measure(heads, heads, heads),
+        lambda: rootdk.read(heads, heads),
+        lambda: rootdk.weights(heads, heads),
         lambda: scaled_dot_product_attention(heads, heads, heads),
         lambda: flash_attn_varlen_func(nested, nested, nested, ENDS, ENDS),
     )

@@ -59,8 +59,10 @@ class Backend(Protocol):
     def fitting(self, argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
         """A gradient or a tangent, checked to be of the type of query and of the shape of what it is `of`."""
 
-    def traced_call(self, query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Any, Any]:
-        """The output, and its Reading if measured, of a call that is traced()."""
+    def traced_call(
+        self, query: Any, key: Any, value: Any, options: Options, measured: bool, only_reads: bool = False
+    ) -> tuple[Any, Any]:
+        """The output, and its Reading if measured, of a call that is traced(). only_reads: the Reading alone."""
 
     def forward(self, problem: Problem, options: Options) -> Any:
         """The output. The options are as the caller gave them, for a library whose arrays have gradients."""

@@ -131,10 +131,12 @@ def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ..
     return checked
 
 
-def traced_call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Tensor, Any]:
+def traced_call(
+    query: Any, key: Any, value: Any, options: Options, measured: bool, only_reads: bool = False
+) -> tuple[Tensor, Any]:
     from .call import call  # it registers the operators, which takes its time, and most programs never need them
 
-    return call(query, key, value, options, measured)
+    return call(query, key, value, options, measured, only_reads)
 
 
 forward = eager.attend

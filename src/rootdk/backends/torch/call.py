@@ -26,6 +26,7 @@ from ...options import (
 from ...reading import reading_of
 from ...scaling import ScaleRule, rule
 from .. import torch as adapter
+from .forward_mode import refuse_tangent
 from .operators import Facts, attention_forward, attention_tangent
 from .transforms import FunctionalAttention
 
@@ -33,12 +34,19 @@ from .transforms import FunctionalAttention
 _PAIRS, _HEADS, _ENTRIES = (learnable(lies) for lies in ("pairs", "heads", "entries"))
 
 
-def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> tuple[Tensor, Any]:
-    """rootdk.attention() or rootdk.measure() for tensors that a compiler or a transform follows."""
+def call(
+    query: Any, key: Any, value: Any, options: Options, measured: bool, only_reads: bool = False
+) -> tuple[Tensor, Any]:
+    """rootdk.attention() or rootdk.measure() for tensors that a compiler or a transform follows.
+
+    only_reads    rootdk.read(): nothing of the values is computed, and no derivative gets lost
+    """
     query, key, value = adapter.inputs(query, key, value)
     check_one_type(query, key, "torch.compile and torch.func")
     adapter.refuse_shapeless(query=query, key=key, value=value)
     check_shapes(tuple(query.shape), tuple(key.shape), tuple(value.shape))
+    if only_reads:
+        value = key[..., :0]
     one_head = query.dim() == 2
     if one_head:
         query, key, value = query[None], key[None], value[None]
@@ -62,6 +70,10 @@ def call(query: Any, key: Any, value: Any, options: Options, measured: bool) -> 
     if options.segments is not None:
         segments = segment_pair(options.segments, query.shape[-2], key.shape[-2])
     given = Learnable(query, key, value, scale=scale, **learned)
+    if only_reads:
+        for name, tensor in given._asdict().items():
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                refuse_tangent(name, "in read(), whose Reading has no derivative (detach it)")
     facts = Facts(
         factor=factor, row_scale=row_scale, left=left, right=right, mask=options.mask, dropout=rate, seed=_seed(seed),
         softcap=None if options.softcap is None else positive("softcap", options.softcap),
