@@ -28,6 +28,7 @@ PAGES = {
     "docs/scaling.md": "guides/distributed.md",
     "docs/gpu.md": "guides/gpu.md",
     "docs/why-root-dk.md": "learn/why-root-dk.md",
+    "docs/statements.md": "learn/statements.md",
     "docs/explorer.md": "learn/explorer.md",
     "docs/limits.md": "project/limits.md",
     "benchmarks/README.md": "project/benchmarks.md",

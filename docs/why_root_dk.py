@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rootdk import predict, theory
+from rootdk import predict, scaling, theory
 from rootdk.lab.answer import answer
 from rootdk.lab.proof import prove
 
@@ -75,6 +75,52 @@ def softmaxes() -> str:
             shown[0], total = f"{powers[0]:.3e}", f"{powers.sum():.3e}"
         rows.append([numbers(scores, 2), ", ".join(shown), total, ", ".join(f"{p / powers.sum():.3f}" for p in powers)])
     return table(["scores", "e to the power of each", "their sum", "weights"], rows)
+
+
+def exponentials() -> str:
+    """Powers of e, with commas between thousands."""
+    return ", ".join(f"e^{x} = {math.exp(x):,.{digits}f}" for x, digits in ((1, 3), (5, 1), (10, 0), (20, 0)))
+
+
+def dot_product(query: Sequence[int], key: Sequence[int]) -> str:
+    """Written out, and scaled."""
+    products = [q * k for q, k in zip(query, key, strict=True)]
+    root = math.sqrt(len(query))
+    return (
+        f"q = {list(query)} and k = {list(key)} have q.k = {' + '.join(map(str, products))} = {sum(products)}, and "
+        f"divided by sqrt({len(query)}) = {root:g} that is {sum(products) / root:g}"
+    )
+
+
+def aligned() -> str:
+    """The root of E (q.k)^2 where q_i and k_i are correlated, over sqrt(d_k)."""
+    rows = []
+    for r in (0.0, 0.1, 0.5):
+        sizes = []
+        for d in (16, 64, 512):
+            unit, cross = np.eye(d), r * np.eye(d)
+            square = theory.score_variance(unit, unit, cross_covariance=cross) + theory.score_mean(cross) ** 2
+            sizes.append(f"{math.sqrt(square) / math.sqrt(d):.2f}")
+        rows.append([f"{r:g}", *sizes])
+    return table(["correlation of q_i with k_i", "d_k = 16", "d_k = 64", "d_k = 512"], rows)
+
+
+def others() -> str:
+    """Scales of models that are in use and are not 1/sqrt(d_k)."""
+    shown = (
+        scaling.T5,
+        scaling.mup(128),
+        scaling.attention_multiplier(0.0078125),
+        scaling.query_pre_attn_scalar(256),
+        scaling.qk_norm(),
+        scaling.layer_scaled(3),
+        scaling.qwen_log_n(2048),
+        scaling.llama4(),
+        scaling.yarn(16),
+        scaling.cosine(),
+    )
+    rows = [[text.replace("|", "&#124;") for text in (rule.formula, rule.variance, rule.users)] for rule in shown]
+    return table(["scale", "variance of the scores at unit q and k", "in"], rows)
 
 
 def drawing(width: int, height: int, parts: Sequence[str]) -> str:
@@ -245,12 +291,21 @@ def text() -> str:
     return f"""# Why the root of d_k
 
 Attention multiplies queries with keys, divides the result by a number, and applies softmax. The number is sqrt(d_k), where d_k is the
-number of components of a query. Why this number? And are the usual explanations true?
+number of components of a query. Why this number? And are the usual explanations true? ([What is said, and where it is checked](statements.md).)
 
 {answer(512, 1024)}
 
 The rest of this page explains this step by step. All numbers are computed by [why_root_dk.py](why_root_dk.py) with `rootdk.theory`.
 The command `rootdk` also measures them, and `rootdk claims` checks the usual explanations one by one.
+
+## What attention computes
+
+    Attention(Q, K, V) = softmax(Q K' / sqrt(d_k)) V
+
+Every word (token) has three vectors. Its *query* q says what it looks for, its *key* k says what it has, and its *value* v is what it hands over. Q, K and V are tables with
+one such vector per line. Queries and keys have d_k components each: 64 in the first Transformer, and 64, 128 or 256 in most models today. The dot product
+q.k = q_1 k_1 + ... + q_d k_d is the *score* of a key: the cosine of the angle between the two vectors, which says how similar they are, times their lengths. A small example: {dot_product((1, 0, 1, 0), (0, 1, 1, 1))}. Softmax makes
+weights of the scores of a query: positive numbers with the sum 1. All weights of one query are a *row*. The output is the mean of the values with these weights. The only question here is: what should the scores be divided by?
 
 ## What variance is
 
@@ -261,7 +316,7 @@ squares. Two groups of five people:
 
 ![Two groups of heights on one axis: the wide one has the larger variance](variance.svg)
 
-The square root of the variance is the *standard deviation*. It is a distance again: {np.std(NARROW):.2f} and {np.std(WIDE):.2f} feet.
+If the mean is 0, the distances are the numbers themselves, and the variance is the mean of their squares. The square root of the variance is the *standard deviation*. It is a distance again: {np.std(NARROW):.2f} and {np.std(WIDE):.2f} feet.
 
 ## A sum whose terms cancel still grows
 
@@ -278,13 +333,18 @@ terms itself.
 
 ## The variance of a score is d_k
 
-A score is s = q_1 k_1 + ... + q_d k_d. Let all components be independent of each other, with mean 0 and variance 1. Then the mean E s is 0, and the
-variance is E s^2. Write out the square: it has d_k^2 terms q_i k_i q_j k_j. If i = j, the average of a term is E q_i^2 E k_i^2 = 1. If not, the average has a
-factor E q_i = 0. So d_k terms have the average 1, and all others 0:
+A score is s = q_1 k_1 + ... + q_d k_d. Let all components be independent of each other, with mean 0 and variance 1. One product q_i k_i then has the mean
+E q_i E k_i = 0 and the variance E q_i^2 E k_i^2 = 1. The mean of the sum is 0, too, so its variance is the mean of its square. With three products a, b and c the square is
+
+    (a + b + c)^2 = a^2 + b^2 + c^2 + ab + ba + ac + ca + bc + cb
+
+nine terms. The three squares have the mean 1. The six others are products of different terms, and their means are E a E b = 0. So the variance is 3. With d_k products there are d_k^2 terms:
+d_k squares with the mean 1, and d_k (d_k - 1) others with the mean 0:
 
 {counting()}
 
-This is exact: d_k need not be large, and the components need not be Gaussian. `rootdk prove --d 3` writes out the terms.
+This is exact: d_k need not be large, and the components need not be Gaussian. That products of different terms have the mean 0 is all that is needed: variances of
+uncorrelated terms add up. `rootdk prove --d 3` writes out the terms.
 
 ## Dividing by c divides the variance by c^2
 
@@ -304,13 +364,13 @@ matters is that it is the same at every width.
 ## What softmax does, with every number
 
 softmax(x)_i = e^(x_i) / (e^(x_1) + ... + e^(x_n)), with e = {math.e:.3f}. If one score is larger than another by 1,
-its weight is larger by the factor e:
+its weight is larger by the factor e. Powers of e grow fast: {exponentials()}, and e^50 = {math.exp(50):.3e} (claim 7 is about a print of it that is a thousand times too small). The examples
+that are often shown, with every number on the way:
 
 {softmaxes()}
 
 The scores of the second line are those of the first divided by 10. The scores of the fourth line are those of the third divided by 8, which is sqrt(64): a query
-and three keys with d_k = 64 whose q.k are 14, 10 and 12. A smaller example: q = [1, 0, 1, 0] and k = [0, 1, 1, 1] have q.k = 0 + 0 + 1 + 0 = 1, and divided by sqrt(4)
-that is 0.5.
+and three keys with d_k = 64 whose q.k are 14, 10 and 12. In the first line one key takes all and the output is its value alone; in the fourth line all three count.
 
 ## Words for what softmax did
 
@@ -360,6 +420,28 @@ d_k = 64, random q and k:
 {premises()}
 
 A mean of the keys adds the same number to all scores of a row, and softmax ignores that. A mean of the queries changes the scores of a row in different ways.
+
+## When q and k know of each other
+
+Training can make a query and the keys that it looks for similar: then q_i and k_i are correlated, the products q_i k_i no longer have the mean 0, and they no longer cancel. For normal q and k with the
+cross-covariance C, E (q.k)^2 = tr(S_q S_k) + (tr C)^2 + tr C^2. The second term grows like d_k^2. This is the argument for 1/d_k (maximal-update
+parametrisation, muP). The size of q.k, the root of its mean square, divided by sqrt(d_k):
+
+{aligned()}
+
+Without correlation it is 1 at every width. With any correlation it grows with d_k, at large d_k like sqrt(d_k). `theory.score_variance(cross_covariance=)` has the formula;
+claim 19 says what it means for "derived".
+
+## Does the rest follow?
+
+That rows start sharp or flat is arithmetic, and all of it is above. What it does to learning is not: rows that are frozen get no
+gradient, but others do; an optimiser such as Adam divides every gradient by its usual size, so that a small gradient is not a small step; and training can make q and k larger or smaller. What training runs say is in [training.md](training.md).
+
+## Models that do otherwise
+
+1/sqrt(d_k) is in nearly every Transformer. These are in use, too (`rootdk.scaling` has the source of each):
+
+{others()}
 
 ## Look for yourself
 
