@@ -275,6 +275,33 @@ ROOTDK_INLINE void merge_block(row_sums<real>& rows, int v, const block_extremes
   }
 }
 
+// Adds the rows of `other`, which saw other keys, to `rows`. The factors say by how much each side's output must shrink.
+template <typename real>
+inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int lane, bool measured, real* shrink,
+                       real* other_shrink) {
+  const real before = rows.maximum[lane], theirs = other.maximum[lane], now = theirs > before ? theirs : before;
+  const real base = now == minus_infinity<real> ? real(0) : now;
+  const real f = std::exp2(before - base), g = std::exp2(theirs - base);
+  const real sum = rows.sum[lane];
+  *shrink = f, *other_shrink = g;
+  rows.maximum[lane] = now;
+  rows.sum[lane] = sum * f + other.sum[lane] * g;
+  if (!measured) return;  // the rest was never set
+  constexpr real floor = simd<real>::exp2_floor;  // below it a side has shrunk to 0, and a larger step would overflow
+  const real step = before - base > floor ? before - base : floor;
+  const real their_step = theirs - base > floor ? theirs - base : floor;
+  rows.moment[lane] = (rows.moment[lane] + sum * step) * f + (other.moment[lane] + other.sum[lane] * their_step) * g;
+  rows.square[lane] = rows.square[lane] * (f * f) + other.square[lane] * (g * g);
+  rows.cube[lane] = rows.cube[lane] * (f * f * f) + other.cube[lane] * (g * g * g);
+  rows.minimum[lane] = other.minimum[lane] < rows.minimum[lane] ? other.minimum[lane] : rows.minimum[lane];
+  const real count = rows.count[lane] + other.count[lane];
+  const real share = count > 0 ? other.count[lane] / count : real(0), distance = other.mean[lane] - rows.mean[lane];
+  rows.deviation[lane] += other.deviation[lane] + distance * (rows.count[lane] * share) * distance;
+  rows.mean[lane] += distance * share;
+  rows.count[lane] = count;
+  rows.keys[lane] += other.keys[lane];
+}
+
 // One column of vectors in one block of keys: scores become weights relative to the block's own maximum, and the sums of the
 // rows move on.
 //
