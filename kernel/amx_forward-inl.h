@@ -190,7 +190,7 @@ inline void careful_values(const attention_problem& problem, int64_t batch, int6
 inline bool products_will_do(const attention_problem& problem, const float* factor) {
   for (int lane = 0; lane < tile_lanes; ++lane)
     if (!(factor[lane] > 0 && factor[lane] <= 1)) return false;
-  return !(problem.softcap > 0) && !problem.alibi && !problem.bias.data && !(problem.dropout > 0);
+  return logits_are_products(problem) && !(problem.dropout > 0);
 }
 
 // As walk_keys. A second walk with `marks` does by hand what is not finite.

@@ -394,6 +394,11 @@ inline void hide_beyond_limits(const block_view& view, real* scores) {
   }
 }
 
+// Whether a logit is its product times the scale, and nothing else.
+inline bool logits_are_products(const attention_problem& problem) {
+  return !(problem.softcap > 0) && !problem.alibi && !problem.bias.data;
+}
+
 // Products -> logits: softcap, distance, bias, and -inf where a pair is hidden.
 template <typename real>
 inline void shape_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
@@ -408,6 +413,16 @@ inline void shape_scores(const attention_problem& problem, int64_t batch, const 
   hide_beyond_limits(view, scores);
 }
 
+// Whether what is added to the products moves, and by how much: added to `tangents`, in units of log2.
+inline bool moves_added(const attention_problem& problem) { return problem.alibi_tangent || problem.d_bias.data; }
+template <typename real>
+inline void add_moves(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
+                      real* tangents) {
+  const int64_t start = view.start, keys = view.keys();
+  if (problem.alibi_tangent) subtract_distances(problem, problem.alibi_tangent, batch, p, start, keys, tangents);
+  if (problem.d_bias.data) add_bias(problem.d_bias, problem.bias_type, batch, p, start, keys, tangents);
+}
+
 // Tangents of the products -> tangents of the logits, in natural units; 0 where the finished scores say that a pair is hidden.
 template <typename real>
 inline void shape_tangents(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
@@ -417,8 +432,7 @@ inline void shape_tangents(const attention_problem& problem, int64_t batch, cons
   if (unlikely(p.stretched)) multiply_lanes(p.stretch, keys, tangents);
   if (slope)
     for (int64_t at = 0; at < keys * lanes; at += width) store(tangents + at, load(tangents + at) * load(slope + at));
-  if (problem.alibi_tangent) subtract_distances(problem, problem.alibi_tangent, batch, p, view.start, keys, tangents);
-  if (problem.d_bias.data) add_bias(problem.d_bias, problem.bias_type, batch, p, view.start, keys, tangents);
+  add_moves(problem, batch, p, view, tangents);
   const vec<real> nowhere = broadcast(minus_infinity<real>);
   for (int64_t at = 0; at < keys * lanes; at += width)
     store(tangents + at, select<real>(load(scores + at) == nowhere, vec<real>{}, load(tangents + at) * real(ln_2)));

@@ -11,7 +11,7 @@ namespace rootdk::ROOTDK_TARGET {
 
 inline bool moves_queries(const attention_problem& problem) { return problem.d_query.data || problem.scale_tangent != 0; }
 inline bool moves_scores(const attention_problem& problem) {
-  return moves_queries(problem) || problem.d_key.data || problem.d_bias.data || problem.alibi_tangent;
+  return moves_queries(problem) || problem.d_key.data || moves_added(problem);
 }
 
 // What a sink that moves adds to the mean of dS.
@@ -280,8 +280,7 @@ inline __attribute__((noinline, cold)) void far_tangents(const attention_problem
       if (slope)
         for (int64_t at = 0; at < keys * lanes; ++at) s.tangents[at] *= slope[at];
       std::memset(extra.data(), 0, extra.size() * sizeof(real));
-      if (problem.alibi_tangent) subtract_distances(problem, problem.alibi_tangent, batch, p, start, keys, extra.data());
-      if (problem.d_bias.data) add_bias(problem.d_bias, problem.bias_type, batch, p, start, keys, extra.data());
+      add_moves(problem, batch, p, view, extra.data());
       weigh_scores(rows, keys, s.scores);
       if (known && problem.dropout > 0) dropout_factors(problem, p, start, keys, s.factors);
       for (int64_t at = 0; at < keys * lanes; at += width) {
