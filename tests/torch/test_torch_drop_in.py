@@ -17,7 +17,7 @@ import rootdk
 import rootdk.torch
 from rootdk import RootdkError
 from rootdk.backends import problem_of
-from rootdk.torch import MultiHeadAttention, functional, routing, scaled_dot_product_attention
+from rootdk.torch import MultiHeadAttention, functional, scaled_dot_product_attention
 
 TORCHS_OWN = F.scaled_dot_product_attention
 
@@ -291,9 +291,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def noted(*arguments: Any, **options: Any) -> Any:
         seen.append(arguments[0].shape)
-        return functional.scaled_dot_product_attention(*arguments, **options)
+        return scaled_dot_product_attention(*arguments, **options)
 
-    monkeypatch.setattr(routing, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
     return seen
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..backends import torch as adapter
-from ..backends.torch.forward_mode import tangents
+from ..backends.torch.special_tensors import tangents
 from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
 from ..options import LEARNED, Options, Problem, check_one_type, check_shapes, resolve

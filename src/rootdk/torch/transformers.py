@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..attention import attention
 from ..errors import ArgumentError
-from .varlen import documents
+from .functional import documents
 
 NAME = "rootdk"
 

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from rootdk.audit.watching.call import Call, of_encoder_layer, of_multi_head, of_sdpa, of_transformers
 from rootdk.distributed.calls import observers as ring_observers
-from rootdk.torch.routing import SDPA
+from rootdk.torch.functional import SDPA
 from rootdk.torch.wrapping import Wrapped
 
 functional = torch.nn.functional

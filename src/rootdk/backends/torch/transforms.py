@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ...options import Learnable, Problem, learnable
 from . import kernel, second
-from .batched import each, is_batched
-from .forward_mode import primal
 from .operators import (
     NO_FACTS,
     Facts,
@@ -38,6 +36,7 @@ from .operators import (
     refuse_derivative,
     tangent_values,
 )
+from .special_tensors import each, is_batched, primal
 
 
 class FunctionalAttention(torch.autograd.Function):  # type: ignore[misc]
