@@ -184,8 +184,8 @@ def weights(
     check_one_type(problem.query, problem.key, "its weights")
     whole = rows is None or (isinstance(rows, slice) and rows.step in (None, 1))  # then a view
     chosen = rows if whole else row_numbers(rows, problem.query.shape[-2])
-    found: Array = backend.weights(problem, options, chosen)
-    return found[0] if one_head else found  # type: ignore[index]
+    weighed: Array = backend.weights(problem, options, chosen)
+    return weighed[0] if one_head else weighed  # type: ignore[index]
 
 
 def read(

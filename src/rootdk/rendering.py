@@ -126,9 +126,9 @@ def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def expect_kind(data: Any, kind: str) -> None:
     """An error unless the dictionary was written for this class."""
-    came = data.get("kind") if isinstance(data, dict) else type(data).__name__
-    if came != kind:
-        raise ArgumentError(f"data: must be a dictionary of kind {kind!r}, got {came!r}")
+    got = data.get("kind") if isinstance(data, dict) else type(data).__name__
+    if got != kind:
+        raise ArgumentError(f"data: must be a dictionary of kind {kind!r}, got {got!r}")
 
 
 def expect_fields(data: Any, names: Sequence[str], where: str = "data") -> None:

@@ -532,12 +532,12 @@ def load(reference: str) -> ScaleRule:
     if not module or not name:
         raise ArgumentError(f"rule: must be written as module:name, got {reference!r}")
     try:
-        found = _attribute(module, name)
+        value = _attribute(module, name)
     except Exception as error:
         raise ArgumentError(f"rule: cannot load {reference!r}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, ScaleRule):
-        raise ArgumentTypeError(f"rule: {reference!r} must be a ScaleRule, got {type(found).__name__}")
-    return register(replace(found, factor=_Loaded(module, name)))
+    if not isinstance(value, ScaleRule):
+        raise ArgumentTypeError(f"rule: {reference!r} must be a ScaleRule, got {type(value).__name__}")
+    return register(replace(value, factor=_Loaded(module, name)))
 
 
 def _attribute(module: str, name: str) -> Any:

@@ -71,8 +71,8 @@ class Law:
 
     def turned(self) -> Turned:
         """The same law along the axes of its covariance."""
-        spread, turn = np.linalg.eigh(self.covariance)
-        return Turned(np.maximum(spread, 0.0), turn, turn.T @ self.mean)
+        spread, axes = np.linalg.eigh(self.covariance)
+        return Turned(np.maximum(spread, 0.0), axes, axes.T @ self.mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,8 @@ def spectral_bound(query: Law, key: Law, query_width: int, key_width: int, *, ro
     """
     if rotated:
         return longest(query, query_width) * longest(key, key_width)
-    spread, turn = np.linalg.eigh(query.covariance)
-    root = turn * np.sqrt(np.maximum(spread, 0.0))
+    spread, axes = np.linalg.eigh(query.covariance)
+    root = axes * np.sqrt(np.maximum(spread, 0.0))
     joint = np.sqrt(query_width * key_width * largest_eigenvalue(root.T @ key.covariance @ root))
     by_query = np.sqrt(query_width) * np.linalg.norm(root.T @ key.mean)  # |W_q' b_k| = |S_q^(1/2) b_k|
     by_key = np.sqrt(key_width * float(query.mean @ key.covariance @ query.mean))

@@ -66,8 +66,10 @@ METRICS = (
 
 def present(layers: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """The metrics that at least one head has a number for."""
-    held = {name for layer in layers for head in layer["heads"] for name, value in head.items() if value is not None}
-    return [metric for metric in METRICS if metric.name in held]
+    measured = {
+        name for layer in layers for head in layer["heads"] for name, value in head.items() if value is not None
+    }
+    return [metric for metric in METRICS if metric.name in measured]
 
 
 def grid(layers: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:

@@ -84,8 +84,8 @@ def flat_heads(layer: str, metric: str, deviations: Any, keys: int) -> list[Find
     usual = _median(np.asarray(deviations, np.float64))
     if not usual > 0.0:
         return []
-    found = [judge(layer, head, metric, float(value) / usual, keys) for head, value in enumerate(deviations)]
-    return [finding for finding in found if finding is not None]
+    findings = [judge(layer, head, metric, float(value) / usual, keys) for head, value in enumerate(deviations)]
+    return [finding for finding in findings if finding is not None]
 
 
 def _typical(layers: Sequence[LayerAudit], measured: bool, keys: int) -> list[Finding | None]:

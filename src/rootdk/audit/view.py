@@ -147,9 +147,9 @@ def _table(audit: Mapping[str, Any]) -> Table:
 def _layer_table(audit: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the table of layers."""
     layers = audit["layers"]
-    held = {metric.name for metric in present(layers)}
-    measured = any(metric in held for _, metric, _ in _MEASURED)
-    chosen = _MEASURED if measured else tuple(column for column in _OF_WEIGHTS if column[1] in held)
+    names = {metric.name for metric in present(layers)}
+    measured = any(metric in names for _, metric, _ in _MEASURED)
+    chosen = _MEASURED if measured else tuple(column for column in _OF_WEIGHTS if column[1] in names)
     rows = []
     for layer, mark in zip(layers, _marks(audit), strict=True):
         scales = [layer.get("scale"), *(head.get("scale") for head in layer["heads"][:1])]
@@ -297,17 +297,17 @@ def heat_map(
     label = max(5, *map(len, names))
     steps = Steps.of(metric, [value for row in rows for value in row])
     heads = max(map(len, rows))
-    room = max(8, width - label - 2 - max((len(mark) + 1 for mark in marks), default=0))
-    size = 2 if 2 * heads <= room else 1
+    columns = max(8, width - label - 2 - max((len(mark) + 1 for mark in marks), default=0))
+    size = 2 if 2 * heads <= columns else 1
     text = Text(metric.short, style="bold")
     text.append("\n")
     text.append_text(_legend(steps))
-    text.append(f"\n{'layer':{label}}  {_ruler(min(heads, room // size), size)}", style="dim")
+    text.append(f"\n{'layer':{label}}  {_ruler(min(heads, columns // size), size)}", style="dim")
     for row, name, mark in zip(rows, names, marks, strict=True):
-        for start in range(0, len(row), room // size):
+        for start in range(0, len(row), columns // size):
             shown = name if start == 0 else ""
             text.append(f"\n{shown:{label}}  ")
-            for value in row[start : start + room // size]:
+            for value in row[start : start + columns // size]:
                 text.append_text(_sign(value, steps, size))
             if mark and start == 0:
                 text.append(f" {mark}", style="bold")

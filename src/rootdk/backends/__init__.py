@@ -88,8 +88,8 @@ class Backend(Protocol):
 
 def backend_of(argument: str, array: Any) -> Backend:
     """The adapter for this array; an error names the argument if there is none."""
-    found = _found.get(type(array))
-    return found if found is not None else _find(argument, array)
+    backend = _found.get(type(array))
+    return backend if backend is not None else _find(argument, array)
 
 
 def _find(argument: str, array: Any) -> Backend:

@@ -109,9 +109,9 @@ def weights(problem: Problem, options: Options, rows: Any) -> Array:  # noqa: AR
     problem = problem if rows is None else with_rows(problem, rows)
     row_state = _row_state(problem)
     _out, handed_down, _raw_out, _ = _forward(problem, row_state)
-    found = np.zeros(problem.query.shape[:-1] + problem.key.shape[-2:-1], _compute_type(problem.query))
-    kernel().weights(handed_down, row_state, found)
-    return found
+    weights_of_rows = np.zeros(problem.query.shape[:-1] + problem.key.shape[-2:-1], _compute_type(problem.query))
+    kernel().weights(handed_down, row_state, weights_of_rows)
+    return weights_of_rows
 
 
 def elsewhere(query: Any) -> None:  # noqa: ARG001 -- NumPy has one place

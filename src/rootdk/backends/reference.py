@@ -276,9 +276,9 @@ def _softmax(head: _Head) -> _Softmax:
     exponentials = np.where(head.visible, np.exp(shifted), 0)
     sink = np.zeros_like(shift) if head.sink is None else np.exp(head.sink - shift)
     total = exponentials.sum(axis=-1) + sink
-    some = total != 0
-    weights = np.where(head.visible & some[:, None], exponentials / total[:, None], 0)
-    return _Softmax(weights, shifted, np.log(total), shift, np.where(some, sink / total, 0))
+    has_weight = total != 0
+    weights = np.where(head.visible & has_weight[:, None], exponentials / total[:, None], 0)
+    return _Softmax(weights, shifted, np.log(total), shift, np.where(has_weight, sink / total, 0))
 
 
 def _visible_product(left: Floats, visible: NDArray[np.bool_], right: Floats) -> Floats:

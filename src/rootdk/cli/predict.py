@@ -65,7 +65,7 @@ def predict(d_k: tuple[int, ...], keys: int, rule: str, sigma: float, as_json: b
     """
     from rootdk.lab.recommendation import recommend
 
-    reports = [recommend(one, keys, rule, sigma) for one in dict.fromkeys(d_k)]
+    reports = [recommend(width, keys, rule, sigma) for width in dict.fromkeys(d_k)]
     if as_csv:
         click.echo(rendering.csv_text(report.to_dict() for report in reports), nl=False)
     elif as_json:

@@ -122,13 +122,13 @@ def cost(ring: Ring) -> dict[str, Pass]:
     # Inputs; two blocks if any travel; the output as it grows, that of the piece at hand, two numbers a row in each.
     state = rows * ring.heads * (real + 8 + 2 * real)
     inputs = queries * item + block
-    held = inputs + 2.0 * block * bool(hops) + 2.0 * queries * real + state + widened
+    memory = inputs + 2.0 * block * bool(hops) + 2.0 * queries * real + state + widened
     backward_rate = ring.flops if ring.backward_flops is None else ring.backward_flops
-    forward = _pass(ring, flops, ring.flops, [block] * bool(hops), 0.0, held)
+    forward = _pass(ring, flops, ring.flops, [block] * bool(hops), 0.0, memory)
     # Inputs, output and its gradient; the query's gradient and the part at hand; three gradients of blocks, and parts.
-    held = inputs + 2.0 * queries * item + 2.0 * block * bool(hops) + 2.0 * queries * real + 4.0 * gradient + widened
+    memory = inputs + 2.0 * queries * item + 2.0 * block * bool(hops) + 2.0 * queries * real + 4.0 * gradient + widened
     arriving = [block, gradient] if hops else []
-    backward = _pass(ring, BACKWARD * flops, backward_rate, arriving, gradient * bool(hops), held + state)
+    backward = _pass(ring, BACKWARD * flops, backward_rate, arriving, gradient * bool(hops), memory + state)
     return {"forward": forward, "backward": backward}
 
 

@@ -51,7 +51,7 @@ def answer_of(rules: Result) -> str:
     shares = {}
     for rule in ("none", "sqrt"):
         names = ("rows with p > .99", "H / ln n")
-        measured = [one.measured for name in names for one in rules.select(name, d_k=d_k, rule=rule)]
+        measured = [comparison.measured for name in names for comparison in rules.select(name, d_k=d_k, rule=rule)]
         if len(measured) == len(names):
             shares[rule] = (float(measured[0] or 0.0), float(measured[1] or 0.0))
     return answer(d_k, keys, shares if len(shares) == 2 else None)

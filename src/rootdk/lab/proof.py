@@ -97,4 +97,7 @@ def _measured(d: int, pairs: int, seed: int) -> dict[str, tuple[float, float]]:
         samples[f"q1 k1 q{d} k{d}"] = a * b
     samples |= {"square of s": score**2, "square of s / sqrt(d)": score**2 / d}
     comparisons = [compare(name, {}, 0.0, values) for name, values in samples.items()]
-    return {one.quantity: (one.measured or 0.0, one.standard_error or 0.0) for one in comparisons}
+    return {
+        comparison.quantity: (comparison.measured or 0.0, comparison.standard_error or 0.0)
+        for comparison in comparisons
+    }

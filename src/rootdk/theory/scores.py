@@ -101,15 +101,15 @@ def rotary_score(
     turns = float(numbers("base", base, above=1.0)) ** (-2.0 * np.arange(d // 2) / d)
     cosine, sine = np.cos(steps[..., None] * turns), np.sin(steps[..., None] * turns)
     first, second = (np.arange(0, d, 2), np.arange(1, d, 2)) if interleaved else np.split(np.arange(d), 2)
-    turn = np.zeros((*steps.shape, d, d))
-    turn[..., first, first] = turn[..., second, second] = cosine
-    turn[..., second, first], turn[..., first, second] = sine, -sine
-    back = np.swapaxes(turn, -1, -2)
+    rotation = np.zeros((*steps.shape, d, d))
+    rotation[..., first, first] = rotation[..., second, second] = cosine
+    rotation[..., second, first], rotation[..., first, second] = sine, -sine
+    back = np.swapaxes(rotation, -1, -2)
     if cross_covariance is None:
-        cross = np.zeros_like(turn)
+        cross = np.zeros_like(rotation)
     else:
         cross = _cross("cross_covariance", cross_covariance, s_query, s_key) @ back
-    variance = _trace(s_query, turn @ s_key @ back) + _trace(cross, cross)
+    variance = _trace(s_query, rotation @ s_key @ back) + _trace(cross, cross)
     return np.trace(cross, axis1=-2, axis2=-1)[()], variance[()]
 
 

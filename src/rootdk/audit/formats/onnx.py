@@ -188,8 +188,8 @@ def _integers(message: _Message, kind: int, value: Any) -> list[int]:
         return []
     integers = []
     while at < end:
-        one, at = message._varint(at, end)  # noqa: SLF001 -- of the same file
-        integers.append(_signed(one))
+        number, at = message._varint(at, end)  # noqa: SLF001 -- of the same file
+        integers.append(_signed(number))
     return integers
 
 

@@ -52,11 +52,11 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
     known: set[tuple[Stored, Stored]] = set()
     for trace, softmax in _softmaxes(graph, {}, {}):
         number = len(facts)
-        found = trace.sides(softmax)
-        if found is None:
+        sides = trace.sides(softmax)
+        if sides is None:
             tensors[f"attention.{softmax.name}.{len(tensors)}"] = _NOTHING
             continue
-        query, key, factor = found
+        query, key, factor = sides
         if (query.weight, key.weight) in known:
             continue  # the same block in another branch, or again
         known.add((query.weight, key.weight))
@@ -130,10 +130,10 @@ class _Trace:
         """Queries, keys and the factor of their product."""
         factor, product = 1.0, softmax
         if softmax.kind == "Softmax":
-            found = self._product(softmax.inputs[0] if softmax.inputs else "", 64)
-            if found is None:
+            traced = self._product(softmax.inputs[0] if softmax.inputs else "", 64)
+            if traced is None:
                 return None
-            product, factor = found
+            product, factor = traced
         if len(product.inputs) < 2:
             return None
         sides = [self._projection(value, 64) for value in product.inputs[:2]]
@@ -166,9 +166,9 @@ class _Trace:
         elif node.kind not in _MOVES | {"Add", "Sub", "Where", "Tanh", "Clip", "Max", "Min"}:
             return None
         for name in node.inputs:
-            found = self._product(name, depth - 1)
-            if found is not None:
-                return found[0], found[1] * factor
+            product = self._product(name, depth - 1)
+            if product is not None:
+                return product[0], product[1] * factor
         return None
 
     def _projection(self, value: str, depth: int) -> _Side | None:

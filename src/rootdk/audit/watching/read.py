@@ -74,17 +74,22 @@ def read(
 def _on_device(device: Any, call: Call, sight: Sight, scale: float, rows: int, bare: bool) -> dict[str, Any]:
     """By the kernel of a GPU, which finds all of it; where logits are more than scores, the scores by a second pass."""
     options = Options(**_options(call, sight, scale, bare=False))
-    found = device.read_layer(call.query, call.key, options, rows, sight.first, _ASKED)
-    scores = found.reading
+    layer_reading = device.read_layer(call.query, call.key, options, rows, sight.first, _ASKED)
+    scores = layer_reading.reading
     if not bare:
         positions = None if rows == call.query.shape[-2] else sampled_rows(call.query.shape[-2], rows, call.key.device)
         scores = device.read(call.query, call.key, Options(**_options(call, sight, scale, bare=True)), positions)
     return {
-        "reading": found.reading,
+        "reading": layer_reading.reading,
         "scores": scores,
-        "first_weight": found.first_weight,
-        "pointed": Pointed(*(t.reshape(-1, t.shape[-1]) for t in (found.top_key, found.top_share, found.top_mass))),
-        "digested": (found.largest, found.mean_entropy),
+        "first_weight": layer_reading.first_weight,
+        "pointed": Pointed(
+            *(
+                t.reshape(-1, t.shape[-1])
+                for t in (layer_reading.top_key, layer_reading.top_share, layer_reading.top_mass)
+            )
+        ),
+        "digested": (layer_reading.largest, layer_reading.mean_entropy),
     }
 
 

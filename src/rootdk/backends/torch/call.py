@@ -141,8 +141,8 @@ def _scale(query: Tensor, key: Tensor, options: Options) -> tuple[float | None, 
             f"scale: inside torch.compile a rule must not vary from row to row, got {given.name!r}; "
             "multiply the query by the factors of its rows instead"
         )
-    said = ("query_offset", "key_lengths", "segments")
-    where = Options(scale=given, **{name: getattr(options, name) for name in said})
+    positional = ("query_offset", "key_lengths", "segments")
+    where = Options(scale=given, **{name: getattr(options, name) for name in positional})
     problem, _ = resolve(adapter, query.detach(), key.detach(), key.detach(), where)
     rows = torch.tensor(problem.row_scale, device="cpu")
     return None, None, rows.reshape(*query.shape[:-3], query.shape[-2])

@@ -267,12 +267,12 @@ def read_rows(
         total = total * shrink + sink_weight
         square, cube = square * shrink * shrink, cube * shrink * shrink * shrink
         level = tl.where(sink > of_keys, given, level)
-    some, sound = total > 0, total - total == 0
-    inverse = tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)
-    log_total = tl.where(some, tl.log(tl.where(some, total, 1.0)), 0.0)
+    has_weight, sound = total > 0, total - total == 0
+    inverse = tl.where(has_weight, 1.0 / tl.where(has_weight, total, 1.0), 0.0)
+    log_total = tl.where(has_weight, tl.log(tl.where(has_weight, total, 1.0)), 0.0)
     nan = none + float("nan")
     if top_key is not None:
-        used = live & some & sound & (count >= ENOUGH)
+        used = live & has_weight & sound & (count >= ENOUGH)
         votes = tl.sum(((top[:, None] == top[None, :]) & used[None, :]).to(tl.int32), 1)
         most, voters = tl.max(tl.where(used, votes, 0)), tl.sum(used.to(tl.int32))
         chosen = tl.min(tl.where(used & (votes == most), top, n_key - 1)) + tl.zeros((1,), tl.int32)
@@ -298,7 +298,7 @@ def read_rows(
                 row, sees_from, sees_to, at, True,
             )  # fmt: skip
             weight = tl.minimum(tl.exp2(tl.max(s, 1) - maximum) * inverse, 1.0)
-            tl.store(first_weight + flat, tl.where(sound, tl.where(some, weight, 0.0), nan), mask=live)
+            tl.store(first_weight + flat, tl.where(sound, tl.where(has_weight, weight, 0.0), nan), mask=live)
         out = fields + flat
         # In the order of rootdk.reading.FIELDS.
         tl.store(out, tl.where(sound, level + log_total, nan), mask=live)

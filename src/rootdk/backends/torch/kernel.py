@@ -77,10 +77,10 @@ def weights(problem: Problem, row_state: Tensor, per_key: bool = False) -> Tenso
     """The weight of every pair, (..., heads, n_query, n_key), or with their sum per key (..., heads, n_key)."""
     query, n_key = problem.query, problem.key.shape[-2]
     shape = (*query.shape[:-2], n_key) if per_key else (*query.shape[:-1], n_key)
-    found = query.new_zeros(shape, dtype=_compute_type(query.dtype))
-    spread = found[..., None, :].expand(*query.shape[:-1], n_key) if per_key else found
+    received_or_weights = query.new_zeros(shape, dtype=_compute_type(query.dtype))
+    spread = received_or_weights[..., None, :].expand(*query.shape[:-1], n_key) if per_key else received_or_weights
     kernel().weights(_walked(problem, dense=False), row_state, spread, team())
-    return found
+    return received_or_weights
 
 
 def tangent(problem: Problem, moved: Learnable, out: Any = None) -> Tensor:

@@ -305,14 +305,14 @@ def gap_counting(
         ("one ahead by 1/ln n", lambda n: math.log(n) * math.log(n - 1), lambda n: math.log(n) ** 2),
     )
     for (name, factor, counted), power in zip(factors, powers, strict=True):
-        found, later = (_power_of_log(factor, *ends) for ends in ((few, many), (many, 1e3 * many)))
+        near, later = (_power_of_log(factor, *ends) for ends in ((few, many), (many, 1e3 * many)))
         against = (
-            f"from {few:.0e} to {many:.0e} keys the power for {name} is {found:.2f}, and from there to a thousand "
+            f"from {few:.0e} to {many:.0e} keys the power for {name} is {near:.2f}, and from there to a thousand "
             f"times as many {later:.2f}, not {power:g} within a tenth"
         )
         preset = "a tenth of the power off is still that power: set before the powers were computed"
         text = f"{name}: power of ln n"
-        yield Comparison(text, found, "=", power, slack=0.1 * power, otherwise=against, choice=preset)
+        yield Comparison(text, near, "=", power, slack=0.1 * power, otherwise=against, choice=preset)
         yield Comparison(f"{name}: the same, from {many:.0e} keys to {1e3 * many:.0e}", later, role=SHOWN)
         yield Comparison(f"{name}, {many:.0e} keys: factor for a weight of 1/2", factor(many), role=SHOWN)
         # Of normal scores some e^(g m - g^2/2) lie within g of the largest, m = sqrt(2 ln n): ln N(g)/g starts at m.

@@ -67,11 +67,11 @@ def exported_page(
 def precomputed(api: Api, progress: Progress = lambda name, share: None) -> dict[str, Any]:
     """What the server would answer: the description of the chapters, and their views by knob and value."""
     described = api.described()
-    total = sum(1 + sum(len(texts_of(one)) for one in chapter.controls) for chapter in api.chapters)
+    total = sum(1 + sum(len(texts_of(control)) for control in chapter.controls) for chapter in api.chapters)
     views: dict[str, dict[str, list[Any]]] = {}
     done = 0
     for place, chapter in enumerate(api.chapters):
-        described["chapters"][place]["controls"] = [with_stops(one) for one in chapter.controls]
+        described["chapters"][place]["controls"] = [with_stops(control) for control in chapter.controls]
         by_knob = views[chapter.id] = {}
         for name, raw in _settings(chapter):
             by_knob.setdefault(name, []).append(_shown(api, chapter, raw))
@@ -119,10 +119,10 @@ def _inlined(texts: Mapping[str, str], data: Mapping[str, Any]) -> str:
         "style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     head, body = page.split("<head>\n", 1)
-    held = f'<script type="application/octet-stream" id="exported" data-note="{_NOTE}">{packed.decode()}</script>\n'
+    views = f'<script type="application/octet-stream" id="exported" data-note="{_NOTE}">{packed.decode()}</script>\n'
     running = "".join(f"<script>{script}</script>\n" for script in scripts)
     return f'{head}<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">\n' + body.replace(
-        "</body>", f"{held}{running}</body>"
+        "</body>", f"{views}{running}</body>"
     )
 
 

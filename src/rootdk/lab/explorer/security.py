@@ -114,18 +114,18 @@ class Guard:
                 await fault(scope, receive, with_headers)
 
     def _refused(self, scope: Scope) -> Response | None:
-        said: dict[bytes, list[str]] = {}
+        headers: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
-            said.setdefault(name.lower(), []).append(value.decode("latin-1").lower())
-        host = said.get(b"host", [])
+            headers.setdefault(name.lower(), []).append(value.decode("latin-1").lower())
+        host = headers.get(b"host", [])
         if len(host) != 1 or host[0] not in self.hosts:
             return refusal(421, f"Host: must be one of {', '.join(sorted(self.hosts))}", "Host")
         method = scope["method"]
         if method not in _METHODS:
             return refusal(405, f"method: must be GET, HEAD or POST, got {method[:20]}", "method")
-        from_elsewhere = set(said.get(b"sec-fetch-site", [])) - {"same-origin", "none"}
+        from_elsewhere = set(headers.get(b"sec-fetch-site", [])) - {"same-origin", "none"}
         if scope["path"].startswith("/api") and from_elsewhere:
             return refusal(403, "Sec-Fetch-Site: only this server's own page may ask", "Sec-Fetch-Site")
-        if method == "POST" and said.get(b"origin") != [f"http://{host[0]}"]:
+        if method == "POST" and headers.get(b"origin") != [f"http://{host[0]}"]:
             return refusal(403, f"Origin: must be http://{host[0]}", "Origin")
         return None

@@ -93,10 +93,10 @@ def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUE
     )
 
     async def serve() -> None:
-        server, said = uvicorn.Server(config), set[str]()
+        server, printed = uvicorn.Server(config), set[str]()
         # While it ends, what is cut off is no news.
         asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: None if server.should_exit else say_once(said, context)
+            lambda _, context: None if server.should_exit else say_once(printed, context)
         )
         await server.serve(sockets=[listener])
 
@@ -167,11 +167,11 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen wit
             self.transport.abort()
 
 
-def say_once(said: set[str], context: dict[str, Any]) -> None:
+def say_once(printed: set[str], context: dict[str, Any]) -> None:
     """A line for what asyncio would write a traceback for each time, such as too many open files."""
     line = f"rootdk explore: {context.get('message')}: {context.get('exception')}"
-    if line not in said:
-        said.add(line)
+    if line not in printed:
+        printed.add(line)
         print(line, file=sys.stderr)
 
 

@@ -60,7 +60,7 @@ def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = Non
 
 def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     layers = audit["layers"]
-    counted = [sum(one["severity"] == kind for one in audit["findings"]) for kind in SEVERITIES]
+    counted = [sum(finding["severity"] == kind for finding in audit["findings"]) for kind in SEVERITIES]
     words = " ".join(
         badge(_BADGES[kind], f"{count} {kind}{'s' if count != 1 and kind != 'critical' else ''}")
         for kind, count in zip(SEVERITIES, counted, strict=True)
@@ -95,13 +95,13 @@ def _findings(audit: Mapping[str, Any]) -> str:
     return f"<div class='claims'>{''.join(map(_finding, groups))}</div>"
 
 
-def _finding(one: FindingGroup) -> str:
-    heading = f"{badge(_BADGES[one.severity], one.severity)}<strong>{escape(one.metric)}</strong>"
-    crossed = f"{escape(one.value)}, limit {rendering.brief(one.threshold)}"
+def _finding(group: FindingGroup) -> str:
+    heading = f"{badge(_BADGES[group.severity], group.severity)}<strong>{escape(group.metric)}</strong>"
+    crossed = f"{escape(group.value)}, limit {rendering.brief(group.threshold)}"
     return (
         f"<article class='claim'><header>{heading}</header>"
-        f"<p>{crossed}: <span class='path'>{escape(one.places)}</span></p>"
-        f"<p class='condition path'>{escape(one.remedy)}</p><p class='dim'>{escape(one.source)}</p></article>"
+        f"<p>{crossed}: <span class='path'>{escape(group.places)}</span></p>"
+        f"<p class='condition path'>{escape(group.remedy)}</p><p class='dim'>{escape(group.source)}</p></article>"
     )
 
 
@@ -135,9 +135,9 @@ def _numbers(audit: Mapping[str, Any]) -> str:
 
 def _held(layers: Sequence[Mapping[str, Any]]) -> list[str]:
     """All metrics that a head has, those with a map first."""
-    held = dict.fromkeys(name for layer in layers for head in layer["heads"] for name in head)
-    known = [one.name for one in METRICS if one.name in held]
-    return known + [name for name in held if name not in known]
+    names = dict.fromkeys(name for layer in layers for head in layer["heads"] for name in head)
+    known = [metric.name for metric in METRICS if metric.name in names]
+    return known + [name for name in names if name not in known]
 
 
 def _middle(row: Sequence[float]) -> str:
@@ -147,13 +147,13 @@ def _middle(row: Sequence[float]) -> str:
 def audit_pictures(audit: Mapping[str, Any]) -> list[Picture]:
     """One map for each metric that the audit has numbers for."""
     layers = audit["layers"]
-    return [map_picture(one, layers) for one in present(layers)]
+    return [map_picture(metric, layers) for metric in present(layers)]
 
 
 def spread_pictures(audit: Mapping[str, Any]) -> list[Picture]:
     """The first metric along the layers: every head, the median, and what theory says of random q and k."""
     layers = audit["layers"]
-    return [spread_picture(one, layers) for one in present(layers)[:1] if len(layers) > 1]
+    return [spread_picture(metric, layers) for metric in present(layers)[:1] if len(layers) > 1]
 
 
 def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:

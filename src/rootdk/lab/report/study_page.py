@@ -164,14 +164,21 @@ def overview(results: Sequence[Result]) -> str:
 
 def comparisons(numbers: Sequence[Comparison]) -> str:
     """Every number of one experiment."""
-    names = list(dict.fromkeys(name for one in numbers for name in one.setting))
+    names = list(dict.fromkeys(name for comparison in numbers for name in comparison.setting))
     head = ["quantity", *names, "theory", "measured", "± 1 s.e.", "difference, s.e."]
     rows = []
-    for one in numbers:
-        off = "–" if one.disagreement is None else f"{one.disagreement:+.1f}"
-        setting = [_plain(one.setting.get(name, "")) for name in names]
+    for comparison in numbers:
+        off = "–" if comparison.disagreement is None else f"{comparison.disagreement:+.1f}"
+        setting = [_plain(comparison.setting.get(name, "")) for name in names]
         rows.append(
-            [one.quantity, *setting, number(one.predicted), number(one.measured), number(one.standard_error), off]
+            [
+                comparison.quantity,
+                *setting,
+                number(comparison.predicted),
+                number(comparison.measured),
+                number(comparison.standard_error),
+                off,
+            ]
         )
     return table(head, rows)
 
@@ -195,19 +202,19 @@ def _claim(claim: Mapping[str, Any]) -> str:
 
 def _evidence(claim: Mapping[str, Any]) -> str:
     rows = []
-    for one in claim.get("evidence", ()):
-        error = "exact" if one["standard_error"] is None else f"± {float(one['standard_error']):.1g}"
-        asked = f"{one['relation']} {number(float(one['predicted']))}" if one["relation"] else ""
-        verdict = {AGREES: "yes", DISAGREES: "no"}.get(one["state"], "unsure") if asked else ""
-        measured = None if one["measured"] is None else float(one["measured"])
-        rows.append([str(one["quantity"]), number(measured), error, asked, verdict])
+    for comparison in claim.get("evidence", ()):
+        error = "exact" if comparison["standard_error"] is None else f"± {float(comparison['standard_error']):.1g}"
+        asked = f"{comparison['relation']} {number(float(comparison['predicted']))}" if comparison["relation"] else ""
+        verdict = {AGREES: "yes", DISAGREES: "no"}.get(comparison["state"], "unsure") if asked else ""
+        measured = None if comparison["measured"] is None else float(comparison["measured"])
+        rows.append([str(comparison["quantity"]), number(measured), error, asked, verdict])
     return table(["evidence", "measured", "s.e.", "claim", "true?"], rows) + _choices(claim["evidence"]) if rows else ""
 
 
 def _choices(evidence: Sequence[Mapping[str, Any]]) -> str:
     """Targets that the claim leaves open, with the reason for each."""
-    chosen = [one for one in evidence if one.get("choice")]
-    texts = dict.fromkeys(f"{number(float(one['predicted']))}: {one['choice']}" for one in chosen)
+    chosen = [comparison for comparison in evidence if comparison.get("choice")]
+    texts = dict.fromkeys(f"{number(float(comparison['predicted']))}: {comparison['choice']}" for comparison in chosen)
     if not texts:
         return ""
     return f"<p class='dim'>The claim gives no number here; we chose: {escape('; '.join(texts))}.</p>"

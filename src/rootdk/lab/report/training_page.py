@@ -182,10 +182,10 @@ def numbers(results: Results) -> str:
     head = ["task", "rule", "d_k", "learning rate", "seeds", "loss", "± half", "accuracy", "diverged"]
     rows = []
     for panel, groups in panels(grouped(results.runs)).items():
-        for one in sorted(groups, key=lambda one: (one.spec.d_k, one.line)):
-            for outcome in one.outcomes:
+        for group in sorted(groups, key=lambda group: (group.spec.d_k, group.line)):
+            for outcome in group.outcomes:
                 loss, right, rate, lost = outcome.loss, outcome.accuracy, outcome.rate, outcome.diverged
-                rows.append([panel, one.line, str(one.spec.d_k), f"{rate:.3g}", str(loss.count), number(loss.mean),
+                rows.append([panel, group.line, str(group.spec.d_k), f"{rate:.3g}", str(loss.count), number(loss.mean),
                              number(loss.half), number(right.mean), str(lost or "–")])  # fmt: skip
     return table(head, rows)
 
@@ -196,25 +196,25 @@ def _folded(results: Results) -> str:
 
 def _cards(results: Results) -> Iterator[str]:
     specs = [run.spec for run in results.runs]
-    tasks, sizes, seeds = ({getattr(one, name) for one in specs} for name in ("task", "d_k", "seed"))
-    rules = dict.fromkeys(one.rule for one in specs)
+    tasks, sizes, seeds = ({getattr(spec, name) for spec in specs} for name in ("task", "d_k", "seed"))
+    rules = dict.fromkeys(spec.rule for spec in specs)
     diverged = sum(run.diverged for run in results.runs)
     yield card(str(len(specs)), f"runs, {len(seeds)} seeds" + f", {diverged} of the runs diverged" * bool(diverged))
-    yield card(escape(", ".join(dict.fromkeys(one.task for one in specs))), "task" + "s" * (len(tasks) > 1))
+    yield card(escape(", ".join(dict.fromkeys(spec.task for spec in specs))), "task" + "s" * (len(tasks) > 1))
     yield card(escape(", ".join(rules)), "scale rules" if len(rules) > 1 else "scale rule")
     yield card(f"{min(sizes)} – {max(sizes)}" if len(sizes) > 1 else str(min(sizes)), rich("d_k"))
 
 
 def _dots(groups: Sequence[Group]) -> list[Group]:
     """Those that take dot products."""
-    return [one for one in groups if one.spec.rule != ADDITIVE]
+    return [group for group in groups if group.spec.rule != ADDITIVE]
 
 
 def _compared(groups: Sequence[Group]) -> list[int]:
     """The d_k at which there is more than one line to compare; where there is none, all of them."""
     lines: dict[int, set[str]] = {}
-    for one in groups:
-        lines.setdefault(one.spec.d_k, set()).add(one.line)
+    for group in groups:
+        lines.setdefault(group.spec.d_k, set()).add(group.line)
     return sorted(d_k for d_k, names in lines.items() if len(names) > 1) or sorted(lines)
 
 
@@ -227,10 +227,10 @@ def _spread_over(values: Sequence[int], count: int) -> list[int]:
 
 def _rate_for_all(groups: Sequence[Group]) -> float | None:
     """The learning rate for the comparison at equal rates: of those that every rule has, the best of 1/sqrt(d_k)."""
-    plain = [one for one in groups if one.line == one.spec.rule]
-    common = set.intersection(*(set(one.rates) for one in plain)) if plain else set()
+    plain = [group for group in groups if group.line == group.spec.rule]
+    common = set.intersection(*(set(group.rates) for group in plain)) if plain else set()
     if not common:
         return None
-    own = [one for one in plain if one.line == "sqrt"] or plain
-    widest = max(own, key=lambda one: one.spec.d_k)
+    own = [group for group in plain if group.line == "sqrt"] or plain
+    widest = max(own, key=lambda group: group.spec.d_k)
     return min(common, key=lambda rate: (widest.at(rate).loss.mean, rate))

@@ -44,7 +44,7 @@ def layer_curves(
     """One number of each layer along training, a picture per layer."""
     chosen = _at(groups, d_k)
     pictures = []
-    for layer in range(min(one.spec.layers for one in chosen)):
+    for layer in range(min(group.spec.layers for group in chosen)):
         traces = curves_of(by_rule(chosen, lambda run, layer=layer: run.along(name, layer)), log=log)  # type: ignore[misc]
         figure = plain_figure(traces, _STEPS, label, yaxis=POWERS if log else {"range": [0, 1.02]})
         mean = " Means are geometric." if log else ""
@@ -61,7 +61,7 @@ def layer_curves(
 
 def over_d_k(panel: str, groups: Sequence[Group], rate: float | None = None) -> Picture:
     """Loss at the end against d_k: at one learning rate for all, or at the best of each."""
-    chosen = [one for one in groups if rate is None or rate in one.rates]
+    chosen = [group for group in groups if rate is None or rate in group.rates]
     points = points_of(chosen, lambda group: [_final(group, group.spec.d_k, group.best.rate if rate is None else rate)])
     figure = loss_figure(points, "d<sub>k</sub>")
     if rate is None:
@@ -103,7 +103,7 @@ def transplants(panel: str, groups: Sequence[Group], d_k: int) -> list[Picture]:
     for name, label, along in (("kappa", "κ", 0), ("logit", "largest |logit|", 2)):
         points = points_of(chosen, lambda group, along=along: _transplanted(group.best.runs, along))  # type: ignore[misc]
         figure = loss_figure(points, label, POWERS | {"dtick": 2 if decades(points) > 4 else 1})
-        untouched = "; ".join(f"{one.line} {one.best.loss.mean:.3g}" for one in chosen)
+        untouched = "; ".join(f"{group.line} {group.best.loss.mean:.3g}" for group in chosen)
         caption = f"{_seeds(chosen)} Without transplant the loss is: {untouched}."
         title = f"Transplant, loss against {label}: {panel}, d_k = {d_k}"
         pictures.append(Picture(f"transplant-{name}-{_slug(panel)}-{d_k}", title, caption, figure))
@@ -132,9 +132,10 @@ def ladder(panel: str, group: Group) -> list[Picture]:
 
 def _sharpest(run: Run) -> tuple[list[int], list[float | None]]:
     """Steps, and the smallest entropy of any layer at each."""
-    steps = [one.step for one in run.moments]
+    steps = [moment.step for moment in run.moments]
     return steps, [
-        min((layer.entropy for layer in one.layers if layer.entropy is not None), default=None) for one in run.moments
+        min((layer.entropy for layer in moment.layers if layer.entropy is not None), default=None)
+        for moment in run.moments
     ]
 
 
@@ -145,16 +146,16 @@ def _sharpest_at_the_end(group: Group, rate: float) -> Point:
 def _transplanted(runs: Sequence[Run], along: int) -> list[Point]:
     """(x, loss over seeds) per kappa; x is the kappa, or the mean over seeds of what it leads to."""
     points = []
-    for kappa in dict.fromkeys(one[0] for run in runs for one in run.transplant):
-        rows = [one for run in runs for one in run.transplant if one[0] == kappa]
-        x = interval(one[along] for one in rows).mean
+    for kappa in dict.fromkeys(row[0] for run in runs for row in run.transplant):
+        rows = [row for run in runs for row in run.transplant if row[0] == kappa]
+        x = interval(row[along] for row in rows).mean
         if math.isfinite(x):
-            points.append(point_of(x, (one[1] for one in rows)))
+            points.append(point_of(x, (row[1] for row in rows)))
     return points
 
 
 def _at(groups: Sequence[Group], d_k: int) -> list[Group]:
-    return [one for one in groups if one.spec.d_k == d_k]
+    return [group for group in groups if group.spec.d_k == d_k]
 
 
 def _final(group: Group, x: float, rate: float) -> Point:
@@ -174,17 +175,17 @@ def _cut(span: dict[str, Any], means: Iterable[Sequence[float]]) -> str:
 
 
 def _seeds(groups: Sequence[Group]) -> str:
-    counts = sorted({len(one.best.runs) for one in groups})
+    counts = sorted({len(group.best.runs) for group in groups})
     if counts[-1] == 1:
         return "One seed, so no interval."
     return f"Mean of {counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds with its 95% interval."
 
 
 def _rates(groups: Sequence[Group]) -> str:
-    rates = {rate for one in groups for rate in one.rates}
+    rates = {rate for group in groups for rate in group.rates}
     if len(rates) == 1:
         return f"Learning rate {min(rates):.3g}, the only one tried."
-    return f"Best learning rate of each: {'; '.join(f'{one.line} {one.best.rate:.3g}' for one in groups)}."
+    return f"Best learning rate of each: {'; '.join(f'{group.line} {group.best.rate:.3g}' for group in groups)}."
 
 
 def _lost(group: Group) -> str:
@@ -192,14 +193,14 @@ def _lost(group: Group) -> str:
 
 
 def _diverged(groups: Sequence[Group]) -> str:
-    lost = [(one, one.best.diverged) for one in groups]
-    words = [f"{count} of {len(one.best.runs)} runs of {one.line}" for one, count in lost if count]
+    lost = [(group, group.best.diverged) for group in groups]
+    words = [f"{count} of {len(group.best.runs)} runs of {group.line}" for group, count in lost if count]
     return f" Diverged: {', '.join(words)}." if words else ""
 
 
 def _missing(points: Points) -> str:
     """Points that a diverged run has no mean at."""
-    lost = sum(not math.isfinite(one.over.mean) for chosen in points.values() for one in chosen)
+    lost = sum(not math.isfinite(point.over.mean) for chosen in points.values() for point in chosen)
     return f" {lost} point{'s' if lost > 1 else ''} with a diverged run not shown." if lost else ""
 
 
@@ -250,7 +251,7 @@ def loss_figure(points: Points, x: str, axis: dict[str, Any] | None = None) -> d
 def _style(name: str, number: int, names: Sequence[str]) -> tuple[str, str]:
     """Colour by rule; what is special about a line of the same rule shows in its dashes."""
     rule = name.partition(",")[0]
-    alike = [one for one in names if one.partition(",")[0] == rule]
+    alike = [name for name in names if name.partition(",")[0] == rule]
     return colour_of(rule, number), _DASHES[alike.index(name) % len(_DASHES)]
 
 
@@ -284,10 +285,10 @@ def marked(points: Points) -> list[dict[str, Any]]:
 
 def by_rule(groups: Sequence[Group], along: Callable[[Run], Any]) -> list[Line]:
     """A line per group, at its best learning rate."""
-    names = [one.line for one in groups]
+    names = [group.line for group in groups]
     return [
-        (one.line, *_style(one.line, number, names), [along(run) for run in one.best.runs])
-        for number, one in enumerate(groups)
+        (group.line, *_style(group.line, number, names), [along(run) for run in group.best.runs])
+        for number, group in enumerate(groups)
     ]
 
 

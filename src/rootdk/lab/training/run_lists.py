@@ -139,10 +139,10 @@ def read_specs(path: Path) -> tuple[RunSpec, ...]:
         raise ArgumentError(f"spec: {path} is not JSON: {error}") from error
     runs: Any = data.get("runs") if isinstance(data, dict) else data
     if not isinstance(runs, list) or not runs:
-        came = (
+        kind = (
             "an empty list" if runs == [] else f"{type(data).__name__} without it" if runs is None else repr(runs)[:40]
         )
-        raise ArgumentError(f'spec: {path} must hold a list of runs, alone or under "runs", got {came}')
+        raise ArgumentError(f'spec: {path} must hold a list of runs, alone or under "runs", got {kind}')
     return tuple(_spec(path, number, entry) for number, entry in enumerate(runs))
 
 

@@ -32,7 +32,7 @@ _BEFORE = (
     formats,
 )
 _TRAINING = training.training_chapter(shipped())
-CHAPTERS: tuple[Chapter, ...] = (*(one.CHAPTER for one in _BEFORE), _TRAINING, model.CHAPTER, claims.CHAPTER)
+CHAPTERS: tuple[Chapter, ...] = (*(chapter.CHAPTER for chapter in _BEFORE), _TRAINING, model.CHAPTER, claims.CHAPTER)
 
 # The argument in ten steps of some twenty seconds: an address, and what to look at there. Each moves one knob at most,
 # to a value that an exported page holds.

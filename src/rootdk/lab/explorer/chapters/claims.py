@@ -25,8 +25,8 @@ _lock = Lock()
 def compute(values: Mapping[str, Any]) -> View:
     """All records, or those of one verdict; the counts are of all."""
     records = _records()
-    shown = [one for one in records if values["verdict"] in (_ALL, one.verdict)]
-    counts = {verdict: sum(one.verdict == verdict for one in records) for verdict in VERDICTS}
+    shown = [claim for claim in records if values["verdict"] in (_ALL, claim.verdict)]
+    counts = {verdict: sum(claim.verdict == verdict for claim in records) for verdict in VERDICTS}
     numbers = tuple(number(verdict.replace(" ", "_"), verdict, count) for verdict, count in counts.items())
     totals = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
     # Lying, so that there is room for the words.
@@ -35,8 +35,15 @@ def compute(values: Mapping[str, Any]) -> View:
     chart = plot([trace], "claims", "", xaxis={"dtick": 5}, yaxis={"autorange": "reversed"})
     figure = Figure("verdicts", "Verdicts", chart, f"Verdicts on {len(records)} claims: {totals}.")
     rows = tuple(
-        (one.id, one.statement, one.verdict, one.condition, one.source, _evidence(one.evidence) or one.method)
-        for one in shown
+        (
+            claim.id,
+            claim.statement,
+            claim.verdict,
+            claim.condition,
+            claim.source,
+            _evidence(claim.evidence) or claim.method,
+        )
+        for claim in shown
     )
     headings = ("number", "claim", "verdict", "condition, or the reason", "said in", "evidence")
     return View((figure,), numbers, _PYTHON, Table(headings, rows))
@@ -56,11 +63,11 @@ def _checked() -> tuple[CheckedClaim, ...]:
 def _evidence(evidence: Sequence[Comparison]) -> str:
     """Every number with its standard error, and what the claim makes of it."""
     parts = []
-    for one in evidence:
-        error = f" ± {one.standard_error:.1g}" if one.standard_error else ""
-        mark = {AGREES: "", DISAGREES: ": no"}.get(one.state, ": unsure")
-        asked = f" ({one.relation} {short(one.predicted)}{mark})" if one.relation else ""
-        parts.append(f"{one.quantity}: {short(one.measured or 0.0)}{error}{asked}")
+    for comparison in evidence:
+        error = f" ± {comparison.standard_error:.1g}" if comparison.standard_error else ""
+        mark = {AGREES: "", DISAGREES: ": no"}.get(comparison.state, ": unsure")
+        asked = f" ({comparison.relation} {short(comparison.predicted)}{mark})" if comparison.relation else ""
+        parts.append(f"{comparison.quantity}: {short(comparison.measured or 0.0)}{error}{asked}")
     return "; ".join(parts)
 
 

@@ -127,7 +127,7 @@ def _histogram(
     x, law, density = _density(values, mean / by, variance / by**2, by)
     measured = bars((edges[1:] + edges[:-1]) / 2, heights, "measured", colour, opacity=0.45, width=width)
     # Where the premise fails scores may leave the axes; then these grow.
-    half = max(axes[0], abs(mean) + 4 * sigma) if any(values[one] for one in _PREMISES) else axes[0]
+    half = max(axes[0], abs(mean) + 4 * sigma) if any(values[premise] for premise in _PREMISES) else axes[0]
     figure = plot(
         [*ghosts, measured, line(x, density, law, GREY)],
         "score",
@@ -150,7 +150,7 @@ def _density(values: Mapping[str, Any], mean: float, variance: float, by: float)
     """Places, the name of the law, and its density there, for scores times `by`."""
     sigma, middle = by * math.sqrt(variance), by * mean
     x = middle + sigma * np.linspace(-5, 5, 161)
-    if values["law"] == "normal" and not any(values[one] for one in _PREMISES):
+    if values["law"] == "normal" and not any(values[premise] for premise in _PREMISES):
         return x, "theory: exact density", score_density(x, values["d_k"], by)
     # For other components there is no simple density; how far the bars are from this curve is worth seeing.
     normal = np.exp(-(((x - middle) / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi))

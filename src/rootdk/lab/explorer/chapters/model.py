@@ -62,7 +62,7 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
     metric = _chosen(present(layers), values["metric"])
     known = [value for row in grid(layers, metric.name) for value in row if math.isfinite(value)]
     baselines = [value for layer in layers if (value := layer.get("baseline", {}).get(metric.name)) is not None]
-    counts = {kind: sum(one["severity"] == kind for one in audit["findings"]) for kind in SEVERITIES}
+    counts = {kind: sum(finding["severity"] == kind for finding in audit["findings"]) for kind in SEVERITIES}
     kind = "" if metric.name in _OF_WEIGHTS else "measured"
     numbers = [
         number("verdict", "verdict", audit["verdict"]),
@@ -89,7 +89,9 @@ def _readable(audit: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         **audit,
         "layers": [{**layer, "name": printable(layer["name"])} for layer in audit["layers"]],
-        "findings": [{**one, **{name: printable(one[name]) for name in shown}} for one in audit["findings"]],
+        "findings": [
+            {**finding, **{name: printable(finding[name]) for name in shown}} for finding in audit["findings"]
+        ],
     }
 
 
@@ -97,25 +99,35 @@ def _table(audit: Mapping[str, Any]) -> Table | None:
     """Findings, the worst first."""
     groups = grouped(audit)
     rows = [
-        (one.severity, one.metric, one.value, rendering.brief(one.threshold), one.places, one.remedy, one.source)
-        for one in groups[:MOST_ROWS]
+        (
+            group.severity,
+            group.metric,
+            group.value,
+            rendering.brief(group.threshold),
+            group.places,
+            group.remedy,
+            group.source,
+        )
+        for group in groups[:MOST_ROWS]
     ]
     if len(groups) > MOST_ROWS:
         rows.append(("", "", "", "", f"{len(groups) - MOST_ROWS} more: rootdk audit --json", "", ""))
     return Table(_HEADINGS, tuple(rows)) if rows else None
 
 
-def _chosen(held: Sequence[Metric], name: str) -> Metric:
-    if not held:
+def _chosen(metrics: Sequence[Metric], name: str) -> Metric:
+    if not metrics:
         raise ArgumentError(
-            f"audit.layers: must have heads with one of {', '.join(one.name for one in METRICS)}, got none"
+            f"audit.layers: must have heads with one of {', '.join(metric.name for metric in METRICS)}, got none"
         )
     if name == FIRST:
-        return held[0]
-    for one in held:
-        if one.name == name:
-            return one
-    raise ArgumentError(f"metric: must be one that this audit has, {', '.join(one.name for one in held)}, got {name!r}")
+        return metrics[0]
+    for metric in metrics:
+        if metric.name == name:
+            return metric
+    raise ArgumentError(
+        f"metric: must be one that this audit has, {', '.join(metric.name for metric in metrics)}, got {name!r}"
+    )
 
 
 def _map_text(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> str:
@@ -184,8 +196,8 @@ CHAPTER = Chapter(
             "metric",
             "choice",
             FIRST,
-            choices=(FIRST, *(one.name for one in METRICS)),
-            labels=("the first that the audit has", *(one.short for one in METRICS)),
+            choices=(FIRST, *(metric.name for metric in METRICS)),
+            labels=("the first that the audit has", *(metric.short for metric in METRICS)),
         ),
     ),
     compute=compute,

@@ -70,7 +70,7 @@ def slug(text: str) -> str:
 def _view(panel: str, groups: Sequence[Group], d_k: int, read: str) -> View:
     here = [group for group in groups if group.spec.d_k == d_k]
     if not here:
-        there = ", ".join(str(one) for one in sorted({group.spec.d_k for group in groups}))
+        there = ", ".join(str(d_k) for d_k in sorted({group.spec.d_k for group in groups}))
         raise ArgumentError(f"d_k: must be one that was trained with, {there} for {panel!r}, got {d_k}")
     pictures = [learning_curves(panel, groups, d_k), over_d_k(panel, groups)]
     if any(len(group.rates) > 1 for group in here):
