@@ -129,8 +129,8 @@ def _nothing(tensors: Tensors, config: Config, unknown: list[str]) -> str:
     listed = ", ".join(f"{shown_text(name, 120)} ({shown_text(tensors[name].dtype)})" for name in names[:6])
     kind = f"model_type {shown_text(repr(config.model_type), 80)}" if config.model_type else "no model_type"
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    what = f"not understood: {listed}{more}" if names else "it has no tensors"
-    return f"path: no query and key projection that is known, with {kind}; {what}"
+    reason = f"not understood: {listed}{more}" if names else "it has no tensors"
+    return f"path: no query and key projection that is known, with {kind}; {reason}"
 
 
 def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:

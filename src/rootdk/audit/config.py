@@ -268,8 +268,8 @@ class Config:
             scale = root if known else Scale(root.value, "1/sqrt(d_k), assumed", assumed=True)
         if fields.flag("scale_attn_by_inverse_layer_idx"):
             scale = Scale(scale.value / (index + 1), f"{scale.source} / (layer + 1)", scale.assumed)
-        factor, what = self._stretched()
-        return Scale(scale.value * factor, f"{scale.source} x {what}", scale.assumed) if factor != 1.0 else scale
+        factor, kind = self._stretched()
+        return Scale(scale.value * factor, f"{scale.source} x {kind}", scale.assumed) if factor != 1.0 else scale
 
     def _stretched(self) -> tuple[float, str]:
         """What a stretched rotary embedding multiplies <q, k> by (YaRN, LongRoPE), and how it is called."""

@@ -110,9 +110,9 @@ class Together:
             return Law(head.along, np.diag(head.spread))
         t, weight, reduced = self.t, self.weight, head.reduced(self.power)
         shrunk, mean = reduced.tilted(t)
-        centre = np.sqrt(self.length) * (reduced.turn @ ((weight / np.sqrt(np.pi * t)) @ mean))
+        centre = np.sqrt(self.length) * (reduced.axes @ ((weight / np.sqrt(np.pi * t)) @ mean))
         squares = np.diag(weight @ (reduced.spread * shrunk)) + (mean * weight[:, None]).T @ mean
-        second = self.length * (reduced.turn @ squares @ reduced.turn.T)
+        second = self.length * (reduced.axes @ squares @ reduced.axes.T)
         return Law(centre, second - np.outer(centre, centre))
 
     def slope(self, head: Turned) -> Floats:
@@ -124,7 +124,7 @@ class Together:
             return np.zeros((len(head.along), len(head.along)))
         shrunk, _ = head.reduced(self.power).tilted(self.t)
         axes = np.sqrt(self.length) * ((self.weight / np.sqrt(np.pi * self.t)) @ shrunk)
-        slope: Floats = (head.turn * np.ldexp(axes, -self.power // 2)) @ head.turn.T
+        slope: Floats = (head.axes * np.ldexp(axes, -self.power // 2)) @ head.axes.T
         return slope
 
 
@@ -133,12 +133,12 @@ class Turned:
     """A law along the axes of its covariance."""
 
     spread: Floats
-    turn: Any
+    axes: Any
     along: Floats
 
     def reduced(self, power: int) -> Turned:
         """The same for q over 2^(power/2); exact."""
-        return Turned(np.ldexp(self.spread, -power), self.turn, np.ldexp(self.along, -power // 2))
+        return Turned(np.ldexp(self.spread, -power), self.axes, np.ldexp(self.along, -power // 2))
 
     def tilted(self, t: Floats) -> tuple[Floats, Floats]:
         """(1 + 2tS)^-1 and m, by t and axis."""

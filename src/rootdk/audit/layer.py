@@ -117,8 +117,8 @@ class LayerReading:
     @cached_property
     def keys(self) -> int:
         """How many keys a row that counts sees: the median."""
-        seen = _by_head(self.reading.keys)[self._used]
-        return int(np.median(seen)) if seen.size else int(self.n_key)
+        keys_seen = _by_head(self.reading.keys)[self._used]
+        return int(np.median(keys_seen)) if keys_seen.size else int(self.n_key)
 
     @cached_property
     def metrics(self) -> dict[str, Numbers]:

@@ -75,10 +75,10 @@ def run_checkpoint(
             inputs["decoder_input_ids"] = inputs["input_ids"]
         from .watching import watch
 
-        with torch.no_grad(), watch(model) as seen, _one_line(f"transformers cannot run {shown_text(folder)}"):
+        with torch.no_grad(), watch(model) as watched, _one_line(f"transformers cannot run {shown_text(folder)}"):
             model(**inputs)
     report("judging", 0.9)
-    return seen.report(phase)
+    return watched.report(phase)
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -145,7 +145,7 @@ def _kind(transformers: Any, config: Any) -> Any:
 
 
 @contextmanager
-def _one_line(what: str) -> Iterator[None]:
+def _one_line(message: str) -> Iterator[None]:
     """Whatever another library raises about a file, as one line."""
     try:
         yield
@@ -153,7 +153,7 @@ def _one_line(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ArgumentError(f"path: {what}: {shown_text(lines[0], 400)}") from error
+        raise ArgumentError(f"path: {message}: {shown_text(lines[0], 400)}") from error
 
 
 @contextmanager

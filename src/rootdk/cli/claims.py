@@ -163,9 +163,9 @@ def _number(comparison: "Comparison", width: int) -> Iterator[str]:
 
     columns = width - _INDENT - 2 - _FIGURES
     error = "exact" if comparison.standard_error is None else f"± {comparison.standard_error:.1g}"
-    asked = f"{comparison.relation} {number(comparison.predicted)}" if comparison.relation else ""
+    relation = f"{comparison.relation} {number(comparison.predicted)}" if comparison.relation else ""
     mark = {AGREES: "", UNDECIDED: "  ?"}.get(comparison.state, "  no") if comparison.role != SHOWN else ""
     measured = "–" if comparison.measured is None else number(comparison.measured)
     first, *rest = textwrap.wrap(comparison.quantity, columns, break_on_hyphens=False)
-    yield f"{'':{_INDENT + 2}}{first:<{columns}}{measured:>10} {error:<8} {asked}{mark}".rstrip()
+    yield f"{'':{_INDENT + 2}}{first:<{columns}}{measured:>10} {error:<8} {relation}{mark}".rstrip()
     yield from (" " * (_INDENT + 4) + line for line in rest)

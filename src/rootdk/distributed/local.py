@@ -186,16 +186,16 @@ def _line(task: dict[str, Any]) -> dict[str, float]:
 
     dist = torch.distributed
     peers = Peers()
-    taken = []
+    seconds = []
     for numbers in (1, task["numbers"]):
-        here, there = torch.zeros(numbers), torch.zeros(numbers)
+        sent, received = torch.zeros(numbers), torch.zeros(numbers)
         best = float("inf")
         for _ in range(ROUNDS):
             dist.barrier()
             start = time.perf_counter()
             other = 1 - peers.rank
-            peers.wait(peers.post((dist.isend, here, other, BLOCK), (dist.irecv, there, other, BLOCK)))
+            peers.wait(peers.post((dist.isend, sent, other, BLOCK), (dist.irecv, received, other, BLOCK)))
             best = min(best, time.perf_counter() - start)
-        taken.append(best)
-    latency, whole = taken
+        seconds.append(best)
+    latency, whole = seconds
     return {"latency": latency, "bandwidth": 4.0 * task["numbers"] / max(whole - latency, 1e-9)}

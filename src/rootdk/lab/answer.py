@@ -36,13 +36,15 @@ the scale, 49 % of rows at d_k = 512 give one key over 99 % of the weight; with 
     why = "Because q·k is a sum of d_k products: its variance is d_k, and dividing by √d_k makes it 1 at every width."
     if alone >= 0.05:
         scaled = "none do" if alone_scaled < 5e-4 else f"{_percent(alone_scaled)} do"
-        what = f"{_percent(alone)} of rows at d_k = {d_k} give one key over 99 % of the weight; with it, {scaled}."
+        consequence = (
+            f"{_percent(alone)} of rows at d_k = {d_k} give one key over 99 % of the weight; with it, {scaled}."
+        )
     else:
-        what = (
+        consequence = (
             f"the weights at d_k = {d_k} keep {_percent(entropy)} of the largest entropy they could have; with it, "
             f"{_percent(entropy_scaled)}."
         )
-    return f"{why} Without the scale, {what}"
+    return f"{why} Without the scale, {consequence}"
 
 
 def answer_of(rules: Result) -> str:

@@ -180,9 +180,9 @@ def predicted_and_measured(groups: "Mapping[str, Sequence[Comparison]]", along: 
         ordered = sorted(comparisons, key=lambda comparison: float(comparison.setting[along]))
         x, theory = [each.setting[along] for each in ordered], [each.predicted for each in ordered]
         traces.append(line(x, theory, name, colour, legendgroup=name, hovertemplate="theory %{y:.4g}"))
-        seen = [each for each in ordered if each.measured is not None]
-        x, measured = [each.setting[along] for each in seen], [each.measured for each in seen]
-        errors = [each.standard_error or 0.0 for each in seen]
+        compared = [each for each in ordered if each.measured is not None]
+        x, measured = [each.setting[along] for each in compared], [each.measured for each in compared]
+        errors = [each.standard_error or 0.0 for each in compared]
         hidden = {"legendgroup": name, "showlegend": False, "hovertemplate": "measured %{y:.4g}"}
         traces.append(points(x, measured, f"{name}, measured", colour, errors, **hidden))
     return traces

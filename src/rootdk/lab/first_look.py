@@ -109,16 +109,16 @@ def meaning(looks: Sequence[Look]) -> str:
     groups: dict[str, list[Look]] = {}
     for look in {look.rule: look for look in looks if look.d_k == largest}.values():
         if look.entropy_ratio > 0.99:
-            where = "all keys nearly equally"
+            weight_goes_to = "all keys nearly equally"
         elif look.jacobian_trace < 0.1:
-            where = "one key in {saturated} of rows"
+            weight_goes_to = "one key in {saturated} of rows"
         else:
-            where = "only {effective_keys} keys" if look.jacobian_trace < 0.5 else "{effective_keys} keys"
-        groups.setdefault(where, []).append(look)
+            weight_goes_to = "only {effective_keys} keys" if look.jacobian_trace < 0.5 else "{effective_keys} keys"
+        groups.setdefault(weight_goes_to, []).append(look)
     clauses = []
-    for where, group in groups.items():
+    for weight_goes_to, group in groups.items():
         spans = {name: _span(group, name) for name in ("saturated", "effective_keys")}
-        clauses.append(f"{where.format(**spans)} ({', '.join(rule_label(look.rule) for look in group)})")
+        clauses.append(f"{weight_goes_to.format(**spans)} ({', '.join(rule_label(look.rule) for look in group)})")
     return f"At d_k = {largest} the weight goes to {', '.join(clauses)}."
 
 

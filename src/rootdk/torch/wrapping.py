@@ -90,10 +90,10 @@ class _StandIn:
     @staticmethod
     def at(owner: Any, name: str) -> "_StandIn":
         """The one that stands there, or a new one for what does."""
-        there = vars(owner).get(name)
-        known = vars(there).get("_rootdk") if isinstance(there, FunctionType) else None
+        current = vars(owner).get(name)
+        known = vars(current).get("_rootdk") if isinstance(current, FunctionType) else None
         # A function that another library has made to look like ours has its attributes too.
-        if isinstance(known, _StandIn) and known.function is there:
+        if isinstance(known, _StandIn) and known.function is current:
             return known
         return _StandIn(owner, name)
 

@@ -129,9 +129,9 @@ def _read(path: Path) -> tuple[Source, Contents]:
 def _kind(source: Source, path: Path) -> Format:
     """By its first bytes; an error if its name says something else, or if it is of a kind that is not read."""
     head, name = bytes(source.read(0, min(source.size, 4096))), shown_text(path.name)
-    for start, what, instead in _OTHERS:
+    for start, other_kind, instead in _OTHERS:
         if head.startswith(start):
-            raise ArgumentError(f"path: {name} is {what}; {instead}")
+            raise ArgumentError(f"path: {name} is {other_kind}; {instead}")
     kind = None
     if head.startswith(b"GGUF"):
         kind = GGUF

@@ -182,12 +182,12 @@ def _first_weight(query: Tensor, call: Call, sight: Sight, scale: float, reading
         bias, mask = (None if part is None else part[..., :1] for part in (bias, mask))
     logits = _finished(scale * grouped_scores(query, key), call, bias)[..., 0].to(reading.log_sum_exp.dtype)
     weight = (logits - reading.log_sum_exp).exp().clamp(max=1.0)
-    seen = reading.keys > 0
+    visible = reading.keys > 0
     if mask is not None:
-        seen = seen & mask[..., 0]
+        visible = visible & mask[..., 0]
     elif call.reach is not None and sight.positions is None:
-        seen = seen & (torch.arange(shape[-1], device=seen.device) <= call.reach)
-    return torch.where(seen, weight, 0.0)
+        visible = visible & (torch.arange(shape[-1], device=visible.device) <= call.reach)
+    return torch.where(visible, weight, 0.0)
 
 
 def read_ring(name: str, step: int, measured: Measured) -> LayerReading:
@@ -221,20 +221,20 @@ def _first_weight_on_ring(measured: Measured) -> Tensor:
         return torch.zeros_like(reading.log_sum_exp)
     batch = tuple(measured.query.shape[:-3])
     position = torch.as_tensor(problem.query_offset)[:, None] + measured.positions
-    seen = torch.ones_like(position, dtype=torch.bool)
+    visible = torch.ones_like(position, dtype=torch.bool)
     if problem.left is not None:
-        seen &= position - problem.left <= 0
+        visible &= position - problem.left <= 0
     if problem.right is not None:
-        seen &= position + problem.right >= 0
+        visible &= position + problem.right >= 0
     if problem.key_lengths is not None:
-        seen &= torch.as_tensor(problem.key_lengths)[:, None] > 0
+        visible &= torch.as_tensor(problem.key_lengths)[:, None] > 0
     rows = (*batch, 1, position.shape[-1])
     factor: float | Tensor = problem.scale
     if measured.row_scale is not None:
         factor = problem.scale * torch.as_tensor(measured.row_scale).reshape(rows)
     logits = factor * grouped_scores(measured.query.to(measured.first_key.dtype), measured.first_key)[..., 0]
     weight = (logits.to(reading.log_sum_exp.dtype) - reading.log_sum_exp).exp().clamp(max=1.0)
-    return torch.where(seen.reshape(rows) & (reading.keys > 0), weight, 0.0)
+    return torch.where(visible.reshape(rows) & (reading.keys > 0), weight, 0.0)
 
 
 def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> LayerReading:

@@ -142,8 +142,8 @@ def _scale(query: Tensor, key: Tensor, options: Options) -> tuple[float | None, 
             "multiply the query by the factors of its rows instead"
         )
     positional = ("query_offset", "key_lengths", "segments")
-    where = Options(scale=given, **{name: getattr(options, name) for name in positional})
-    problem, _ = resolve(adapter, query.detach(), key.detach(), key.detach(), where)
+    positions = Options(scale=given, **{name: getattr(options, name) for name in positional})
+    problem, _ = resolve(adapter, query.detach(), key.detach(), key.detach(), positions)
     rows = torch.tensor(problem.row_scale, device="cpu")
     return None, None, rows.reshape(*query.shape[:-3], query.shape[-2])
 

@@ -132,11 +132,11 @@ class Comparison:
     def objection(self) -> str:
         """What is to be said where it does not agree."""
         measured = math.nan if self.measured is None else self.measured
-        asked = f"{self.relation} {number(self.predicted)}"
+        relation = f"{self.relation} {number(self.predicted)}"
         if self.state != UNDECIDED:
-            return self.otherwise or f"{self.quantity} is {number(measured)}, not {asked}"
+            return self.otherwise or f"{self.quantity} is {number(measured)}, not {relation}"
         unsure = CLEAR * (self.standard_error or 0.0)
-        text = f"{self.quantity} is {number(measured)} ± {number(unsure)}, too unsure to be {asked} or not"
+        text = f"{self.quantity} is {number(measured)} ± {number(unsure)}, too unsure to be {relation} or not"
         return f"{text}; about {self.needed:.2g} times the evidence would tell" if self.needed else text
 
     def to_dict(self) -> dict[str, Any]:

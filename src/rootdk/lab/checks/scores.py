@@ -71,10 +71,10 @@ def _listed(values: object) -> tuple[float, ...]:
 
 def _pictures(result: Result) -> list[Picture]:
     wider = "Bars: measured. Lines: the exact density. The larger d_k is, the wider."
-    same = "The same scores after the scale: the same width for every d_k."
+    scaled_text = "The same scores after the scale: the same width for every d_k."
     return [
         _histogram(result, "none", "Scores without a scale", wider),
-        _histogram(result, "sqrt", "Scores times 1/√d_k", same),
+        _histogram(result, "sqrt", "Scores times 1/√d_k", scaled_text),
     ]
 
 

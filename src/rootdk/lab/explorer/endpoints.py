@@ -78,8 +78,8 @@ def plotly_js() -> str:
 @cache
 def static_text() -> Mapping[str, str]:
     """Every file of the page by its name; the colours are the report's."""
-    here = files(__package__).joinpath("static")
-    texts = {file.name: file.read_text("utf-8") for file in here.iterdir() if file.name.endswith(tuple(_TYPES))}
+    folder = files(__package__).joinpath("static")
+    texts = {file.name: file.read_text("utf-8") for file in folder.iterdir() if file.name.endswith(tuple(_TYPES))}
     return {**texts, "palette.css": files("rootdk.lab").joinpath("palette.css").read_text("utf-8")}
 
 
@@ -100,7 +100,7 @@ class Api:
     chapters: tuple[Chapter, ...]
     audit: Mapping[str, Any] | None = None
     tour: tuple[tuple[str, str], ...] = ()
-    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    computing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     # Not asyncio's own threads, which it waits for when the server ends.
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(AT_ONCE))
@@ -166,7 +166,7 @@ class Api:
                 print(f"rootdk explore: {chapter.id}: {type(error).__name__}: {error}", file=sys.stderr)
                 return refusal(500, f"chapter: {chapter.id} could not be computed: {type(error).__name__}", "chapter")
 
-        async with self.turn:
+        async with self.computing:
             # The page has moved on while this one waited: nobody would see the answer.
             if body is None and await request.is_disconnected():
                 return _gone()

@@ -114,12 +114,12 @@ class _Vectors:
 
     def keys(self, count: int) -> Floats32:
         with self._lock:  # requests come from several threads
-            there, wanted = len(self._key) // _BLOCK, -(-count // _BLOCK)
-            if wanted > there:
+            blocks, wanted = len(self._key) // _BLOCK, -(-count // _BLOCK)
+            if wanted > blocks:
                 grown = np.empty((wanted * _BLOCK, WIDEST), np.float32)
                 grown[: len(self._key)] = self._key
-                parts = [grown[at * _BLOCK : (at + 1) * _BLOCK] for at in range(there, wanted)]
-                list(_drawers.map(self._draw, range(there, wanted), parts))
+                parts = [grown[at * _BLOCK : (at + 1) * _BLOCK] for at in range(blocks, wanted)]
+                list(_drawers.map(self._draw, range(blocks, wanted), parts))
                 self._key = grown
             return self._key[:count]
 

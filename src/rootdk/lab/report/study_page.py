@@ -204,10 +204,12 @@ def _evidence(claim: Mapping[str, Any]) -> str:
     rows = []
     for comparison in claim.get("evidence", ()):
         error = "exact" if comparison["standard_error"] is None else f"± {float(comparison['standard_error']):.1g}"
-        asked = f"{comparison['relation']} {number(float(comparison['predicted']))}" if comparison["relation"] else ""
-        verdict = {AGREES: "yes", DISAGREES: "no"}.get(comparison["state"], "unsure") if asked else ""
+        relation = (
+            f"{comparison['relation']} {number(float(comparison['predicted']))}" if comparison["relation"] else ""
+        )
+        verdict = {AGREES: "yes", DISAGREES: "no"}.get(comparison["state"], "unsure") if relation else ""
         measured = None if comparison["measured"] is None else float(comparison["measured"])
-        rows.append([str(comparison["quantity"]), number(measured), error, asked, verdict])
+        rows.append([str(comparison["quantity"]), number(measured), error, relation, verdict])
     return table(["evidence", "measured", "s.e.", "claim", "true?"], rows) + _choices(claim["evidence"]) if rows else ""
 
 

@@ -232,9 +232,9 @@ class Group:
 
     def at(self, rate: float) -> Outcome:
         """The runs at one learning rate, by seed; a seed counts once."""
-        here = [run for run in self.runs if run.spec.learning_rate == rate]
+        at_rate = [run for run in self.runs if run.spec.learning_rate == rate]
         # Of two runs that differ in their transplants alone, the one that has some.
-        by_seed = {run.spec.seed: run for run in sorted(here, key=lambda run: len(run.transplant))}
+        by_seed = {run.spec.seed: run for run in sorted(at_rate, key=lambda run: len(run.transplant))}
         return Outcome(rate, tuple(by_seed[seed] for seed in sorted(by_seed)))
 
     @property
@@ -304,8 +304,8 @@ def outcomes(results: Results, **spec: Any) -> tuple[Outcome, ...]:
     spec = {**_USUAL, **spec}
     by_rate = Group(results.select(**spec)).outcomes
     if not by_rate or min(len(outcome.runs) for outcome in by_rate) < 2:
-        asked = ", ".join(f"{name} = {value}" for name, value in spec.items())
-        raise ArgumentError(f"results: must hold at least two runs with {asked}, got {len(by_rate) and 1}")
+        wanted = ", ".join(f"{name} = {value}" for name, value in spec.items())
+        raise ArgumentError(f"results: must hold at least two runs with {wanted}, got {len(by_rate) and 1}")
     return by_rate
 
 

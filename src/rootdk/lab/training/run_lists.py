@@ -83,37 +83,37 @@ def plan(size: str = "default", tasks: Sequence[str] = TASKS, rules: Sequence[st
     for task in tasks:
         if task not in TASKS:
             raise ArgumentError(f"tasks: must be among {', '.join(map(repr, TASKS))}, got {task!r}")
-    asked = _SIZES[size]
-    return tuple(dict.fromkeys(spec for task in tasks for spec in _of(asked, task, rules)))
+    sizes = _SIZES[size]
+    return tuple(dict.fromkeys(spec for task in tasks for spec in _of(sizes, task, rules)))
 
 
-def _of(asked: _Size, task: str, rules: Sequence[str]) -> Iterator[RunSpec]:
-    for seed in range(asked.seeds[task]):
-        same: dict[str, Any] = {"task": task, "steps": asked.steps[task], "seed": seed}
+def _of(sizes: _Size, task: str, rules: Sequence[str]) -> Iterator[RunSpec]:
+    for seed in range(sizes.seeds[task]):
+        common: dict[str, Any] = {"task": task, "steps": sizes.steps[task], "seed": seed}
         if task == "text":
-            same["transplant"] = KAPPAS
-        for rule, d_k, rate in product(rules or RULES, asked.d_k[task], asked.rates[task]):
-            yield RunSpec(rule=rule, d_k=d_k, learning_rate=rate, **same)
+            common["transplant"] = KAPPAS
+        for rule, d_k, rate in product(rules or RULES, sizes.d_k[task], sizes.rates[task]):
+            yield RunSpec(rule=rule, d_k=d_k, learning_rate=rate, **common)
         if rules:
             continue
         if task == "text":
-            for rate in asked.ladder:
-                yield RunSpec(d_k=64, learning_rate=rate, **same)
+            for rate in sizes.ladder:
+                yield RunSpec(d_k=64, learning_rate=rate, **common)
         if task == "digits":
             # The lowest rate is left out: additive attention takes ten times as long, and is best at higher ones.
-            for d_k, rate in product(asked.additive, asked.rates[task][-2:]):
-                yield RunSpec(rule=ADDITIVE, d_k=d_k, learning_rate=rate, **same)
-            for rule, d_k, rate in product(RULES, (asked.d_k[task][0], MATCHED_D_K), asked.sgd):
-                yield RunSpec(rule=rule, d_k=d_k, optimizer="sgd", learning_rate=rate, **same)
+            for d_k, rate in product(sizes.additive, sizes.rates[task][-2:]):
+                yield RunSpec(rule=ADDITIVE, d_k=d_k, learning_rate=rate, **common)
+            for rule, d_k, rate in product(RULES, (sizes.d_k[task][0], MATCHED_D_K), sizes.sgd):
+                yield RunSpec(rule=rule, d_k=d_k, optimizer="sgd", learning_rate=rate, **common)
             # z = scale q.k: 1/d_k with weights larger by d_k^(1/4) is 1/sqrt(d_k), and SGD's steps, which are
             # smaller by d_k^(1/4), must then be made larger by its square to move the same distance.
-            yield from _matched("sgd", asked.sgd, MATCHED_D_K**0.5, same)
-        if task == "recall" and asked.sgd:
+            yield from _matched("sgd", sizes.sgd, MATCHED_D_K**0.5, common)
+        if task == "recall" and sizes.sgd:
             # Adam's steps do not depend on the size of the gradient.
-            yield from _matched("adam", asked.rates[task], MATCHED_D_K**0.25, same)
+            yield from _matched("adam", sizes.rates[task], MATCHED_D_K**0.25, common)
 
 
-def _matched(optimizer: str, rates: Sequence[float], qk_rate: float, same: dict[str, Any]) -> Iterator[RunSpec]:
+def _matched(optimizer: str, rates: Sequence[float], qk_rate: float, common: dict[str, Any]) -> Iterator[RunSpec]:
     for rate, qk_size in product(rates, (1.0, MATCHED_D_K**0.25)):
         yield RunSpec(
             rule="dk",
@@ -122,7 +122,7 @@ def _matched(optimizer: str, rates: Sequence[float], qk_rate: float, same: dict[
             learning_rate=rate,
             qk_rate=qk_rate,
             qk_size=qk_size,
-            **same,
+            **common,
         )
 
 

@@ -27,12 +27,12 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     keys, exponent = int(values["keys"]), values["exponent"]
     label = QUANTITIES[values["shown"]]
     curves = {a: over_widths(values["shown"], keys, a) for a in sorted({*_FIXED, exponent})}
-    here = curves[exponent]
+    curve = curves[exponent]
     change = {a: float(y[-1] / y[0]) for a, y in curves.items()}
     numbers = (
         number("exponent", "a", exponent),
-        number("first", f"{label} at d_k = {WIDTHS[0]}", here[0], "theory"),
-        number("last", f"{label} at d_k = {WIDTHS[-1]}", here[-1], "theory"),
+        number("first", f"{label} at d_k = {WIDTHS[0]}", curve[0], "theory"),
+        number("last", f"{label} at d_k = {WIDTHS[-1]}", curve[-1], "theory"),
         number("change", "the last divided by the first", change[exponent], "theory"),
         number("change_root", "the same for a = 1/2", change[0.5], "theory"),
     )

@@ -66,8 +66,8 @@ def _evidence(evidence: Sequence[Comparison]) -> str:
     for comparison in evidence:
         error = f" ± {comparison.standard_error:.1g}" if comparison.standard_error else ""
         mark = {AGREES: "", DISAGREES: ": no"}.get(comparison.state, ": unsure")
-        asked = f" ({comparison.relation} {short(comparison.predicted)}{mark})" if comparison.relation else ""
-        parts.append(f"{comparison.quantity}: {short(comparison.measured or 0.0)}{error}{asked}")
+        relation = f" ({comparison.relation} {short(comparison.predicted)}{mark})" if comparison.relation else ""
+        parts.append(f"{comparison.quantity}: {short(comparison.measured or 0.0)}{error}{relation}")
     return "; ".join(parts)
 
 

@@ -71,16 +71,16 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
             for setting, (words, hue) in styles
         ]
 
-    here = {"xaxis": _AXIS, "shapes": [upright(keys)]}
+    axis_and_mark = {"xaxis": _AXIS, "shapes": [upright(keys)]}
     label, which = ("entropy / ln n", 1) if values["shown"] == "entropy" else ("effective keys", 2)
     at_n = entropy if which == 1 else 1 / moments.p_squared
     marks = [
         points([keys], [y], words, hue, showlegend=False) for (words, hue), y in zip(names.values(), at_n, strict=True)
     ]
     axis: dict[str, Any] = {"range": [0, 1.05]} if which == 1 else POWERS
-    shares = plot([*lines(which), *marks], "keys n", label, yaxis=axis, **here)
+    shares = plot([*lines(which), *marks], "keys n", label, yaxis=axis, **axis_and_mark)
     frozen = line(_LENGTHS, critical_sigma(_LENGTHS), "√(2 ln n): frozen above", GREY, "dash")
-    spread = plot([*lines(0, showlegend=False), frozen], "keys n", "σ", yaxis=ONES_AND_THREES, **here)
+    spread = plot([*lines(0, showlegend=False), frozen], "keys n", "σ", yaxis=ONES_AND_THREES, **axis_and_mark)
 
     def listed(by_rule: NDArray[Any]) -> str:
         pairs = zip(names.values(), by_rule, strict=True)

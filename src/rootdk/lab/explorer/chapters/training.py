@@ -26,7 +26,7 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
     sizes = [str(d_k) for d_k in results.values("d_k")]
     # The panel with the most runs, and of its d_k the one in the middle.
     largest = max(groups_of, key=lambda name: sum(len(group.runs) for group in groups_of[name]))
-    there = sorted({group.spec.d_k for group in groups_of[largest]})
+    widths = sorted({group.spec.d_k for group in groups_of[largest]})
 
     # The runs do not change.
     @lru_cache(maxsize=256)
@@ -52,7 +52,7 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
                 "panel", "task", "choice", slug(largest), choices=tuple(names), labels=tuple(names.values()),
                 help="What is learned, for how many steps and how.",
             ),
-            Control("d_k", "d_k", "choice", str(there[len(there) // 2]), choices=tuple(sizes)),
+            Control("d_k", "d_k", "choice", str(widths[len(widths) // 2]), choices=tuple(sizes)),
         ),
         compute=compute,
     )  # fmt: skip
@@ -68,15 +68,15 @@ def slug(text: str) -> str:
 
 
 def _view(panel: str, groups: Sequence[Group], d_k: int, read: str) -> View:
-    here = [group for group in groups if group.spec.d_k == d_k]
-    if not here:
-        there = ", ".join(str(d_k) for d_k in sorted({group.spec.d_k for group in groups}))
-        raise ArgumentError(f"d_k: must be one that was trained with, {there} for {panel!r}, got {d_k}")
+    of_width = [group for group in groups if group.spec.d_k == d_k]
+    if not of_width:
+        widths = ", ".join(str(d_k) for d_k in sorted({group.spec.d_k for group in groups}))
+        raise ArgumentError(f"d_k: must be one that was trained with, {widths} for {panel!r}, got {d_k}")
     pictures = [learning_curves(panel, groups, d_k), over_d_k(panel, groups)]
-    if any(len(group.rates) > 1 for group in here):
+    if any(len(group.rates) > 1 for group in of_width):
         pictures.append(over_rates(panel, groups, d_k))
     figures = tuple(map(_figure, pictures))
-    return View(figures, tuple(map(_loss, here)), _python(panel, d_k, read))
+    return View(figures, tuple(map(_loss, of_width)), _python(panel, d_k, read))
 
 
 def _loss(group: Group) -> Number:
