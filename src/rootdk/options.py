@@ -28,7 +28,7 @@ from .checks import (
     window_limits,
 )
 from .errors import ArgumentError, ArgumentTypeError
-from .scaling import SQRT, ScaleRule, rule
+from .scaling import SQRT, ScaleRule, factor_at, rule
 
 # Far beyond any use. The kernel multiplies it into the query, and with numbers as large there it is still a float32.
 _LARGEST_SCALE = 1e19
@@ -499,8 +499,7 @@ def _scale(given: Any, d_k: int, keys: Any, position: Integers) -> tuple[float, 
         given = rule(given)
     if not isinstance(given, ScaleRule):
         return scale_number(given), None
-    by_keys, by_position = "keys" in given.varies, "position" in given.varies
-    factor = _factors(given.name, given.factor(d_k, keys if by_keys else None, position if by_position else None))
+    factor = _factors(given.name, factor_at(given, d_k, keys, position))
     if not (np.abs(factor) <= _LARGEST_SCALE).all():
         raise ArgumentError(
             f"scale: the rule {given.name!r} must give finite factors of at most {_LARGEST_SCALE:g} in size, "

@@ -85,6 +85,11 @@ class ScaleRule:
         return factor * factor / d_k if self.unit_length else factor * factor * d_k
 
 
+def factor_at(rule: ScaleRule, d_k: int, keys: Any, position: Any) -> Any:
+    """rule.factor, given those of `keys` and `position` that the rule says it varies with."""
+    return rule.factor(d_k, keys if "keys" in rule.varies else None, position if "position" in rule.varies else None)
+
+
 def _ln(count: Any) -> Any:
     """ln of a number of keys; an empty row has no logits, so any finite number does for it."""
     return np.log(np.maximum(count, 1)) if isinstance(count, np.ndarray) else math.log(max(count, 1))
@@ -588,9 +593,8 @@ def fingerprint(name: str) -> str:
     own, digest = _registered[name], hashlib.sha256()
     for d_k in _PROBED_WIDTHS:
         for keys in _PROBED_KEYS.tolist():
-            known = {"keys": keys, "position": keys - 1}
             try:
-                factor = own.factor(d_k, *(known[which] if which in own.varies else None for which in known))
+                factor = factor_at(own, d_k, keys, keys - 1)
             except Exception as error:  # noqa: BLE001 -- it may be a rule for some widths only
                 factor = type(error).__name__
             digest.update(repr(factor).encode() + b"\0")

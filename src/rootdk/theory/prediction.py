@@ -18,6 +18,7 @@ from scipy.optimize import brentq
 from scipy.special import gammainc, gammaincinv, gammaln
 
 from ..errors import ArgumentError
+from ..scaling import factor_at
 from ..summary import HeadSummary
 from ._arguments import broadcast, numbers, whole
 from .attention import spread_nodes
@@ -95,8 +96,7 @@ def _factor(rule: Any, d_k: int, keys: int, position: int) -> float:
             f"rule: must be one for q and k as they are, got {chosen.name!r}, which wants them of length 1: "
             "such scores are not Gaussian"
         )
-    known = {"keys": keys, "position": position}
-    return float(chosen.factor(d_k, *(known[name] if name in chosen.varies else None for name in known)))
+    return float(factor_at(chosen, d_k, keys, position))
 
 
 def _fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, float]:

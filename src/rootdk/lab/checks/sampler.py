@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rootdk.attention import measure
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.reading import Reading
-from rootdk.scaling import rule
+from rootdk.scaling import factor_at, rule
 
 from .comparison import SHOWN, Comparison, Parameters
 
@@ -156,9 +156,8 @@ def factor_of(name: str, d_k: int, keys: int) -> float:
     chosen = rule(name)
     if chosen.unit_length:
         raise ArgumentError(f"rule: must be one for q and k as they are, got {name!r}")
-    known = {"keys": keys, "position": keys - 1}
     try:
-        factor = float(chosen.factor(d_k, *(known[which] if which in chosen.varies else None for which in known)))
+        factor = float(factor_at(chosen, d_k, keys, keys - 1))
         wrong = "" if math.isfinite(factor) else f"{factor}"
     except Exception as error:  # noqa: BLE001 -- the factor is not our code
         factor, wrong = math.nan, f"{type(error).__name__}: {error}"
