@@ -51,7 +51,7 @@ def rootdk(*arguments: object, columns: int = 80) -> Result:
 
 def raw_codes(text: str) -> set[str]:
     """Characters that act on a terminal, or that a reader does not see."""
-    return {one for one in text if unicodedata.category(one) in ("Cc", "Cf", "Cs") and one != "\n"}
+    return {warning for warning in text if unicodedata.category(warning) in ("Cc", "Cf", "Cs") and warning != "\n"}
 
 
 def on_a_terminal(path: Path, until: str) -> tuple[subprocess.Popen[bytes], int, str]:
@@ -128,16 +128,16 @@ def rewritten(path: Path) -> None:
 )
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, change: Callable[[Path], None], words: str) -> None:
     folder(tmp_path, good_tensors(layers=3))
-    told: list[str] = []
+    printed: list[str] = []
 
     def progress(name: str, _share: float) -> None:
-        if not told:
+        if not printed:
             change(tmp_path / "model.safetensors")
-        told.append(name)
+        printed.append(name)
 
     with pytest.raises(ArgumentError, match=rf"path: model\.safetensors cannot be read: .*{words}"):
         read_checkpoint(tmp_path, progress=progress)
-    assert told  # it had begun
+    assert printed  # it had begun
 
 
 def test_progress_goes_from_head_to_head(tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ def test_a_name_is_no_number_of_a_layer() -> None:
 
 def test_biases_that_cannot_be_read_are_listed_and_not_left_out(tmp_path: Path) -> None:
     bias = WQ.replace("weight", "bias")
-    other = {name.replace(".0.", ".1."): one for name, one in good_tensors().items()}
+    other = {name.replace(".0.", ".1."): tensor for name, tensor in good_tensors().items()}
     folder(tmp_path, {**good_tensors(), **other, bias: ("F8_E4M3", [32], bytes(32))})
     audit = read_checkpoint(tmp_path)
-    assert [one.name for one in audit.layers] == ["model.layers.1.self_attn"]
+    assert [layer.name for layer in audit.layers] == ["model.layers.1.self_attn"]
     assert set(audit.unknown) == {bias, WQ, WK}
 
 
@@ -284,7 +284,7 @@ def test_weights_that_float32_does_not_hold_are_infinite(tmp_path: Path, value: 
     query[9, 3] = value
     folder(tmp_path, {**good_tensors(), WQ: query})
     found = read_checkpoint(tmp_path)
-    assert [one.head for one in found.findings if one.metric == "non_finite_weights"] == [1]
+    assert [finding.head for finding in found.findings if finding.metric == "non_finite_weights"] == [1]
     assert np.isfinite([found.layers[0].heads[head]["predicted_variance"] for head in (0, 2, 3)]).all()
 
 
@@ -294,7 +294,7 @@ def test_a_norm_takes_any_size_off(tmp_path: Path, size: float) -> None:
     gains = {f"model.layers.0.self_attn.{part}_norm.weight": np.ones(8) for part in "qk"}
     found = []
     for factor in (1.0, size):
-        tensors = {name: one.astype(np.float64) * factor for name, one in good_tensors().items()}
+        tensors = {name: tensor.astype(np.float64) * factor for name, tensor in good_tensors().items()}
         folder(tmp_path, {**tensors, **gains}, {**CONFIG, "rms_norm_eps": 0})
         found.append(read_checkpoint(tmp_path).layers[0].of("predicted_variance"))
     assert found[0] == pytest.approx(found[1], rel=1e-9)
@@ -440,7 +440,7 @@ def test_the_writer_of_these_tests_writes_what_the_library_reads(tmp_path: Path)
 @pytest.mark.parametrize("size", [1e-100, 1e-60, 3e38])
 def test_a_map_and_a_page_of_any_size(tmp_path: Path, size: float) -> None:
     """Squares of what is shown may leave float64, and logarithms of that have no number."""
-    tensors = {name: one.astype(np.float64) / 10 * size for name, one in good_tensors().items()}
+    tensors = {name: tensor.astype(np.float64) / 10 * size for name, tensor in good_tensors().items()}
     folder(tmp_path, tensors, {**CONFIG, "attention_multiplier": 1e12 if size > 1 else 1e-12})
     result = rootdk(tmp_path, "--out", tmp_path / "page.html")
     assert result.exit_code == 0, result.output + str(result.exception)

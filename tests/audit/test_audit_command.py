@@ -76,7 +76,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     assert rootdk("--json", "--fail-on", "critical").exit_code == 3
     assert rootdk("--json", "--fail-on", "warning").exit_code == 3
     assert found["verdict"] == "critical"
-    rules = {one["name"].partition(".")[0] for one in found["layers"]}
+    rules = {layer["name"].partition(".")[0] for layer in found["layers"]}
     assert rules == {"none", "sqrt", "dk"}
     # Theory, told beforehand: variance d_k, 1 and 1/d_k at d_k = 64.
     for layer in found["layers"]:
@@ -84,7 +84,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
         for head in layer["heads"]:
             assert head["predicted_deviation"] == pytest.approx(deviation, rel=0.1)
             assert head["logit_deviation"] == pytest.approx(deviation, rel=0.15)
-    ill = {one["layer"].partition(".")[0] for one in found["findings"] if one["severity"] != "note"}
+    ill = {finding["layer"].partition(".")[0] for finding in found["findings"] if finding["severity"] != "note"}
     assert ill == {"none"}
     assert json.loads(rootdk("--json").output) == found
     assert json.loads(rootdk("--json", "--seed", 1).output)["layers"] != found["layers"]
@@ -118,7 +118,7 @@ def test_a_report_without_plotly(sharp: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_a_run_joins_what_was_measured_with_the_weights(sharp: Path) -> None:
     found = json.loads(rootdk(sharp, "--tokens", 32, "--json").output)
-    assert [one["name"] for one in found["layers"]] == [f"model.layers.{i}.self_attn" for i in range(3)]
+    assert [layer["name"] for layer in found["layers"]] == [f"model.layers.{i}.self_attn" for i in range(3)]
     for layer in found["layers"]:
         assert layer["keys"] > 8
         for head in layer["heads"]:
@@ -132,7 +132,7 @@ def test_a_run_joins_what_was_measured_with_the_weights(sharp: Path) -> None:
 
 def test_the_worst_finding_comes_first(sharp: Path) -> None:
     for arguments in ((), (sharp,), (sharp, "--tokens", 32)):
-        found = [one["severity"] for one in json.loads(rootdk(*arguments, "--json").output)["findings"]]
+        found = [finding["severity"] for finding in json.loads(rootdk(*arguments, "--json").output)["findings"]]
         assert {"note", "warning"} <= set(found)
         assert found == sorted(found, key=["critical", "warning", "note"].index)
 
@@ -144,7 +144,9 @@ def test_a_trained_encoder_on_text(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert found["verdict"] == "healthy", found["findings"]
     # The head that the weights single out is the sharpest one on real text too.
-    heads = [(head["logit_deviation"], head["predicted_deviation"]) for one in found["layers"] for head in one["heads"]]
+    heads = [
+        (head["logit_deviation"], head["predicted_deviation"]) for layer in found["layers"] for head in layer["heads"]
+    ]
     assert max(heads) == max(heads, key=lambda pair: pair[1])
 
 
@@ -164,7 +166,7 @@ def test_a_trained_encoder_on_text(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input(healthy: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
-    result = rootdk(*(one.replace("PATH", str(healthy)) for one in arguments), columns=400)
+    result = rootdk(*(argument.replace("PATH", str(healthy)) for argument in arguments), columns=400)
     assert result.exit_code == code, result.output
     assert words in result.output
     assert "Traceback" not in result.output
@@ -189,7 +191,7 @@ def test_pictures_cannot_be_run_and_their_weights_can_be_read(tmp_path: Path) ->
 def test_an_encoder_and_its_decoder_run(tmp_path: Path) -> None:
     found = json.loads(rootdk(saved(built("t5"), tmp_path), "--tokens", 24, "--json").output)
     assert len(found["layers"]) == 9
-    assert all("logit_deviation" in head for one in found["layers"] for head in one["heads"])
+    assert all("logit_deviation" in head for layer in found["layers"] for head in layer["heads"])
 
 
 def test_a_pickle_is_not_run_either(healthy: Path, tmp_path: Path) -> None:

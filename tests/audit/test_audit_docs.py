@@ -68,7 +68,7 @@ def test_layers_of_an_untrained_model_are_alike(name: str, tmp_path: Path) -> No
     for alike in middles.values():
         for number, own in enumerate(alike[1:] and alike):
             assert own < 1.1 * statistics.median(alike[:number] + alike[number + 1 :])
-    assert all(one.facts["unevenness"] < 1.0 for one in layers if "unevenness" in one.facts)
+    assert all(layer.facts["unevenness"] < 1.0 for layer in layers if "unevenness" in layer.facts)
 
 
 def test_the_tables_of_calibration_are_those_of_its_file() -> None:

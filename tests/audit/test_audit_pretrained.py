@@ -59,7 +59,7 @@ def test_a_good_model_is_healthy(length: str, implementation: str) -> None:
 def test_what_is_worth_a_note_in_it() -> None:
     """One head of the first layer is sharp: it looks at a neighbour. Far from a warning, and a fact worth knowing."""
     report = watched(loaded(), "long").report("trained")
-    sharp = {(one.layer, one.head) for one in report.findings if one.metric == "saturated"}
+    sharp = {(finding.layer, finding.head) for finding in report.findings if finding.metric == "saturated"}
     assert sharp == {(LAYERS[0], 2)}
 
 
@@ -67,7 +67,7 @@ def test_the_gate_of_theory_would_be_wrong_here() -> None:
     """After training logits are wider than those of random q and k, as they should be: no reason to warn."""
     seen = watched(loaded(), "long")
     assert seen.report("trained").verdict == "healthy"
-    assert {one.metric for one in seen.report("init").findings} >= {"logit_deviation"}
+    assert {finding.metric for finding in seen.report("init").findings} >= {"logit_deviation"}
 
 
 @pytest.mark.parametrize("broken", [0, 3, 5])

@@ -77,7 +77,7 @@ def test_no_finding_comes_twice_and_that_of_the_run_counts() -> None:
     weights = Audit([], [finding("warning", "a", 0, 5.0), finding("critical", "b"), finding("note", "c")])
     run = Audit([], [finding("note", "a", 0, 7.0), finding("warning", "c", 1)], "trained", unread={"d": "why"})
     merged = weights.merge(run)
-    assert [(one.severity, one.layer, one.head) for one in merged.findings] == [
+    assert [(finding.severity, finding.layer, finding.head) for finding in merged.findings] == [
         ("critical", "b", None), ("warning", "c", 1), ("note", "a", 0), ("note", "c", None),
     ]  # fmt: skip
     assert merged.findings[2].value == 7.0
@@ -129,8 +129,8 @@ def test_beside_a_run_a_prediction_is_a_note_that_says_what_was_measured() -> No
     weights = Audit([LayerAudit("a", [{"gain_bound": 3510.0}])], [*doubt, finding("warning")])
     for enough, severity in ((True, "note"), (False, "warning")):
         run = Audit([LayerAudit("a", [{"max_logit": 43.0}], facts={"enough": enough, "keys": 64, "rows": 64})], [])
-        merged = {one.metric: one for one in weights.merge(run).findings}
-        assert {merged[one.metric].severity for one in doubt} == {severity}
+        merged = {finding.metric: finding for finding in weights.merge(run).findings}
+        assert {merged[finding.metric].severity for finding in doubt} == {severity}
         assert merged["max_logit"].severity == "warning"
         assert ("largest logit of the run is 43" in merged["gain_bound"].remedy) is enough
         assert ("watch the model" in merged["gain_bound"].remedy) is not enough

@@ -13,8 +13,8 @@ from rootdk.audit.metrics import METRICS, grid, grouped, short_names
 from rootdk.audit.view import Steps, heat_map, view
 from rootdk.lab.report import render_audit
 
-DEVIATION = next(one for one in METRICS if one.name == "predicted_deviation")
-ENTROPY = next(one for one in METRICS if one.name == "entropy_ratio")
+DEVIATION = next(metric for metric in METRICS if metric.name == "predicted_deviation")
+ENTROPY = next(metric for metric in METRICS if metric.name == "entropy_ratio")
 
 
 def printed(audit: dict[str, Any], width: int = 80) -> list[str]:
@@ -89,16 +89,16 @@ def test_layers_that_are_ill_are_marked() -> None:
 
 
 def test_names_that_were_not_understood_are_shown() -> None:
-    told = " ".join(printed(audit(2, 4, unknown=[f"layer.{i}.strange" for i in range(9)])))
-    assert "Not understood, so not read: layer.0.strange" in told
-    assert "and 3 more" in told
+    text = " ".join(printed(audit(2, 4, unknown=[f"layer.{i}.strange" for i in range(9)])))
+    assert "Not understood, so not read: layer.0.strange" in text
+    assert "and 3 more" in text
 
 
 def test_findings_that_say_the_same_are_one() -> None:
     some = [finding(layer, head) for layer in range(2) for head in range(4)]
     some += [finding(2, 1), finding(0, None, severity="note"), finding(1, 0, severity="critical", value=None)]
     groups = grouped(audit(3, 4, findings=some))
-    assert [(one.severity, one.value, one.places, one.count) for one in groups] == [
+    assert [(group.severity, group.value, group.places, group.count) for group in groups] == [
         ("critical", "not a number", "model.layers.1.attn, head 0", 1),
         ("warning", "120", "model.layers.{0,1}.attn, all heads; model.layers.2.attn, head 1", 9),
         ("note", "120", "model.layers.0.attn", 1),

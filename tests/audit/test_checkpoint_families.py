@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def alarms(audit: Audit) -> list[tuple[str, str]]:
-    return [(one.layer, one.severity) for one in audit.findings if one.severity != "note"]
+    return [(finding.layer, finding.severity) for finding in audit.findings if finding.severity != "note"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -29,8 +29,8 @@ def test_untrained_models_are_healthy_and_fully_read(name: str, tmp_path: Path) 
     audit = read_checkpoint(saved(model, tmp_path))
     assert audit.verdict == "healthy", alarms(audit)
     assert audit.unknown == ()
-    assert sorted(one.name for one in audit.layers) == sorted(layer_of(path) for path, _ in queries(name, model))
-    assert all(len(one.heads) == 4 for one in audit.layers)
+    assert sorted(layer.name for layer in audit.layers) == sorted(layer_of(path) for path, _ in queries(name, model))
+    assert all(len(layer.heads) == 4 for layer in audit.layers)
     assert audit.model["key_heads"] == family.key_heads
     for layer in audit.layers:
         assert layer.of("scale") == [family.scale] * 4
@@ -42,7 +42,9 @@ def test_untrained_models_are_healthy_and_fully_read(name: str, tmp_path: Path) 
         ] * 4
     # A start at a fixed 0.02 is near-uniform: told, and no alarm.
     narrow = statistics.median(audit.layers[0].of("predicted_deviation")) < 0.2
-    assert narrow == any(one.metric == "predicted_deviation" and one.severity == "note" for one in audit.findings)
+    assert narrow == any(
+        finding.metric == "predicted_deviation" and finding.severity == "note" for finding in audit.findings
+    )
 
 
 @pytest.mark.parametrize("phase", ["any", "init"])
@@ -75,7 +77,7 @@ def test_a_norm_undoes_the_weights_and_its_gain_is_what_counts(name: str, tmp_pa
         norm.weight.copy_((norm.weight + 1) * 40 - 1 if FAMILIES[name].above else norm.weight * 40)
     audit = read_checkpoint(saved(model, tmp_path))
     assert {layer for layer, _ in alarms(audit)} == {layer_of(path)}
-    metrics = {one.metric for one in audit.findings if one.severity != "note"}
+    metrics = {finding.metric for finding in audit.findings if finding.severity != "note"}
     assert metrics & {"gain_over_neighbours", "predicted_over_others"}
 
 
@@ -199,13 +201,13 @@ def test_predicted_variance_is_that_of_the_model_on_white_input(name: str, tmp_p
         monkeypatch.setattr("transformers.models.mpt.modeling_mpt.build_mpt_alibi_tensor", _no_mpt_alibi)
     model = built(name)
     unsettle(model)
-    audit = {one.name: one for one in read_checkpoint(saved(model, tmp_path)).layers}
+    audit = {layer.name: layer for layer in read_checkpoint(saved(model, tmp_path)).layers}
     modules = [path.rpartition(".")[0] for path, _ in queries(name, model)]
     for path, groups in measured(name, model, modules).items():
-        told = np.array(audit[layer_of(path + ".")].of("predicted_variance"))
+        predicted = np.array(audit[layer_of(path + ".")].of("predicted_variance"))
         mean, error = groups.mean(axis=0), groups.std(axis=0, ddof=1) / np.sqrt(len(groups))
-        assert (np.abs(told - mean) < 5 * error).all(), (path, told / mean, 5 * error / mean)
-        assert (told <= np.array(audit[layer_of(path + ".")].of("variance_bound")) * (1 + 1e-9)).all()
+        assert (np.abs(predicted - mean) < 5 * error).all(), (path, predicted / mean, 5 * error / mean)
+        assert (predicted <= np.array(audit[layer_of(path + ".")].of("variance_bound")) * (1 + 1e-9)).all()
 
 
 def _no_slopes(num_heads: int, *_: Any) -> Any:

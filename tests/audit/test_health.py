@@ -147,7 +147,7 @@ def test_a_near_uniform_start_is_one_note(rng: np.random.Generator) -> None:
 
 def test_one_sharp_head_is_normal_after_training_and_not_before(rng: np.random.Generator) -> None:
     sharp = layer(rng, [20.0, 1.0, 1.0, 1.0])
-    assert {one.severity for one in findings_of(sharp, "trained")} <= {"note"}
+    assert {finding.severity for finding in findings_of(sharp, "trained")} <= {"note"}
     assert verdict_of(findings_of(sharp, "any")) == "healthy"
     found = findings_of(sharp, "init")
     assert verdict_of(found) == "critical"
@@ -155,7 +155,7 @@ def test_one_sharp_head_is_normal_after_training_and_not_before(rng: np.random.G
     # All heads sharp is what a model may have learned; all of them beyond what float32 can pass on is not.
     assert verdict_of(findings_of(layer(rng, 8.0), "trained")) == "healthy"
     every = findings_of(layer(rng, 100.0), "trained")
-    assert [(one.metric, one.severity, one.head) for one in every if one.severity != "note"] == [
+    assert [(finding.metric, finding.severity, finding.head) for finding in every if finding.severity != "note"] == [
         ("jacobian_trace", "warning", None)
     ]
 
@@ -167,11 +167,11 @@ def test_heads_on_a_sink_are_told_apart(rng: np.random.Generator) -> None:
     assert (resting.metrics["sink_mass"] > 0.9).all()
     assert (resting.apart["entropy_ratio"] > 0.7).all()
     found = findings_of(resting, "trained")
-    assert [(one.metric, one.severity, one.head) for one in found] == [("sink_mass", "note", None)]
+    assert [(finding.metric, finding.severity, finding.head) for finding in found] == [("sink_mass", "note", None)]
     # The same with a learned sink.
     learned = layer(rng, sinks=np.full(HEADS, 7.0))
     assert (learned.metrics["sink_mass"] > 0.5).all()
-    assert [one.metric for one in findings_of(learned, "trained")] == ["sink_mass"]
+    assert [finding.metric for finding in findings_of(learned, "trained")] == ["sink_mass"]
     # Where the rest is frozen too, it is no rest.
     both = findings_of(layer(rng, 100.0, first=60.0), "trained")
     assert verdict_of(both) != "healthy"
@@ -195,14 +195,14 @@ def test_apart_is_what_the_softmax_over_the_others_shows(rng: np.random.Generato
 def test_formats_count_only_where_they_are_used(rng: np.random.Generator) -> None:
     wide = 70 / layer(rng).metrics["max_logit"].max()
     metrics = {
-        dtype: {one.metric for one in findings_of(layer(np.random.default_rng(0), wide, dtype=dtype), "any")}
+        dtype: {finding.metric for finding in findings_of(layer(np.random.default_rng(0), wide, dtype=dtype), "any")}
         for dtype in ("float32", "bfloat16", "float16")
     }
     assert "bf16_spacing" in metrics["bfloat16"]
     assert "bf16_spacing" not in metrics["float32"] | metrics["float16"]
     huge = 5e4 / layer(np.random.default_rng(0)).metrics["raw_score"].max()
     for dtype in metrics:
-        found = {one.metric for one in findings_of(layer(np.random.default_rng(0), huge, dtype=dtype), "any")}
+        found = {finding.metric for finding in findings_of(layer(np.random.default_rng(0), huge, dtype=dtype), "any")}
         assert ("raw_score" in found) == (dtype == "float16")
         assert "max_logit" in found
 
@@ -217,7 +217,7 @@ def test_before_and_after_scale_and_cap(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(numbers["cap_ratio"], numbers["score_size"] / 5, rtol=1e-5)
     assert (numbers["score_size"] < numbers["raw_score"] / math.sqrt(D)).all()
     assert verdict_of(findings_of(capped, "any")) == "healthy"
-    assert {"cap_ratio"} <= {one.metric for one in findings_of(layer(rng, 6.0, softcap=5.0), "any")}
+    assert {"cap_ratio"} <= {finding.metric for finding in findings_of(layer(rng, 6.0, softcap=5.0), "any")}
 
 
 def test_a_row_of_nan_is_critical(rng: np.random.Generator) -> None:
@@ -338,14 +338,16 @@ def test_the_report_as_json() -> None:
     data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert data["schema_version"] == 1
     assert data["verdict"] == report.verdict == "critical"
-    assert [one["name"] for one in data["layers"]] == ["0", "1"]
-    for one in data["layers"]:
-        assert len(one["heads"]) == HEADS
-        assert {"max_logit", "entropy_ratio", "raw_score", "logit_deviation", "jacobian_trace"} <= set(one["heads"][0])
-        assert one["scale"] == D**-0.5
-        assert set(one["baseline"]) <= set(one["heads"][0])
+    assert [layer["name"] for layer in data["layers"]] == ["0", "1"]
+    for layer in data["layers"]:
+        assert len(layer["heads"]) == HEADS
+        assert {"max_logit", "entropy_ratio", "raw_score", "logit_deviation", "jacobian_trace"} <= set(
+            layer["heads"][0]
+        )
+        assert layer["scale"] == D**-0.5
+        assert set(layer["baseline"]) <= set(layer["heads"][0])
     keys = {"layer", "head", "metric", "severity", "value", "threshold", "source", "remedy"}
-    assert all(set(one) == keys for one in data["findings"])
+    assert all(set(finding) == keys for finding in data["findings"])
     assert data["findings"][0]["severity"] == "critical"
     assert report.flagged == ["1"]
     assert report.verdict_on("0") == "healthy"
@@ -401,7 +403,7 @@ def test_a_watch_that_read_nothing_is_not_healthy() -> None:
     with rootdk.watch(torch.nn.Linear(2, 2)) as seen:
         seen.model(torch.ones(1, 2))
     report = seen.report()
-    assert (report.verdict, [one.metric for one in report.findings]) == ("warning", ["layers_read"])
+    assert (report.verdict, [finding.metric for finding in report.findings]) == ("warning", ["layers_read"])
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(report)
     assert "warning" in console.export_text()
@@ -471,7 +473,7 @@ def test_the_key_that_most_rows_point_at(rng: np.random.Generator) -> None:
     bias[..., 5] = 30.0
     with rootdk.watch(Lean()) as seen:
         seen.model(x, bias)
-    assert ("top_key_mass", "warning") in {(one.metric, one.severity) for one in seen.report().findings}
+    assert ("top_key_mass", "warning") in {(finding.metric, finding.severity) for finding in seen.report().findings}
 
 
 def test_remedies_are_lines_that_run() -> None:

@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"
 BATCHES = 2
 
 
-def told_of(cases: Sequence[Case], place: Path, *options: str) -> list[dict[str, Any]]:
+def records_of(cases: Sequence[Case], place: Path, *options: str) -> list[dict[str, Any]]:
     """How the command ended on each of them, in a child process of its own."""
     commands = []
     for number, case in enumerate(cases):
@@ -41,27 +41,29 @@ def told_of(cases: Sequence[Case], place: Path, *options: str) -> list[dict[str,
         )
     finally:
         shutil.rmtree(place)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(told) == len(cases), f"the process died on {cases[len(told)].name}: {done.stderr[-2000:]}"
-    return told
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(records) == len(cases), f"the process died on {cases[len(records)].name}: {done.stderr[-2000:]}"
+    return records
 
 
-def fault_of(told: dict[str, Any]) -> str | None:
+def fault_of(record: dict[str, Any]) -> str | None:
     """What is wrong with how the command ended, or None."""
-    if told["error"] is not None:
-        return str(told["error"])[-1500:]
-    if told["peak"] > MEMORY:
-        return f"took {told['peak'] / 2**20:.0f} MB"
+    if record["error"] is not None:
+        return str(record["error"])[-1500:]
+    if record["peak"] > MEMORY:
+        return f"took {record['peak'] / 2**20:.0f} MB"
     for stream in ("out", "err"):
-        text = told[stream].encode("latin-1").decode("utf-8")  # an error here is a fault too
-        raw = {hex(ord(one)) for one in text if unicodedata.category(one) in ("Cc", "Cf", "Cs") and one != "\n"}
+        text = record[stream].encode("latin-1").decode("utf-8")  # an error here is a fault too
+        raw = {
+            hex(ord(letter)) for letter in text if unicodedata.category(letter) in ("Cc", "Cf", "Cs") and letter != "\n"
+        }
         if raw:
             return f"wrote {', '.join(sorted(raw))} to std{stream}"
-    if told["code"] == 0:
-        return None if told["out"] and not told["err"] else f"answered with {told['out']!r} and {told['err']!r}"
-    lines = told["err"].splitlines()
-    if told["code"] != 1 or len(lines) != 1 or not lines[0].startswith("Error: ") or told["out"]:
-        return f"ended with {told['code']}, {told['out']!r} and {told['err']!r}"
+    if record["code"] == 0:
+        return None if record["out"] and not record["err"] else f"answered with {record['out']!r} and {record['err']!r}"
+    lines = record["err"].splitlines()
+    if record["code"] != 1 or len(lines) != 1 or not lines[0].startswith("Error: ") or record["out"]:
+        return f"ended with {record['code']}, {record['out']!r} and {record['err']!r}"
     return f"an error of {len(lines[0])} characters" if len(lines[0]) > 1500 else None
 
 
@@ -72,8 +74,8 @@ def faults(cases: Sequence[Case], place: Path, *options: str) -> list[str]:
     def one(number: int) -> list[str]:
         home = place / f"batch-{number}"
         home.mkdir()
-        told = told_of(batches[number], home, *options)
-        found = ((case.name, fault_of(end)) for case, end in zip(batches[number], told, strict=True))
+        records = records_of(batches[number], home, *options)
+        found = ((case.name, fault_of(end)) for case, end in zip(batches[number], records, strict=True))
         return [f"{name}: {fault}" for name, fault in found if fault is not None]
 
     with ThreadPoolExecutor(BATCHES) as pool:
@@ -146,5 +148,5 @@ def test_what_takes_too_long_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
     """The child stops a case that is past its time, and goes on with the next."""
     monkeypatch.setattr(sys.modules[__name__], "SECONDS", 1.0)
     (tmp_path / "home").mkdir()
-    told = told_of([Case("long", large), Case("short", folder)], tmp_path / "home")
-    assert [fault_of(end) for end in told] == ["took more than 1.0 s", None]
+    records = records_of([Case("long", large), Case("short", folder)], tmp_path / "home")
+    assert [fault_of(end) for end in records] == ["took more than 1.0 s", None]

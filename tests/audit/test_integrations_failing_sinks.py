@@ -50,12 +50,12 @@ class Failing:
 def trained(sinks: Any) -> tuple[Any, list[str]]:
     """The weights after some steps with a log, and what was warned of."""
     model = encoder()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with TrainingLog(sinks).start(model) as log:
             train(model, batches(STEPS), log.after_step)
-    assert {one.category for one in told} <= {RuntimeWarning}
-    return [parameter.detach() for parameter in model.parameters()], [str(one.message) for one in told]
+    assert {warning.category for warning in caught} <= {RuntimeWarning}
+    return [parameter.detach() for parameter in model.parameters()], [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize(
@@ -63,21 +63,21 @@ def trained(sinks: Any) -> tuple[Any, list[str]]:
 )
 def test_the_run_goes_on_and_one_warning_says_which_sink_failed(tmp_path: Path, error: Exception) -> None:
     failing, good = Failing(error), tmp_path / "good.jsonl"
-    weights, told = trained([failing, good])
+    weights, warned = trained([failing, good])
     expected, nothing = trained(tmp_path / "other.jsonl")
     assert nothing == []
     assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))
     assert failing.calls == ["open", "write 1", "write 2", "close"]
     assert [line["step"] for line in lines(good)] == [1, 2, 3, 4]
     words = " ".join(str(error).split())
-    assert told == [
+    assert warned == [
         f"sinks: Failing() failed in step 2 and gets no more steps of this run: {type(error).__name__}: {words}"
     ]
 
 
 def test_a_full_disk_under_json_lines(tmp_path: Path) -> None:
-    _, told = trained([JsonLines("/dev/full"), tmp_path / "good.jsonl"])
-    (message,) = told
+    _, warned = trained([JsonLines("/dev/full"), tmp_path / "good.jsonl"])
+    (message,) = warned
     assert message.startswith(
         "sinks: JsonLines('/dev/full') failed in step 1 and gets no more steps of this run: OSError"
     )
@@ -93,8 +93,8 @@ def test_a_run_of_wandb_that_is_gone(tmp_path: Path) -> None:
         def log(self, _: Any) -> None:
             raise ConnectionError("run is over")
 
-    _, told = trained([WeightsAndBiases(Gone()), tmp_path / "good.jsonl"])
-    assert told == [
+    _, warned = trained([WeightsAndBiases(Gone()), tmp_path / "good.jsonl"])
+    assert warned == [
         "sinks: WeightsAndBiases() failed in step 1 and gets no more steps of this run: ConnectionError: run is over"
     ]
     assert len(lines(tmp_path / "good.jsonl")) == STEPS
@@ -132,17 +132,17 @@ def test_a_full_disk_under_tensorboard(tmp_path: Path) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    steps, told = json.loads(done.stdout.splitlines()[-1])
+    steps, warned = json.loads(done.stdout.splitlines()[-1])
     assert steps == 6
-    (message,) = told
+    (message,) = warned
     assert message.startswith(f"sinks: TensorBoard({str(folder)!r}) failed in step ")
     assert "File too large" in message
 
 
 def test_a_sink_that_fails_when_it_is_closed(tmp_path: Path) -> None:
     first, last = Failing(OSError(5, "Input/output error"), at="close"), Failing(ValueError(), at="never")
-    _, told = trained([first, tmp_path / "good.jsonl", last])
-    assert told == ["sinks: Failing() failed when it was closed: OSError: [Errno 5] Input/output error"]
+    _, warned = trained([first, tmp_path / "good.jsonl", last])
+    assert warned == ["sinks: Failing() failed when it was closed: OSError: [Errno 5] Input/output error"]
     assert last.calls[-1] == "close"
     assert len(lines(tmp_path / "good.jsonl")) == STEPS
 
@@ -151,9 +151,9 @@ def test_a_failed_sink_is_tried_again_in_the_next_run(tmp_path: Path) -> None:
     failing = Failing(RuntimeError("no"))
     log, model = TrainingLog([failing, tmp_path / "good.jsonl"]), encoder()
     for _ in range(2):
-        with pytest.warns(RuntimeWarning, match="failed in step 2") as told, log.start(model):
+        with pytest.warns(RuntimeWarning, match="failed in step 2") as caught, log.start(model):
             train(model, batches(3), log.after_step)
-        assert len(told) == 1
+        assert len(caught) == 1
     assert failing.calls == ["open", "write 1", "write 2", "close"] * 2
 
 

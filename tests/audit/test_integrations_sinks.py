@@ -117,7 +117,7 @@ def test_how_heads_become_one_number(tmp_path: Path) -> None:
         assert values[f"attn/layer_{layer:02d}/entropy_ratio"] == np.median(reading.metrics["entropy_ratio"])
     assert len(values) == (LAYERS + 1) * len(reading.metrics)
     every_head = {
-        metric: np.concatenate([one.metrics[metric] for one in readings.values()]) for metric in reading.metrics
+        metric: np.concatenate([reading.metrics[metric] for reading in readings.values()]) for metric in reading.metrics
     }
     assert values["attn/max_logit"] == every_head["max_logit"].max()
     assert values["attn/min_logit"] == every_head["min_logit"].min()

@@ -86,14 +86,14 @@ def test_an_evaluation_is_not_taken_for_training(tmp_path: Path) -> None:
 
 def test_a_step_in_which_nothing_was_read_says_so_once(tmp_path: Path) -> None:
     model = encoder()
-    with TrainingLog(tmp_path / "a.jsonl").start(model) as log, warnings.catch_warnings(record=True) as told:
+    with TrainingLog(tmp_path / "a.jsonl").start(model) as log, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model(batches(1)[0])
         log.after_step()
         log.after_step()  # the reading of before is not written again
         log.after_step()
-    assert [str(one.message).partition(":")[0] for one in told] == ["rootdk"]
-    assert "no attention was read in step 2" in str(told[0].message)
+    assert [str(warning.message).partition(":")[0] for warning in caught] == ["rootdk"]
+    assert "no attention was read in step 2" in str(caught[0].message)
     assert len(lines(tmp_path / "a.jsonl")) == 1
 
 

@@ -229,8 +229,8 @@ def test_a_gain_bound_is_one_and_no_more_than_a_note() -> None:
         report = seen.report()
         bound = report.layers[0].facts["gain_bound"]
         assert largest(seen).max() <= bound == pytest.approx(D**0.5 * gain**2)
-        found = [one for one in report.findings if one.metric == "gain_bound"]
-        assert [one.severity for one in found] == {5.0: [], 30.0: ["note"]}[gain]
+        found = [finding for finding in report.findings if finding.metric == "gain_bound"]
+        assert [finding.severity for finding in found] == {5.0: [], 30.0: ["note"]}[gain]
         assert all(f"largest logit of the run is {largest(seen).max():.3g}" in one.remedy for one in found)
 
 

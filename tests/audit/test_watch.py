@@ -37,7 +37,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def hooks(of: nn.Module) -> int:
-    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in of.modules())
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in of.modules())
 
 
 def state_after_a_step(of: nn.Module, x: Any, **options: Any) -> tuple[Any, ...]:
@@ -423,7 +423,9 @@ def test_the_scale_is_measured(disguised: Any) -> None:
         assert reading.scale == pytest.approx(0.9, rel=1e-4)
         assert reading.scale_given == 8**-0.5
         assert reading.mismatch < 1e-5
-        assert {"scale_doubt"} == {one.metric for one in seen.report().findings if one.layer == reading.name}
+        assert {"scale_doubt"} == {
+            finding.metric for finding in seen.report().findings if finding.layer == reading.name
+        }
 
 
 def test_the_output_must_be_explained(disguised: Any) -> None:
@@ -431,7 +433,7 @@ def test_the_output_must_be_explained(disguised: Any) -> None:
     disguised(lambda true: lambda q, k, v, is_causal: true(q, k, v.flip(-2), is_causal=is_causal))
     with rootdk.watch(model()) as seen:
         seen.model(tokens())
-    assert {one.metric for one in seen.report().findings} == {"output_mismatch"}
+    assert {finding.metric for finding in seen.report().findings} == {"output_mismatch"}
 
 
 def test_what_cannot_be_read_is_told_and_does_no_harm() -> None:
@@ -459,7 +461,9 @@ def test_a_reading_that_fails_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> N
     with rootdk.watch(watched) as seen:
         assert torch.equal(watched(x), expected)
     assert seen.unread[NAMES[0]] == "ZeroDivisionError: no numbers"
-    assert [one.metric for one in seen.report().findings] == ["layers_read"], "a gate must not pass what was not read"
+    assert [finding.metric for finding in seen.report().findings] == ["layers_read"], (
+        "a gate must not pass what was not read"
+    )
     assert NAMES[0] in seen.report().to_dict()["unread"]
 
 

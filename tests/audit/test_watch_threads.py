@@ -403,9 +403,9 @@ def test_a_dropped_watch_is_closed_and_frees_the_model() -> None:
         seen = rootdk.watch(watched)
         watched(tokens())
         gone, freed = weakref.ref(seen), weakref.ref(watched)
-        with pytest.warns(ResourceWarning, match=r"unclosed Watch\(Model, 3 layers, step 1, open\)") as told:
+        with pytest.warns(ResourceWarning, match=r"unclosed Watch\(Model, 3 layers, step 1, open\)") as caught:
             del seen
-        assert len(told) == 1
+        assert len(caught) == 1
         assert gone() is None
         assert [getattr(owner, name) for owner, name in PLACES] == before
         assert "__call__" not in vars(type(watched))

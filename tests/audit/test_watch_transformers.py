@@ -61,7 +61,9 @@ def test_healthy_at_first_then_one_layer_is_flagged_and_cleared(name: str) -> No
             assert seen.report(phase).flagged == [changed]
     # The remedy that the findings name.
     seen = looked_at(model, name)
-    assert all("rootdk.audit." in one.remedy for one in seen.report("init").findings if one.severity != "note")
+    assert all(
+        "rootdk.audit." in finding.remedy for finding in seen.report("init").findings if finding.severity != "note"
+    )
     reading = seen.readings[changed]
     tau = rootdk.audit.recommend_tau(reading)
     rootdk.audit.qk_clip_(model, {changed: reading}, tau=tau)

@@ -334,13 +334,13 @@ def test_whole_command(tmp_path: Path) -> None:
     assert set(report["peers"]) == {"numpy", "torch"}
     assert report["sections"] == list(all_sections())
     assert len(report["forward"]) == len(report["backward"]) == len(report["measure"]) == len(attention.QUICK)
-    for one in report["forward"]:
-        assert set(one["seconds"]) == {"rootdk", "measure", "numpy", "torch"}
-        assert all(0 < t["best"] <= t["median"] for t in one["seconds"].values())
+    for case in report["forward"]:
+        assert set(case["seconds"]) == {"rootdk", "measure", "numpy", "torch"}
+        assert all(0 < t["best"] <= t["median"] for t in case["seconds"].values())
     for section in ("half", "decode", "tiny", "beside"):
-        for one in report[section]:
-            assert {"rootdk", "torch"} <= set(one["seconds"]) | set(one["left_out"])
-            assert "rootdk" in one["seconds"]
+        for case in report[section]:
+            assert {"rootdk", "torch"} <= set(case["seconds"]) | set(case["left_out"])
+            assert "rootdk" in case["seconds"]
     assert len(report["options"]) == 10
     assert report["memory"]["keys"] == 16384
     assert report["import"]["frameworks"] == []

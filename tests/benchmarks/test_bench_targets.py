@@ -257,19 +257,19 @@ def test_only_what_was_run_is_judged() -> None:
 def test_the_slowest_chapter_of_the_explorer_counts() -> None:
     report = full_report()
     report["explorer"][1]["seconds"]["largest"]["p95"] = 0.0401
-    (judged,) = [one for one in judge(report) if one["name"].startswith("explorer")]
+    (judged,) = [verdict for verdict in judge(report) if verdict["name"].startswith("explorer")]
     assert judged["met"] is False
     assert judged["reached"] == "40.0 / 40.1"
     assert judged["why"].endswith("proof")
     report["explorer"] = []
-    (judged,) = [one for one in judge(report) if one["name"].startswith("explorer")]
+    (judged,) = [verdict for verdict in judge(report) if verdict["name"].startswith("explorer")]
     assert judged["met"] is None
 
 
 def test_what_rootdk_cannot_do_is_short_and_says_why() -> None:
     report = full_report()
     report["options"] = [row("bias gradient", torch=1.0) | {"left_out": {"rootdk": "ArgumentError: not yet"}}]
-    (judged,) = [one for one in judge(report) if one["name"] == "bias gradient"]
+    (judged,) = [verdict for verdict in judge(report) if verdict["name"] == "bias gradient"]
     assert judged["met"] is False
     assert judged["reached"] == "no result"
     assert "not yet" in "\n".join(headlines(judge(report)))
@@ -282,7 +282,7 @@ def test_a_dead_rival_leaves_its_target_unjudged_with_the_reason() -> None:
     name = "bfloat16 forward against torch, geometric mean"
     assert verdicts(report)[name] is None
     lines = headlines(judge(report))
-    judged = [one for one in judge(report) if one["met"] is not None]
+    judged = [verdict for verdict in judge(report) if verdict["met"] is not None]
     assert lines[0] == f"every target that was judged is reached ({len(judged)})"
     assert lines[1:] == ["not judged: 1", f"  {name}: torch died with SIGILL"]
 
@@ -291,7 +291,7 @@ def test_a_rival_that_is_out_of_some_rows_is_named() -> None:
     report = full_report()
     out = row(rootdk=1.0) | {"left_out": {"torch": "gave up"}}
     report["backward"].append(out)
-    judged = {one["name"]: one for one in judge(report)}["forward + backward against torch, geometric mean"]
+    judged = {verdict["name"]: verdict for verdict in judge(report)}["forward + backward against torch, geometric mean"]
     assert judged["met"]
     assert judged["why"] == "1 of 2 left out: torch gave up"
 
@@ -299,7 +299,7 @@ def test_a_rival_that_is_out_of_some_rows_is_named() -> None:
 def test_a_rival_that_needed_help_is_named() -> None:
     report = full_report()
     report["half"][0]["notes"] = {"torch": "died with SIGILL; timed with A=B"}
-    judged = {one["name"]: one for one in judge(report)}["bfloat16 forward against torch, geometric mean"]
+    judged = {verdict["name"]: verdict for verdict in judge(report)}["bfloat16 forward against torch, geometric mean"]
     assert judged["met"]
     assert judged["why"] == "torch died with SIGILL; timed with A=B"
 
@@ -310,7 +310,7 @@ def test_without_torch_its_targets_are_there_and_not_judged() -> None:
     report["ring"] = []
     report["forward"] = [row(n=4096, rootdk=1.0, measure=1.05)]
     report["backward"] = [row(rootdk=1.0)]
-    found = {one["name"]: one for one in judge(report)}
+    found = {verdict["name"]: verdict for verdict in judge(report)}
     names = ("forward against torch, geometric mean", "float16 forward against torch, geometric mean")
     names += ("fused options against torch", "between torch's layers", "training step, watched exactly / unwatched")
     names += ("ring of 2 ranks, efficiency, lowest",)
@@ -322,8 +322,8 @@ def test_without_torch_its_targets_are_there_and_not_judged() -> None:
 
 def test_a_quick_report_shows_figures_and_judges_nothing() -> None:
     found = judge(full_report() | {"quick": True})
-    assert [one["name"] for one in found] == [one["name"] for one in judge(full_report())]
-    assert all(one["met"] is None for one in found)
+    assert [verdict["name"] for verdict in found] == [verdict["name"] for verdict in judge(full_report())]
+    assert all(verdict["met"] is None for verdict in found)
     assert found[0]["reached"] == "1.50 / 1.50"
 
 

@@ -33,7 +33,7 @@ def large() -> dict[str, Any]:
         }
         for layer in range(80)
     ]
-    findings = [{**finding, "layer": one["name"]} for one in layers[::3]]
+    findings = [{**finding, "layer": layer["name"]} for layer in layers[::3]]
     model = {"model_type": "large", "heads": 64, "key_heads": 8, "d_k": 128, "scale": 1.0, "scale_source": "set so"}
     model["softcap"] = 50.0
     unknown = ["model.layers.1.self_attn.a_name_that_is_very_long_and_has_nowhere_to_break." + "x" * 80]

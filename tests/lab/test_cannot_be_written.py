@@ -75,7 +75,7 @@ def test_a_name_as_long_as_names_may_be_is_written(tmp_path: Path) -> None:
     files.check_destination(path)
     assert list(tmp_path.iterdir()) == []
     files.write_atomically(path, "whole")
-    assert [one.read_text() for one in tmp_path.iterdir()] == ["whole"]
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["whole"]
 
 
 def test_what_cannot_be_written_whole_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_written_whole_is_not_written(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "write_bytes", fill)
     with pytest.raises(OSError, match="No space left"):
         files.write_atomically(path, "after")
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("report.html", "before")]
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.html", "before")]
 
 
 def test_two_threads_do_not_take_each_others_mask(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_two_threads_do_not_take_each_others_mask(tmp_path: Path) -> None:
             one.start()
         for one in many:
             one.join()
-        modes = {stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+        modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
         assert (modes, os.umask(0o022)) == ({0o644}, 0o022)
     finally:
         os.umask(before)

@@ -68,10 +68,13 @@ def test_a_source_has_title_and_link_or_quotes_nobody(number: int) -> None:
 
 def test_gap_counting_is_judged_by_the_slack_that_was_set_before() -> None:
     """A tenth of the power; the nearest of the three powers, chosen after the result was seen, would pass them all."""
-    decides = [one for one in LEDGER[32].check(QUICK).evidence if one.role == "decides"]
-    assert [one.slack for one in decides] == [0.1 * one.predicted for one in decides]
-    assert [one.agrees for one in decides] == [False, True, True]
-    assert all(min((0.5, 1.0, 2.0), key=lambda p: abs(p - one.measured)) == one.predicted for one in decides)
+    decides = [comparison for comparison in LEDGER[32].check(QUICK).evidence if comparison.role == "decides"]
+    assert [comparison.slack for comparison in decides] == [0.1 * comparison.predicted for comparison in decides]
+    assert [comparison.agrees for comparison in decides] == [False, True, True]
+    assert all(
+        min((0.5, 1.0, 2.0), key=lambda p: abs(p - comparison.measured)) == comparison.predicted
+        for comparison in decides
+    )
 
 
 @pytest.mark.parametrize("number", EXPECTED)
@@ -199,17 +202,19 @@ def test_other_evidence_leads_to_another_verdict(records: dict[int, CheckedClaim
     """Every number that decides or limits, moved to the other side of its target for sure, and nothing else touched."""
     record = records[number]
     refuted = NOT_REPRODUCED if record.elsewhere else FAILS
-    for place, one in enumerate(record.evidence):
-        if one.role != "shown":
-            moved = _other_side(one)
-            assert moved.agrees != one.agrees
-            if one.agrees and one.role == "decides":
+    for place, comparison in enumerate(record.evidence):
+        if comparison.role != "shown":
+            moved = _other_side(comparison)
+            assert moved.agrees != comparison.agrees
+            if comparison.agrees and comparison.role == "decides":
                 evidence = (*record.evidence[:place], moved, *record.evidence[place + 1 :])
                 assert replace(record, evidence=evidence).verdict == refuted
     for role in ("decides", "limits"):
         # Those that do not agree share what they say: together they turn the verdict, alone one of many does not.
-        against = [one for one in record.evidence if one.role == role and not one.agrees]
-        turned = tuple(_other_side(one) if one in against else one for one in record.evidence)
+        against = [comparison for comparison in record.evidence if comparison.role == role and not comparison.agrees]
+        turned = tuple(
+            _other_side(comparison) if comparison in against else comparison for comparison in record.evidence
+        )
         if against and (role == "decides" or record.verdict == CONDITIONAL):
             assert replace(record, evidence=turned).verdict != record.verdict
 
@@ -244,7 +249,7 @@ def test_noise_pleases_no_claim(records: dict[int, CheckedClaim], number: int, t
 
 def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
     verdicts = (HOLDS, CONDITIONAL, FAILS, NOT_REPRODUCED, UNDECIDED)
-    found = [sum(one.verdict == verdict for one in records.values()) for verdict in verdicts]
+    found = [sum(record.verdict == verdict for record in records.values()) for verdict in verdicts]
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
     assert f"checks {len(records)} statements about the scale" in text
     assert (
@@ -260,9 +265,11 @@ def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
 
 
 def test_the_misprint_is_found(records: dict[int, CheckedClaim]) -> None:
-    wrong = [one for one in records[7].evidence if not one.agrees]
+    wrong = [comparison for comparison in records[7].evidence if not comparison.agrees]
     assert [one.quantity.partition(":")[0] for one in wrong] == ["e^50"]
-    factor = next(one.measured for one in records[7].evidence if one.quantity == "e^50: true / printed")
+    factor = next(
+        comparison.measured for comparison in records[7].evidence if comparison.quantity == "e^50: true / printed"
+    )
     assert factor == pytest.approx(math.exp(50) / 5184705528587072045, rel=1e-12)
     assert "5,184,705,528,587,072,464,087" in records[7].condition
 
@@ -310,13 +317,15 @@ def test_best_exponent_is_where_a_minimiser_puts_it(records: dict[int, CheckedCl
         options={"xatol": 1e-4},
     )
     name = f"{keys} keys: a that keeps |do/dq|/|o| at 1"
-    landed = next(one.measured for one in records[19].evidence if one.quantity == name)
+    landed = next(comparison.measured for comparison in records[19].evidence if comparison.quantity == name)
     assert landed == pytest.approx(found.x, abs=1e-3)
 
 
 def test_small_gradients_of_float16_are_what_decides_claim_13(records: dict[int, CheckedClaim]) -> None:
     """And it is the format and not the operator: the same gradient in float32 keeps its digits."""
-    ratios = {one.quantity: one.measured for one in records[13].evidence if one.role == "limits"}
+    ratios = {
+        comparison.quantity: comparison.measured for comparison in records[13].evidence if comparison.role == "limits"
+    }
     large = {name for name, ratio in ratios.items() if ratio > 2}
     assert large == {"float16, d_k = 512: d_query, d_out 0.001"}
     assert len(ratios) == 9
@@ -327,8 +336,8 @@ def test_small_gradients_of_float16_are_what_decides_claim_13(records: dict[int,
 def test_a_missing_format_is_told_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     record = LEDGER[13].check(QUICK)
-    assert not any("bfloat16" in one.quantity for one in record.evidence if one.role == "limits")
-    counted = next(one for one in record.evidence if "ml_dtypes" in one.quantity)
+    assert not any("bfloat16" in comparison.quantity for comparison in record.evidence if comparison.role == "limits")
+    counted = next(comparison for comparison in record.evidence if "ml_dtypes" in comparison.quantity)
     assert (counted.measured, counted.predicted) == (2, 3)
 
 
@@ -354,13 +363,18 @@ DERIVED = {(1, "error / rounding bound, float64"), (1, "error / rounding bound, 
 def test_a_target_that_is_a_choice_is_named_as_one(records: dict[int, CheckedClaim]) -> None:
     """Whoever says "extremely small" gives no number. Where one is put in, the record says that it is ours, and why."""
     for number, record in records.items():
-        for one in record.evidence:
-            if one.relation in ("<", ">") and one.role != "shown" and one.predicted != 0.0:  # a sign is no choice
-                assert bool(one.choice) != ((number, one.quantity) in DERIVED), (number, one.quantity)
+        for comparison in record.evidence:
+            if (
+                comparison.relation in ("<", ">") and comparison.role != "shown" and comparison.predicted != 0.0
+            ):  # a sign is no choice
+                assert bool(comparison.choice) != ((number, comparison.quantity) in DERIVED), (
+                    number,
+                    comparison.quantity,
+                )
     assert "our choice" in "\n".join(lines([records[13]]))
     assert CheckedClaim.from_dict(json.loads(records[13].to_json())).evidence[0].choice
 
 
 def test_every_claim_has_a_title_that_two_of_fit_a_line() -> None:
-    for one in LEDGER:
-        assert 0 < len(one.title) <= 32
+    for record in LEDGER:
+        assert 0 < len(record.title) <= 32

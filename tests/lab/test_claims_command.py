@@ -56,10 +56,10 @@ def test_json_is_the_records() -> None:
     assert (report["rows"], report["seed"]) == (1024, 4)
     assert set(report["verdicts"]) == set(VERDICTS)
     assert sum(report["verdicts"].values()) == 3
-    records = [CheckedClaim.from_dict(one) for one in report["claims"]]
-    assert [one.id for one in records] == [7, 16, 3]
-    assert [one.verdict for one in records] == ["does not hold", "holds under a condition", "holds"]
-    assert any(one.standard_error for one in records[2].evidence)
+    records = [CheckedClaim.from_dict(claim) for claim in report["claims"]]
+    assert [record.id for record in records] == [7, 16, 3]
+    assert [record.verdict for record in records] == ["does not hold", "holds under a condition", "holds"]
+    assert any(comparison.standard_error for comparison in records[2].evidence)
 
 
 @pytest.mark.parametrize(

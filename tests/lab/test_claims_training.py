@@ -80,7 +80,7 @@ def test_differences_carry_both_errors() -> None:
 def test_the_best_learning_rate_is_chosen_for_every_rule_alike() -> None:
     results = study(lambda spec: 1.0 + (spec.learning_rate == 1e-3) * (spec.rule == "sqrt"), rates=(1e-3, 1e-2))
     assert best(results, task="text", rule="sqrt", d_k=64).rate == 1e-2
-    assert [one.rate for one in outcomes(results, task="text", rule="none", d_k=64)] == [1e-3, 1e-2]
+    assert [outcome.rate for outcome in outcomes(results, task="text", rule="none", d_k=64)] == [1e-3, 1e-2]
     worse, better = outcomes(results, task="text", rule="sqrt", d_k=64)
     assert lost(worse, better)[0] == pytest.approx(1 / 3)
     assert lost(worse, better)[1] == pytest.approx(difference(worse.loss, better.loss)[1] / 3)
@@ -167,7 +167,7 @@ def test_only_thousands_count_and_not_what_comes_after() -> None:
     runs = [replace(run, transplant=(*run.transplant, (1e5, 9.0, 6e5))) for run in transplants(1.1, 1.3, 2.0).runs]
     record = LEDGER[22].check(results=Results.of(runs))
     assert record.verdict == NOT_REPRODUCED
-    shown = {one.quantity: one.measured for one in record.evidence}
+    shown = {comparison.quantity: comparison.measured for comparison in record.evidence}
     assert shown["d_k = 64: loss risen at logits of 1e3 to 1e4"] == pytest.approx(0.3)
     assert shown["d_k = 64: loss risen at the largest kappa"] == pytest.approx(8.0, abs=0.01)
 

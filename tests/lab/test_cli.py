@@ -60,13 +60,13 @@ def test_json_of_the_first_look() -> None:
     report = json.loads(result.output)
     assert set(report) == {"seed", "looks", "meaning"}
     assert report["seed"] == 3
-    assert [set(one) for one in report["looks"]] == [set(Look.__dataclass_fields__)] * 6
-    assert {(one["keys"], one["rows"]) for one in report["looks"]} == {(128, 64)}
+    assert [set(look) for look in report["looks"]] == [set(Look.__dataclass_fields__)] * 6
+    assert {(look["keys"], look["rows"]) for look in report["looks"]} == {(128, 64)}
 
 
 def test_numbers_agree_with_theory() -> None:
     """Scores of unit-variance q and k have variance d_k; 1/sqrt(d_k) makes it 1, 1/d_k makes it 1/d_k."""
-    by_rule = {one.rule: one for one in look([256], ["none", "sqrt", "dk"], keys=1024, rows=512, seed=0)}
+    by_rule = {seen.rule: seen for seen in look([256], ["none", "sqrt", "dk"], keys=1024, rows=512, seed=0)}
     # The mean of |q|^2 over 512 rows has a relative standard error of sqrt(2/256/512) = 0.4 %, the row variances over
     # 1024 shared keys add about as much: 2.5 % is four to five of them.
     for rule, expected in (("none", 256.0), ("sqrt", 1.0), ("dk", 1 / 256)):

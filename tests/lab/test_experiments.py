@@ -78,8 +78,8 @@ def test_a_name_is_registered_once() -> None:
 def test_theory_and_measurement_agree(results: dict[str, Result], name: str) -> None:
     found = results[name]
     assert found.compared >= 12
-    for one in found.comparisons:
-        assert one.disagreement is None or abs(one.disagreement) < MOST, one
+    for comparison in found.comparisons:
+        assert comparison.disagreement is None or abs(comparison.disagreement) < MOST, comparison
 
 
 # One function of the theory per experiment, bent by 3 %: the comparison that uses it must say so.
@@ -119,7 +119,11 @@ def test_a_wrong_theory_or_operator_is_seen(monkeypatch: pytest.MonkeyPatch, nam
         return found * 1.2
 
     monkeypatch.setattr(home, function, bent)
-    disagreements = [one.disagreement or 0.0 for one in run(QUICK[name]).comparisons if one.quantity == BENT[name][1]]
+    disagreements = [
+        comparison.disagreement or 0.0
+        for comparison in run(QUICK[name]).comparisons
+        if comparison.quantity == BENT[name][1]
+    ]
     assert disagreements
     assert max(map(abs, disagreements)) > MOST
 
@@ -322,15 +326,15 @@ def test_rounding_is_that_of_the_format(rng: np.random.Generator) -> None:
 
 
 def test_histogram_is_a_density(results: dict[str, Result]) -> None:
-    for one in results["scores"].series:
-        width = one.x[1] - one.x[0]
-        assert sum(one.y) * width == pytest.approx(1.0, abs=0.01), one.setting
+    for series in results["scores"].series:
+        width = series.x[1] - series.x[0]
+        assert sum(series.y) * width == pytest.approx(1.0, abs=0.01), series.setting
 
 
 def test_weights_and_jacobian_of_one_row(results: dict[str, Result]) -> None:
-    for one in results["rules"].series:
-        assert sum(one.y) == pytest.approx(1.0)
-        assert list(one.y) == sorted(one.y, reverse=True)
+    for series in results["rules"].series:
+        assert sum(series.y) == pytest.approx(1.0)
+        assert list(series.y) == sorted(series.y, reverse=True)
     grids = results["gradient"].grids
     for measured, theory in zip(grids[::2], grids[1::2], strict=True):
         assert (measured.kind, theory.kind) == ("measured", "theory")
@@ -349,5 +353,5 @@ def test_specs_are_frozen_and_plain() -> None:
 def test_default_and_full_size_agree_too() -> None:
     for size in ("default", "full"):
         for spec in plan(size):
-            for one in run(spec).comparisons:
-                assert one.disagreement is None or abs(one.disagreement) < MOST, (size, one)
+            for comparison in run(spec).comparisons:
+                assert comparison.disagreement is None or abs(comparison.disagreement) < MOST, (size, comparison)

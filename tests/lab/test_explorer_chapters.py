@@ -111,7 +111,7 @@ def test_texts_are_a_few_short_sentences(chapter: Chapter, field: str) -> None:
 def _same_order() -> bool:
     query, key = np.array([[1.0, 2.0]]), np.array([[3.0, 1.0], [0.0, 1.0], [2.0, 2.0]])
     weights = [rootdk.attention(query, key, np.eye(3), scale=scale)[0] for scale in ("none", "sqrt", "dk")]
-    return all((np.argsort(one) == np.argsort(weights[0])).all() for one in weights)
+    return all((np.argsort(weight) == np.argsort(weights[0])).all() for weight in weights)
 
 
 def _factor(d_k: int) -> float:
@@ -190,7 +190,7 @@ def test_what_the_not_dk_chapter_says() -> None:
 def test_what_the_context_chapter_says() -> None:
     shares = [values_of(view("context", keys=keys)) for keys in (10**3, 10**6, 10**9)]
     for name, rises in (("sqrt", True), ("entropy_invariant", False), ("ssmax", False)):
-        steps = np.diff([one[f"entropy_{name}"] for one in shares])
+        steps = np.diff([share[f"entropy_{name}"] for share in shares])
         assert (steps > 0).all() == rises
         assert (steps < 0).all() != rises
 
@@ -277,7 +277,7 @@ def test_the_tour_is_ten_steps_that_a_saved_page_holds() -> None:
         assert len(raw) <= 1
         read_values(BY_ID[chapter], raw)
         for name, value in raw.items():
-            (knob,) = (one for one in BY_ID[chapter].controls if one.name == name)
+            (knob,) = (control for control in BY_ID[chapter].controls if control.name == name)
             assert value in texts_of(knob)
         assert len(text) < 120
 

@@ -21,7 +21,9 @@ def server() -> Iterator[Served]:
 
 
 def first_knob(chapter: Chapter) -> str:
-    sliders = [one.name for one in chapter.controls if one.kind in ("int", "float") and one.name != "seed"]
+    sliders = [
+        control.name for control in chapter.controls if control.kind in ("int", "float") and control.name != "seed"
+    ]
     return sliders[0] if sliders else ""
 
 

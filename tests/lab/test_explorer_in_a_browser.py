@@ -177,7 +177,7 @@ def test_a_bad_value_is_said_beside_its_knob(browser: Any, server: Served) -> No
     page.goto(f"{server.address}#powers?nothing=1")
     until(lambda: "sets nothing. This chapter" in page.locator("#notice").inner_text())
     # The browser itself tells of each 422; nothing else is complained of.
-    assert all("422" in one for one in visit.complaints), visit.complaints
+    assert all("422" in complaint for complaint in visit.complaints), visit.complaints
 
 
 def test_a_matrix_can_be_edited(visit: Visit, server: Served) -> None:
@@ -355,7 +355,7 @@ def test_a_restart_is_survived(browser: Any) -> None:
         until(lambda: drawn(page) == "#powers?exponent=1.2")
         assert_shows(page, stand_in.POWERS, exponent="1.2")
         until(lambda: not banner.is_visible())
-    assert all("Failed to load resource" in one for one in visit.complaints), visit.complaints
+    assert all("Failed to load resource" in complaint for complaint in visit.complaints), visit.complaints
 
 
 def test_colours_can_be_chosen(visit: Visit, server: Served) -> None:
@@ -399,7 +399,7 @@ def test_it_fits_and_breaks_no_rule_of_accessibility(
 def test_the_rules_can_be_broken(visit: Visit, server: Served) -> None:
     page = open_at(visit, server.address)
     page.evaluate("document.querySelector('label[for=knob-exponent]').remove()")
-    assert any(one.startswith("label: ") for one in violations(page))
+    assert any(violation.startswith("label: ") for violation in violations(page))
 
 
 @pytest.fixture(scope="module")
@@ -461,4 +461,6 @@ def test_the_policy_of_an_exported_page_stops_requests(browser: Any, exported: P
     visit = Visit(browser, 1280)
     open_at(visit, (tmp_path / "asking.html").as_uri())
     assert visit.outside == []
-    assert any(re.search("Content Security Policy|page’s settings blocked", one) for one in visit.complaints)
+    assert any(
+        re.search("Content Security Policy|page’s settings blocked", complaint) for complaint in visit.complaints
+    )

@@ -48,8 +48,8 @@ def test_an_audit_of_one_layer_has_no_picture_along_layers() -> None:
 
 
 def test_the_example_is_the_demonstration() -> None:
-    told = demonstrate().to_dict()
-    assert view("model").to_dict()["numbers"] == model_view(told, {"metric": "first"}).to_dict()["numbers"]
+    audit = demonstrate().to_dict()
+    assert view("model").to_dict()["numbers"] == model_view(audit, {"metric": "first"}).to_dict()["numbers"]
 
 
 def test_a_metric_that_the_audit_has_not_is_refused() -> None:

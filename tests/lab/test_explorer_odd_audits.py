@@ -178,7 +178,7 @@ def test_many_findings_are_a_table_that_a_browser_can_hold(server: TestClient) -
 
 @pytest.mark.parametrize("values", [(5e-324,), (1e-200, 2e-200), (1.7e308, 1e308), (5e-324, 1.7e308), (0.0, -1e308)])
 def test_numbers_at_the_ends_of_the_range_are_drawn(server: TestClient, values: tuple[float, ...]) -> None:
-    layers = [{"name": f"a.{n}", "heads": [{"logit_deviation": one} for one in values]} for n in range(2)]
+    layers = [{"name": f"a.{n}", "heads": [{"logit_deviation": value} for value in values]} for n in range(2)]
     found = post(server, audit() | {"layers": layers})
     assert found.status_code == 200, found.text
     assert found.json()["numbers"][6]["value"] == min(values)
@@ -207,13 +207,13 @@ def test_control_codes_and_markup_are_shown_and_never_meant(server: TestClient) 
     assert found.status_code == 200
     view = found.json()
     view.pop("python")  # lines of code, without anything of the audit in them
-    assert not [one for one in texts(view) if not one.isprintable()]
+    assert not [text for text in texts(view) if not text.isprintable()]
     # A table and a caption are set as text. plotly reads a little markup in its labels, so there it is spelled out.
     assert view["table"]["rows"][0][4] == f"layer{SHOWN}{markup}, head 1"
     assert f"a.0{SHOWN}{markup}" in view["figures"][0]["text"]
-    plots = [one for figure in view["figures"] for one in texts(figure["plot"])]
-    assert [one for one in plots if "evil.example" in one]
-    assert not [one for one in plots if "<b onclick" in one or "<a href" in one]
+    plots = [text for figure in view["figures"] for text in texts(figure["plot"])]
+    assert [plot for plot in plots if "evil.example" in plot]
+    assert not [plot for plot in plots if "<b onclick" in plot or "<a href" in plot]
     assert (
         f"a.0{SHOWN}&lt;b onclick=alert(1)&gt;&amp;lt;&lt;a"
         in view["figures"][0]["plot"]["data"][0]["customdata"][0][0][1]

@@ -30,9 +30,9 @@ CLEAR = 5.0  # standard errors
 )
 def test_scores_spread_as_theory_says(raw: dict[str, object]) -> None:
     found = [values_of(view("growth", seed=seed, **raw)) for seed in range(8)]
-    for measured, told in (("variance", "variance_theory"), ("inside", "inside_theory")):
+    for measured, predicted in (("variance", "variance_theory"), ("inside", "inside_theory")):
         seen = np.array([one[measured] for one in found])
-        assert abs(seen.mean() - found[0][told]) < CLEAR * seen.std(ddof=1) / math.sqrt(len(seen))
+        assert abs(seen.mean() - found[0][predicted]) < CLEAR * seen.std(ddof=1) / math.sqrt(len(seen))
     one = found[0]
     assert abs(one["variance"] - one["variance_theory"]) < CLEAR * one["variance_error"]
 
@@ -40,8 +40,8 @@ def test_scores_spread_as_theory_says(raw: dict[str, object]) -> None:
 @pytest.mark.parametrize("d", [2, 7, 16])
 def test_averages_of_terms_settle_where_the_proof_says(d: int) -> None:
     found = values_of(view("proof", d=d, samples=16384))
-    for name, told in (("ones", 1.0), ("zeros", 0.0), ("total", found["total_theory"])):
-        assert abs(found[name] - told) < CLEAR * found[f"{name}_error"]
+    for name, predicted in (("ones", 1.0), ("zeros", 0.0), ("total", found["total_theory"])):
+        assert abs(found[name] - predicted) < CLEAR * found[f"{name}_error"]
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_averages_of_terms_settle_where_the_proof_says(d: int) -> None:
 def test_rows_are_as_theory_says(chapter: str, raw: dict[str, object], names: tuple[str, ...]) -> None:
     found = [values_of(view(chapter, seed=seed, **raw)) for seed in range(16)]
     for name in names:
-        seen, told = np.array([one[name] for one in found]), found[0][f"{name}_theory"]
+        seen, predicted = np.array([one[name] for one in found]), found[0][f"{name}_theory"]
         # The medians of theory may have half a percent of the rows on the wrong side.
-        slack = 0.005 * told
-        assert abs(seen.mean() - told) < CLEAR * seen.std(ddof=1) / math.sqrt(len(seen)) + slack, name
+        slack = 0.005 * predicted
+        assert abs(seen.mean() - predicted) < CLEAR * seen.std(ddof=1) / math.sqrt(len(seen)) + slack, name
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
@@ -84,8 +84,8 @@ def test_spacing_is_that_of_numpy() -> None:
 
 def traces(chapter: str, figure: str, **raw: object) -> dict[str, dict[str, object]]:
     """The traces of one figure by their names; the first of a name counts."""
-    (found,) = (one for one in view(chapter, **raw).figures if one.id == figure)
-    return {str(one.get("name", place)): one for place, one in reversed(list(enumerate(found.plot["data"])))}
+    (found,) = (shown for shown in view(chapter, **raw).figures if shown.id == figure)
+    return {str(trace.get("name", place)): trace for place, trace in reversed(list(enumerate(found.plot["data"])))}
 
 
 DIGITS = {"rtol": 1e-6}  # a picture keeps seven
@@ -146,19 +146,19 @@ def test_the_entropy_drawn_is_that_of_theory() -> None:
     found = traces("sharpening", "entropy", keys=128)
     curve = found["entropy / ln n"]
     spread = traces("sharpening", "entropy", keys=128)["entropy / ln n"]["x"]
-    told = theory.softmax_moments(128, np.array(spread)).entropy / math.log(128)
-    np.testing.assert_allclose(curve["y"], told, **DIGITS)
+    predicted = theory.softmax_moments(128, np.array(spread)).entropy / math.log(128)
+    np.testing.assert_allclose(curve["y"], predicted, **DIGITS)
     assert found["none"]["x"] == [8.0]
 
 
 @pytest.mark.parametrize(("rule", "words"), [("none", "none"), ("sqrt", "1/√d<sub>k</sub>"), ("dk", "1/d<sub>k</sub>")])
 def test_the_curves_of_the_gradients_are_those_of_predict(rule: str, words: str) -> None:
-    told = rootdk.predict([16, 1024], 512, rule)
+    predicted = rootdk.predict([16, 1024], 512, rule)
     scale = [rootdk.scaling.rule(rule).factor(d_k, None, None) for d_k in (16, 1024)]
     moments = theory.attention_moments(512, [16, 1024], scale)
     expected = {
-        "trace": told.median_jacobian_trace,
-        "norm": told.median_jacobian_norm,
+        "trace": predicted.median_jacobian_trace,
+        "norm": predicted.median_jacobian_norm,
         "rms": np.sqrt(moments.jacobian_norm_squared),
         "flow": theory.relative_gradient(512, [16, 1024], scale),
     }
@@ -166,7 +166,7 @@ def test_the_curves_of_the_gradients_are_those_of_predict(rule: str, words: str)
         y = traces("gradients", "sizes", shown=shown)[words]["y"]
         np.testing.assert_allclose([y[0], y[-1]], ends, **DIGITS)
     y = traces("gradients", "sizes", shown="live")[words]["y"]
-    np.testing.assert_allclose([y[0], y[-1]], 1 - told.saturated, atol=0.01)  # of 8192 rows; predict integrates
+    np.testing.assert_allclose([y[0], y[-1]], 1 - predicted.saturated, atol=0.01)  # of 8192 rows; predict integrates
     if rule != "none":
         y = traces("not-dk", "gradient")[words]["y"]
         np.testing.assert_allclose([y[0], y[-1]], expected["flow"], **DIGITS)
@@ -182,16 +182,16 @@ def test_the_jacobian_drawn_is_that_of_the_formula() -> None:
 @pytest.mark.parametrize("shown", ["flow", "variance", "entropy"])
 def test_the_curve_of_an_exponent_is_that_of_theory(shown: str) -> None:
     widths = np.array(WIDTHS, float)
-    told = {
+    predicted = {
         "flow": lambda: theory.relative_gradient(512, widths, widths**-0.3),
         "variance": lambda: widths**0.4,
         "entropy": lambda: theory.attention_moments(512, widths, widths**-0.3).entropy / math.log(512),
     }[shown]()
     np.testing.assert_allclose(
-        traces("choosing", "curves", shown=shown, exponent=0.3)["your a = 0.3"]["y"], told, **DIGITS
+        traces("choosing", "curves", shown=shown, exponent=0.3)["your a = 0.3"]["y"], predicted, **DIGITS
     )
     change = traces("choosing", "change", shown=shown, exponent=0.3)["your a = 0.3"]
-    np.testing.assert_allclose(change["y"], [told[-1] / told[0]], **DIGITS)
+    np.testing.assert_allclose(change["y"], [predicted[-1] / predicted[0]], **DIGITS)
 
 
 def test_the_curves_over_n_are_those_of_theory() -> None:
@@ -199,8 +199,8 @@ def test_the_curves_over_n_are_those_of_theory() -> None:
     lengths = np.array(share["none"]["x"])
     assert (lengths[0], lengths[-1]) == (10, 10**9)
     np.testing.assert_allclose(spread["none"]["y"], 10.0)
-    told = theory.softmax_moments(lengths, 10.0).entropy / np.log(lengths)
-    np.testing.assert_allclose(share["none"]["y"], told, **DIGITS)
+    predicted = theory.softmax_moments(lengths, 10.0).entropy / np.log(lengths)
+    np.testing.assert_allclose(share["none"]["y"], predicted, **DIGITS)
     np.testing.assert_allclose(spread["s ln n / √d<sub>k</sub>"]["y"], 0.43 * np.log(lengths), **DIGITS)
     few = traces("context", "shares", shown="effective")["1/√d<sub>k</sub>"]["y"]
     np.testing.assert_allclose(few, 1 / theory.softmax_moments(lengths, 1.0).p_squared, **DIGITS)

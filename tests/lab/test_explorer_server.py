@@ -130,7 +130,7 @@ def test_other_methods_are_refused(server: TestClient) -> None:
 
 def test_chapters_are_described(server: TestClient) -> None:
     found = server.get("/api/chapters").json()
-    assert [one["id"] for one in found["chapters"]] == ["powers", "matrix", "model", "broken"]
+    assert [chapter["id"] for chapter in found["chapters"]] == ["powers", "matrix", "model", "broken"]
     assert found["chapters"][0]["controls"][0]["name"] == "exponent"
     assert "compute" not in found["chapters"][0]
     assert found["model"] is False

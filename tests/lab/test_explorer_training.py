@@ -69,7 +69,7 @@ def test_numbers_are_those_of_the_runs_and_of_the_lines(
             for rate in RATES
             if (some := results.select(task=task, rule=rule, d_k=int(values["d_k"]), learning_rate=rate))
         ]
-        assert number.value == min(one.mean for one in ends)
+        assert number.value == min(line_end.mean for line_end in ends)
     assert all(figure.text for figure in shown.figures)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

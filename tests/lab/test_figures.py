@@ -23,7 +23,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def pictures() -> list[Picture]:
-    study = [one for result in run_all(plan("quick")) for one in EXPERIMENTS[result.experiment].pictures(result)]
+    study = [
+        picture for result in run_all(plan("quick")) for picture in EXPERIMENTS[result.experiment].pictures(result)
+    ]
     # Of the many of training one of each kind: they differ in their data alone.
     kinds = {one.name.partition("-")[0]: one for _, drawn in chapters(shipped()) for one in drawn}
     return [*rows_pictures(), *study, *kinds.values()]
@@ -52,8 +54,8 @@ def test_every_picture_is_drawn_in_the_width_of_a_column(pictures: list[Picture]
 def test_the_data_is_that_of_the_picture(tmp_path: Path) -> None:
     row = rows_as_widths_grow()[512]
     rows = list(rows_of(rows_pictures()[-1]))
-    assert [one["y"] for one in rows if one["name"] == "none"] == pytest.approx(row["none"].tolist(), abs=1e-7)
-    assert [one["name"] for one in rows[::16]] == ["none", "1/√d_k", "1/d_k"]
+    assert [row["y"] for row in rows if row["name"] == "none"] == pytest.approx(row["none"].tolist(), abs=1e-7)
+    assert [row["name"] for row in rows[::16]] == ["none", "1/√d_k", "1/d_k"]
 
 
 def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:

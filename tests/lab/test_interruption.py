@@ -81,14 +81,14 @@ def patience() -> Iterator[None]:
 def processes_of(session: int) -> list[int]:
     """Processes of the session that the command began, itself and all that it started."""
     found = []
-    for one in Path("/proc").iterdir():
-        if one.name.isdigit():
+    for file in Path("/proc").iterdir():
+        if file.name.isdigit():
             try:
-                fields = (one / "stat").read_text().rpartition(")")[2].split()
+                fields = (file / "stat").read_text().rpartition(")")[2].split()
             except OSError:  # it ended while we looked
                 continue
             if int(fields[3]) == session and fields[0] not in "ZX":
-                found.append(int(one.name))
+                found.append(int(file.name))
     return found
 
 
@@ -103,7 +103,7 @@ def interrupted(process: "subprocess.Popen[str]", folder: Path) -> None:
     for _ in patience():
         if not processes_of(process.pid):  # one that was killed may take a moment to be gone
             break
-    assert [one.name for one in folder.iterdir()] == []
+    assert [file.name for file in folder.iterdir()] == []
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_file_that_another_thread_writes_is_not_left_half(folder: Path) -> Non
         if (folder / "written").exists():
             break
     (folder / "written").unlink()
-    assert [one.suffix for one in folder.iterdir()] == [".part"]
+    assert [file.suffix for file in folder.iterdir()] == [".part"]
     interrupted(process, folder)
 
 

@@ -35,7 +35,7 @@ def rootdk(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def few(_job: Any, progress: Any) -> list[dict[str, Any]]:
         progress("claims", 1.0)
-        return [one.to_dict() for one in LEDGER.check([7, 8])]
+        return [record.to_dict() for record in LEDGER.check([7, 8])]
 
     monkeypatch.setattr(main_job, "_checked_claims", few)
     monkeypatch.chdir(tmp_path)
@@ -64,12 +64,12 @@ def test_numbers_of_the_summary_are_those_of_the_results(rootdk: Any) -> None:
     rows = {cells[1]: cells for line in lines if (cells := line.split())[:1] == ["16"]}
     assert set(rows) == {"none", "1/sqrt(d_k)", "1/d_k"}
     wide = [line.split() for line in rootdk(*SMALL, "--no-report").output.splitlines() if line.startswith("  16 ")]
-    (rules,) = (one for one in found["results"] if one["experiment"] == "rules")
+    (rules,) = (result for result in found["results"] if result["experiment"] == "rules")
     for rule, both in zip(("none", "sqrt", "dk"), wide, strict=True):
         (share,) = (
-            one
-            for one in rules["comparisons"]
-            if one["quantity"] == "H / ln n" and one["setting"] == {"d_k": 16, "rule": rule, "keys": 64}
+            comparison
+            for comparison in rules["comparisons"]
+            if comparison["quantity"] == "H / ln n" and comparison["setting"] == {"d_k": 16, "rule": rule, "keys": 64}
         )
         assert float(both[-4]) == pytest.approx(share["predicted"], abs=6e-4)
         assert float(both[-3]) == pytest.approx(share["measured"], abs=6e-4)
@@ -80,11 +80,11 @@ def test_the_answer_comes_first_with_the_users_own_numbers(rootdk: Any) -> None:
     text = " ".join(rootdk(*SMALL, "--no-report").output.partition("\n\n")[0].split())
     assert text.startswith("Because q.k is a sum of d_k products: its variance is d_k, and dividing by sqrt(d_k) makes")
     found = json.loads(rootdk(*SMALL, "--json").output)
-    (rules,) = (one for one in found["results"] if one["experiment"] == "rules")
+    (rules,) = (result for result in found["results"] if result["experiment"] == "rules")
     entropy = {
-        one["setting"]["rule"]: one["measured"]
-        for one in rules["comparisons"]
-        if one["quantity"] == "H / ln n" and one["setting"]["d_k"] == 16
+        comparison["setting"]["rule"]: comparison["measured"]
+        for comparison in rules["comparisons"]
+        if comparison["quantity"] == "H / ln n" and comparison["setting"]["d_k"] == 16
     }
     none, scaled = (f"{100 * entropy[rule]:.0f} %" for rule in ("none", "sqrt"))
     assert f"at d_k = 16 keep {none} of the largest entropy they could have; with it, {scaled}." in text
@@ -118,7 +118,7 @@ def test_json_holds_everything_and_writes_nothing(rootdk: Any, tmp_path: Path) -
     found = json.loads(result.output)
     assert (found["size"], found["seed"], found["d_k"], found["keys"]) == ("quick", 4, [16], 64)
     assert len(found["results"]) == 8
-    assert [one["id"] for one in found["claims"]] == [7, 8]
+    assert [claim["id"] for claim in found["claims"]] == [7, 8]
     assert list(tmp_path.iterdir()) == []
     assert rootdk(*SMALL, "--json", "--out", "a.html").exit_code == 0
     assert [file.name for file in tmp_path.iterdir()] == ["a.html"]
@@ -133,8 +133,8 @@ def test_the_whole_ledger_fits_one_screen(monkeypatch: pytest.MonkeyPatch, kept:
     lines = list(main_job.summary(findings))
     assert len(lines) <= 22  # the place of the report and the prompt come below
     assert max(map(len, lines)) <= 80
-    assert [one["id"] for one in findings.claims] == LEDGER.ids
-    assert set(seen) == {one.experiment for one in findings.results} | {"claims"}
+    assert [claim["id"] for claim in findings.claims] == LEDGER.ids
+    assert set(seen) == {result.experiment for result in findings.results} | {"claims"}
     assert set(seen.values()) == {1.0}
 
 
@@ -370,8 +370,8 @@ def test_prove(rootdk: Any, d: int) -> None:
     for term in (*found["squares"], *found["crosses"]):
         assert term in text
     expected = [1.0, *([0.0] if d > 1 else []), d, 1.0]
-    for one, told in zip(found["measured"].values(), expected, strict=True):
-        assert abs(one["mean"] - told) < 4 * one["standard_error"]
+    for one, predicted in zip(found["measured"].values(), expected, strict=True):
+        assert abs(one["mean"] - predicted) < 4 * one["standard_error"]
 
 
 def test_prove_is_seeded() -> None:

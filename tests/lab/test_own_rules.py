@@ -85,7 +85,7 @@ def test_the_study_takes_it_and_keeps_no_result_of_another_rule_of_that_name(fol
             result = run(spec(rules=("mine", "mup(64)"), **small), cache=cache)
         finally:
             scaling.unregister("mine")
-        predicted = [one.predicted for one in result.select("score variance", rule="mine")]
+        predicted = [comparison.predicted for comparison in result.select("score variance", rule="mine")]
         assert predicted == pytest.approx([16 * factor**2 * 31 / 32])
     assert len(list((folder / "cache").iterdir())) == 2
 

@@ -28,7 +28,7 @@ def results() -> list[Result]:
 @pytest.fixture(scope="module")
 def claims() -> list[dict[str, Any]]:
     open_one = Claim(24, "More is better.", "nowhere", "comes later").check()
-    return [one.to_dict() for one in (*LEDGER.check([1, 7, 8, 16]), open_one)]
+    return [record.to_dict() for record in (*LEDGER.check([1, 7, 8, 16]), open_one)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 def test_every_figure_has_its_place_and_its_numbers(page: Page, results: list[Result]) -> None:
     plots = page.plots
-    expected = [one.name for result in results for one in EXPERIMENTS[result.experiment].pictures(result)]
+    expected = [picture.name for result in results for picture in EXPERIMENTS[result.experiment].pictures(result)]
     assert list(plots) == [f"plot-{name}" for name in expected]
     assert set(plots) <= set(page.ids)
     for wanted in (
@@ -81,13 +81,16 @@ def test_every_figure_has_its_place_and_its_numbers(page: Page, results: list[Re
 
 def test_figures_show_the_results(page: Page, results: list[Result]) -> None:
     plots = page.plots
-    (length,) = (one for one in results if one.experiment == "length")
-    predicted = {one.setting["keys"]: float(f"{one.predicted:.7g}") for one in length.select("entropy", rule="sqrt")}
+    (length,) = (result for result in results if result.experiment == "length")
+    predicted = {
+        comparison.setting["keys"]: float(f"{comparison.predicted:.7g}")
+        for comparison in length.select("entropy", rule="sqrt")
+    }
     line = next(trace for trace in plots["plot-entropy-n"]["data"] if trace["name"] == "1/√d<sub>k</sub>")
     assert dict(zip(line["x"], line["y"], strict=True)) == predicted
     assert max(line["x"]) == 10**9
-    (gradient,) = (one for one in results if one.experiment == "gradient")
-    (grid,) = (one for one in gradient.grids if one.kind == "measured" and one.setting["sigma"] == 1.0)
+    (gradient,) = (result for result in results if result.experiment == "gradient")
+    (grid,) = (grid for grid in gradient.grids if grid.kind == "measured" and grid.setting["sigma"] == 1.0)
     assert plots["plot-jacobian-1.0"]["data"][0]["z"] == [[float(f"{entry:.7g}") for entry in row] for row in grid.rows]
 
 
@@ -99,7 +102,7 @@ def test_plotly_is_inside_and_waits_as_text(page: Page) -> None:
 
 
 def test_the_page_opens_with_the_answer_and_a_drawing(page: Page, results: list[Result]) -> None:
-    (rules,) = (one for one in results if one.experiment == "rules")
+    (rules,) = (result for result in results if result.experiment == "rules")
     text = re.sub(r"d_k", "dk", answer_of(rules))
     opening = "".join(page.words).replace("\u00a0", " ")
     assert text in opening
@@ -129,17 +132,17 @@ def test_the_worked_example_is_computed(page: Page) -> None:
 def test_every_number_is_in_a_table(page: Page, results: list[Result]) -> None:
     words = set(page.words)
     for result in results:
-        for one in result.comparisons:
-            assert f"{one.predicted:.4g}" in words
-            assert one.measured is None or f"{one.measured:.4g}" in words
+        for comparison in result.comparisons:
+            assert f"{comparison.predicted:.4g}" in words
+            assert comparison.measured is None or f"{comparison.measured:.4g}" in words
 
 
 def test_the_ledger_is_there(page: Page, claims: list[dict[str, Any]]) -> None:
     text = "".join(page.words)
-    for one in claims:
-        assert f"claim-{one['id']}" in page.ids
-        assert re.sub(r"\b([A-Za-z])_([a-z])\b", r"\1\2", one["statement"]) in text
-        assert one["verdict"] in page.words
+    for claim in claims:
+        assert f"claim-{claim['id']}" in page.ids
+        assert re.sub(r"\b([A-Za-z])_([a-z])\b", r"\1\2", claim["statement"]) in text
+        assert claim["verdict"] in page.words
     assert "1 does not hold" in page.words
     assert "1 not checked" in page.words
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "rootdk-report.html"
-    claims = [one.to_dict() for one in LEDGER.check(sampling=Sampling(rows=1024))]
+    claims = [record.to_dict() for record in LEDGER.check(sampling=Sampling(rows=1024))]
     write_atomically(path, render(run_all(plan("quick")), claims, {"seed": "0"}, [("0.125", "the scale for d_k = 64")]))
     return path
 
@@ -36,7 +36,7 @@ def test_opens_offline_and_fits(browser: Any, report: Path, tmp_path: Path, widt
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `rootdk` writes it, with the section of training."""
     path = tmp_path_factory.mktemp("report") / "whole.html"
-    claims = [one.to_dict() for one in LEDGER.check([2, 7, 8])]
+    claims = [record.to_dict() for record in LEDGER.check([2, 7, 8])]
     write_atomically(path, render(run_all(plan("quick")), claims, {}, [("0.125", "the scale")], shipped()))
     return path
 
@@ -146,7 +146,7 @@ def test_a_request_would_be_seen(browser: Any, tmp_path: Path) -> None:
     visit = Visit(browser, 800)
     visit.open(tmp_path / "bad.html")
     assert visit.outside == ["http://example.invalid/x.png"]
-    assert any("nothing is not defined" in one for one in visit.complaints)
+    assert any("nothing is not defined" in complaint for complaint in visit.complaints)
 
 
 def test_the_policy_stops_what_the_page_asks_for(browser: Any, report: Path, tmp_path: Path) -> None:
@@ -155,4 +155,4 @@ def test_the_policy_stops_what_the_page_asks_for(browser: Any, report: Path, tmp
     visit = Visit(browser, 800)
     visit.open(tmp_path / "asking.html")
     assert visit.outside == []
-    assert any("Content Security Policy" in one for one in visit.complaints)
+    assert any("Content Security Policy" in complaint for complaint in visit.complaints)

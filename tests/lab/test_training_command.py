@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(specs: Any, name: str = "spec.json") -> None:
-    plain = [one.to_dict() if isinstance(one, RunSpec) else one for one in specs]
+    plain = [spec.to_dict() if isinstance(spec, RunSpec) else spec for spec in specs]
     Path(name).write_text(json.dumps(plain))
 
 

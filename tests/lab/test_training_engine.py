@@ -46,8 +46,8 @@ def test_runs_come_in_the_order_of_their_specs_and_are_kept(place: Path) -> None
     specs = (*SEEDS, SEEDS[0])
     runs, events = told(specs, place)
     assert runs == stand_in.runs(specs)
-    assert sorted(one.run.spec.seed for one in events if isinstance(one, Finished)) == [0, 1, 2, 3]
-    assert {one.spec for one in events if isinstance(one, Advanced)} == set(SEEDS)
+    assert sorted(event.run.spec.seed for event in events if isinstance(event, Finished)) == [0, 1, 2, 3]
+    assert {event.spec for event in events if isinstance(event, Advanced)} == set(SEEDS)
     assert [noted(spec, 1) for spec in SEEDS] == [list(range(1, 21))] * 4
     again, later = told(specs, place)
     assert again == runs
@@ -60,7 +60,7 @@ def test_the_longest_begins_first(place: Path) -> None:
     short, long = replace(SPEC, steps=4), replace(SPEC, d_k=512, steps=40)
     assert cost(long) > cost(SPEC) > cost(short)
     _, events = told([short, SPEC, long], place, local(1))
-    assert [one.run.spec for one in events if isinstance(one, Finished)] == [long, SPEC, short]
+    assert [event.run.spec for event in events if isinstance(event, Finished)] == [long, SPEC, short]
 
 
 def threads(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:
@@ -90,7 +90,7 @@ def test_a_real_run_is_what_train_gives_here(place: Path) -> None:
     spec = RunSpec(task="digits", d_k=8, steps=3, width=16)
     runs, events = told([spec], place, LocalEngine(1))
     assert runs == (train(spec),)
-    assert [one.step for one in events if isinstance(one, Advanced)][-1] == 3
+    assert [event.step for event in events if isinstance(event, Advanced)][-1] == 3
 
 
 def test_no_more_processes_than_cores(place: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_run_that_raises_does_not_end_the_others(place: Path) -> None:
     message = str(caught.value)
     assert message.startswith("1 run failed; the 4 that are finished are kept and will not be run again. ")
     assert f"{title(bad)}: RootdkError: seed: nobody likes this one (training_stand_in.py, line" in message
-    assert [one.spec for one in caught.value.failures] == [bad]
+    assert [failure.spec for failure in caught.value.failures] == [bad]
     store = Store(place / "runs")
     assert [store.get(spec) for spec in SEEDS] == list(stand_in.runs(SEEDS))
 
@@ -123,7 +123,7 @@ def test_a_process_that_dies_costs_only_its_run_which_goes_on(place: Path) -> No
     dies = replace(SPEC, seed=stand_in.DIES_ONCE)
     runs, events = told([dies, *SEEDS], place)
     assert runs == stand_in.runs([dies, *SEEDS])
-    assert [one for one in events if isinstance(one, Again)] == [Again(dies, "its process was ended by SIGKILL")]
+    assert [event for event in events if isinstance(event, Again)] == [Again(dies, "its process was ended by SIGKILL")]
     assert noted(dies, 1) == list(range(1, 21))  # no step was taken twice
     assert len(set(noted(dies, 0))) == 2
     assert [noted(spec, 1) for spec in SEEDS] == [list(range(1, 21))] * 4
@@ -249,7 +249,7 @@ def goes_on(place: Path) -> None:
     runs, events = told([QUICK, LONG], place)
     assert runs == stand_in.runs([QUICK, LONG])
     assert noted(QUICK, 1) == list(range(1, 6))
-    first = next(one.step for one in events if isinstance(one, Advanced))
+    first = next(event.step for event in events if isinstance(event, Advanced))
     assert first >= len(taken)
     # At most the step is taken again whose state was not written any more.
     assert len(noted(LONG, 1)) - LONG.steps in {0, 1}

@@ -155,7 +155,7 @@ def test_a_sweep_is_what_it_is_on_this_machine_alone_and_is_kept(cluster: Cluste
     specs = (*SEEDS, replace(SPEC, steps=5))
     first = told(specs, place, cluster)
     assert first.runs == stand_in.runs(specs)
-    assert {one.spec for one in first.events if isinstance(one, Advanced)} <= set(specs)
+    assert {event.spec for event in first.events if isinstance(event, Advanced)} <= set(specs)
     before = [noted(spec, 1) for spec in SEEDS]
     assert told(specs, place, cluster).runs == first.runs
     assert [noted(spec, 1) for spec in SEEDS] == before
@@ -173,7 +173,7 @@ def test_a_killed_worker_costs_only_its_run_which_goes_on(cluster: Cluster, plac
     dies = replace(SPEC, seed=stand_in.DIES_ONCE)
     found = told([dies, *SEEDS], place, cluster)
     assert found.runs == stand_in.runs([dies, *SEEDS]), found.error
-    assert [one for one in found.events if isinstance(one, Again)] == [
+    assert [event for event in found.events if isinstance(event, Again)] == [
         Again(dies, "its worker was lost (WorkerCrashedError)")
     ]
     assert noted(dies, 1) == list(range(1, 21))

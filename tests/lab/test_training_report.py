@@ -48,7 +48,7 @@ def results() -> Results:
 
 @pytest.fixture(scope="module")
 def pictures(results: Results) -> dict[str, Any]:
-    return {one.name: one for _, some in chapters(results) for one in some}
+    return {picture.name: picture for _, some in chapters(results) for picture in some}
 
 
 def of(results: Results, **spec: Any) -> tuple[Run, ...]:
@@ -57,7 +57,7 @@ def of(results: Results, **spec: Any) -> tuple[Run, ...]:
 
 def line(picture: Any, name: str) -> dict[str, Any]:
     """The trace with this name in the legend."""
-    (found,) = (one for one in picture.figure["data"] if one.get("name") == name)
+    (found,) = (trace for trace in picture.figure["data"] if trace.get("name") == name)
     return dict(found)
 
 
@@ -85,7 +85,7 @@ def test_learning_curves_are_means_at_the_best_rate_with_their_interval(
     assert len(runs) == 3
     losses = np.array([run.along("loss")[1] for run in runs], float)
     drawn = line(picture, "none")
-    assert list(drawn["x"]) == [one.step for one in runs[0].moments]
+    assert list(drawn["x"]) == [moment.step for moment in runs[0].moments]
     np.testing.assert_allclose(drawn["y"], losses.mean(axis=0), **DIGITS)
     band = picture.figure["data"][0]
     upper = np.array(band["y"])[: losses.shape[1]]
@@ -133,7 +133,7 @@ def test_curves_of_layers(results: Results, pictures: dict[str, Any]) -> None:
         expected = math.exp(np.mean([math.log(run.last.layers[layer].largest or 0) for run in runs]))
         np.testing.assert_allclose(line(largest, ROOT)["y"][-1], expected, **DIGITS)
         assert largest.figure["layout"]["yaxis"]["type"] == "log"
-        assert "additive" not in {one.get("name") for one in largest.figure["data"]}
+        assert "additive" not in {trace.get("name") for trace in largest.figure["data"]}
 
 
 def test_transplants(results: Results, pictures: dict[str, Any]) -> None:
@@ -145,12 +145,12 @@ def test_transplants(results: Results, pictures: dict[str, Any]) -> None:
 
 def test_every_seed_is_shown(results: Results, pictures: dict[str, Any]) -> None:
     runs = of(results, task="recall", rule="dk", d_k=64)
-    dots = [one for one in pictures["rates-recall-100-steps-256"].figure["data"] if one["mode"] == "markers"]
-    assert sum(len(one["y"]) for one in dots) == sum(
+    dots = [trace for trace in pictures["rates-recall-100-steps-256"].figure["data"] if trace["mode"] == "markers"]
+    assert sum(len(dot["y"]) for dot in dots) == sum(
         not run.diverged for run in results.runs
         if run.spec.task == "recall" and run.spec.d_k == 256 and run.spec.rule != "additive"
     )  # fmt: skip
-    thin = [one for one in pictures["curves-recall-100-steps-64"].figure["data"] if one["line"]["width"] == 0.8]
+    thin = [trace for trace in pictures["curves-recall-100-steps-64"].figure["data"] if trace["line"]["width"] == 0.8]
     assert len(thin) == 3 * len(SEEDS)
     assert any(one["y"] == short(runs[-1].along("loss")[1]) for one in thin)
 
@@ -159,10 +159,12 @@ def test_a_ladder_of_learning_rates() -> None:
     rates = (1e-3, 3e-3, 1e-2, 0.1)
     ladder = [RunSpec("text", steps=20, learning_rate=rate, seed=seed) for rate in rates for seed in SEEDS]
     found = Results(stand_in.runs([*ladder, replace(ladder[0], rule="none", d_k=16)]))
-    pictures = {one.name: one for _, some in chapters(found) for one in some}
+    pictures = {picture.name: picture for _, some in chapters(found) for picture in some}
     for name in ("loss", "entropy"):
         picture = pictures[f"ladder-{name}-text-20-steps-64"]
-        assert [one["name"] for one in picture.figure["data"] if one.get("name")] == [f"{rate:g}" for rate in rates]
+        assert [trace["name"] for trace in picture.figure["data"] if trace.get("name")] == [
+            f"{rate:g}" for rate in rates
+        ]
         assert "Diverged: 3 of 12 runs." in picture.caption
     runs = found.select(learning_rate=3e-3)
     drawn = line(pictures["ladder-entropy-text-20-steps-64"], "0.003")["y"][-1]
@@ -170,16 +172,20 @@ def test_a_ladder_of_learning_rates() -> None:
 
 
 def test_additive_stands_beside_dot_products_and_nowhere_else(pictures: dict[str, Any]) -> None:
-    shown = {name for name, one in pictures.items() if "additive" in {data.get("name") for data in one.figure["data"]}}
+    shown = {
+        name
+        for name, picture in pictures.items()
+        if "additive" in {data.get("name") for data in picture.figure["data"]}
+    }
     assert shown == {"additive-best-recall-100-steps", "additive-best-digits-100-steps"}
     picture = pictures["additive-best-recall-100-steps"]
-    assert {one["name"] for one in picture.figure["data"] if "name" in one} == {"additive", "none", ROOT}
+    assert {trace["name"] for trace in picture.figure["data"] if "name" in trace} == {"additive", "none", ROOT}
 
 
 def test_a_rate_of_its_own_for_w_q_and_w_k_is_a_line_of_its_own() -> None:
     matched = [replace(spec, qk_rate=spec.d_k**0.5) for spec in SPECS if spec.rule == "dk" and spec.task == "recall"]
     results = Results(stand_in.runs([*SPECS, *matched]))
-    pictures = {one.name: one for _, some in chapters(results) for one in some}
+    pictures = {picture.name: picture for _, some in chapters(results) for picture in some}
     picture = pictures["best-recall-100-steps"]
     special = line(picture, f"{OVER_D_K}, qk rate √d<sub>k</sub>")
     assert len(special["x"]) == len(SIZES)
@@ -225,8 +231,8 @@ def test_the_section_of_the_main_page(results: Results) -> None:
 
 
 def test_the_text_of_chapters_holds_no_number() -> None:
-    for one in CHAPTERS:
-        assert re.findall(r"\d+", one.text.replace("1/d_k", "").replace("1/√d_k", "")) == []
+    for chapter in CHAPTERS:
+        assert re.findall(r"\d+", chapter.text.replace("1/d_k", "").replace("1/√d_k", "")) == []
 
 
 def test_the_table_has_every_setting(results: Results) -> None:
@@ -240,7 +246,7 @@ def test_the_table_has_every_setting(results: Results) -> None:
 def test_groups_are_what_differs_in_seed_and_rate_alone(results: Results) -> None:
     groups = grouped(results.runs)
     assert len(groups) == 2 * 4 * len(SIZES)
-    assert all(len(one.runs) == len(SEEDS) * len(RATES) for one in groups)
+    assert all(len(group.runs) == len(SEEDS) * len(RATES) for group in groups)
     assert list(panels(groups)) == ["recall, 100 steps", "digits, 100 steps"]
     twice = Results((*results.runs, replace(results.runs[0], spec=replace(SPECS[0], transplant=(2.0,)))))
     assert len(grouped(twice.runs)) == len(groups)

@@ -203,10 +203,10 @@ def test_one_over_d_k_is_one_over_its_root_with_another_start_and_rate(
 def test_transplant_sets_the_size_of_queries_and_keys() -> None:
     """With sqrt(kappa) x/rms(x) every |q| is sqrt(kappa d_k), so that |z| <= scale kappa d_k, and kappa is a factor."""
     run = train(RunSpec(**SMALL, layers=1, transplant=(0.25, 1.0, 64.0)))
-    largest = [one[2] for one in run.transplant]
+    largest = [row[2] for row in run.transplant]
     assert largest[1] == pytest.approx(4 * largest[0], rel=1e-4)
     assert largest[2] == pytest.approx(64 * largest[1], rel=1e-4)
-    assert all(one <= kappa * 8**0.5 * (1 + 1e-5) for (kappa, _, one) in run.transplant)
+    assert all(row <= kappa * 8**0.5 * (1 + 1e-5) for (kappa, _, row) in run.transplant)
 
 
 @pytest.mark.parametrize("size", SIZES)

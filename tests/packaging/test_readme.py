@@ -57,7 +57,7 @@ def test_table_is_measured() -> None:
         r"^ +(\d+) +(none|1/\S+) +(\S+) +(\S+) +(\S+) +(\S+)% +(\S+)$", GUIDE.read_text("utf-8"), re.MULTILINE
     )
     looks = look([64, 512], RULES, keys=1024, rows=1024, seed=0)
-    assert [(int(d_k), rule) for d_k, rule, *_ in shown] == [(one.d_k, rule_label(one.rule)) for one in looks]
+    assert [(int(d_k), rule) for d_k, rule, *_ in shown] == [(look.d_k, rule_label(look.rule)) for look in looks]
     for (_, _, *numbers), one in zip(shown, looks, strict=True):
         saturated = 100 * one.saturated
         measured = [one.score_variance, one.entropy_ratio, one.effective_keys, saturated, one.jacobian_trace]

@@ -54,10 +54,10 @@ def as_shown(text: str) -> str:
 def assert_shows(page: Any, chapter: Chapter, **raw: str) -> None:
     """Figures, their texts, the live numbers and the Python lines are those of these values."""
     view = expected(chapter, raw)
-    assert plotted(page) == {one["id"]: one["plot"]["data"] for one in view["figures"]}
-    assert page.locator("figcaption").all_text_contents() == [as_shown(one["text"]) for one in view["figures"]]
-    assert page.locator(".number dd").all_inner_texts() == [one["text"] for one in view["numbers"]]
-    assert page.locator(".number .kind").all_inner_texts() == [one["kind"] for one in view["numbers"]]
+    assert plotted(page) == {figure["id"]: figure["plot"]["data"] for figure in view["figures"]}
+    assert page.locator("figcaption").all_text_contents() == [as_shown(figure["text"]) for figure in view["figures"]]
+    assert page.locator(".number dd").all_inner_texts() == [number["text"] for number in view["numbers"]]
+    assert page.locator(".number .kind").all_inner_texts() == [number["kind"] for number in view["numbers"]]
     assert page.locator(".python code").inner_text().strip() == view["python"].strip()
 
 

@@ -392,7 +392,7 @@ def sharded(place: Path, shards: int = 3) -> dict[str, str]:
     """A good model of as many shards; gives its weight_map."""
     places = {}
     for number in range(shards):
-        tensors = {name.replace(".0.", f".{number}."): one for name, one in good_tensors(number).items()}
+        tensors = {name.replace(".0.", f".{number}."): tensor for name, tensor in good_tensors(number).items()}
         file = f"model-{number:05}.safetensors"
         write(place / file, *packed(tensors))
         places |= dict.fromkeys(tensors, file)

@@ -71,5 +71,5 @@ def history(folder: Path) -> list[dict[str, Any]]:
             record = Record.FromString(long)
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
-                rows.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in items})
+                rows.append({entry.key or "/".join(entry.nested_key): json.loads(entry.value_json) for entry in items})
     return rows

@@ -137,8 +137,8 @@ def test_offsets_of_transformers_are_segments() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("told", ["position_ids", "offsets", "both"])
-def test_a_packed_batch_is_that_of_eager_with_a_block_mask(told: str) -> None:
+@pytest.mark.parametrize("documents_by", ["position_ids", "offsets", "both"])
+def test_a_packed_batch_is_that_of_eager_with_a_block_mask(documents_by: str) -> None:
     config = transformers.LlamaConfig(
         vocab_size=50,
         hidden_size=32,
@@ -159,8 +159,8 @@ def test_a_packed_batch_is_that_of_eager_with_a_block_mask(told: str) -> None:
     model.set_attn_implementation(rootdk.torch.register_transformers())
     starts = torch.tensor([0, 5, 6, 15], dtype=torch.int32)
     given: dict[str, Any] = {"position_ids": positions, "use_cache": False}
-    if told != "position_ids":
+    if documents_by != "position_ids":
         given |= {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 9, "max_length_k": 9}
-    if told == "offsets":  # and a mask that says nothing: transformers then looks at no positions
+    if documents_by == "offsets":  # and a mask that says nothing: transformers then looks at no positions
         given["attention_mask"] = torch.ones(1, 15, dtype=torch.int64)
     torch.testing.assert_close(model(tokens, **given).logits, expected)
