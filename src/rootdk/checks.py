@@ -127,7 +127,7 @@ def integers(argument: str, given: Any, leading: tuple[int, ...], low: int, high
 def row_numbers(given: Any, n_query: int) -> Integers:
     """Which of the query rows: an int, ints counted from either end, or a slice."""
     if isinstance(given, slice):
-        return np.arange(n_query)[given].copy()  # torch takes no index with a negative stride
+        return np.array(np.arange(n_query)[given])  # torch takes no index with a negative stride
     chosen = numbers("rows", given.detach() if hasattr(given, "detach") else given)
     if chosen.ndim > 1 or (chosen.dtype.kind not in "iu" and chosen.size):
         raise ArgumentTypeError(f"rows: must be an int, ints or a slice, got {shown(given)}")

@@ -1,7 +1,6 @@
 """How far a command is: bars on standard error that are gone when it is done, and only on a terminal."""
 
 from collections.abc import Hashable
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -33,7 +32,7 @@ class Bars:
         )
         self._rows: dict[Hashable, TaskID] = {"": self._drawn.add_task("starting", total=1.0)}
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Bars":  # noqa: PYI034 -- typing.Self came with Python 3.11
         self._drawn.start()
         return self
 

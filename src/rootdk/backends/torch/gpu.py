@@ -341,9 +341,9 @@ class _Call:
         all_rows = batch * self.heads * n_rows
         with torch.cuda.device(self._query.device) if self._query.is_cuda else nullcontext():
             for number, outer in enumerate(product(*map(range, leading[:-1]))):
-                part = slice(number * inner, (number + 1) * inner)
+                part, every_field = slice(number * inner, (number + 1) * inner), (slice(None), *outer)
                 _launch(
-                    fields=None if fields is None else fields[(slice(None), *outer)],
+                    fields=None if fields is None else fields[every_field],
                     **{name: None if t is None else t[outer] for name, t in arrays.items()},
                     **{name: None if t is None else t[part] for name, t in per_entry.items()},
                     **self._shared, rows=rows, n_rows=n_rows, all_rows=all_rows, spread=spread,

@@ -91,11 +91,11 @@ def rounded(z: Floats, name: str) -> Floats:
     """
     if name != "bfloat16":
         with np.errstate(over="ignore"):  # to infinity, as the format has it
-            return z.astype(name).astype(np.float64)
+            return np.asarray(z.astype(name), np.float64)
     # The upper half of a float32. Adding half a unit, less one where the last kept bit is 0, rounds ties to even.
     bits = z.astype(np.float32).view(np.uint32)
     bits = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return bits.view(np.float32).astype(np.float64)
+    return np.asarray(bits.view(np.float32), np.float64)
 
 
 # Products this small stay on one thread of BLAS, whose threads wait long for each other on a busy machine.
