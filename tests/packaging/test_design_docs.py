@@ -55,6 +55,17 @@ def absent_files(text: str) -> list[str]:
     return sorted(name for name in named if not any(path.endswith("/" + name) for path in tree))
 
 
+def absent_names(row: str) -> list[str]:
+    """Identifiers of a row of CONTRIBUTING's table that none of the files and folders named in the row has."""
+    marked = re.findall(r"`([^`]+)`", row)
+    paths = [name for name in marked if "/" in name or re.search(r"\.(?:py|cc|h|md|toml|txt)$", name)]
+    homes = [home / path for path in paths for home in (ROOT, ROOT / "src" / "rootdk") if (home / path).exists()]
+    files = [file for place in homes for file in (place.rglob("*") if place.is_dir() else [place]) if file.is_file()]
+    words = {word for file in files if file.suffix != ".pyc" for word in re.findall(r"\w+", file.read_text("utf-8"))}
+    identifiers = [re.match(r"@?(\w+)(?=[.(]|$)", name) for name in marked if name not in paths]
+    return [name[1] for name in identifiers if name and name[1] not in words]
+
+
 def test_the_areas() -> None:
     names = [area.stem for area in AREAS]
     assert names == ["audit", "distributed", "kernel", "lab", "operator", "packaging", "theory", "torch"]
@@ -77,9 +88,16 @@ def test_links_and_names(page: Path) -> None:
     assert absent_files(text) == []
 
 
+def test_the_table_of_changes_names_what_is_there() -> None:
+    rows = re.findall(r"^\| .*`.*\|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    assert len(rows) > 15
+    assert {row: absent for row in rows if (absent := absent_names(row))} == {}
+
+
 def test_the_tests_above_can_fail() -> None:
     page = ROOT / "DESIGN.md"
     assert faults("# A\n\n## One\n\n**Decision.** x\n\n## Two\n\n**Decision.** x\n\n**Why.** y\n") == ["One"]
     links = "[a](docs/gone.md) [b](docs/design/kernel.md#nothing) [c](docs/limits.md#where-it-ends)"
     assert dead_links(page, links) == ["docs/gone.md", "docs/design/kernel.md#nothing"]
     assert absent_files("`src/rootdk/gone.py` `rootdk/options.py`") == ["src/rootdk/gone.py"]
+    assert absent_names("| a rule | `scaling.py`, `_FACTORIES` and `_GONE`, `@gone.claim(...)` |") == ["_GONE", "gone"]
