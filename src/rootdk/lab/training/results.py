@@ -44,10 +44,6 @@ class Interval:
         """The standard error of the mean; infinite where it is not known."""
         return math.inf if self.half is None else self.half / _quantile(self.count, 0.95)
 
-    def overlaps(self, value: float) -> bool:
-        """Whether the value lies inside."""
-        return self.half is not None and abs(value - self.mean) <= self.half
-
 
 def interval(values: Iterable[float | None], level: float = 0.95) -> Interval:
     """Mean and Student's confidence interval, mean +- t s/sqrt(count), of runs that differ in their seeds alone.
