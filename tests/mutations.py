@@ -101,7 +101,7 @@ MUTATIONS = (
     Mutation(
         "a transposed tensor of torch is read as if it lay by rows",
         "src/rootdk/audit/formats/pickles.py",
-        "start + tensor.offset * itemsize, turned and not by_rows)",
+        "start + tensor.offset * itemsize, by_columns and not by_rows)",
         "start + tensor.offset * itemsize, False)",
         ("tests/audit/test_checkpoint_formats.py",),
     ),

@@ -160,8 +160,8 @@ def test_what_of_a_normed_vector_is_linear(rng: np.random.Generator, epsilon: fl
     law = Law(np.zeros(D), weight @ weight.T)
     q = rng.standard_normal((200_000, WIDTH)) @ weight.T
     u = q / np.sqrt(np.mean(q**2, axis=1, keepdims=True) + epsilon)
-    turned = law.turned()
-    predicted = Together.of([turned], D, epsilon).slope(turned) @ law.covariance
+    along_axes = law.along_axes()
+    predicted = Together.of([along_axes], D, epsilon).slope(along_axes) @ law.covariance
     products = u[:, :, None] * q[:, None, :]
     error = products.std(axis=0) / np.sqrt(len(u))
     assert (np.abs(products.mean(axis=0) - predicted) <= 5 * error).all()

@@ -129,7 +129,7 @@ class _Reader:
     ) -> None:
         self._tensors, self.side, self._facts, self.count, self._start = tensors, side, facts, count, start
         # GPT-2 keeps its weights as (inputs, outputs), and so do some formats.
-        self._turned = side.weight.endswith("c_attn.weight") or tensors[side.weight].inputs_first
+        self._transposed = side.weight.endswith("c_attn.weight") or tensors[side.weight].inputs_first
         self.tally: _Tally | None = None
         self.width = self._checked_width(rows, words)
         self._check_shape(side.bias, rows)
@@ -146,17 +146,18 @@ class _Reader:
 
     def _checked_width(self, rows: int, expected: str) -> int:
         """How many inputs the projection has."""
-        shape, turned = self._tensors.shape(self.side.weight), self._turned
+        shape, transposed = self._tensors.shape(self.side.weight), self._transposed
         name, axes = shown_text(self.side.weight), ("rows", "columns")
-        if len(shape) != 2 or shape[turned] != rows:
+        if len(shape) != 2 or shape[transposed] != rows:
             raise ArgumentError(
-                f"path: {name} must have {rows} {axes[turned]}, {expected} as its config says, got shape {list(shape)}"
+                f"path: {name} must have {rows} {axes[transposed]}, {expected} as its config says, "
+                f"got shape {list(shape)}"
             )
-        if not 1 <= shape[1 - turned] <= LARGEST_WIDTH:
+        if not 1 <= shape[1 - transposed] <= LARGEST_WIDTH:
             raise ArgumentError(
-                f"path: {name} must have 1 to {LARGEST_WIDTH} {axes[1 - turned]}, got shape {list(shape)}"
+                f"path: {name} must have 1 to {LARGEST_WIDTH} {axes[1 - transposed]}, got shape {list(shape)}"
             )
-        return shape[1 - turned]
+        return shape[1 - transposed]
 
     def _check_shape(self, name: str | None, size: int, of: str = "output") -> None:
         if name is not None and self._tensors.shape(name) != (size,):
@@ -177,9 +178,9 @@ class _Reader:
         normed: Callable[[Law], Law]
         if self.together:
             # What a mean over all heads takes off is one component of many: left out.
-            spectra = (head.law.turned() for head in self._projected() if not head.non_finite)
+            spectra = (head.law.along_axes() for head in self._projected() if not head.non_finite)
             over_all = Together.of(spectra, length, facts.epsilon)
-            normed = lambda law: over_all.normed(law.turned())  # noqa: E731 -- beside its sibling
+            normed = lambda law: over_all.normed(law.along_axes())  # noqa: E731 -- beside its sibling
         else:
             centred = facts.centred_norm or self.side.shift is not None
             normed = lambda law: (law.centred() if centred else law).normed(facts.epsilon)  # noqa: E731
@@ -194,7 +195,7 @@ class _Reader:
         read = self._tensors.read
         gain = np.ones(self.width) if self.side.input_gain is None else self._input_gain(self.side.input_gain)
         shift = np.zeros(self.width) if self.side.input_shift is None else read(self.side.input_shift)
-        sums = self._sums_turned if self._turned else self._sums
+        sums = self._sums_transposed if self._transposed else self._sums
         self.tally = _Tally(gain)
         for head, added in enumerate(sums(partial(_Sum.plus, gain=gain, shift=shift, tally=self.tally))):
             at, mean, non_finite = self._start(head), added.mean, added.non_finite
@@ -218,7 +219,7 @@ class _Reader:
                 added = plus(added, self._tensors.read(self.side.weight, slice(at, at + d), columns), columns)
             yield added
 
-    def _sums_turned(self, plus: Callable[..., "_Sum"]) -> Iterator["_Sum"]:
+    def _sums_transposed(self, plus: Callable[..., "_Sum"]) -> Iterator["_Sum"]:
         """Several heads at once, some inputs at a time: a head lies scattered over the whole tensor."""
         d = self._facts.d_k
         several = max(1, LARGEST_GRAMS // (8 * d * d))
@@ -294,10 +295,10 @@ class _LatentReader(_Reader):
         rank, read = self._rank, self._tensors.read
         gain = read(self._gain) + self._facts.gain_offset
         non_finite = joint.non_finite + _beyond(gain)
-        turned = Law(np.zeros(rank), joint.gram[:rank, :rank]).turned()
-        together = Together.of([turned], rank, self._facts.epsilon)
-        latent = together.normed(turned).scaled(gain).covariance
-        common = gain[:, None] * (together.slope(turned) @ joint.gram[:rank, rank:])
+        along_axes = Law(np.zeros(rank), joint.gram[:rank, :rank]).along_axes()
+        together = Together.of([along_axes], rank, self._facts.epsilon)
+        latent = together.normed(along_axes).scaled(gain).covariance
+        common = gain[:, None] * (together.slope(along_axes) @ joint.gram[:rank, rank:])
         apart = joint.gram[rank:, rank:]
         shared_length = math.sqrt(self._input_width * largest_eigenvalue(apart)) if self._shared else 0.0
         for head in range(self.count):

@@ -61,13 +61,13 @@ class Law:
         >>> law.covariance.diagonal().round(12).tolist()
         [1.0, 1.0, 1.0, 1.0]
         """
-        turned = self.turned()
-        return Together.of([turned], len(self.mean), epsilon).normed(turned)
+        along_axes = self.along_axes()
+        return Together.of([along_axes], len(self.mean), epsilon).normed(along_axes)
 
-    def turned(self) -> Turned:
+    def along_axes(self) -> AxisLaw:
         """The same law along the axes of its covariance."""
         spread, axes = np.linalg.eigh(self.covariance)
-        return Turned(np.maximum(spread, 0.0), axes, axes.T @ self.mean)
+        return AxisLaw(np.maximum(spread, 0.0), axes, axes.T @ self.mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Together:
     weight: Floats
 
     @classmethod
-    def of(cls, heads: Iterable[Turned], length: int, epsilon: float = 0.0) -> Together:
+    def of(cls, heads: Iterable[AxisLaw], length: int, epsilon: float = 0.0) -> Together:
         """Pass over the heads once."""
         spectra = [(head.spread, head.along) for head in heads]
         size = float(sum(spread.sum() + along @ along for spread, along in spectra))
@@ -95,11 +95,11 @@ class Together:
         t = np.exp(_LN_T) / math.ldexp(size, -power)
         exponent = -t * length * np.ldexp(epsilon, -power)
         for spread, along in spectra:
-            exponent = exponent + Turned(spread, None, along).reduced(power).exponent(t)
+            exponent = exponent + AxisLaw(spread, None, along).reduced(power).exponent(t)
         # dt = t d(ln t)
         return cls(length, power, t, np.exp(exponent) * t * (_LN_T[1] - _LN_T[0]))
 
-    def normed(self, head: Turned) -> Law:
+    def normed(self, head: AxisLaw) -> Law:
         """The law of one of the heads after the norm."""
         if not len(self.weight):  # nothing but zeros
             return Law(head.along, np.diag(head.spread))
@@ -110,7 +110,7 @@ class Together:
         second = self.length * (reduced.axes @ squares @ reduced.axes.T)
         return Law(centre, second - np.outer(centre, centre))
 
-    def slope(self, head: Turned) -> Floats:
+    def slope(self, head: AxisLaw) -> Floats:
         """A in E[u q'] = A E[q q'] for the normed u and q of mean 0: what of u is linear in q.
 
         Under the integral of 1/sqrt(a) stands S (1 + 2tS)^-1, so A is the integral of w(t) (1 + 2tS)^-1 / sqrt(pi t).
@@ -124,16 +124,16 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class AxisLaw:
     """A law along the axes of its covariance."""
 
     spread: Floats
     axes: Any
     along: Floats
 
-    def reduced(self, power: int) -> Turned:
+    def reduced(self, power: int) -> AxisLaw:
         """The same for q over 2^(power/2); exact."""
-        return Turned(np.ldexp(self.spread, -power), self.axes, np.ldexp(self.along, -power // 2))
+        return AxisLaw(np.ldexp(self.spread, -power), self.axes, np.ldexp(self.along, -power // 2))
 
     def tilted(self, t: Floats) -> tuple[Floats, Floats]:
         """(1 + 2tS)^-1 and m, by t and axis."""

@@ -128,13 +128,13 @@ def _array(source: Source, name: str, member: Member) -> Plain:
         raise wrong
     try:
         header = ast.literal_eval(bytes(source.read(member.start + at, size)).decode("latin-1").strip())
-        descr, turned, shape = header["descr"], header["fortran_order"], header["shape"]
+        descr, by_columns, shape = header["descr"], header["fortran_order"], header["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         raise wrong from None
     counts = isinstance(shape, tuple) and all(type(side) is int and 0 <= side < 2**63 for side in shape)
-    if not counts or len(shape) > MOST_RANK or not isinstance(descr, str) or not isinstance(turned, bool):
+    if not counts or len(shape) > MOST_RANK or not isinstance(descr, str) or not isinstance(by_columns, bool):
         raise wrong
     dtype = _NPY.get(descr, "an unknown type")
     if dtype in NUMPY and math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize != member.size - at - size:
         raise NotThisError(f"{shown_text(name)} must have the bytes of shape {came(shape)}, got {member.size}")
-    return Plain(source, dtype, shape, member.start + at + size, turned and len(shape) == 2)
+    return Plain(source, dtype, shape, member.start + at + size, by_columns and len(shape) == 2)

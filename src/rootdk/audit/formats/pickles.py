@@ -156,13 +156,13 @@ def _tensors(source: Source, value: Any, start_of: Callable[[_Storage], tuple[in
         if math.prod(shape) and (tensor.offset + last + 1) * itemsize > size:
             raise NotThisError(f"{shown_text(name)} goes beyond its storage of {size} bytes")
         steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        turned = len(shape) == 2 and tensor.strides == (1, shape[0])
+        by_columns = len(shape) == 2 and tensor.strides == (1, shape[0])
         by_rows = all(
             side == 1 or stride == step for side, stride, step in zip(shape, tensor.strides, steps, strict=True)
         )
-        if not by_rows and not turned:
+        if not by_rows and not by_columns:
             dtype = f"{dtype} with gaps"
-        stored[name] = Plain(source, dtype, shape, start + tensor.offset * itemsize, turned and not by_rows)
+        stored[name] = Plain(source, dtype, shape, start + tensor.offset * itemsize, by_columns and not by_rows)
     return stored
 
 

@@ -133,13 +133,13 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Numbers one after the other in a file, row by row; column by column where it is `turned`."""
+    """Numbers one after the other in a file, row by row; column by column where it is `by_columns`."""
 
     source: Source
     dtype: str
     shape: tuple[int, ...]
     start: int
-    turned: bool = False
+    by_columns: bool = False
     inputs_first: bool = False
 
     @property
@@ -151,7 +151,7 @@ class Plain:
         """A slice in the type of the file, as (rows, columns); a tensor of rank 1 is a column."""
         height, width = self.shape if len(self.shape) == 2 else (math.prod(self.shape), 1)
         (first, last, _), (left, right, _) = rows.indices(height), columns.indices(width)
-        if self.turned:
+        if self.by_columns:
             height, width, first, last, left, right = width, height, left, right, first, last
         kind = np.dtype(NUMPY[self.dtype])
         if (left, right) == (0, width):
@@ -161,7 +161,7 @@ class Plain:
         parts = [self.source.read(self.start + kind.itemsize * at, kind.itemsize * count) for at, count in spans]
         numbers = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), kind)
         block = numbers.reshape(last - first, right - left)
-        return block.T if self.turned else block
+        return block.T if self.by_columns else block
 
     def read(self, rows: slice = slice(None), columns: slice = slice(None)) -> Floats:
         """A slice as float64."""
