@@ -251,7 +251,7 @@ inline void draw_tangents(random_source& random, random_problem& p) {
   p.moved.d_query = p.moved.d_key = p.moved.d_value = p.moved.out = {}, p.moved.d_bias = {}, p.moved.d_alibi = nullptr;
   const auto draw = [&](strided_array& a, int64_t heads, int64_t rows, int64_t width, rootdk::rows_view& view) {
     if (random.chance(0.25)) return;
-    a = draw_rows(random, p, heads, rows, width);
+    a = draw_rows(random, p, f.type, heads, rows, width);
     if (a.block.size() > 0 && random.chance(0.06))
       a.set({random.below(f.batch), random.below(heads), random.below(rows), random.below(width)},
             random.pick<exact>({nan_value, infinity}));
@@ -338,7 +338,7 @@ inline std::unique_ptr<random_problem> draw_problem(uint64_t seed) {
     f.keys = reinterpret_cast<int64_t*>(p->keys.data());
   }
   p->threads = int(random.between(1, 3));
-  if (random.chance(0.7)) draw_tangents(random, *p);
+  if (f.cache_type == f.type && random.chance(0.7)) draw_tangents(random, *p);  // of one type, as gradients are
   return p;
 }
 
