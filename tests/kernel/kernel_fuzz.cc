@@ -65,7 +65,9 @@ std::string check_rows(const char* name, const strided_array& got, const std::ve
 }
 
 std::string check_reading(const random_problem& p, const expectation& want, tally& counts) {
-  const char* const names[] = {"log_sum_exp", "max", "min", "mean", "variance", "entropy", "p_squared", "p_cubed", "sink_mass"};
+#define NAME_OF_FIELD(name) #name,
+  const char* const names[] = {ROOTDK_READING_FIELDS(NAME_OF_FIELD)};
+#undef NAME_OF_FIELD
   const int64_t rows = p.facts.rows(), bytes = rootdk::element_bytes(p.real());
   const precision real = compute_precision(p.facts.type);
   for (int64_t row = 0; row < rows; ++row)
