@@ -74,7 +74,7 @@ def audit(
         raise click.UsageError("--text and --tokens exclude each other", ctx)
     if path is None and (text is not None or tokens is not None):
         raise click.UsageError(f"{'--text' if text is not None else '--tokens'} needs a PATH to run", ctx)
-    if out is not None:  # before the work, so that nobody waits for a report that cannot be
+    if out is not None:  # an error now, before the long work
         from rootdk.lab.report import check_plotly
 
         check_plotly()

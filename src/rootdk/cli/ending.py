@@ -41,7 +41,7 @@ def last_words(text: str) -> Iterator[None]:
     """What is said of a Ctrl-C inside this block, in place of the one word."""
     _words.append(text)
     yield
-    _words.pop()  # not after an exception: it is on its way to where the words are said
+    _words.pop()  # not after an exception: then the text is still needed, where the command ends
 
 
 class OutputError(click.ClickException):
@@ -67,17 +67,17 @@ def supervised(command: Callable[[], Any]) -> Any:
         return command()
     except SystemExit as end:
         if end.code == INTERRUPTED or _interrupted.is_set():
-            # With another code the command has said itself what became of its work.
-            _leave(said=end.code != INTERRUPTED)
+            # With another exit code the command has printed its own message.
+            _leave(silent=end.code != INTERRUPTED)
         raise
     except BaseException:
-        # Some libraries make another exception of an interrupt, which is no fault of theirs.
+        # Some libraries turn KeyboardInterrupt into an exception of their own.
         if _interrupted.is_set():
             _leave()
         raise
     finally:
         if signal.getsignal(signal.SIGINT) is _interrupt:
-            # Python is on its way out, where an exception would be a traceback.
+            # While Python shuts down, an exception would be printed as a traceback.
             signal.signal(signal.SIGINT, lambda *_: _leave())
         sys.stdout = output
         if output is not None:
@@ -145,16 +145,16 @@ def _leave_if_interrupted(lost: Any) -> None:
     sys.__unraisablehook__(lost)
 
 
-def _leave(*, said: bool = False) -> NoReturn:
+def _leave(*, silent: bool = False) -> NoReturn:
     """End the process, leaving nothing behind. Not by an exception: threads that compute would be waited for."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _ending.acquire()  # for good: who comes second waits here for the end
+    _ending.acquire()  # never released: a second thread waits here until the process ends
     processes.end_all()
     files.remove_unfinished()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         # A bar that was cut off has hidden the cursor.
-        os.write(2, b"\x1b[?25h" * os.isatty(2) + f"{_words[-1]}\n".encode() * (not said))
+        os.write(2, b"\x1b[?25h" * os.isatty(2) + f"{_words[-1]}\n".encode() * (not silent))
     os._exit(INTERRUPTED)

@@ -67,7 +67,7 @@ def figures(
     check_matplotlib()
     specs = plan(size, d_k=tuple(dict.fromkeys(d_k)), keys=keys, rules=rule, seed=seed)
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):  # before the work, so that nobody waits for nothing
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):  # an error now, before the long work
         raise click.BadParameter(f"cannot write to {existing}", param_hint="'FOLDER'")
     try:
         with Bars() as bars:

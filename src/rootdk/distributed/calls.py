@@ -43,8 +43,8 @@ class Measured(NamedTuple):
     reading: Reading
 
 
-# Who wants to know of calls: asked before a call whether it shall be measured, and then given what was. rootdk.watch
-# puts itself here while it is open.
+# Pairs (wanted, on_call): wanted() says before a call whether to measure it, on_call(measured) gets the result.
+# rootdk.watch adds itself here while it is open.
 observers: list[tuple[Callable[[], bool], Callable[[Measured], None]]] = []
 
 

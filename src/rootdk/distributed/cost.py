@@ -140,7 +140,7 @@ def _pass(ring: Ring, flops: float, rate: float, arriving: list[float], last: fl
     final = ring.latency + last / ring.bandwidth if last else 0.0
     # In a contiguous causal layout a rank has idle steps as well; the one that all wait for is busy in every step.
     waiting = hops * max(0.0, step - compute / ring.ranks) + final
-    meetings = 2.0 * ring.latency * bool(hops)  # before and after, everybody with everybody
+    meetings = 2.0 * ring.latency * bool(hops)  # all ranks meet before and after the pass
     seconds = compute + waiting + meetings
     whole = ring.tokens * (ring.tokens + 1) / 2 if ring.causal else float(ring.tokens) ** 2
     alone = compute * whole / pairs(ring)

@@ -175,7 +175,7 @@ class TrainingLog:
         """Stop watching and close the sinks; `start` begins anew. Closing twice is no error."""
         self._started = False
         if self.watch is not None:
-            self.watch.paused = True  # what was not read was said step by step
+            self.watch.paused = True  # no summary of unread layers: each step has warned of its own
             self.watch.close()
             self.watch = None
         writes, self._writes = self._writes, False
@@ -183,7 +183,7 @@ class TrainingLog:
             try:
                 sink.close()
             except Exception as error:  # noqa: BLE001 -- the same at the end of one
-                if self._works(sink):  # of the others it was said before
+                if self._works(sink):  # one that failed earlier was reported then
                     self._give_up(sink, "when it was closed", error)
 
     def __enter__(self) -> "TrainingLog":  # noqa: PYI034 -- typing.Self came with Python 3.11

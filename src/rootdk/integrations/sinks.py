@@ -233,7 +233,7 @@ class WeightsAndBiases:
         self._own = False
 
     def __repr__(self) -> str:
-        return "WeightsAndBiases()"  # settings may hold a key that is nobody's business
+        return "WeightsAndBiases()"  # its settings may hold a secret key
 
     def open(self) -> None:
         """Find or start the run."""

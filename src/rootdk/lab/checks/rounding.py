@@ -138,7 +138,7 @@ def small_values(
     harmless = f"the relative error is at most {lost:.2f} times that of 1/sqrt(d_k), for small scores have small errors"
     everywhere = f"in {', '.join(known)} {harmless}"
     only = f"only in {_where(unstable, tiny)}; elsewhere {harmless}"
-    # That something may be unstable is true if the worst is; that anything is not is its condition.
+    # "May be unstable" is true if the worst ratio is large; every ratio that is not limits where it is true.
     ratio, error = ratios[worst]
     yield Comparison("largest ratio of all", ratio, ">", twice, error, otherwise=everywhere, choice=_UNSTABLE)
     for text, (ratio, error) in ratios.items():

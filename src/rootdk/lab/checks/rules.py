@@ -126,7 +126,7 @@ def _weights(query: Floats, key: Floats, d_k: int, rule: str) -> Series:
 
 
 def _asked(size: str, d_k: Sequence[int], keys: int, rules: Sequence[str]) -> Mapping[str, Any]:
-    # Fewer groups where one is large, so that the time stays in bounds; the standard errors tell the price.
+    # Fewer groups where one is large, so that the time stays in bounds; the standard errors are then larger.
     groups = max(16, min(64, 64_000_000 // (keys * sum(d_k))))
     groups = {"quick": max(16, groups // 2), "default": groups, "full": 2 * groups}[size]
     return {"d_k": tuple(dict.fromkeys(d_k)), "keys": keys, "rules": tuple(dict.fromkeys(rules)), "groups": groups}

@@ -136,7 +136,7 @@ class Api:
         chapter = next((chapter for chapter in self.chapters if chapter.show_audit), None)
         if chapter is None:
             return refusal(404, "chapter: this server has no chapter for a model", "chapter")
-        # As many bodies are held as views are computed; the others wait with the first bytes of theirs.
+        # At most AT_ONCE bodies are in memory: other uploads wait here before they are read.
         async with self.uploads:
             try:
                 body = await read_body(request)

@@ -34,7 +34,7 @@ _NOTE = (
     "To move them all, run: rootdk explore"
 )
 STOPS = 13
-# What plays by itself is to move smoothly.
+# More of them for a knob that can play by itself, so that it moves smoothly.
 PLAYED_STOPS = 25
 SEEDS = 5
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+\.js)";\n', re.MULTILINE)

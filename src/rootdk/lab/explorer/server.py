@@ -43,7 +43,7 @@ _TRIES = 100
 # A browser opens six to one address. Each is an open file, of which a process may have 256 on some systems, and as
 # many again may come before the first is sent away.
 MOST_CONNECTIONS = 64
-# An audit of 16 MiB comes from this machine in well under one.
+# The largest audit, 16 MiB, comes from a page on this machine in well under a second.
 SECONDS_FOR_A_REQUEST = 10.0
 
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -88,13 +88,13 @@ def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUE
         server_header=False,
         lifespan="off",
         ws="none",
-        # A page that is open holds its connection, and a computation has nobody to show it to: neither is waited for.
+        # The end waits for nothing: an open page keeps its connection, and nobody would see what is still computed.
         timeout_graceful_shutdown=0,
     )
 
     async def serve() -> None:
         server, printed = uvicorn.Server(config), set[str]()
-        # While it ends, what is cut off is no news.
+        # Connections that are cut off by the end itself are not reported.
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: None if server.should_exit else say_once(printed, context)
         )
@@ -215,7 +215,7 @@ def warm_up(stop: Callable[[], bool] = lambda: False) -> None:
             try:
                 chapter.compute(read_values(chapter, raw))
             except ArgumentError:
-                continue  # a metric that the example does not have: said when it is asked for
+                continue  # a metric that the example lacks: the reader gets this error on choosing it
 
 
 def _choices(chapter: Chapter) -> Iterator[dict[str, str]]:

@@ -209,7 +209,7 @@ def _steps(ray: Any, board: Any) -> dict[Any, int]:
 @contextlib.contextmanager
 def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
     """Ray, connected for the length of the block."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is to be told to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new behaviour, without its warning
     # A cluster of its own is closed to others by a token that nobody else knows, rather than by one that Ray would
     # write into the user's home. Ray reads it when it is loaded: too late for a process that has done so.

@@ -29,7 +29,7 @@ def compute(values: Mapping[str, Any]) -> View:
     counts = {verdict: sum(claim.verdict == verdict for claim in records) for verdict in VERDICTS}
     numbers = tuple(number(verdict.replace(" ", "_"), verdict, count) for verdict, count in counts.items())
     totals = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
-    # Lying, so that there is room for the words.
+    # Horizontal bars, because the labels are long.
     lying = {"orientation": "h", "marker": {"color": [_COLOURS[verdict] for verdict in counts]}}
     trace = {"type": "bar", "x": list(counts.values()), "y": list(counts), "name": "claims"} | lying
     chart = plot([trace], "claims", "", xaxis={"dtick": 5}, yaxis={"autorange": "reversed"})

@@ -19,7 +19,7 @@ from rootdk.theory.formats import FORMATS as KINDS
 from rootdk.theory.formats import spacing
 
 _SCORES = 20_000
-_KEYS = 1024  # for rules that ask
+_KEYS = 1024  # for rules that depend on the number of keys
 _SIGMAS = np.geomspace(1e-3, 1e6, 46)
 _AXES = {"xaxis": POWERS, "yaxis": POWERS | {"dtick": 2}}
 # A float64 array z rounded to a format, in NumPy.

@@ -25,8 +25,8 @@ _beside = ThreadPoolExecutor(2, "theory")
 def compute(values: Mapping[str, Any]) -> View:
     """The first of 64 queries in bars; medians over all 64 beside those of theory."""
     d_k, keys, rule = values["d_k"], values["keys"], values["rule"]
-    # As long as all the rest, and most of it without the lock.
     factor = factor_of(rule, d_k, keys)
+    # In a thread: it takes as long as everything below, and mostly without the interpreter's lock.
     rows = _beside.submit(shared.rows_of, keys, d_k, factor)
     query, key = shared.vectors(values["seed"], keys, d_k)
     reading = shared.reading_of(query, key, factor)
