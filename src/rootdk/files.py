@@ -47,7 +47,7 @@ def check_destination(path: Path) -> None:
 
 def remove_unfinished() -> None:
     """For a process that ends without going through the blocks in which files are written."""
-    _changing.acquire(timeout=0.1)  # for good: no file is begun any more
+    _changing.acquire(timeout=0.1)  # never released: no file is begun any more
     for file in list(_unfinished):
         with contextlib.suppress(OSError):
             file.unlink()

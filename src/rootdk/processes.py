@@ -167,7 +167,7 @@ def _environment_has(process: Process, mark: str) -> bool:
 
 def end_all() -> None:
     """End all that this process has started, before it ends without going through the blocks that started them."""
-    _changing.acquire(timeout=0.1)  # for good: none is started any more
+    _changing.acquire(timeout=0.1)  # never released: no process is started any more
     for child in list(_running):
         child.kill()
     if (multiprocessing := sys.modules.get("multiprocessing")) is not None:

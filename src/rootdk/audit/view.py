@@ -50,7 +50,7 @@ _LONGEST = 120
 # Read without colours too, on paper or by someone who sees few of them.
 _SIGNS = "·░▒▓█"
 _COLOURS = ("#4575b4", "#74add1", "#e6c34a", "#f46d43", "#d73027")
-# Heads of one layer that differ by less are shown alike: a map must not make a drama of rounding.
+# Heads of one layer that differ by less are shown alike: rounding must not look like a difference.
 _LEAST_FACTOR, _LEAST_SHARE = 4.0, 0.1
 
 
