@@ -329,9 +329,9 @@ def test_codes_stay_what_they_are_in_json(tmp_path: Path) -> None:
     result = rootdk(coded(tmp_path), "--json")
     assert raw_codes(result.stdout) == set()
     assert result.stdout.isascii()
-    found = json.loads(result.stdout)
-    assert found["model"]["model_type"] == f"{CODES}</title>"
-    assert CODES in found["layers"][0]["name"]
+    printed = json.loads(result.stdout)
+    assert printed["model"]["model_type"] == f"{CODES}</title>"
+    assert CODES in printed["layers"][0]["name"]
 
 
 def test_codes_do_not_reach_the_page(tmp_path: Path) -> None:

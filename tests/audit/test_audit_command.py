@@ -72,22 +72,22 @@ def test_the_demonstration(tmp_path: Path) -> None:
     result = rootdk()
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= 80
-    found = json.loads(rootdk("--json", "--fail-on", "critical").output)
+    printed = json.loads(rootdk("--json", "--fail-on", "critical").output)
     assert rootdk("--json", "--fail-on", "critical").exit_code == 3
     assert rootdk("--json", "--fail-on", "warning").exit_code == 3
-    assert found["verdict"] == "critical"
-    rules = {layer["name"].partition(".")[0] for layer in found["layers"]}
+    assert printed["verdict"] == "critical"
+    rules = {layer["name"].partition(".")[0] for layer in printed["layers"]}
     assert rules == {"none", "sqrt", "dk"}
     # Theory, told beforehand: variance d_k, 1 and 1/d_k at d_k = 64.
-    for layer in found["layers"]:
+    for layer in printed["layers"]:
         deviation = {"none": 8.0, "sqrt": 1.0, "dk": 0.125}[layer["name"].partition(".")[0]]
         for head in layer["heads"]:
             assert head["predicted_deviation"] == pytest.approx(deviation, rel=0.1)
             assert head["logit_deviation"] == pytest.approx(deviation, rel=0.15)
-    ill = {finding["layer"].partition(".")[0] for finding in found["findings"] if finding["severity"] != "note"}
+    ill = {finding["layer"].partition(".")[0] for finding in printed["findings"] if finding["severity"] != "note"}
     assert ill == {"none"}
-    assert json.loads(rootdk("--json").output) == found
-    assert json.loads(rootdk("--json", "--seed", 1).output)["layers"] != found["layers"]
+    assert json.loads(rootdk("--json").output) == printed
+    assert json.loads(rootdk("--json", "--seed", 1).output)["layers"] != printed["layers"]
 
 
 def test_the_report_is_written(sharp: Path, tmp_path: Path) -> None:
@@ -117,16 +117,16 @@ def test_a_report_without_plotly(sharp: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_joins_what_was_measured_with_the_weights(sharp: Path) -> None:
-    found = json.loads(rootdk(sharp, "--tokens", 32, "--json").output)
-    assert [layer["name"] for layer in found["layers"]] == [f"model.layers.{i}.self_attn" for i in range(3)]
-    for layer in found["layers"]:
+    printed = json.loads(rootdk(sharp, "--tokens", 32, "--json").output)
+    assert [layer["name"] for layer in printed["layers"]] == [f"model.layers.{i}.self_attn" for i in range(3)]
+    for layer in printed["layers"]:
         assert layer["keys"] > 8
         for head in layer["heads"]:
             assert {"predicted_deviation", "logit_deviation", "entropy_ratio", "max_logit"} <= set(head)
     again = json.loads(rootdk(sharp, "--tokens", 32, "--json").output)
-    assert again == found
+    assert again == printed
     other = json.loads(rootdk(sharp, "--tokens", 32, "--json", "--seed", 1).output)
-    assert other["layers"] != found["layers"]
+    assert other["layers"] != printed["layers"]
     assert max(map(len, rootdk(sharp, "--tokens", 32).output.splitlines())) <= 80
 
 
@@ -141,11 +141,11 @@ def test_a_trained_encoder_on_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Why divide by the root of d_k? Without a scale the softmax saturates. " * 4)
     result = rootdk(encoder.get_model_path(), "--text", tmp_path / "a.txt", "--phase", "trained", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["verdict"] == "healthy", found["findings"]
+    printed = json.loads(result.stdout)
+    assert printed["verdict"] == "healthy", printed["findings"]
     # The head that the weights single out is the sharpest one on real text too.
     heads = [
-        (head["logit_deviation"], head["predicted_deviation"]) for layer in found["layers"] for head in layer["heads"]
+        (head["logit_deviation"], head["predicted_deviation"]) for layer in printed["layers"] for head in layer["heads"]
     ]
     assert max(heads) == max(heads, key=lambda pair: pair[1])
 
@@ -189,9 +189,9 @@ def test_pictures_cannot_be_run_and_their_weights_can_be_read(tmp_path: Path) ->
 
 
 def test_an_encoder_and_its_decoder_run(tmp_path: Path) -> None:
-    found = json.loads(rootdk(saved(built("t5"), tmp_path), "--tokens", 24, "--json").output)
-    assert len(found["layers"]) == 9
-    assert all("logit_deviation" in head for layer in found["layers"] for head in layer["heads"])
+    printed = json.loads(rootdk(saved(built("t5"), tmp_path), "--tokens", 24, "--json").output)
+    assert len(printed["layers"]) == 9
+    assert all("logit_deviation" in head for layer in printed["layers"] for head in layer["heads"])
 
 
 def test_a_pickle_is_not_run_either(healthy: Path, tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def test_every_metric_is_listed() -> None:
     listed = set(re.findall(r"`(\w+)`", table))
     layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
     x = torch.randn(1, 32, 8)
-    with rootdk.watch(layer) as seen:
+    with rootdk.watch(layer) as watch:
         layer(x, x, x)
-    metrics = set(seen.readings["MultiheadAttention"].metrics)
+    metrics = set(watch.readings["MultiheadAttention"].metrics)
     assert listed == metrics | {"cap_ratio", "bf16_spacing"}
 
 

@@ -35,10 +35,10 @@ def loaded() -> Any:
 def watched(model: Any, length: str, **options: Any) -> Any:
     given = tokenizer()(TEXTS[length], padding=True, truncation=True, return_tensors="pt")
     expected = model(**given).last_hidden_state
-    with rootdk.watch(model, **options) as seen:
+    with rootdk.watch(model, **options) as watch:
         assert torch.equal(model(**given).last_hidden_state, expected)
-    assert list(seen.readings) == LAYERS
-    return seen
+    assert list(watch.readings) == LAYERS
+    return watch
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -38,9 +38,9 @@ def both(folder: Path) -> tuple[Audit, Audit]:
 def watched() -> Audit:
     torch.manual_seed(0)
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         model(torch.randn(1, 32, 16))
-    return seen.report("init")
+    return watch.report("init")
 
 
 def test_a_verdict_is_the_worst_severity() -> None:

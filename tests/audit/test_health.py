@@ -328,9 +328,9 @@ class Attend(torch.nn.Module):
 
 def watched(factor: float = 1.0) -> Any:
     model = torch.nn.Sequential(Attend(), Attend(factor))
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         model(torch.randn(2, HEADS, N, D, generator=torch.Generator().manual_seed(0)))
-    return seen
+    return watch
 
 
 def test_the_report_as_json() -> None:
@@ -400,9 +400,9 @@ def test_the_terminal_view_cuts_no_verdict_off() -> None:
 
 def test_a_watch_that_read_nothing_is_not_healthy() -> None:
     """A gate must not pass a model of which nothing was seen."""
-    with rootdk.watch(torch.nn.Linear(2, 2)) as seen:
-        seen.model(torch.ones(1, 2))
-    report = seen.report()
+    with rootdk.watch(torch.nn.Linear(2, 2)) as watch:
+        watch.model(torch.ones(1, 2))
+    report = watch.report()
     assert (report.verdict, [finding.metric for finding in report.findings]) == ("warning", ["layers_read"])
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(report)
@@ -414,9 +414,9 @@ def test_too_few_rows_or_keys_are_no_verdict() -> None:
     draw = torch.Generator().manual_seed(0)
     for rows, batch, judged in ((15, 9, False), (31, 1, False), (32, 1, True), (16, 2, True)):
         model = Attend(4000.0)
-        with rootdk.watch(model) as seen:
+        with rootdk.watch(model) as watch:
             model(torch.randn(batch, HEADS, rows, D, generator=draw))
-        report = seen.report()
+        report = watch.report()
         assert report.layers[0].judged is judged
         assert (report.verdict == "unjudged") is not judged
         assert report.verdict_on("Attend") == report.verdict
@@ -425,9 +425,9 @@ def test_too_few_rows_or_keys_are_no_verdict() -> None:
         assert "healthy" not in str(report)
     broken = torch.randn(1, HEADS, 5, D, generator=draw)
     broken[0, 1, 2] = math.nan
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         model(broken)
-    assert seen.report().verdict == "critical"
+    assert watch.report().verdict == "critical"
 
 
 def test_a_head_that_does_nothing_is_named() -> None:
@@ -440,9 +440,9 @@ def test_a_head_that_does_nothing_is_named() -> None:
 
     for silent in (False, True):
         model = Dead()
-        with rootdk.watch(model) as seen:
+        with rootdk.watch(model) as watch:
             model(torch.randn(2, HEADS, N, D, generator=torch.Generator().manual_seed(0)), silent)
-        (found,) = seen.report().findings
+        (found,) = watch.report().findings
         assert (found.metric, found.head) == ("silent_head" if silent else "flat_head", 2)
 
 
@@ -454,9 +454,9 @@ def test_the_key_that_most_rows_point_at(rng: np.random.Generator) -> None:
     bias = torch.zeros(2, HEADS, N, N)
     bias[:, 1, :, 5] = 9.0
     x = torch.randn(2, HEADS, N, D, generator=torch.Generator().manual_seed(0))
-    with rootdk.watch(Lean()) as seen:
-        seen.model(x, bias)
-    reading = seen.readings["Lean"]
+    with rootdk.watch(Lean()) as watch:
+        watch.model(x, bias)
+    reading = watch.readings["Lean"]
     weights = torch.softmax(x @ x.mT * D**-0.5 + bias, -1)
     places = sampled_rows(N, min(N, 32), torch.device("cpu"))
     assert reading.pointed.key[:, 1].tolist() == [5, 5]
@@ -464,16 +464,16 @@ def test_the_key_that_most_rows_point_at(rng: np.random.Generator) -> None:
     assert reading.metrics["top_key_mass"][1] == pytest.approx(float(weights[:, 1, places, 5].mean()), rel=1e-5)
     assert reading.metrics["top_key_share"][0] < 0.5
     # Of sequences that differ, the mean.
-    with rootdk.watch(Lean()) as seen:
-        seen.model(x, bias * torch.tensor([0.0, 1.0])[:, None, None, None])
-    shares = seen.readings["Lean"].pointed.share[:, 1]
+    with rootdk.watch(Lean()) as watch:
+        watch.model(x, bias * torch.tensor([0.0, 1.0])[:, None, None, None])
+    shares = watch.readings["Lean"].pointed.share[:, 1]
     assert shares[0] < 0.5 < 0.8 < shares[1]
-    assert seen.readings["Lean"].metrics["top_key_share"][1] == pytest.approx(float(shares.mean()))
+    assert watch.readings["Lean"].metrics["top_key_share"][1] == pytest.approx(float(shares.mean()))
     # Every head on one key: a layer that passes nothing on.
     bias[..., 5] = 30.0
-    with rootdk.watch(Lean()) as seen:
-        seen.model(x, bias)
-    assert ("top_key_mass", "warning") in {(finding.metric, finding.severity) for finding in seen.report().findings}
+    with rootdk.watch(Lean()) as watch:
+        watch.model(x, bias)
+    assert ("top_key_mass", "warning") in {(finding.metric, finding.severity) for finding in watch.report().findings}
 
 
 def test_remedies_are_lines_that_run() -> None:
@@ -485,11 +485,11 @@ def test_remedies_are_lines_that_run() -> None:
     with torch.no_grad():
         for number in (1, 2):
             model.layers[number].self_attn.in_proj_weight[:64] *= 100
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         model(x)
-    (group,) = [group for group in grouped(seen.report().to_dict()) if group.metric == "jacobian_trace"]
+    (group,) = [group for group in grouped(watch.report().to_dict()) if group.metric == "jacobian_trace"]
     assert group.places == "layers.{1,2}.self_attn"
-    exec(group.remedy, {"rootdk": rootdk, "model": model, "seen": seen})
-    with rootdk.watch(model) as seen:
+    exec(group.remedy, {"rootdk": rootdk, "model": model, "seen": watch})
+    with rootdk.watch(model) as watch:
         model(x)
-    assert seen.report().verdict == "healthy"
+    assert watch.report().verdict == "healthy"

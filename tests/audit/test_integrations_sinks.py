@@ -102,9 +102,9 @@ def test_several_sinks_and_heads(tmp_path: Path) -> None:
 
 def test_how_heads_become_one_number(tmp_path: Path) -> None:
     model = encoder()
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         model(batches(1)[0])
-    readings = seen.readings
+    readings = watch.readings
     values = values_of(readings, LayerKeys())
     for layer, reading in enumerate(readings.values()):
         for metric, heads in reading.metrics.items():

@@ -27,9 +27,9 @@ def largest(model: nn.Module, data: list[torch.Tensor]) -> list[float]:
     found = [-torch.inf] * LAYERS
     model.train()
     for batch in data:
-        with rootdk.watch(model) as seen, torch.no_grad():
+        with rootdk.watch(model) as watch, torch.no_grad():
             model(batch)
-        tops = [float(reading.metrics["max_score"].max()) for reading in seen.readings.values()]
+        tops = [float(reading.metrics["max_score"].max()) for reading in watch.readings.values()]
         found = [max(pair) for pair in zip(found, tops, strict=True)]
     return found
 
@@ -189,14 +189,14 @@ def test_trainer(tmp_path: Path) -> None:
 
     class Noted(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            right[state.global_step] = tops(seen)
+            right[state.global_step] = tops(watch)
 
     callback = trainer_callback(path, every=2, heads=True)
     handle = model.register_forward_hook(
         lambda *_: forwards.append((model.training, callback.training_log.watch.paused))
     )
     options = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.01}
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         run_trainer(tmp_path, [Noted(), callback], model, **options)
     handle.remove()
     assert [paused for training, paused in forwards if training] == [False, False, True, True] * (STEPS // 2)
@@ -276,8 +276,8 @@ def test_lightning(tmp_path: Path, part: str) -> None:
     """With accumulated batches and a validation, whose logits are far larger, after every second batch."""
     path, model = tmp_path / "a.jsonl", encoder()
     callback = lightning_callback(path, every=2, part=part)
-    with rootdk.watch(model) as seen:
-        module = run_lightning(tmp_path, callback, model, seen, accumulate_grad_batches=2, val_check_interval=2)
+    with rootdk.watch(model) as watch:
+        module = run_lightning(tmp_path, callback, model, watch, accumulate_grad_batches=2, val_check_interval=2)
     assert module.validated >= STEPS
     found = lines(path)
     assert [line["step"] for line in found] == [1, 3, 5]

@@ -106,10 +106,10 @@ MODELS: dict[str, Any] = {
 
 
 def looked_at(model: nn.Module, x: Any) -> Any:
-    with torch.no_grad(), rootdk.watch(model) as seen:
+    with torch.no_grad(), rootdk.watch(model) as watch:
         model(x)
-    assert seen.unread == {}
-    return seen
+    assert watch.unread == {}
+    return watch
 
 
 def inputs() -> Any:
@@ -254,11 +254,11 @@ def test_training_goes_on_after_a_clip() -> None:
     torch.manual_seed(1)
     model, x = Attention(2), inputs()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         for _ in range(3):
             model(x).square().mean().backward()
             optimizer.step()
-            qk_clip_(model, seen, tau=TAU)
+            qk_clip_(model, watch, tau=TAU)
             optimizer.zero_grad()
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in model.parameters())
     # The clip follows the step and goes by the forward before it, so what the step moves comes on top.

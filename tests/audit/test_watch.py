@@ -59,14 +59,14 @@ def assert_same_bits(found: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
 def test_every_way_is_seen_once_and_trains_the_same(way: str, rows: int | None) -> None:
     watched, x = model(WAYS[way]), tokens()
     expected = state_after_a_step(copy.deepcopy(watched), x)
-    with rootdk.watch(watched, rows=rows) as seen:
+    with rootdk.watch(watched, rows=rows) as watch:
         found = state_after_a_step(watched, x)
     assert_same_bits(found, expected)
-    assert list(seen.readings) == NAMES
-    assert seen.unread == {}
-    assert seen.step == 1
+    assert list(watch.readings) == NAMES
+    assert watch.unread == {}
+    assert watch.step == 1
     assert hooks(watched) == 0
-    for reading in seen.readings.values():
+    for reading in watch.readings.values():
         assert reading.reading.shape == (2, 4, rows or 20)
         assert reading.sampled == (rows is not None)
         assert not reading.reading.variance.requires_grad
@@ -76,21 +76,21 @@ def test_every_way_is_seen_once_and_trains_the_same(way: str, rows: int | None) 
 def test_a_pause_counts_and_does_not_read(watched: nn.Module) -> None:
     x = tokens()
     given = (x, x, x) if isinstance(watched, nn.MultiheadAttention) else (x,)
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         for paused in (True, False, True):
-            seen.paused = paused
+            watch.paused = paused
             watched(*given)
-    assert seen.step == 3
-    assert {reading.step for reading in seen.readings.values()} == {1}
+    assert watch.step == 3
+    assert {reading.step for reading in watch.readings.values()} == {1}
 
 
 @pytest.mark.parametrize("rows", [None, 5])
 def test_all_ways_read_the_same_numbers(rows: int | None) -> None:
     found = {}
     for way, how in WAYS.items():
-        with rootdk.watch(model(how), rows=rows) as seen:
-            seen.model(tokens())
-        found[way] = seen.readings[NAMES[1]]
+        with rootdk.watch(model(how), rows=rows) as watch:
+            watch.model(tokens())
+        found[way] = watch.readings[NAMES[1]]
     for reading in found.values():
         for metric in (
             "logit_deviation",
@@ -109,12 +109,12 @@ def test_all_ways_read_the_same_numbers(rows: int | None) -> None:
 def test_the_reading_is_that_of_measure() -> None:
     """Bit by bit what rootdk.measure says of the q and k that the layer computes."""
     watched, x = model(), tokens()
-    with rootdk.watch(watched) as seen, torch.no_grad():
+    with rootdk.watch(watched) as watch, torch.no_grad():
         watched(x)
         inner = watched.blocks[0]
         query, key, value = inner.attention.qkv(inner.norm(x)).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
     expected = rootdk.measure(query, key, value, causal=True, scale=8**-0.5)[1]
-    found = seen.readings[NAMES[0]]
+    found = watch.readings[NAMES[0]]
     for field in ("log_sum_exp", "max", "min", "mean", "variance", "entropy", "p_squared", "p_cubed", "keys"):
         assert torch.equal(getattr(found.reading, field), getattr(expected, field)), field
     assert found.scale == found.scale_given == 8**-0.5
@@ -139,18 +139,18 @@ def test_multi_head_attention(need_weights: bool, training: bool, masks: str, op
     expected = state_after_a_step(copy.deepcopy(watched), x, **given)
     with torch.no_grad():
         evaluated = watched(x, **given) if not training else None
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         found = state_after_a_step(watched, x, **given)
         if not training:
             with torch.no_grad():
                 assert torch.equal(watched(x, **given), evaluated)
     assert_same_bits(found, expected)
-    assert list(seen.readings) == ["attn"]
-    assert seen.unread == {}
+    assert list(watch.readings) == ["attn"]
+    assert watch.unread == {}
     more = 2 if "add_bias_kv" in options else 0
-    keys = seen.readings["attn"].reading.keys[:, 0, -1]
+    keys = watch.readings["attn"].reading.keys[:, 0, -1]
     assert keys.tolist() == [20 + more, (20 if masks == "none" else 13) + more]
-    assert seen.readings["attn"].reading.keys[0, 0, 0] == (1 if masks == "both" else 20) + more
+    assert watch.readings["attn"].reading.keys[0, 0, 0] == (1 if masks == "both" else 20) + more
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -166,16 +166,16 @@ def test_the_fused_path_of_the_encoder_stays_and_is_read(norm_first: bool, padde
     padding = torch.arange(20).expand(2, 20) >= torch.tensor([[20], [13]]) if padded else None
     with torch.no_grad():
         expected = encoder(x, src_key_padding_mask=padding)
-        with rootdk.watch(encoder) as seen:
+        with rootdk.watch(encoder) as watch:
             found = encoder(x, src_key_padding_mask=padding)
     assert torch.equal(found, expected)
-    fused = {reading.route for reading in seen.readings.values()}
+    fused = {reading.route for reading in watch.readings.values()}
     assert fused == {"fused"}
-    assert list(seen.readings) == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert list(watch.readings) == ["layers.0.self_attn", "layers.1.self_attn"]
     # The same layers, not fused: with a gradient torch takes the other path.
     with rootdk.watch(encoder) as slow:
         encoder(x, src_key_padding_mask=padding)
-    for name, reading in seen.readings.items():
+    for name, reading in watch.readings.items():
         assert slow.readings[name].route == "sdpa"
         seen_keys = reading.reading.keys > 0
         other = slow.readings[name].reading
@@ -190,13 +190,13 @@ def test_nested_tensors_in_the_fused_path(norm_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 48, batch_first=True, norm_first=norm_first).eval()
     x = tokens()
     nested = torch.nested.nested_tensor([x[0], x[1, :13]])
-    with torch.no_grad(), rootdk.watch(layer) as seen:
+    with torch.no_grad(), rootdk.watch(layer) as watch:
         layer(nested)
-        whole = seen.readings["self_attn"].reading
+        whole = watch.readings["self_attn"].reading
         layer(x[1:, :13])
-    assert seen.unread == {}
+    assert watch.unread == {}
     assert whole.keys[:, 0, 0].tolist() == [20, 13]
-    alone = seen.readings["self_attn"].reading
+    alone = watch.readings["self_attn"].reading
     torch.testing.assert_close(whole.entropy[1:, :, :13], alone.entropy)
 
 
@@ -205,12 +205,12 @@ def test_a_lone_encoder_layer_keeps_its_fused_path() -> None:
     layer, x = nn.TransformerEncoderLayer(WIDTH, 4, 48, batch_first=True).eval(), tokens()
     with torch.no_grad():
         expected = layer(x)
-        with rootdk.watch(layer) as seen:
+        with rootdk.watch(layer) as watch:
             assert hooks(layer) == 0  # with one, torch would leave the path
             assert torch.equal(layer(x), expected)
             assert torch.equal(layer(x), expected)
-    assert seen.step == 2
-    assert seen.readings["self_attn"].route == "fused"
+    assert watch.step == 2
+    assert watch.readings["self_attn"].route == "fused"
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -221,11 +221,11 @@ def test_decoder_with_cross_attention(training: bool) -> None:
     torch.manual_seed(2)
     expected = whole(x, y)
     torch.manual_seed(2)
-    with rootdk.watch(whole) as seen:
+    with rootdk.watch(whole) as watch:
         assert torch.equal(whole(x, y), expected)
     names = ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.multihead_attn"]
-    assert list(seen.readings) == names
-    assert [seen.readings[name].n_key for name in names] == [20, 7, 20]
+    assert list(watch.readings) == names
+    assert [watch.readings[name].n_key for name in names] == [20, 7, 20]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -233,62 +233,62 @@ def test_gradient_checkpointing_is_counted_once(reentrant: bool) -> None:
     watched, x = model(saved=reentrant), tokens().requires_grad_()
     expected = state_after_a_step(copy.deepcopy(watched), x)
     heard = []
-    with rootdk.watch(watched) as seen:
-        keep = seen._read
-        seen._read = lambda name, call: heard.append(name) or keep(name, call)  # type: ignore[method-assign]
+    with rootdk.watch(watched) as watch:
+        keep = watch._read
+        watch._read = lambda name, call: heard.append(name) or keep(name, call)  # type: ignore[method-assign]
         found = state_after_a_step(watched, x)
     assert_same_bits(found, expected)
     assert heard == NAMES
-    assert seen.step == 1
+    assert watch.step == 1
 
 
 def test_every_kth_forward_is_read() -> None:
     watched = model()
-    with rootdk.watch(watched, every=3) as seen:
+    with rootdk.watch(watched, every=3) as watch:
         for step in range(7):
             watched(tokens())
-            assert seen.readings[NAMES[0]].step == step // 3 * 3
-    assert seen.step == 7
-    assert seen.trend.steps(NAMES[0]) == [0, 3, 6]
+            assert watch.readings[NAMES[0]].step == step // 3 * 3
+    assert watch.step == 7
+    assert watch.trend.steps(NAMES[0]) == [0, 3, 6]
 
 
 def test_between_the_steps_nothing_is_done() -> None:
     watched = model(by_name)
-    with rootdk.watch(watched, every=100) as seen:
+    with rootdk.watch(watched, every=100) as watch:
         watched(tokens())
-        spent = seen.seconds
+        spent = watch.seconds
         assert spent > 0
         for _ in range(5):
             watched(tokens())
             assert torch._C._len_torch_function_stack() == 0
-        assert seen.seconds == spent
+        assert watch.seconds == spent
 
 
 def test_a_part_that_is_called_alone_is_read_too() -> None:
     watched, x = model(), tokens()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         for _ in range(2):
             for block in watched.blocks:
                 block(x)
-    assert list(seen.readings) == NAMES
-    assert seen.step == 2
+    assert list(watch.readings) == NAMES
+    assert watch.step == 2
 
 
 def test_other_models_are_not_read() -> None:
     watched, other = model(), model()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         other(tokens())
-    assert seen.readings == {}
-    assert seen.step == 0
+    assert watch.readings == {}
+    assert watch.step == 0
 
 
 def test_shared_layers_are_told_apart() -> None:
     watched = model()
     watched.blocks = nn.ModuleList([watched.blocks[0]] * 3)
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         watched(tokens())
-    assert list(seen.readings) == [NAMES[0], f"{NAMES[0]}#2", f"{NAMES[0]}#3"]
-    assert [reading.name for reading in seen.readings.values()] == list(seen.readings)
+    assert list(watch.readings) == [NAMES[0], f"{NAMES[0]}#2", f"{NAMES[0]}#3"]
+    assert [reading.name for reading in watch.readings.values()] == list(watch.readings)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -325,12 +325,12 @@ def test_a_forward_that_fails(error: type[BaseException]) -> None:
         return by_attribute(query, key, value)
 
     watched = model(how)
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         with pytest.raises(error, match="no"):
             watched(tokens())
         failing = False
         watched(tokens())
-        assert list(seen.readings) == NAMES
+        assert list(watch.readings) == NAMES
         failing = True
         with pytest.raises(error, match="no"):
             watched(tokens())
@@ -354,13 +354,13 @@ def test_a_failing_block_closes_the_watch() -> None:
 
 def test_a_copy_of_the_model_is_another_model() -> None:
     watched, x = model(), tokens()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         watched(x)
         for other in (copy.deepcopy(watched), pickle.loads(pickle.dumps(watched))):
             assert torch.equal(other(x), watched(x))
-        assert seen.step == 3
-        assert repr(seen) == "Watch(Model, 3 layers, step 3, open)"
-        assert list(seen.readings) == NAMES
+        assert watch.step == 3
+        assert repr(watch) == "Watch(Model, 3 layers, step 3, open)"
+        assert list(watch.readings) == NAMES
 
 
 def test_together_with_use_in_any_order() -> None:
@@ -391,9 +391,9 @@ def test_autocast_is_honoured(low: torch.dtype) -> None:
     bare = Bare()
     with torch.autocast("cpu", dtype=low):
         expected = bare(q, k, v)
-        with rootdk.watch(bare) as seen:
+        with rootdk.watch(bare) as watch:
             assert torch.equal(bare(q, k, v), expected)
-    reading = seen.readings["Bare"]
+    reading = watch.readings["Bare"]
     assert reading.dtype == str(low).removeprefix("torch.")
     assert ("bf16_spacing" in reading.metrics) == (low == torch.bfloat16)
     rounded = rootdk.measure(q.to(low), k.to(low), v.to(low))[1]
@@ -417,36 +417,36 @@ def test_the_scale_is_measured(disguised: Any) -> None:
     """A function that is called with one scale and multiplies by another."""
     disguised(lambda true: lambda *given, **options: true(*given, **options | {"scale": 0.9}))
     watched = model()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         watched(tokens())
-    for reading in seen.readings.values():
+    for reading in watch.readings.values():
         assert reading.scale == pytest.approx(0.9, rel=1e-4)
         assert reading.scale_given == 8**-0.5
         assert reading.mismatch < 1e-5
         assert {"scale_doubt"} == {
-            finding.metric for finding in seen.report().findings if finding.layer == reading.name
+            finding.metric for finding in watch.report().findings if finding.layer == reading.name
         }
 
 
 def test_the_output_must_be_explained(disguised: Any) -> None:
     """A reading that is not what the layer computes says so: here the values are those of other keys."""
     disguised(lambda true: lambda q, k, v, is_causal: true(q, k, v.flip(-2), is_causal=is_causal))
-    with rootdk.watch(model()) as seen:
-        seen.model(tokens())
-    assert {finding.metric for finding in seen.report().findings} == {"output_mismatch"}
+    with rootdk.watch(model()) as watch:
+        watch.model(tokens())
+    assert {finding.metric for finding in watch.report().findings} == {"output_mismatch"}
 
 
 def test_what_cannot_be_read_is_told_and_does_no_harm() -> None:
     watched = model().to("meta")
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         assert watched(tokens().to("meta")).shape == (2, 20, WIDTH)
-    assert seen.readings == {}
-    assert set(seen.unread) == set(NAMES)
-    assert seen.report().to_dict()["unread"][NAMES[0]] == "its tensors are meta"
+    assert watch.readings == {}
+    assert set(watch.unread) == set(NAMES)
+    assert watch.report().to_dict()["unread"][NAMES[0]] == "its tensors are meta"
     watched = model()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         torch.func.vmap(watched)(tokens()[None])
-    assert seen.unread[NAMES[0]] == "a transform of torch.func is at work"
+    assert watch.unread[NAMES[0]] == "a transform of torch.func is at work"
 
 
 def test_a_reading_that_fails_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,23 +458,23 @@ def test_a_reading_that_fails_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(handle, "read", broken)
     watched, x = model(), tokens()
     expected = watched(x)
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         assert torch.equal(watched(x), expected)
-    assert seen.unread[NAMES[0]] == "ZeroDivisionError: no numbers"
-    assert [finding.metric for finding in seen.report().findings] == ["layers_read"], (
+    assert watch.unread[NAMES[0]] == "ZeroDivisionError: no numbers"
+    assert [finding.metric for finding in watch.report().findings] == ["layers_read"], (
         "a gate must not pass what was not read"
     )
-    assert NAMES[0] in seen.report().to_dict()["unread"]
+    assert NAMES[0] in watch.report().to_dict()["unread"]
 
 
 def test_a_model_that_runs_in_another_thread() -> None:
     watched, x = model(by_name), tokens()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         thread = threading.Thread(target=watched, args=(x,))
         thread.start()
         thread.join()
         assert torch._C._len_torch_function_stack() == 0
-    assert list(seen.readings) == NAMES
+    assert list(watch.readings) == NAMES
 
 
 def test_inference_mode_and_masks_that_layers_share() -> None:
@@ -491,19 +491,19 @@ def test_inference_mode_and_masks_that_layers_share() -> None:
 
     x = torch.randn(2, 4, 20, 8)
     for mode in (torch.inference_mode, torch.no_grad):
-        with mode(), rootdk.watch(Masked()) as seen:
+        with mode(), rootdk.watch(Masked()) as watch:
             mask = torch.zeros(20, 20).masked_fill(torch.ones(20, 20).triu(1).bool(), -torch.inf)
-            seen.model(x, mask)
-        assert seen.unread == {}
-        keys = [reading.reading.keys[0, 0, -1].item() for reading in seen.readings.values()]
+            watch.model(x, mask)
+        assert watch.unread == {}
+        keys = [reading.reading.keys[0, 0, -1].item() for reading in watch.readings.values()]
         assert keys == ([20, 20] if mode is torch.inference_mode else [20, 5])
 
 
 def test_shapes_without_heads_or_batch() -> None:
     for shape in ((12, 8), (3, 12, 8), (2, 3, 12, 8), (2, 2, 3, 12, 8)):
-        with rootdk.watch(Bare()) as seen:
-            seen.model(*torch.randn(3, *shape).unbind(0))
-        assert seen.readings["Bare"].heads == (shape[-3] if len(shape) > 2 else 1)
+        with rootdk.watch(Bare()) as watch:
+            watch.model(*torch.randn(3, *shape).unbind(0))
+        assert watch.readings["Bare"].heads == (shape[-3] if len(shape) > 2 else 1)
 
 
 class Noisy(nn.Module):
@@ -541,23 +541,23 @@ def test_a_compiled_model_is_read_and_its_forward_stays(way: str) -> None:
         torch.manual_seed(1)
         expected = plain(x)
         torch.manual_seed(1)
-        with rootdk.watch(watched) as seen:
+        with rootdk.watch(watched) as watch:
             out = watched(x)
         assert torch.equal(out, expected)
         assert out.requires_grad
         for name, buffer in plain.state_dict().items():
             assert torch.equal(buffer, watched.state_dict()[name]), name
-        assert list(seen.readings) == ["0.attn"]
-        assert (seen.step, seen.unread) == (1, {})
-    assert set(rootdk.audit.qk_clip_(watched, seen, tau=1e-3)) == {"0.attn"}
+        assert list(watch.readings) == ["0.attn"]
+        assert (watch.step, watch.unread) == (1, {})
+    assert set(rootdk.audit.qk_clip_(watched, watch, tau=1e-3)) == {"0.attn"}
 
 
 def test_an_argument_that_a_forward_changes_is_changed_once() -> None:
     model, cache = torch.compile(Noisy(), backend="eager"), []
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         model(torch.randn(2, 40, 16), cache)
     assert cache == [1]
-    assert list(seen.readings) == ["attn"]
+    assert list(watch.readings) == ["attn"]
 
 
 def test_a_watch_that_read_nothing_says_so() -> None:
@@ -567,8 +567,8 @@ def test_a_watch_that_read_nothing_says_so() -> None:
     with pytest.warns(RuntimeWarning, match=unseen), rootdk.watch(inside):
         compiled(tokens())
     unknown = "no attention was read: Linear attends in no way that is known"
-    with pytest.warns(RuntimeWarning, match=unknown), rootdk.watch(nn.Linear(2, 2)) as seen:
-        seen.model(torch.ones(2))
+    with pytest.warns(RuntimeWarning, match=unknown), rootdk.watch(nn.Linear(2, 2)) as watch:
+        watch.model(torch.ones(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with rootdk.watch(inside):
@@ -587,7 +587,7 @@ def test_arguments() -> None:
         with pytest.raises(kind, match=message):
             rootdk.watch(given, **options)
     with (
-        rootdk.watch(model()) as seen,
+        rootdk.watch(model()) as watch,
         pytest.raises(rootdk.ArgumentError, match="phase: must be 'init', 'trained' or"),
     ):
-        seen.report("old")
+        watch.report("old")

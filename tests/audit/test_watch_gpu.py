@@ -100,18 +100,18 @@ def _meta_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_waits_for_the_device(name: str, launches: list[Any]) -> None:
     """A forward, its readings and its step of the trend, on a device from which no number can be fetched."""
     model, x = Model().to("meta"), torch.empty(2, N, HEADS * D, device="meta")
-    with rootdk.watch(model) as seen, rootdk.watch(model, rows=4) as sampled:
+    with rootdk.watch(model) as watch, rootdk.watch(model, rows=4) as sampled:
         model(x, **masks("meta")[name])
-    assert seen.unread == sampled.unread == {}
-    assert len(seen.readings) == LAYERS
+    assert watch.unread == sampled.unread == {}
+    assert len(watch.readings) == LAYERS
     # The rows, the key that they point at, the trend. What only hides cannot be told from a bias without looking: a
     # float mask takes one more launch, for the scores.
     per_layer = 4 if name == "float mask" else 3
     assert len(launches) == 2 * per_layer * LAYERS
     assert {arguments["n_rows"] for arguments in launches if "digest" not in arguments} == {N, 4}
-    assert all(reading.reading.entropy.is_meta for reading in seen.readings.values())
+    assert all(reading.reading.entropy.is_meta for reading in watch.readings.values())
     with pytest.raises(NotImplementedError):  # the stand-in does raise where somebody looks
-        _ = seen.readings["blocks.0"].metrics
+        _ = watch.readings["blocks.0"].metrics
 
 
 class Launches(TorchDispatchMode):
@@ -146,15 +146,15 @@ def test_the_numbers_are_those_of_the_cpu(name: str, request: pytest.FixtureRequ
     with rootdk.watch(model) as expected:
         model(x, **masks("cpu")[name])
     launches = request.getfixturevalue("launches")
-    with rootdk.watch(model) as found:
+    with rootdk.watch(model) as watch:
         model(x, **masks("cpu")[name])
     assert launches
     for path, layer in expected.readings.items():
         for metric, numbers in layer.metrics.items():
             np.testing.assert_allclose(
-                found.readings[path].metrics[metric], numbers, rtol=2e-5, atol=2e-6, err_msg=metric
+                watch.readings[path].metrics[metric], numbers, rtol=2e-5, atol=2e-6, err_msg=metric
             )
-    assert found.report().verdict == expected.report().verdict
+    assert watch.report().verdict == expected.report().verdict
 
 
 def calls() -> dict[str, dict[str, Any]]:
@@ -237,15 +237,15 @@ def test_a_trend_of_tensors_is_one_of_arrays() -> None:
 @pytest.mark.gpu
 def test_a_watched_step_on_a_gpu_never_waits() -> None:
     model, x = Model().cuda(), torch.randn(2, N, HEADS * D, device="cuda")
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         model(x, is_causal=True)
         torch.cuda.set_sync_debug_mode("error")
         try:
             model(x, is_causal=True)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert seen.unread == {}
-    assert seen.report().verdict
+    assert watch.unread == {}
+    assert watch.report().verdict
 
 
 @pytest.mark.gpu
@@ -253,7 +253,7 @@ def test_clipping_on_a_gpu() -> None:
     layer = torch.nn.MultiheadAttention(8, 2, batch_first=True, device="cuda")
     x = 40 * torch.randn(1, 16, 8, device="cuda")
     for clipped in (False, True):
-        with rootdk.watch(layer) as seen:
+        with rootdk.watch(layer) as watch:
             layer(x, x, x)
-        assert bool((seen.readings["MultiheadAttention"].metrics["max_logit"] <= 100.1).all()) == clipped
-        rootdk.audit.qk_clip_(layer, seen, tau=100.0)
+        assert bool((watch.readings["MultiheadAttention"].metrics["max_logit"] <= 100.1).all()) == clipped
+        rootdk.audit.qk_clip_(layer, watch, tau=100.0)

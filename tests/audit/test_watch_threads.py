@@ -108,16 +108,16 @@ def test_forwards_that_overlap_leave_no_mode_in_any_thread(how: Any) -> None:
             turns.reached("first is done")
         return out, padded(), torch._C._len_torch_function_stack()
 
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         results = in_threads([lambda: begin(True), lambda: begin(False)])
     for out, beside, modes in results:
         assert modes == 0
         assert torch.equal(out, alone)
         assert torch.equal(beside, expected)
-    assert seen.step == 2
-    assert list(seen.readings) == NAMES
-    assert {reading.step for reading in seen.readings.values()} == {1}
-    assert seen.trend.steps(NAMES[0]) == [0, 1]
+    assert watch.step == 2
+    assert list(watch.readings) == NAMES
+    assert {reading.step for reading in watch.readings.values()} == {1}
+    assert watch.trend.steps(NAMES[0]) == [0, 1]
 
 
 @pytest.mark.parametrize("how", [by_name, by_attribute])
@@ -138,11 +138,11 @@ def test_forwards_of_many_threads_are_counted(how: Any) -> None:
         same = [torch.equal(watched(x), expected) for _ in range(30)]
         return all(same), torch._C._len_torch_function_stack()
 
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         assert in_threads([run] * 5) == [(True, 0)] * 5
-    assert seen.step == 150
-    assert sorted(seen.trend.steps(NAMES[0])) == list(range(150))
-    assert seen.unread == {}
+    assert watch.step == 150
+    assert sorted(watch.trend.steps(NAMES[0])) == list(range(150))
+    assert watch.unread == {}
 
 
 def test_forwards_of_a_lone_fused_layer_are_counted() -> None:
@@ -155,18 +155,18 @@ def test_forwards_of_a_lone_fused_layer_are_counted() -> None:
         with torch.no_grad():
             return all(torch.equal(layer(x), expected) for _ in range(20))
 
-    with rootdk.watch(layer) as seen:
+    with rootdk.watch(layer) as watch:
         assert in_threads([run] * 5) == [True] * 5
-        assert seen.readings["self_attn"].route == "fused"
-    assert seen.step == 100
+        assert watch.readings["self_attn"].route == "fused"
+    assert watch.step == 100
 
 
 def test_every_nth_forward_is_read_whatever_thread_it_is_in() -> None:
     watched, x = model(by_name), tokens()
-    with rootdk.watch(watched, every=7) as seen:
+    with rootdk.watch(watched, every=7) as watch:
         in_threads([lambda: [watched(x) for _ in range(10)]] * 4)
-    assert seen.step == 40
-    assert sorted(seen.trend.steps(NAMES[0])) == list(range(0, 40, 7))
+    assert watch.step == 40
+    assert sorted(watch.trend.steps(NAMES[0])) == list(range(0, 40, 7))
 
 
 @pytest.mark.parametrize("how", [by_name, by_attribute])
@@ -213,13 +213,13 @@ def test_a_forward_that_ends_in_an_error_leaves_no_mode_while_the_watch_is_open(
 
     watched, padded = model(how), Padded()
     expected = padded()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         for _ in range(2):
             with pytest.raises(error, match="no"):
                 watched(tokens())
             assert torch._C._len_torch_function_stack() == 0
             assert torch.equal(padded(), expected)
-    assert seen.step == 2
+    assert watch.step == 2
 
 
 def test_a_mode_that_a_forward_leaves_on_stays_on() -> None:
@@ -252,23 +252,23 @@ def test_a_model_that_calls_itself_is_one_forward() -> None:
             return self.inner(self(x, again=False) if again else x)
 
     watched = Twice()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         watched(tokens())
         watched(tokens())
-    assert seen.step == 2
-    assert len(seen.readings) == 2 * len(NAMES)
+    assert watch.step == 2
+    assert len(watch.readings) == 2 * len(NAMES)
 
 
 def test_a_watched_model_can_be_compiled_and_scripted() -> None:
     """What is compiled beside the watch is not read, and what is watched is not in its way."""
     watched, x = model(), tokens()
     expected = watched(x)
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         compiled = torch.compile(watched, backend="eager", fullgraph=True)
         assert torch.equal(compiled(x), expected)
     with rootdk.watch(line := nn.Linear(2, 2)):
         assert torch.equal(torch.jit.script(line)(torch.ones(2)), line(torch.ones(2)))
-    assert seen.readings == {}
+    assert watch.readings == {}
 
 
 # Other patches.
@@ -298,17 +298,17 @@ def test_another_patch_stays_when_the_watch_closes(place: int) -> None:
     watched, x = model(), tokens()
     expected = watched(x)
     try:
-        with rootdk.watch(watched) as seen:
+        with rootdk.watch(watched) as watch:
             below, patch = on_top(owner, name)
             assert torch.equal(watched(x), expected)
         assert vars(owner)[name] is patch
-        assert seen.step == 1
+        assert watch.step == 1
         assert torch.equal(watched(x), expected)
-        assert seen.step == 1
+        assert watch.step == 1
         with rootdk.watch(watched) as again:
             assert torch.equal(watched(x), expected)
         assert vars(owner)[name] is patch
-        assert (seen.step, again.step) == (1, 1)
+        assert (watch.step, again.step) == (1, 1)
         assert list(again.readings) == NAMES
         # The other takes its patch away and puts back what it found, which was ours; the next watch tidies that.
         setattr(owner, name, below)
@@ -316,7 +316,7 @@ def test_another_patch_stays_when_the_watch_closes(place: int) -> None:
         with rootdk.watch(watched) as last:
             assert torch.equal(watched(x), expected)
         assert vars(owner).get(name) is before
-        assert (seen.step, again.step, last.step) == (1, 1, 1)
+        assert (watch.step, again.step, last.step) == (1, 1, 1)
     finally:
         if before is None:
             if name in vars(owner):
@@ -354,9 +354,9 @@ def test_a_patch_that_was_there_before_and_is_taken_away_stays_away() -> None:
     before = functional.scaled_dot_product_attention
     _, patch = on_top(functional, "scaled_dot_product_attention")
     assert functional.scaled_dot_product_attention is patch
-    with rootdk.watch(model()) as seen:
+    with rootdk.watch(model()) as watch:
         functional.scaled_dot_product_attention = before
-        seen.model(tokens())
+        watch.model(tokens())
     assert functional.scaled_dot_product_attention is before
 
 
@@ -368,19 +368,19 @@ def test_another_patch_stays_when_use_ends() -> None:
         with rootdk.torch.use():
             _, patch = on_top(functional, "scaled_dot_product_attention")
             on_rootdk = watched(x)
-            with rootdk.watch(watched) as seen:
+            with rootdk.watch(watched) as watch:
                 assert torch.equal(watched(x), on_rootdk)
         assert functional.scaled_dot_product_attention is patch
         assert torch.equal(watched(x), expected)
         assert not torch.equal(on_rootdk, expected)
     finally:
         functional.scaled_dot_product_attention = before
-    assert list(seen.readings) == NAMES
+    assert list(watch.readings) == NAMES
 
 
 def test_a_function_imported_while_watched_is_transparent_afterwards() -> None:
     watched, x = model(), tokens()
-    with rootdk.watch(watched) as seen:
+    with rootdk.watch(watched) as watch:
         imported = functional.scaled_dot_product_attention
         assert imported.__name__ == "scaled_dot_product_attention"
     q = torch.randn(3, 2, 4, 20, 8)
@@ -388,7 +388,7 @@ def test_a_function_imported_while_watched_is_transparent_afterwards() -> None:
     with rootdk.watch(watched) as again:
         imported(*q)
         watched(x)
-    assert (seen.step, again.step) == (0, 1)
+    assert (watch.step, again.step) == (0, 1)
 
 
 # Nobody holds it.
@@ -434,13 +434,13 @@ def test_a_watch_dropped_in_a_cycle_is_closed_by_the_collector() -> None:
 def test_a_closed_watch_is_dropped_without_a_word() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        seen = rootdk.watch(model())
-        seen.model(tokens())
-        seen.close()
-        freed = weakref.ref(seen.model)
-        del seen
-        with rootdk.watch(model()) as seen:
-            seen.model(tokens())
+        watch = rootdk.watch(model())
+        watch.model(tokens())
+        watch.close()
+        freed = weakref.ref(watch.model)
+        del watch
+        with rootdk.watch(model()) as watch:
+            watch.model(tokens())
         with pytest.raises(rootdk.ArgumentError):
             rootdk.watch(model(), every=0)
     gc.collect()
@@ -468,9 +468,9 @@ def test_watches_opened_and_closed_in_many_threads_leave_nothing() -> None:
     def run(how: Any) -> bool:
         watched = model(how)
         for _ in range(15):
-            with rootdk.watch(watched, rows=3) as seen:
+            with rootdk.watch(watched, rows=3) as watch:
                 watched(x)
-            if seen.step != 1 or list(seen.readings) != NAMES:
+            if watch.step != 1 or list(watch.readings) != NAMES:
                 return False
         return torch._C._len_torch_function_stack() == 0 and torch.equal(padded(), expected)
 

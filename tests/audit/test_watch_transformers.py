@@ -30,22 +30,22 @@ def test_nothing_changes_and_every_layer_is_read(name: str, implementation: str)
     model, given = built(name, implementation), inputs(name)
     expected = trained_once(copy.deepcopy(model), given)
     before = AttentionInterface.get_interface, dict(ALL_ATTENTION_FUNCTIONS)
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         found = trained_once(model, given)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert (AttentionInterface.get_interface, dict(ALL_ATTENTION_FUNCTIONS)) == before
     assert model.config._attn_implementation == implementation
-    assert seen.unread == {}
-    assert len(seen.readings) == FAMILIES[name].attentions
-    assert [layer_of(name, number) for number in range(3)] == list(seen.readings)[:3]
-    assert {reading.route for reading in seen.readings.values()} == {FAMILIES[name].route or implementation}
+    assert watch.unread == {}
+    assert len(watch.readings) == FAMILIES[name].attentions
+    assert [layer_of(name, number) for number in range(3)] == list(watch.readings)[:3]
+    assert {reading.route for reading in watch.readings.values()} == {FAMILIES[name].route or implementation}
 
 
 def looked_at(model: Any, name: str, **options: Any) -> Any:
-    with torch.no_grad(), rootdk.watch(model, **options) as seen:
+    with torch.no_grad(), rootdk.watch(model, **options) as watch:
         model(**inputs(name))
-    assert seen.unread == {}
-    return seen
+    assert watch.unread == {}
+    return watch
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -102,16 +102,16 @@ def test_readings_are_those_of_the_weights_that_the_model_returns(name: str, pad
     """Caps, sinks, position biases, windows, groups and padding: eager models hand out what they computed."""
     model = transformers_zoo.built(name, "eager", torch.float32).eval()
     given, _ = transformers_zoo.inputs(name, padding)
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         out = model(**given, output_attentions=True)
-    assert seen.unread == {}
+    assert watch.unread == {}
     if name == "t5":
         parts = zip(out.decoder_attentions, out.cross_attentions, strict=True)
         weights = [*out.encoder_attentions, *(one for pair in parts for one in pair)]
     else:
         weights = list(out.attentions)
-    assert len(weights) == len(seen.readings) == transformers_zoo.FAMILIES[name].attentions
-    for reading, p in zip(seen.readings.values(), weights, strict=True):
+    assert len(weights) == len(watch.readings) == transformers_zoo.FAMILIES[name].attentions
+    for reading, p in zip(watch.readings.values(), weights, strict=True):
         rows = reading.reading.keys > 0  # a row of padding may see nothing, and the model then gives equal weights
         assert (reading.reading.has_sinks) == (name == "gpt_oss")
         wide = p.double()
@@ -130,8 +130,8 @@ def test_readings_are_those_of_the_weights_that_the_model_returns(name: str, pad
             reading.first_weight[-1, :, -1].double() * last, wide[-1, :, -1, first] * last, rtol=1e-4, atol=1e-6
         )
     if name == "gemma2":
-        assert all((reading.metrics["cap_ratio"] > 0.5).all() for reading in seen.readings.values())
-        reading = next(iter(seen.readings.values()))
+        assert all((reading.metrics["cap_ratio"] > 0.5).all() for reading in watch.readings.values())
+        reading = next(iter(watch.readings.values()))
         assert (reading.metrics["max_score"] > reading.metrics["max_logit"]).all()
         assert (reading.metrics["max_logit"] < reading.softcap).all()
 
@@ -140,11 +140,11 @@ def test_generation_with_a_cache_is_read_step_by_step() -> None:
     model = built("llama").eval()
     given = {"input_ids": inputs("llama")["input_ids"][:, :9]}
     expected = model.generate(**given, max_new_tokens=5, min_new_tokens=5, do_sample=False)
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         found = model.generate(**given, max_new_tokens=5, min_new_tokens=5, do_sample=False)
     assert torch.equal(found, expected)
-    assert seen.step == 5
-    reading = seen.readings[layer_of("llama")]
+    assert watch.step == 5
+    reading = watch.readings[layer_of("llama")]
     assert (reading.n_query, reading.n_key) == (1, 13)
     assert reading.reading.keys.unique().tolist() == [13]
 
@@ -153,11 +153,11 @@ def test_gradient_checkpointing_of_the_library() -> None:
     model, given = built("llama"), inputs("llama")
     expected = trained_once(copy.deepcopy(model), given)
     model.gradient_checkpointing_enable()
-    with rootdk.watch(model) as seen:
+    with rootdk.watch(model) as watch:
         found = trained_once(model, given)
     torch.testing.assert_close(found, expected)
-    assert seen.step == 1
-    assert len(seen.readings) == 3
+    assert watch.step == 1
+    assert len(watch.readings) == 3
 
 
 def test_a_model_on_rootdk_is_read_too() -> None:
@@ -166,9 +166,9 @@ def test_a_model_on_rootdk_is_read_too() -> None:
     given, _ = transformers_zoo.inputs("gemma2", "left")
     readings = []
     for one in (model, eager):
-        with torch.no_grad(), rootdk.watch(one) as seen:
+        with torch.no_grad(), rootdk.watch(one) as watch:
             one(**given)
-        readings.append(list(seen.readings.values()))
+        readings.append(list(watch.readings.values()))
     for ours, theirs in zip(*readings, strict=True):
         assert (ours.route, theirs.route) == ("transformers", "eager")
         assert ours.mismatch < 1e-5

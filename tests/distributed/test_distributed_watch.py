@@ -53,10 +53,10 @@ def batch() -> Any:
 
 
 def watched(module: Any, data: Any) -> Any:
-    with rootdk.watch(module) as seen:
+    with rootdk.watch(module) as watch:
         module(data)
-    assert not seen.unread
-    return seen.readings
+    assert not watch.unread
+    return watch.readings
 
 
 def all_ways(rank: int, folder: str) -> dict[str, Any]:
@@ -224,8 +224,8 @@ def test_a_softcap_on_a_ring_is_said_to_be_unread(tmp_path: Path) -> None:
             return distributed.attention(x, x, x, softcap=5.0)
 
     try:
-        with rootdk.watch(module := Capped()) as seen:
+        with rootdk.watch(module := Capped()) as watch:
             module(torch.randn(1, 2, 4, 8))
     finally:
         dist.destroy_process_group()
-    assert seen.unread == {"Capped": "a softcap on a ring hides the scores before it"}
+    assert watch.unread == {"Capped": "a softcap on a ring hides the scores before it"}

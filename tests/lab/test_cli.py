@@ -234,12 +234,12 @@ def test_a_plan_is_held_against_runs_here() -> None:
     sizes = ["--tokens", "4096", "--ranks", "2", "--flops", "1e11", "--bandwidth", "1e9"]
     result = CliRunner().invoke(main, ["plan", *sizes, "--validate", "--validate-tokens", "512", "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)["validation"]
-    assert found["tokens"] == 512
-    assert [(row["ranks"], row["pass"]) for row in found["rows"]] == [
+    printed = json.loads(result.output)["validation"]
+    assert printed["tokens"] == 512
+    assert [(row["ranks"], row["pass"]) for row in printed["rows"]] == [
         (ranks, one) for ranks in (1, 2, 4) for one in ("forward", "backward")
     ]
-    for row in found["rows"]:
+    for row in printed["rows"]:
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
 
 

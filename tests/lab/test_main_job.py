@@ -59,12 +59,12 @@ def test_summary_and_report(rootdk: Any, tmp_path: Path) -> None:
 
 
 def test_numbers_of_the_summary_are_those_of_the_results(rootdk: Any) -> None:
-    found = json.loads(rootdk(*SMALL, "--json").output)
+    printed = json.loads(rootdk(*SMALL, "--json").output)
     lines = rootdk(*SMALL, "--no-report", columns=60).output.splitlines()
     rows = {cells[1]: cells for line in lines if (cells := line.split())[:1] == ["16"]}
     assert set(rows) == {"none", "1/sqrt(d_k)", "1/d_k"}
     wide = [line.split() for line in rootdk(*SMALL, "--no-report").output.splitlines() if line.startswith("  16 ")]
-    (rules,) = (result for result in found["results"] if result["experiment"] == "rules")
+    (rules,) = (result for result in printed["results"] if result["experiment"] == "rules")
     for rule, both in zip(("none", "sqrt", "dk"), wide, strict=True):
         (share,) = (
             comparison
@@ -79,8 +79,8 @@ def test_numbers_of_the_summary_are_those_of_the_results(rootdk: Any) -> None:
 def test_the_answer_comes_first_with_the_users_own_numbers(rootdk: Any) -> None:
     text = " ".join(rootdk(*SMALL, "--no-report").output.partition("\n\n")[0].split())
     assert text.startswith("Because q.k is a sum of d_k products: its variance is d_k, and dividing by sqrt(d_k) makes")
-    found = json.loads(rootdk(*SMALL, "--json").output)
-    (rules,) = (result for result in found["results"] if result["experiment"] == "rules")
+    printed = json.loads(rootdk(*SMALL, "--json").output)
+    (rules,) = (result for result in printed["results"] if result["experiment"] == "rules")
     entropy = {
         comparison["setting"]["rule"]: comparison["measured"]
         for comparison in rules["comparisons"]
@@ -115,10 +115,10 @@ def test_a_terminal_without_blocks_gets_letters(monkeypatch: pytest.MonkeyPatch)
 def test_json_holds_everything_and_writes_nothing(rootdk: Any, tmp_path: Path) -> None:
     result = rootdk(*SMALL, "--json", "--seed", "4")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert (found["size"], found["seed"], found["d_k"], found["keys"]) == ("quick", 4, [16], 64)
-    assert len(found["results"]) == 8
-    assert [claim["id"] for claim in found["claims"]] == [7, 8]
+    printed = json.loads(result.output)
+    assert (printed["size"], printed["seed"], printed["d_k"], printed["keys"]) == ("quick", 4, [16], 64)
+    assert len(printed["results"]) == 8
+    assert [claim["id"] for claim in printed["claims"]] == [7, 8]
     assert list(tmp_path.iterdir()) == []
     assert rootdk(*SMALL, "--json", "--out", "a.html").exit_code == 0
     assert [file.name for file in tmp_path.iterdir()] == ["a.html"]
@@ -313,13 +313,13 @@ def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
 def test_predict_says_what_theory_says(rootdk: Any) -> None:
     result = rootdk("predict", "--d-k", "128", "--keys", "8192", "--rule", "sqrt", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert found["scale"] == pytest.approx(128**-0.5)
-    assert found["relative_gradient"] == pytest.approx(theory.relative_gradient(8192, 128, 128**-0.5))
-    assert found["predicted"]["mean_jacobian_trace"] == pytest.approx(
+    printed = json.loads(result.output)
+    assert printed["scale"] == pytest.approx(128**-0.5)
+    assert printed["relative_gradient"] == pytest.approx(theory.relative_gradient(8192, 128, 128**-0.5))
+    assert printed["predicted"]["mean_jacobian_trace"] == pytest.approx(
         theory.attention_moments(8192, 128, 128**-0.5).jacobian_trace
     )
-    assert found["state"] == "alive"
+    assert printed["state"] == "alive"
     text = rootdk("predict", "--d-k", "128", "--keys", "8192").output
     assert max(map(len, text.splitlines())) <= 80
     assert "0.945" in text
@@ -362,15 +362,15 @@ def test_every_rule_can_be_predicted(rootdk: Any) -> None:
 def test_prove(rootdk: Any, d: int) -> None:
     text = rootdk("prove", "--d", str(d)).output
     assert max(map(len, text.splitlines())) <= 80
-    found = json.loads(rootdk("prove", "--d", str(d), "--json").output)
-    assert (found["terms"], found["ones"], found["zeros"], found["total"]) == (d * d, d, d * (d - 1), d)
-    assert found["exact"] == (str(d) if d <= 400 else None)
+    printed = json.loads(rootdk("prove", "--d", str(d), "--json").output)
+    assert (printed["terms"], printed["ones"], printed["zeros"], printed["total"]) == (d * d, d, d * (d - 1), d)
+    assert printed["exact"] == (str(d) if d <= 400 else None)
     assert f"= {d:,}. Exact" in " ".join(text.split())
-    assert (len(found["squares"]), len(found["crosses"])) == ((d, d * (d - 1)) if d <= 6 else (0, 0))
-    for term in (*found["squares"], *found["crosses"]):
+    assert (len(printed["squares"]), len(printed["crosses"])) == ((d, d * (d - 1)) if d <= 6 else (0, 0))
+    for term in (*printed["squares"], *printed["crosses"]):
         assert term in text
     expected = [1.0, *([0.0] if d > 1 else []), d, 1.0]
-    for one, predicted in zip(found["measured"].values(), expected, strict=True):
+    for one, predicted in zip(printed["measured"].values(), expected, strict=True):
         assert abs(one["mean"] - predicted) < 4 * one["standard_error"]
 
 
