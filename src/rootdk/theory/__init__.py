@@ -10,6 +10,7 @@
     jacobian      the derivative of softmax
     effects       of rules, correlation, means, caps and norms
     formats       of rounding
+    depth         how alike tokens become from layer to layer
     extremes      the largest logit of a call, and the lowest ln Z
     prediction    predict(): the fields of Reading.by_head(), computed
 
@@ -17,6 +18,7 @@ Every function says in which range it holds and refuses elsewhere. Needs SciPy, 
 """
 
 from .attention import GradientSizes, attention_moments, gradient_sizes, relative_gradient
+from .depth import row_overlap, token_similarity
 from .effects import (
     correlated_score_variance,
     qk_norm_variance,
@@ -72,6 +74,7 @@ __all__ = [
     "qk_norm_variance",
     "relative_gradient",
     "rotary_score",
+    "row_overlap",
     "row_variance",
     "rule_variance",
     "saturation",
@@ -89,6 +92,7 @@ __all__ = [
     "square_term_counts",
     "square_terms",
     "sum_bias",
+    "token_similarity",
     "top_probability",
     "warm_entropy",
     "warm_p_squared",
