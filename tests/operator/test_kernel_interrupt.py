@@ -25,6 +25,7 @@ from rootdk.backends import problem_of
 from judge import assert_same_bits, everything
 from rootdk import _kernel
 from rootdk.options import Learnable
+from rootdk.reading import FIELDS
 
 N = 1 << 18
 rng = np.random.default_rng(0)
@@ -95,7 +96,7 @@ CALLS = {
     "the public function": PUBLIC,
     "measured": """
 q = rows(N)
-out, reading, keys = nan(1, 1, N, 64), nan(9, 1, 1, N), np.zeros((1, 1, N), np.int64)
+out, reading, keys = nan(1, 1, N, 64), nan(len(FIELDS), 1, 1, N), np.zeros((1, 1, N), np.int64)
 interrupted(lambda: _kernel.forward(problem_of(q, q, q), out, None, reading, keys), out)
 """,
     "half types": """
