@@ -11,6 +11,7 @@ import numpy as np
 
 from rootdk import predict, scaling, theory
 from rootdk.lab.answer import answer
+from rootdk.lab.glossary import WORDS
 from rootdk.lab.proof import prove
 
 KEYS = 512
@@ -174,6 +175,12 @@ def counting() -> str:
     return table(["d", "terms", "average 1", "average 0", "variance", "counted for random signs"], rows)
 
 
+def words() -> str:
+    """The glossary; a bar would end a cell."""
+    head = ["word", "what", "for n equal weights", "for one weight of 1"]
+    return table(head, [[word.name, word.meaning.replace("|", "&#124;"), word.equal, word.one_key] for word in WORDS])
+
+
 def sharpness() -> str:
     rows = []
     for sigma in (0.125, 1.0, 2.0, 4.0, 8.0, 16.0):
@@ -189,7 +196,8 @@ def sharpness() -> str:
             ]
         )
     return table(
-        ["sigma", "H / ln n", "largest weight", "rows with p > .99", "tr J", f"{NORM}, root mean square"], rows
+        ["sigma", "entropy share", "largest weight", "rows of one key", "Jacobian trace", f"{NORM}, root mean square"],
+        rows,
     )
 
 
@@ -197,7 +205,7 @@ def rules() -> str:
     rows = []
     for d in (4, 64, 256, 1024):
         for name, scale in RULES:
-            told = predict(d, KEYS, scale(d))
+            predicted = predict(d, KEYS, scale(d))
             moments = theory.attention_moments(KEYS, d, scale(d))
             flow = float(theory.relative_gradient(KEYS, d, scale(d)))
             rows.append(
@@ -205,14 +213,23 @@ def rules() -> str:
                     str(d),
                     name,
                     f"{d * scale(d) ** 2:.4g}",
-                    f"{told.mean_entropy_ratio[0]:.3f}",
-                    percent(float(told.saturated[0])),
-                    f"{told.mean_jacobian_trace[0]:.3f}",
+                    f"{predicted.mean_entropy_ratio[0]:.3f}",
+                    percent(float(predicted.saturated[0])),
+                    f"{predicted.mean_jacobian_trace[0]:.3f}",
                     f"{math.sqrt(moments.jacobian_norm_squared):.3f}",
                     f"{flow:.2f}",
                 ]
             )
-    head = ["d_k", "scale", "variance", "H / ln n", "rows with p > .99", "tr J", NORM, FLOW]
+    head = [
+        "d_k",
+        "scale",
+        "score variance",
+        "entropy share",
+        "rows of one key",
+        "Jacobian trace",
+        NORM,
+        "relative gradient",
+    ]
     return table(head, rows)
 
 
@@ -225,7 +242,7 @@ def lengths() -> str:
             for s in (1.0, 1 / 8, math.log(n) / math.log(512) / 8)
         ]
         rows.append([f"1e{exponent}", f"{theory.critical_sigma(n):.2f}", *(f"{one:.3f}" for one in ratio)])
-    return table(["keys", "sqrt(2 ln n)", "H / ln n, no scale", "1/sqrt(d_k)", "ln n/(ln 512 sqrt(d_k))"], rows)
+    return table(["keys", "sqrt(2 ln n)", "entropy share, no scale", "1/sqrt(d_k)", "ln n/(ln 512 sqrt(d_k))"], rows)
 
 
 def premises() -> str:
@@ -265,8 +282,8 @@ def sayings() -> str:
             at d_k = 64, and {frozen[1]} at 1024. But the norm of J is larger without the scale: its root mean square is
             {norm[0]:.3f} with it, and {norm[1]:.3f} at d_k = 64 and {norm[2]:.3f} at 1024 without it. And on average the
             gradient at the query is larger too, {flow[64]:.1f} and {flow[1024]:.1f} times the output. It comes from the
-            rows that are not frozen.""",
-        "1/d_k makes the Jacobian too small.": f"""No. The weights are nearly equal, and tr J has its largest value. The
+            rows in which several keys still compete.""",
+        "1/d_k makes the Jacobian too small.": f"""No. The weights are nearly equal, and the Jacobian trace has its largest value. The
             factor before J is small: {FLOW} is {small[64]:.3f} at d_k = 64 and {small[1024]:.3f} at 1024. Larger weights
             or learning rates can correct that, as in models that are tuned for 1/d_k.""",
         "1/d_k is bad numerically, because scores get small.": f"""Small floating-point numbers have as many digits as large
@@ -275,8 +292,8 @@ def sayings() -> str:
             digits, as gradients in float16 can.""",
         "For small d_k the scale hardly matters.": f"""At d_k = 4 the entropy is {four[0]:.2f} ln n without the scale and
             {four[1]:.2f} ln n with it. That is a smaller difference than at 64, but a difference.""",
-        "The scale keeps softmax well-behaved at any length.": f"""It keeps the spread of the logits constant. But as keys
-            are added, entropy / ln n approaches 1, which means equal weights: {far[0]:.3f} at a thousand keys,
+        "The scale keeps softmax well-behaved at any length.": f"""It keeps the spread of the scores constant. But as keys
+            are added, the entropy share approaches 1, which means equal weights: {far[0]:.3f} at a thousand keys,
             {far[1]:.3f} at a billion.""",
         "q and k have variance 1.": """At the start, if weights are scaled by their fan-in. After training the
             variance can be anything; `rootdk.measure` measures it.""",
@@ -285,8 +302,8 @@ def sayings() -> str:
 
 
 def text() -> str:
-    logits = [float(theory.critical_sigma(n)) for n in (1024, 1e9)]
-    d_where = math.ceil(logits[0] ** 2)
+    limits = [float(theory.critical_sigma(n)) for n in (1024, 1e9)]
+    d_where = math.ceil(limits[0] ** 2)
     scaled = np.var([1, 2, 3]), np.var([2, 4, 6])
     return f"""# Why the root of d_k
 
@@ -374,29 +391,28 @@ and three keys with d_k = 64 whose q.k are 14, 10 and 12. In the first line one 
 
 ## Words for what softmax did
 
-| word | what | for n equal weights | for one weight of 1 |
-| --- | --- | --- | --- |
-| entropy H | -sum p ln p: how spread the weights are, in nats | ln n | 0 |
-| H / ln n | the entropy as a share of the largest that n keys can have | 1 | 0 |
-| effective keys | 1 / sum p^2: so many keys with equal weights have the same sum p^2 | n | 1 |
-| Jacobian J | J_ij = dp_i/ds_j = p_i (1 - p_i) where i = j, -p_i p_j elsewhere: how the weights change when the scores change | | all 0 |
-| tr J | the sum of its diagonal, 1 - sum p^2: how much the weights of a row can still change | 1 - 1/n | 0 |
+These names mean the same in the terminal, in the report, on the page and here. p are the weights of a row, n is the number of its keys:
 
-## What softmax does with wide logits
+{words()}
 
-Logits are scores after the scale. Softmax turns differences into ratios: if two logits differ by 10, their weights differ by a factor of {math.exp(10):,.0f}. For
-1024 keys, with Gaussian logits of standard deviation sigma:
+The Jacobian J says how the weights change when the scores s change: J_ij = dp_i/ds_j = p_i (1 - p_i) where i = j, and -p_i p_j elsewhere. If one weight is 1, all its entries are 0.
+Its trace is the sum of its diagonal.
+
+## What softmax does with scores that are far apart
+
+Softmax turns differences into ratios: if two scores differ by 10, their weights differ by a factor of {math.exp(10):,.0f}. For
+1024 keys, with Gaussian scores of standard deviation sigma:
 
 {sharpness()}
 
-Softmax freezes at sigma = sqrt(2 ln n), which is {logits[0]:.2f} for 1024 keys and {logits[1]:.2f} for a billion. Above this point a few keys take all the
+There is a limit, sigma = sqrt(2 ln n). It is {limits[0]:.2f} for 1024 keys and {limits[1]:.2f} for a billion. Above it a few keys take all the
 weight, no matter how many keys there are. Scores without a scale have sigma = sqrt(d_k). So with 1024 keys they are above it for every d_k from {d_where} on.
 
-The trace of J falls as rows freeze. The norm of J behaves differently: it is largest where a few weights compete.
+The trace of J goes to 0 as one key takes the weight. The norm of J behaves differently: it is largest where a few weights compete.
 
 ## Attention, rule by rule
 
-Random q and k, {KEYS} keys. The last column is the gradient at the query relative to the output (both as root mean squares):
+Random q and k, {KEYS} keys. The relative gradient is a ratio of root mean squares:
 
 {rules()}
 

@@ -17,7 +17,23 @@ def run(*arguments: str, columns: int = 80) -> Result:
 
 @pytest.fixture(scope="module")
 def whole() -> Result:
-    return run("--rows", "1024")
+    return run("--rows", "1024", "--evidence")
+
+
+def test_without_options_it_says_what_is_true_and_what_is_not() -> None:
+    result = run("--rows", "1024")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith("32 claims: holds 9, ")
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.capitalize() in map(str.capitalize, VERDICTS)] == [
+        "Holds", "Holds under a condition", "Does not hold", "Not reproduced here", "Undecided"
+    ]  # fmt: skip
+    flat = " ".join(result.output.split())
+    assert all(" ".join(claim.statement.split()) in flat for claim in LEDGER)
+    assert "Why: the mean of q.k is 0 at every d_k" in flat
+    assert "our choice" not in flat
+    assert len(lines) < 150
 
 
 def test_every_claim_is_shown_and_fits_80_columns(whole: Result) -> None:

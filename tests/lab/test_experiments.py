@@ -88,7 +88,7 @@ BENT = {
     "scores": ("rootdk.lab.checks.scores.score_tail", "share beyond 1"),
     "sharpness": ("rootdk.lab.checks.sharpness.top_probability", "largest weight"),
     "gradient": ("rootdk.lab.checks.gradient_flow.relative_gradient", "|do/dq| / |o|"),
-    "rules": ("rootdk.lab.checks.rules.factor_of", "H / ln n"),
+    "rules": ("rootdk.lab.checks.rules.factor_of", "entropy share"),
     "length": ("rootdk.lab.checks.length.attention_moments", "entropy"),
     "formats": ("rootdk.lab.checks.rounding.rounded", "relative error"),
     "premises": ("rootdk.lab.checks.premises.correlated_score_variance", "variance inside a row"),
@@ -162,7 +162,7 @@ def test_same_seed_same_numbers_other_seed_other_numbers() -> None:
 def test_numbers_of_one_d_k_do_not_depend_on_the_others() -> None:
     spec = EXPERIMENTS["rules"].spec(d_k=(8,), curve=(4,), keys=16, groups=4, rows=2)
     wide = run(replace(spec, d_k=(8, 32)))
-    assert run(spec).select("H / ln n", d_k=8) == wide.select("H / ln n", d_k=8)
+    assert run(spec).select("entropy share", d_k=8) == wide.select("entropy share", d_k=8)
 
 
 def test_progress_goes_from_0_to_1() -> None:

@@ -105,7 +105,7 @@ def test_the_whole_interval_must_be_on_one_side(evidence: Comparison, state: str
 def test_what_is_undecided_says_how_much_evidence_would_tell(unsure: Comparison) -> None:
     assert unsure.state == UNDECIDED
     assert unsure.needed is not None
-    assert f"about {unsure.needed:.2g} times the evidence would tell" in unsure.objection
+    assert f"(about {unsure.needed:.2g} times as much data would)" in unsure.objection
     for share, decided in ((1.01, True), (0.99, False)):
         error = unsure.standard_error / math.sqrt(unsure.needed * share)
         assert (replace(unsure, standard_error=error).state != UNDECIDED) == decided
@@ -137,7 +137,7 @@ def test_json_and_back() -> None:
         == (full.verdict, full.condition)
         == (
             CONDITIONAL,
-            "wild is inf ± nan, too unsure to be < 2 or not",
+            "wild is inf ± nan, which does not decide whether it is < 2",
         )
     )
     assert again.evidence[1].measured == math.inf

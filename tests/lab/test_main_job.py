@@ -69,7 +69,8 @@ def test_numbers_of_the_summary_are_those_of_the_results(rootdk: Any) -> None:
         (share,) = (
             comparison
             for comparison in rules["comparisons"]
-            if comparison["quantity"] == "H / ln n" and comparison["setting"] == {"d_k": 16, "rule": rule, "keys": 64}
+            if comparison["quantity"] == "entropy share"
+            and comparison["setting"] == {"d_k": 16, "rule": rule, "keys": 64}
         )
         assert float(both[-4]) == pytest.approx(share["predicted"], abs=6e-4)
         assert float(both[-3]) == pytest.approx(share["measured"], abs=6e-4)
@@ -82,9 +83,9 @@ def test_the_answer_comes_first_with_the_users_own_numbers(rootdk: Any) -> None:
     printed = json.loads(rootdk(*SMALL, "--json").output)
     (rules,) = (result for result in printed["results"] if result["experiment"] == "rules")
     entropy = {
-        comparison["setting"]["rule"]: comparison["measured"]
+        comparison["setting"]["rule"]: comparison["predicted"]
         for comparison in rules["comparisons"]
-        if comparison["quantity"] == "H / ln n" and comparison["setting"]["d_k"] == 16
+        if comparison["quantity"] == "entropy share" and comparison["setting"]["d_k"] == 16
     }
     none, scaled = (f"{100 * entropy[rule]:.0f} %" for rule in ("none", "sqrt"))
     assert f"at d_k = 16 keep {none} of the largest entropy they could have; with it, {scaled}." in text
@@ -149,11 +150,11 @@ def test_a_contradiction_is_said() -> None:
     from rootdk.lab.checks import Comparison
     from rootdk.lab.checks import Result as Found
 
-    off = Found("rules", {}, (Comparison("H / ln n", 2.0, "=", 1.0, 0.1),))
+    off = Found("rules", {}, (Comparison("entropy share", 2.0, "=", 1.0, 0.1),))
     findings = main_job.Findings(main_job.Job("quick", (), 2, ("sqrt",), 0), (off,), (), 0.0)
     text = main_job._agreement(findings)
     assert "10.0 standard errors" in text
-    assert "contradiction" in text
+    assert "contradict each other" in text
 
 
 # Without plotly.
@@ -319,7 +320,7 @@ def test_predict_says_what_theory_says(rootdk: Any) -> None:
     assert printed["predicted"]["mean_jacobian_trace"] == pytest.approx(
         theory.attention_moments(8192, 128, 128**-0.5).jacobian_trace
     )
-    assert printed["state"] == "alive"
+    assert printed["state"] == "healthy"
     text = rootdk("predict", "--d-k", "128", "--keys", "8192").output
     assert max(map(len, text.splitlines())) <= 80
     assert "0.945" in text
@@ -329,7 +330,7 @@ def test_predict_says_what_theory_says(rootdk: Any) -> None:
     ("rule", "sigma", "state"),
     [
         ("none", 1.0, "frozen"),
-        ("sqrt", 1.0, "alive"),
+        ("sqrt", 1.0, "healthy"),
         ("dk", 1.0, "flat"),
         (0.25, 1.0, "sharp"),
         ("sqrt", 3.0, "frozen"),
@@ -338,7 +339,7 @@ def test_predict_says_what_theory_says(rootdk: Any) -> None:
 def test_state_follows_the_numbers(rule: Any, sigma: float, state: str) -> None:
     report = recommend(128, 8192, rule, sigma)
     assert report.state == state
-    assert (f"{128**-0.5 / sigma**2:.4g}" in report.advice) == (state != "alive")
+    assert (f"{128**-0.5 / sigma**2:.4g}" in report.advice) == (state != "healthy")
 
 
 def test_sigma_is_a_scale_of_its_own() -> None:

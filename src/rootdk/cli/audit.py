@@ -25,7 +25,7 @@ _FAILED = 3
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--text", type=click.File(encoding="utf-8"), help="Also run the model on this text, with transformers.")
-@click.option("--tokens", type=click.IntRange(2, 2**20), help="Also run the model on this many random tokens.")
+@click.option("--tokens", type=options.Integer(2, 2**20), help="Also run the model on this many random tokens.")
 @click.option(
     "--phase",
     type=click.Choice(["any", "init", "trained"]),

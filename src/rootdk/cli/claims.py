@@ -34,17 +34,19 @@ def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int,
 @click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; can be repeated.")
 @click.option(
     "--rows",
-    type=click.IntRange(1024, 1_000_000),
+    type=options.Integer(1024, 1_000_000),
     default=2048,
     show_default=True,
     help="Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one.",
 )
+@click.option("--evidence", is_flag=True, help="Print sources and evidence of every claim, not only of those of --id.")
 @options.seed("Seed of the random numbers.")
 @options.data("Print JSON instead of text.", "one row per number of the evidence")
-def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool, as_csv: bool) -> None:
+def claims(ids: tuple[int, ...], rows: int, evidence: bool, seed: int, as_json: bool, as_csv: bool) -> None:
     """Check what papers, courses and blogs say about the scale.
 
-    Prints each claim with its source, the evidence with its standard error, and the verdict that follows from it.
+    Prints what is true and what is not, and under which condition. With --id or --evidence it also prints the
+    source of a claim, how it was checked, and the numbers from which the verdict follows.
     """
     from rootdk.lab.checks import LEDGER, Sampling
 
@@ -62,7 +64,8 @@ def claims(ids: tuple[int, ...], rows: int, seed: int, as_json: bool, as_csv: bo
             nl=False,
         )
     else:
-        click.echo("\n".join(lines(checked, min(shutil.get_terminal_size().columns, 120))))
+        text = lines if ids or evidence else overview
+        click.echo("\n".join(text(checked, min(shutil.get_terminal_size().columns, 120))))
 
 
 def _checked(ids: Sequence[int], sampling: "Sampling") -> list["CheckedClaim"]:
@@ -77,6 +80,41 @@ def _checked(ids: Sequence[int], sampling: "Sampling") -> list["CheckedClaim"]:
             checked.append(claim)
             bars("checking claims", len(checked) / len(chosen))
     return checked
+
+
+def overview(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
+    r"""What is true and what is not: the claims by verdict, with the condition or the reason.
+
+    >>> from rootdk.lab.checks import CheckedClaim, Comparison
+    >>> limit = Comparison("variance", 2.0, "=", 1.0, role="limits", otherwise="at the start of training")
+    >>> print(*overview([CheckedClaim(3, "It is 1.", "a paper", "measured", (limit,))]), sep="\n")
+    1 claim: holds under a condition 1
+    <BLANKLINE>
+    Holds under a condition
+      3  It is 1.
+         Condition: at the start of training
+    <BLANKLINE>
+    Source and evidence: rootdk claims --id 3; of all claims: --evidence
+    """
+    from rootdk.lab.checks import VERDICTS
+    from rootdk.lab.checks.ledger import CONDITIONAL
+
+    width = max(width, 60)
+    yield from textwrap.wrap(summary(claims), width)
+    for verdict in VERDICTS:
+        group = [claim for claim in claims if claim.verdict == verdict]
+        if group:
+            yield ""
+            yield verdict.capitalize()
+        for claim in group:
+            yield from _wrapped(claim.statement, f"{claim.id:>3}  ", width)
+            if claim.condition:
+                label = "Condition: " if verdict == CONDITIONAL else "Why: "
+                yield from _wrapped(label + claim.condition, " " * 5, width)
+    yield ""
+    yield from textwrap.wrap(
+        f"Source and evidence: rootdk claims --id {claims[-1].id}; of all claims: --evidence", width
+    )
 
 
 def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
@@ -151,7 +189,10 @@ def summary(claims: Sequence["CheckedClaim"]) -> str:
 
 
 def _entry(label: str, text: str, width: int) -> Iterator[str]:
-    start = " " * _INDENT + f"{label:<{_LABEL}}"
+    return _wrapped(text, " " * _INDENT + f"{label:<{_LABEL}}", width)
+
+
+def _wrapped(text: str, start: str, width: int) -> Iterator[str]:
     yield from textwrap.wrap(
         text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
     )

@@ -25,7 +25,7 @@ PORT = 8765
 @click.command()
 @click.option(
     "--port",
-    type=click.IntRange(1, 65535),
+    type=options.Integer(1, 65535),
     default=PORT,
     show_default=True,
     help="Port on 127.0.0.1; if it is taken, the next free one.",

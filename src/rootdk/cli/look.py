@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @options.keys()
 @click.option(
     "--rows",
-    type=click.IntRange(1, options.LARGEST_ROWS),
+    type=options.Integer(1, options.LARGEST_ROWS),
     default=1024,
     show_default=True,
     help="Number of queries to measure.",
@@ -52,16 +52,18 @@ def look(
 
 _HEADINGS = ("score variance", "entropy share", "effective keys", "rows-of one-key", "Jacobian trace")
 _WORDS = (
-    "Score variance and entropy share (entropy / ln n; 1 is equal weights) are means over queries. Effective keys and "
-    "Jacobian trace are medians. Rows of one key: one key has over 99 % of the weight."
+    "Entropy share: entropy / ln n; 1 is equal weights. Effective keys: 1 / sum p^2, of the median row. Rows of one "
+    "key: one key has over 99 % of the weight. Jacobian trace: 1 - sum p^2; near 0 the weights can hardly change."
 )
 
 
 def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
-    """What was done, the table, its words, and what it means."""
+    """What it means, what was done, the table and its words."""
     from rootdk.lab.first_look import RULE_WORDS, rule_label
     from rootdk.scaling import rule
 
+    yield from filled(meaning, width)
+    yield ""
     labels = {look.rule: rule_label(look.rule) for look in looks}
     # Formulas stay in one piece.
     formulas = [f"{name} = {rule(name).formula}".replace(" ", "\0") for name in labels if name not in RULE_WORDS]
@@ -81,8 +83,6 @@ def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
         aligned = (f" {cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
         yield f"{d_k:>4} {label:<{names}}{''.join(aligned)}".replace("\0", " ")
     yield from filled(_WORDS, width)
-    yield ""
-    yield from filled(meaning, width)
 
 
 def filled(text: str, width: int) -> list[str]:

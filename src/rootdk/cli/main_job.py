@@ -55,9 +55,9 @@ _CLAIM_ROWS = {"quick": 1024, "default": 2048, "full": 20_000}
 # Two words of heading, quantity of the experiment "rules", and whether it is a share from 0 to 1.
 _COLUMNS = (
     ("score variance", "score variance", False),
-    ("entropy share", "H / ln n", True),
-    ("rows-of one-key", "rows with p > .99", True),
-    ("Jacobian trace", "trace of J", True),
+    ("entropy share", "entropy share", True),
+    ("rows-of one-key", "rows of one key", True),
+    ("Jacobian trace", "Jacobian trace", True),
 )
 _WORDS = "Entropy share: entropy / ln n; 1 is equal weights. Rows of one key: one key has over 99 % of the weight."
 _PICTURE = 14  # weights of one row, a letter for each
@@ -290,11 +290,13 @@ def _agreement(findings: Findings) -> str:
     compared = sum(result.compared for result in findings.results)
     result = max(findings.results, key=lambda result: abs(result.worst.disagreement or 0.0))
     off = abs(result.worst.disagreement or 0.0)
-    text = f"Theory and measurement, {compared} numbers: at most {off:.1f} standard errors apart."
-    if off > CLEAR:
-        text += f" That is {result.worst.quantity} of {result.experiment}, and more than {CLEAR:g} is a "
-        text += "contradiction: look into it."
-    return text
+    apart = f"{compared} numbers, at most {off:.1f} standard errors apart."
+    if off <= CLEAR:
+        return f"Theory and measurement agree: {apart}"
+    return (
+        f"Theory and measurement contradict each other: {apart} The largest is {result.worst.quantity} of "
+        f"{result.experiment}; more than {CLEAR:g} is not chance."
+    )
 
 
 def _claims(findings: Findings) -> str:
@@ -312,9 +314,9 @@ def _claims(findings: Findings) -> str:
 
 
 def _scale(findings: Findings) -> str:
-    """The scale that keeps logits at variance 1, and what it does to the gradient."""
+    """The scale that keeps the score variance at 1, and what it does to the gradient."""
     job = findings.job
     flows = relative_gradient(job.keys, np.array(job.d_k), np.array(job.d_k) ** -0.5)
     scales = ", ".join(f"{d_k**-0.5:.4g} at d_k = {d_k}" for d_k in job.d_k)
     gradients = ", ".join(f"{flow:.2f}" for flow in flows)
-    return f"Your scale: {scales}; gradient of the output by q, |do/dq|/|o|: {gradients}."
+    return f"1/sqrt(d_k) is {scales}. The relative gradient |do/dq| / |o| is then {gradients}."

@@ -17,11 +17,17 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
 
 
+class Integer(click.IntRange):
+    """A whole number in a range; click calls such a type "integer range", in its help and in its errors."""
+
+    name = "integer"
+
+
 def d_k(words: str) -> Option[Any]:
     """--d-k, as often as wanted."""
     return click.option(
         "--d-k",
-        type=click.IntRange(1, LARGEST_D_K),
+        type=Integer(1, LARGEST_D_K),
         multiple=True,
         default=(64, 512),
         show_default=True,
@@ -33,7 +39,7 @@ def keys() -> Option[Any]:
     """--keys, one number."""
     return click.option(
         "--keys",
-        type=click.IntRange(2, LARGEST_KEYS),
+        type=Integer(2, LARGEST_KEYS),
         default=1024,
         show_default=True,
         help="Number of keys that each query sees.",
@@ -54,7 +60,7 @@ def rule(words: str = "", default: tuple[str, ...] = ("none", "sqrt", "dk")) -> 
 
 def seed(words: str) -> Option[Any]:
     """--seed."""
-    return click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=words)
+    return click.option("--seed", type=Integer(0, 2**63 - 1), default=0, show_default=True, help=words)
 
 
 def data(words: str, rows: str) -> Option[Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -17,8 +18,7 @@ from . import options
 if TYPE_CHECKING:
     from rootdk.distributed.cost import Pass, Ring
 
-WIDTH = 80
-_SIZE = click.IntRange(1, 10**12)
+_SIZE = options.Integer(1, 10**12)
 # Small enough for a laptop; with fewer tokens messages and merging count for more than the model knows of.
 _CHECKED = {"heads": 4, "d": 64}
 _CHECKED_TOKENS = 16384
@@ -57,16 +57,19 @@ def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
 )
 @click.option(
     "--validate-tokens",
-    type=click.IntRange(8, 2**20),
+    type=options.Integer(8, 2**20),
     default=_CHECKED_TOKENS,
     show_default=True,
     help="Length of the sequence for --validate.",
 )
-@options.data("Print JSON in place of text.", "a row per pass")
+@options.data("Print JSON instead of text.", "one row per pass")
 def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv: bool, **sizes: Any) -> None:
     """Predict the cost of attention on a ring of ranks.
 
-    Work, messages, memory and time of each rank, from sizes and rates.
+    Work, messages, memory and time of each rank, from sizes and rates. A rank is one of the processes that share the
+    sequence, usually one per machine.
+
+    Example: rootdk plan --tokens 1000000 --ranks 64 --flops 2e12 --bandwidth 12e9
     """
     from rootdk.distributed.cost import Ring, cost
 
@@ -93,23 +96,31 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv
         # What was run here stands in rows of its own: other sizes, and measured.
         click.echo(csv_text([*rows, *(report["rows"] if report else ())]), nl=False)
         return
-    click.echo("\n".join(_costs(ring, costs)))
+    width = min(shutil.get_terminal_size().columns, 80)
+    click.echo("\n".join(_costs(ring, costs, width)))
     if report is not None:
-        click.echo("\n".join(_validation(report)))
+        click.echo("\n".join(_validation(report, width)))
 
 
-def _costs(ring: "Ring", costs: Mapping[str, "Pass"]) -> Iterator[str]:
-    """The cost of both passes, side by side."""
+def _costs(ring: "Ring", costs: Mapping[str, "Pass"], width: int) -> Iterator[str]:
+    """Time and memory in a sentence, then the cost of both passes, side by side."""
     mask = f"causal, {ring.layout}" if ring.causal else "full"
     kv_heads = ring.kv_heads or ring.heads
     shared = "" if kv_heads == ring.heads else f" over {kv_heads}"
+    forward, backward = costs["forward"], costs["backward"]
+    yield from textwrap.wrap(
+        f"A forward pass takes {_scaled(forward.seconds)}s and a backward pass {_scaled(backward.seconds)}s. Each rank "
+        f"needs {_scaled(max(forward.memory_bytes, backward.memory_bytes))}B of memory.",
+        width,
+    )
+    yield ""
     yield from textwrap.wrap(
         f"Ring attention: {ring.batch} x {ring.tokens} tokens, {ring.heads}{shared} heads, d = {ring.d}, {ring.dtype}, "
         f"{mask}, {ring.ranks} ranks of {_scaled(ring.flops)}flop/s, {_scaled(ring.bandwidth)}B/s between neighbours",
-        WIDTH,
+        width,
     )
     yield ""
-    passes = [costs["forward"], costs["backward"]]
+    passes = [forward, backward]
     yield f"  {'each rank':<32}{'forward':>14}{'backward':>14}"
     for words, field, unit in (
         ("operations", "flops", "flop"),
@@ -123,10 +134,10 @@ def _costs(ring: "Ring", costs: Mapping[str, "Pass"]) -> Iterator[str]:
         yield f"  {words:<32}" + "".join(f"{_scaled(getattr(direction, field)) + unit:>14}" for direction in passes)
     yield f"  {'efficiency':<32}" + "".join(f"{direction.efficiency:>14.1%}" for direction in passes)
     hidden = [1 - direction.waiting / direction.messages if direction.messages else 1.0 for direction in passes]
-    yield f"  {'messages behind the work':<32}" + "".join(f"{share:>14.0%}" for share in hidden)
+    yield f"  {'messages hidden behind the work':<32}" + "".join(f"{share:>14.0%}" for share in hidden)
 
 
-def _validation(report: Mapping[str, Any]) -> Iterator[str]:
+def _validation(report: Mapping[str, Any], width: int) -> Iterator[str]:
     """Measured beside predicted."""
     yield ""
     mask = "causal" if report["causal"] else "full"
@@ -135,7 +146,7 @@ def _validation(report: Mapping[str, Any]) -> Iterator[str]:
         f"thread on {report['cores']} cores; one process reaches {_scaled(report['forward'])}flop/s forward and "
         f"{_scaled(report['backward'])}flop/s backward on half the tokens, neighbours "
         f"{_scaled(report['bandwidth'])}B/s with {_scaled(report['latency'])}s of latency",
-        WIDTH,
+        width,
     )
     yield ""
     yield f"  {'':<16}{'seconds':>9}{'predicted':>11}{'error':>7}   {'processor':>9}{'predicted':>11}{'error':>7}"

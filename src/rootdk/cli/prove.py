@@ -1,6 +1,7 @@
 """`rootdk prove`: the argument for the variance of a score."""
 
 import json
+import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -14,12 +15,10 @@ from . import options
 if TYPE_CHECKING:
     from rootdk.lab.proof import Proof
 
-WIDTH = 80
-
 
 @click.command()
 @click.option(
-    "--d", type=click.IntRange(1, 10**6), default=3, show_default=True, help="Number of components of q and k."
+    "--d", type=options.Integer(1, 10**6), default=3, show_default=True, help="Number of components of q and k."
 )
 @options.seed("Seed of the random pairs.")
 @options.data("Print JSON instead of text.", "one row per measured average")
@@ -33,7 +32,11 @@ def prove(d: int, seed: int, as_json: bool, as_csv: bool) -> None:
                 for name, theory, mean, error in _measured(proof))  # fmt: skip
         click.echo(csv_text(rows), nl=False)
         return
-    click.echo(json.dumps(proof.to_dict(), indent=2) if as_json else "\n".join(_lines(proof)))
+    click.echo(
+        json.dumps(proof.to_dict(), indent=2)
+        if as_json
+        else "\n".join(_lines(proof, min(shutil.get_terminal_size().columns, 80)))
+    )
 
 
 def _measured(proof: "Proof") -> Iterator[tuple[str, float, float, float]]:
@@ -43,7 +46,7 @@ def _measured(proof: "Proof") -> Iterator[tuple[str, float, float, float]]:
         yield name, predicted, mean, error
 
 
-def _lines(proof: "Proof") -> Iterator[str]:
+def _lines(proof: "Proof", width: int) -> Iterator[str]:
     """The argument, step by step."""
     d = proof.d
     yield f"Why the variance of q.k is {d} for d = {d}"
@@ -57,30 +60,31 @@ def _lines(proof: "Proof") -> Iterator[str]:
         f"Dividing s by c divides the variance by c^2. For variance 1: c = sqrt({d}) = {proof.divisor:.6g}.",
     ]
     for number, text in enumerate(steps, 1):
-        yield from textwrap.wrap(text, WIDTH, initial_indent=f"  {number}. ", subsequent_indent="     ")
+        yield from textwrap.wrap(text, width, initial_indent=f"  {number}. ", subsequent_indent="     ")
         if number == 3:
-            yield from _terms(proof)
+            yield from _terms(proof, width)
     yield ""
     yield f"Measured on {proof.pairs:,} random Gaussian pairs (seed {proof.seed}):"
+    yield f"  {'':<24}{'theory':>8}  measured"
     for name, predicted, mean, error in _measured(proof):
-        yield f"  {name:<24} theory {predicted:<10.6g} measured {mean:.5g} ± {error:.2g}"
+        yield f"  {name:<24}{predicted:>8.6g}  {mean:.4g} ± {error:.2g}"
 
 
-def _terms(proof: "Proof") -> Iterator[str]:
+def _terms(proof: "Proof", width: int) -> Iterator[str]:
     if proof.squares:
-        yield from _group(f"{_many(proof.ones, 'square')}, average 1", proof.squares)
+        yield from _group(f"{_many(proof.ones, 'square')}, average 1", proof.squares, width)
         if proof.crosses:
-            yield from _group(f"{_many(proof.zeros, 'cross term')}, average 0", proof.crosses)
+            yield from _group(f"{_many(proof.zeros, 'cross term')}, average 0", proof.crosses, width)
         return
-    yield f"     {proof.ones:>15,}  squares q_i^2 k_i^2, average E q_i^2 E k_i^2 = 1"
-    yield f"     {proof.zeros:>15,}  cross terms, average E q_i E q_j E k_i E k_j = 0"
+    yield f"     {_many(proof.ones, 'square')} q_i^2 k_i^2, average E q_i^2 E k_i^2 = 1"
+    yield f"     {_many(proof.zeros, 'cross term')}, average E q_i E q_j E k_i E k_j = 0"
 
 
-def _group(head: str, terms: Sequence[str]) -> Iterator[str]:
+def _group(head: str, terms: Sequence[str], width: int) -> Iterator[str]:
     # The spaces inside a term are kept together while lines are filled.
     text = ",  ".join(term.replace(" ", "\0") for term in terms)
     start = f"     {head}: "
-    for line in textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * 7, break_long_words=False):
+    for line in textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * 7, break_long_words=False):
         yield line.replace("\0", " ")
 
 

@@ -32,31 +32,47 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 
 
 @click.command()
-@click.option("--quick", "size", flag_value="quick", help="Short runs: some minutes on two cores. Without it an hour.")
-@click.option("--full", "size", flag_value="full", help="For a night.")
 @click.option(
-    "--task", "tasks", type=click.Choice(["recall", "text", "digits"]), multiple=True, help="Only this; repeat it."
+    "--quick",
+    "size",
+    flag_value="quick",
+    help="Short runs: some minutes on two cores. Without --quick and --full, about an hour.",
 )
-@options.rule("Only this. ", ())
+@click.option("--full", "size", flag_value="full", help="Long runs: a night on two cores.")
+@click.option(
+    "--task",
+    "tasks",
+    type=click.Choice(["recall", "text", "digits"]),
+    multiple=True,
+    help="Only this task; can be repeated.",
+)
+@options.rule("Only this rule. ", ())
 @click.option(
     "--spec",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A JSON file with the runs to do, in place of a plan.",
+    help="A JSON file that lists the runs; replaces --quick, --full, --task and --rule.",
 )
 @click.option(
     "--runs",
     type=click.Path(path_type=Path),
     help="Where finished runs are kept.  [default: training in the cache folder]",
 )
-@click.option("--workers", type=click.IntRange(1, 4096), help="Runs at a time. Default: one per core.")
+@click.option("--workers", type=options.Integer(1, 4096), help="Runs at a time. Default: one per core.")
 @click.option(
-    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where runs are done."
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where runs are done: on this machine, or on a Ray cluster.",
 )
-@click.option("--address", help="Of the Ray cluster, as host:port. Default: one on this machine, for this sweep.")
-@options.file("--out", "Write all that was recorded, as JSON.")
+@click.option(
+    "--address",
+    help="Address of the Ray cluster, as host:port. Default: a cluster on this machine that ends with the study.",
+)
+@options.file("--out", "Write everything that was recorded, as JSON.")
 @options.file("--report", "Write a page to look at: one HTML file that opens offline.")
-@click.option("--fresh", is_flag=True, help="Run again what is kept.")
-@options.data("Print JSON in place of the summary.", "a row per run, with its end")
+@click.option("--fresh", is_flag=True, help="Run everything again, also the runs that are kept.")
+@options.data("Print JSON instead of the summary.", "one row per run, with its last numbers")
 @click.pass_context
 def train_study(
     ctx: click.Context, /, size: str | None, out: Path | None, report: Path | None, as_json: bool, as_csv: bool,
@@ -65,8 +81,10 @@ def train_study(
     """What the scale does when a model learns.
 
     Trains small models under several scale rules, d_k, learning rates and seeds, one run per core at a time. Finished
-    runs are kept: interrupted, the same command goes on where it was. Exit code 0: done; 1: a run or a file failed, or
-    another study uses the folder of runs; 2: an option is wrong; 130: interrupted.
+    runs are kept: after an interruption, the same command continues.
+
+    Exit code 0: done; 1: a run or a file failed, or another study uses the folder of runs; 2: an option is wrong; 130:
+    interrupted.
     """
     order = Order(size=size or "default", **asked)
     if order.spec is not None and (size or order.tasks or order.rule):

@@ -39,10 +39,10 @@ class Look:
     """What one rule did at one d_k, over all query rows.
 
     score_variance: mean over rows of the variance of the scores inside a row
-    entropy_ratio: mean of H / ln n; 1 is uniform, 0 is one key
+    entropy_ratio: mean of the entropy share, H / ln n; 1 is uniform, 0 is one key
     effective_keys: median of 1 / sum p^2
     saturated: share of rows whose largest weight is above 0.99
-    jacobian_trace: median of 1 - sum p^2, the trace of the softmax's derivative; 0 means that scores cannot move the
+    jacobian_trace: mean of 1 - sum p^2, the trace of the softmax's derivative; 0 means that scores cannot move the
     weights
     """
 
@@ -93,7 +93,7 @@ def look(d_ks: Sequence[int], rules: Sequence[str], keys: int, rows: int, seed: 
                     entropy_ratio=float(np.mean(reading.entropy_ratio)),
                     effective_keys=float(np.median(reading.effective_keys)),
                     saturated=float(np.mean(reading.saturated(0.99))),
-                    jacobian_trace=float(np.median(reading.jacobian_trace)),
+                    jacobian_trace=float(np.mean(reading.jacobian_trace)),
                 )
             )
     return looks
@@ -102,24 +102,26 @@ def look(d_ks: Sequence[int], rules: Sequence[str], keys: int, rows: int, seed: 
 def meaning(looks: Sequence[Look]) -> str:
     """Say in one sentence where the weight goes at the largest d_k; every number in it is one of the table's.
 
-    The cuts are where a person would use the word. All equally: above 0.99 of ln n. One key: half of the rows have a
-    trace below 0.1, so about 95 % of their weight is on one. Few keys: below 0.5, the trace of two equal keys.
+    The cuts are where a person would use the word. All equally: above 0.99 of ln n. One key: half of the rows have
+    fewer than 1.1 effective keys, so about 95 % of their weight is on one. Few keys: fewer than two.
     """
     largest = max(look.d_k for look in looks)
     groups: dict[str, list[Look]] = {}
     for look in {look.rule: look for look in looks if look.d_k == largest}.values():
         if look.entropy_ratio > 0.99:
-            weight_goes_to = "all keys nearly equally"
-        elif look.jacobian_trace < 0.1:
-            weight_goes_to = "one key in {saturated} of rows"
+            where_it_goes = "all keys share it nearly equally"
+        elif look.effective_keys < 1.1:
+            where_it_goes = "one key has over 99 % of it in {saturated} of rows"
         else:
-            weight_goes_to = "only {effective_keys} keys" if look.jacobian_trace < 0.5 else "{effective_keys} keys"
-        groups.setdefault(weight_goes_to, []).append(look)
+            where_it_goes = (
+                "{effective_keys} keys share it" if look.effective_keys >= 2 else "only {effective_keys} keys share it"
+            )
+        groups.setdefault(where_it_goes, []).append(look)
     clauses = []
-    for weight_goes_to, group in groups.items():
+    for where_it_goes, group in groups.items():
         spans = {name: _span(group, name) for name in ("saturated", "effective_keys")}
-        clauses.append(f"{weight_goes_to.format(**spans)} ({', '.join(rule_label(look.rule) for look in group)})")
-    return f"At d_k = {largest} the weight goes to {', '.join(clauses)}."
+        clauses.append(f"{where_it_goes.format(**spans)} ({', '.join(rule_label(look.rule) for look in group)})")
+    return f"Where the weight goes at d_k = {largest}: {'; '.join(clauses)}."
 
 
 def _span(looks: Sequence[Look], name: str) -> str:

@@ -19,11 +19,11 @@ class Recommendation:
     """Theory for random q and k whose components have standard deviation sigma.
 
     scale              what the scores are multiplied by
-    logit_std          scale sqrt(d_k) sigma^2, the standard deviation of the logits
+    logit_std          scale sqrt(d_k) sigma^2, the standard deviation of the scores, after the scale
     critical_std       sqrt(2 ln n): past it a few keys take all the weight, however many there are
     relative_gradient  |do/dq|/|o|, for values of any width; about 1 under 1/sqrt(d_k)
     predicted          the fields of rootdk.predict
-    state              "frozen", "sharp", "alive" or "flat"
+    state              "frozen", "sharp", "healthy" or "flat"
     advice             one sentence that follows from the numbers
     """
 
@@ -51,7 +51,7 @@ def recommend(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0)
 
     >>> usual = recommend(128, 8192)
     >>> usual.state, round(usual.scale, 4), round(usual.predicted["mean_entropy_ratio"], 3)
-    ('alive', 0.0884, 0.945)
+    ('healthy', 0.0884, 0.945)
     >>> recommend(128, 8192, "none").state
     'frozen'
     """
@@ -83,30 +83,30 @@ def _state(std: float, critical: float, ratio: float) -> str:
         return "frozen"
     if std > critical / 2:
         return "sharp"
-    return "flat" if ratio > 0.99 else "alive"
+    return "flat" if ratio > 0.99 else "healthy"
 
 
 def _advice(state: str, d_k: int, sigma: float, std: float, critical: float, ratio: float) -> str:
     unit = f"1/sqrt(d_k) = {d_k**-0.5:.4g}" if sigma == 1.0 else f"1/(sigma^2 sqrt(d_k)) = {_unit(d_k, sigma):.4g}"
     if state == "frozen":
         return (
-            f"The logits have the standard deviation {std:.3g}, above sqrt(2 ln n) = {critical:.3g}: a few keys take "
-            f"all the weight at the start. Use {unit}, or normalise q and k."
+            f"The scores have standard deviation {std:.3g}, above the limit sqrt(2 ln n) = {critical:.3g}: a few keys "
+            f"take all the weight. Use the scale {unit}, or normalise q and k."
         )
     if state == "sharp":
         return (
-            f"The logits have the standard deviation {std:.3g}, more than half of sqrt(2 ln n) = {critical:.3g}: rows "
-            f"begin to depend on few keys. With {unit} it would be 1."
+            f"The scores have standard deviation {std:.3g}, more than half of the limit sqrt(2 ln n) = {critical:.3g}: "
+            f"rows begin to depend on few keys. With the scale {unit} it would be 1."
         )
     if state == "flat":
         return (
-            f"The entropy is {ratio:.2%} of ln n: weights start nearly equal. That is harmless if training is tuned "
-            f"for it (as with maximal-update parametrisation). Otherwise use {unit}; in a trained model, measure "
-            "before you change anything."
+            f"The entropy is {ratio:.2%} of its maximum ln n: the weights start nearly equal. That is harmless if "
+            f"training is tuned for it, as with maximal-update parametrisation. Otherwise use the scale {unit}. In a "
+            "trained model, measure before you change anything."
         )
     return (
-        f"The entropy is {ratio:.1%} of ln n, and the logits have the standard deviation {std:.3g}: nothing to change "
-        "at the start of training."
+        f"The scores have standard deviation {std:.3g}, and the entropy is {ratio:.1%} of its maximum ln n. Nothing to "
+        "change at the start of training."
     )
 
 

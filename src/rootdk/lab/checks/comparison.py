@@ -136,8 +136,10 @@ class Comparison:
         if self.state != UNDECIDED:
             return self.otherwise or f"{self.quantity} is {number(measured)}, not {relation}"
         unsure = CLEAR * (self.standard_error or 0.0)
-        text = f"{self.quantity} is {number(measured)} ± {number(unsure)}, too unsure to be {relation} or not"
-        return f"{text}; about {self.needed:.2g} times the evidence would tell" if self.needed else text
+        text = (
+            f"{self.quantity} is {number(measured)} ± {number(unsure)}, which does not decide whether it is {relation}"
+        )
+        return f"{text} (about {self.needed:.2g} times as much data would)" if self.needed else text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts, ready for JSON, which has no NaN and no infinity: these become words.

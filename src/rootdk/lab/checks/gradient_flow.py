@@ -88,7 +88,7 @@ def _jacobians(spec: GradientSpec) -> tuple[list[Comparison], list[Grid]]:
         setting: Parameters = {"sigma": sigma, "keys": spec.logits}
         matrix = jacobian_of_softmax(x * sigma)
         traces, squares = np.trace(matrix, axis1=1, axis2=2), (matrix**2).sum(axis=(1, 2))
-        comparisons.append(compare("trace of J", setting, moments.jacobian_trace[number], traces))
+        comparisons.append(compare("Jacobian trace", setting, moments.jacobian_trace[number], traces))
         comparisons.append(compare("|J|^2", setting, moments.jacobian_norm_squared[number], squares))
         # One row to look at, largest weight first, beside diag(p) - p p'.
         order = np.argsort(-x[0])

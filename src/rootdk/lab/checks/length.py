@@ -31,7 +31,7 @@ class LengthSpec(Spec):
 
 
 def run(spec: LengthSpec, progress: Progress) -> Result:
-    """Entropy in nats, H / ln n and the trace of J for each rule and number of keys."""
+    """Entropy in nats, entropy share and Jacobian trace for each rule and number of keys."""
     comparisons: list[Comparison] = []
     for keys in spec.computed:
         if keys not in spec.measured:
@@ -51,8 +51,8 @@ def _computed(spec: LengthSpec, keys: int) -> list[Comparison]:
         moments = attention_moments(keys, spec.d_k, factor_of(rule, spec.d_k, keys))
         setting: Parameters = {"keys": keys, "rule": rule, "d_k": spec.d_k}
         comparisons.append(computed("entropy", setting, moments.entropy))
-        comparisons.append(computed("H / ln n", setting, float(moments.entropy) / math.log(keys)))
-        comparisons.append(computed("trace of J", setting, moments.jacobian_trace))
+        comparisons.append(computed("entropy share", setting, float(moments.entropy) / math.log(keys)))
+        comparisons.append(computed("Jacobian trace", setting, moments.jacobian_trace))
     return comparisons
 
 
@@ -69,7 +69,8 @@ def _measured(spec: LengthSpec, keys: int, groups: int) -> list[Comparison]:
     comparisons = []
     for comparison in _computed(spec, keys):
         entropy, trace = np.array(kept[str(comparison.setting["rule"])]).T
-        samples = {"entropy": entropy, "H / ln n": entropy / math.log(keys), "trace of J": trace}[comparison.quantity]
+        by_name = {"entropy": entropy, "entropy share": entropy / math.log(keys), "Jacobian trace": trace}
+        samples = by_name[comparison.quantity]
         comparisons.append(compare(comparison.quantity, comparison.setting, comparison.predicted, samples))
     return comparisons
 
@@ -78,7 +79,7 @@ def _pictures(result: Result) -> list[Picture]:
     to_a_billion = "In nats. Lines: theory, up to a billion keys. Markers: measured."
     return [
         _along_keys(result, "entropy", "entropy-n", "Entropy against the number of keys", to_a_billion),
-        _along_keys(result, "H / ln n", "ratio-n", "The same as a share of ln n", "1 means equal weights."),
+        _along_keys(result, "entropy share", "ratio-n", "Entropy share", "Entropy / ln n; 1 means equal weights."),
     ]
 
 

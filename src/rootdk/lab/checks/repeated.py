@@ -86,7 +86,7 @@ def any_constant(
         )
         for d_k in d_ks:
             share = float(attention_moments(KEYS, d_k, 1 / divisor(d_k)).entropy) / math.log(KEYS)
-            yield Comparison(f"{name}, d_k = {d_k}: entropy / ln n", share, role=SHOWN)
+            yield Comparison(f"{name}, d_k = {d_k}: entropy share", share, role=SHOWN)
 
 
 @LEDGER.claim(
@@ -120,11 +120,11 @@ def log_n_keeps_entropy(
     )
     for keys, entropy in nats.items():
         yield Comparison(f"{keys:.0e} keys: entropy, nats", entropy, role=SHOWN)
-        yield Comparison(f"{keys:.0e} keys: entropy / ln n", shares[keys], role=SHOWN)
+        yield Comparison(f"{keys:.0e} keys: entropy share", shares[keys], role=SHOWN)
     for keys in nats:
         root = math.sqrt(math.log(keys) / math.log(FEW) / d_k)
         share = float(attention_moments(keys, d_k, root).entropy) / math.log(keys)
-        yield Comparison(f"{keys:.0e} keys, deviation like sqrt(ln n): entropy / ln n", share, role=SHOWN)
+        yield Comparison(f"{keys:.0e} keys, deviation like sqrt(ln n): entropy share", share, role=SHOWN)
 
 
 @LEDGER.claim(
@@ -144,11 +144,11 @@ def scale_of_one(
     """gain is that of QK-norm, of every component of q and of k."""
     plain = float(saturation(KEYS, scale * math.sqrt(d_k)))
     many = "one row in ten is taken for saturated"
-    yield Comparison("q and k of variance 1: rows with p > .99", plain, ">", 0.1, choice=many)
+    yield Comparison("q and k of variance 1: rows of one key", plain, ">", 0.1, choice=many)
     variance, largest = (float(number) for number in qk_norm_variance(scale, *([[gain(d_k)] * d_k] * 2)))
     normed = float(saturation(KEYS, math.sqrt(variance)))
     yield Comparison(
-        f"QK-norm with gains {gain(d_k):g}: rows with p > .99",
+        f"QK-norm with gains {gain(d_k):g}: rows of one key",
         normed,
         ">",
         0.1,

@@ -96,8 +96,8 @@ def _along(spec: RulesSpec, d_k: int, rule: str, reading: Reading | None = None)
     setting: Parameters = {"d_k": d_k, "rule": rule, "keys": spec.keys}
     moments = attention_moments(spec.keys, d_k, factor_of(rule, d_k, spec.keys))
     predicted = {
-        "H / ln n": float(moments.entropy) / float(np.log(spec.keys)),
-        "trace of J": float(moments.jacobian_trace),
+        "entropy share": float(moments.entropy) / float(np.log(spec.keys)),
+        "Jacobian trace": float(moments.jacobian_trace),
         "|J|^2": float(moments.jacobian_norm_squared),
     }
     if reading is None:
@@ -112,7 +112,7 @@ def _at(reading: Reading, spec: RulesSpec, d_k: int, rule: str, scale: float) ->
     return [
         compare("score variance", setting, predicted.mean_variance[0], reading.variance),
         compare("largest weight", setting, predicted.mean_top_probability[0], reading.top_probability),
-        compare_share("rows with p > .99", setting, predicted.saturated[0], reading.saturated(0.99)),
+        compare_share("rows of one key", setting, predicted.saturated[0], reading.saturated(0.99)),
     ]
 
 
@@ -137,8 +137,8 @@ def _pictures(result: Result) -> list[Picture]:
     for series in result.series:
         by_d_k.setdefault(int(series.setting["d_k"]), []).append(series)
     return [
-        _along_d_k(result, "H / ln n", "entropy-dk", "Entropy against d_k", "entropy share, H / ln n"),
-        _along_d_k(result, "trace of J", "trace-dk", "Trace of J against d_k", "Jacobian trace"),
+        _along_d_k(result, "entropy share", "entropy-dk", "Entropy against d_k", "entropy share (entropy / ln n)"),
+        _along_d_k(result, "Jacobian trace", "trace-dk", "Jacobian trace against d_k", "Jacobian trace"),
         *(_bars(d_k, weights) for d_k, weights in by_d_k.items()),
     ]
 

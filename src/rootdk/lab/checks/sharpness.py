@@ -55,9 +55,9 @@ _MEANS = {
     "log_sum_exp": "log sum exp",
     "entropy": "entropy",
     "p_squared": "sum p^2",
-    "jacobian_trace": "trace of J",
+    "jacobian_trace": "Jacobian trace",
 }
-_LABELS = _MEANS | {"norm": "|J|^2", "top": "largest weight", "frozen": "rows with p > .99"}
+_LABELS = _MEANS | {"norm": "|J|^2", "top": "largest weight", "frozen": "rows of one key"}
 
 
 def run(spec: SharpnessSpec, progress: Progress) -> Result:
@@ -109,7 +109,7 @@ _MARKED = "Lines: theory. Markers: measured, with two standard errors."
 
 
 def _pictures(result: Result) -> list[Picture]:
-    left = ("trace of J", "|J|^2", "largest weight", "rows with p > .99")
+    left = ("Jacobian trace", "|J|^2", "largest weight", "rows of one key")
     rises = "The trace falls; the norm first rises and then falls. "
     return [
         _along_sigma(result, ("entropy",), "entropy-sigma", "Entropy, in nats", "Dotted: σ = √(2 ln n). " + _MARKED),
@@ -121,7 +121,7 @@ def _along_sigma(result: Result, quantities: Sequence[str], name: str, title: st
     traces = predicted_and_measured({quantity: result.select(quantity) for quantity in quantities}, "sigma")
     critical = (2 * math.log(float(result.comparisons[0].setting["keys"]))) ** 0.5
     axis = ticks_along(result.comparisons, "sigma")
-    figure = plot(traces, "standard deviation σ of the logits", "", xaxis=axis, shapes=[upright(critical)])
+    figure = plot(traces, "standard deviation σ of the scores", "", xaxis=axis, shapes=[upright(critical)])
     return Picture(name, title, caption, figure)
 
 
@@ -129,14 +129,14 @@ register(
     Experiment(
         name="sharpness",
         place=3,
-        question="How sharp is softmax when logits spread far?",
+        question="How sharp is softmax when scores spread far?",
         spec=SharpnessSpec,
         run=run,
         seconds=0.6,
-        heading="When logits spread, softmax freezes",
-        text="Logits are scores after the scale. When their standard deviation is above √(2 ln n), a few keys take all "
-        "the weight, no matter how many keys there are. The trace of the Jacobian then goes to 0. Its norm rises "
-        "first, because a few keys still compete, and then falls.",
+        heading="When scores spread, one key takes the weight",
+        text="When the standard deviation of the scores, after the scale, is above √(2 ln n), a few keys take all the "
+        "weight, no matter how many keys there are: softmax is frozen. The trace of its Jacobian J then goes to 0. The "
+        "norm of J rises first, because a few keys still compete, and then falls.",
         formula=FREEZING,
         pictures=_pictures,
         quick={"rows": 1000, "sigma": (0.125, 1.0, 8.0), "computed": (2.0, 4.0)},
@@ -219,8 +219,8 @@ def one_key_takes_all(
     taken = {d_k: _taken(sampling, d_k, middle, scale(d_k)) for d_k in d_ks}
     for d_k in sorted({*d_ks} - {usual, largest}):
         share, error = taken[d_k]
-        yield Comparison(f"rows with p > .99, d_k = {d_k}, {middle} keys", share, standard_error=error, role=SHOWN)
-    text, (share, error) = f"rows with p > .99, d_k = {largest}, {middle} keys", taken[largest]
+        yield Comparison(f"rows of one key, d_k = {d_k}, {middle} keys", share, standard_error=error, role=SHOWN)
+    text, (share, error) = f"rows of one key, d_k = {largest}, {middle} keys", taken[largest]
     yield Comparison(text, share, ">", 0.5, error, choice=_MOST)
     effective, error = over_groups(reading(sampling, largest, middle, scale(largest)).effective_keys, np.median)
     fewer = "two keys that share a row evenly make 2; one that takes nearly all makes less"
@@ -230,7 +230,7 @@ def one_key_takes_all(
     condition += f", clearly in more than half at d_k = {most[0]}" if most else ", nowhere clearly in more than half"
     for n in keys:
         share, error = taken[usual] if n == middle else _taken(sampling, usual, n, scale(usual))
-        text = f"rows with p > .99, d_k = {usual}, {n} keys"
+        text = f"rows of one key, d_k = {usual}, {n} keys"
         yield Comparison(text, share, ">", 0.5, error, role=LIMITS, otherwise=condition, choice=_MOST)
     effective, error = over_groups(reading(sampling, usual, middle, scale(usual)).effective_keys, np.median)
     yield Comparison(f"effective keys, d_k = {usual}, {middle} keys", effective, standard_error=error, role=SHOWN)
@@ -262,7 +262,7 @@ def divided_by_d_k(
         )
         rows = reading(sampling, d_k, KEYS, rule)
         ratio, error = over_groups(rows.entropy_ratio)
-        yield Comparison(f"d_k = {d_k}: entropy / ln n", ratio, ">", 0.99, error, choice=_EVEN)
+        yield Comparison(f"d_k = {d_k}: entropy share", ratio, ">", 0.99, error, choice=_EVEN)
         top, error = over_groups(rows.top_probability * KEYS)
         near = "twice 1/n at most is near 1/n; with 1/sqrt(d_k) the largest weight is several times that"
         yield Comparison(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error, choice=near)
@@ -279,5 +279,5 @@ def divided_by_d_k(
     condition += " and ".join(f"{growth(d_k):.3g} times as large at d_k = {d_k}" for d_k in d_ks)
     condition += f" they leave an entropy of {', '.join(f'{ratio:.2f}' for ratio, _ in grown.values())} ln n"
     for d_k, (ratio, error) in grown.items():
-        text = f"d_k = {d_k}, grown q and k: entropy / ln n"
+        text = f"d_k = {d_k}, grown q and k: entropy share"
         yield Comparison(text, ratio, ">", 0.99, error, role=LIMITS, otherwise=condition, choice=_EVEN)

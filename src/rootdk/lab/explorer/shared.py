@@ -99,9 +99,9 @@ def d_k_knob(default: int, low: int = 4, high: int = 1024) -> Control:
     return Control("d_k", "d_k", "int", default, low, high, 1, log=True, help="Components of a query and a key.")
 
 
-def keys_knob(default: int, low: int = 2, high: int = 4096) -> Control:
+def keys_knob(default: int, low: int = 2, high: int = 4096, words: str = "Keys that the query sees.") -> Control:
     """Keys that a query sees."""
-    return Control("keys", "keys n", "int", default, low, high, 1, log=True, help="Keys that the query sees.")
+    return Control("keys", "keys n", "int", default, low, high, 1, log=True, help=words)
 
 
 class _Vectors:
@@ -194,13 +194,13 @@ def flow(keys: int, d_k: int, scale: float) -> float:
 
 # What can be drawn over d_k, by theory.
 QUANTITIES = {
-    "trace": "median of tr J",
+    "trace": "Jacobian trace, median",
     "live": "share of rows where no key has over 99 %",
     "norm": "median of |J|",
     "rms": "root mean square of |J|",
     "flow": "|∂o/∂q| / |o|",
-    "variance": "variance of the scores",
-    "entropy": "entropy / ln n",
+    "variance": "score variance",
+    "entropy": "entropy share (entropy / ln n)",
 }
 
 

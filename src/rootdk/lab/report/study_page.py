@@ -9,6 +9,7 @@ from rootdk.lab import formulas
 from rootdk.lab.answer import answer, answer_of, rows_as_widths_grow, rows_svg, rows_text, worked_example
 from rootdk.lab.checks import AGREES, DISAGREES, EXPERIMENTS, VERDICTS, Comparison, Result
 from rootdk.lab.checks.comparison import CLEAR
+from rootdk.lab.glossary import WORDS
 from rootdk.lab.training import Results
 
 from .document import badge, card, document, figures, foot, number, rich, table
@@ -56,12 +57,12 @@ def render(
     links += [("example", "A worked example"), ("overview", "Theory against measurement")]
     links += [(result.experiment, _heading(result)) for result in results]
     links += [("training", "What training showed")] if trained else []
-    table_of_all = f"<div class='overview'>{overview(results)}</div>" if results else ""
+    against = f"<p>{_LEAD} {_AGAINST}</p>" + (f"<div class='overview'>{overview(results)}</div>" if results else "")
     body = [
         _answer(results, cards, claims),
         _claims(claims),
         _example(),
-        f"<section><h2 id='overview'>Theory against measurement</h2><p>{_LEAD} {_AGAINST}</p>{table_of_all}</section>",
+        f"<section><h2 id='overview'>Theory against measurement</h2>{against}{_words()}</section>",
         *map(_section, results),
         training_section(trained) if trained else "",
         foot(about or {}),
@@ -89,6 +90,12 @@ def _rows_csv(rows: Mapping[int, Mapping[str, Any]]) -> str:
     lines = [f"{d_k},{rule},{place},{weight:.7g}" for d_k, row in rows.items() for rule, weights in row.items()
              for place, weight in enumerate(weights, 1)]  # fmt: skip
     return "\n".join(["d_k,rule,key by weight,weight", *lines])
+
+
+def _words() -> str:
+    rows = [[word.name, rich(word.meaning), word.equal, word.one_key] for word in WORDS]
+    head = ["word", "what", "for n equal weights", "for one weight of 1"]
+    return f"<details><summary>what the words mean</summary>{table(head, rows, raw=True)}</details>"
 
 
 def _example() -> str:
@@ -207,7 +214,7 @@ def _evidence(claim: Mapping[str, Any]) -> str:
         relation = (
             f"{comparison['relation']} {number(float(comparison['predicted']))}" if comparison["relation"] else ""
         )
-        verdict = {AGREES: "yes", DISAGREES: "no"}.get(comparison["state"], "unsure") if relation else ""
+        verdict = {AGREES: "yes", DISAGREES: "no"}.get(comparison["state"], "not decided") if relation else ""
         measured = None if comparison["measured"] is None else float(comparison["measured"])
         rows.append([str(comparison["quantity"]), number(measured), error, relation, verdict])
     return table(["evidence", "measured", "s.e.", "claim", "true?"], rows) + _choices(claim["evidence"]) if rows else ""

@@ -13,6 +13,7 @@ from rootdk.lab.explorer import shared
 from rootdk.lab.explorer.chapter import Chapter, Figure, View, number
 from rootdk.lab.first_look import RULE_WORDS, RULES
 from rootdk.lab.formulas import ATTENTION
+from rootdk.theory import saturation
 
 _ROW = 16  # keys of the first figure: bars that a person can tell apart
 
@@ -25,25 +26,24 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     query, key = shared.vectors(values["seed"], keys, d_k)
     scales = {rule: factor_of(rule, d_k, keys) for rule in words}
     readings = {rule: shared.reading_of(query, key, scale) for rule, scale in scales.items()}
-    shares = {
-        rule: (float(reading.saturated().mean()), float(reading.entropy_ratio.mean(dtype=float)))
-        for rule, reading in readings.items()
-    }
     numbers = [
-        number(f"variance_{rule}", f"{words[rule]}: variance of the scores", reading.variance.mean(dtype=float),
+        number(f"variance_{rule}", f"{words[rule]}: score variance", reading.variance.mean(dtype=float),
                "measured")
         for rule, reading in readings.items()
     ]  # fmt: skip
-    for rule, (alone, _) in shares.items():
-        label = f"{words[rule]}: share of 64 rows where one key has over 99 % of the weight"
-        numbers.append(number(f"alone_{rule}", label, alone, "measured", 3))
+    for rule, reading in readings.items():
+        label = f"{words[rule]}: rows of one key, which has over 99 % of the weight, as a share of 64"
+        numbers.append(number(f"alone_{rule}", label, float(reading.saturated().mean()), "measured", 3))
     row = one_row(query, key[:_ROW], scales)
     places = np.arange(1, len(row["none"]) + 1)
     data = [bars(places, weights, words[rule], colours[rule]) for rule, weights in row.items()]
     tops = ", ".join(f"{100 * weights[0]:.0f} % under {words[rule]}" for rule, weights in row.items())
     weights = plot(data, "key, by weight", "weight", barmode="group", yaxis={"range": [0, 1]}, xaxis={"dtick": 5})
-    text = f"One query over {len(places)} keys at d_k = {d_k}. The largest weight is {tops}."
+    text = f"One query at d_k = {d_k} over {len(places)} keys, few enough to be seen. The largest weight is {tops}."
     figures = (Figure("row", "The weights of one row", weights, text), _spread(values, words, colours))
+    # Of queries of the length sqrt(d_k): all that rootdk.predict adds is that lengths vary, which takes far longer.
+    alone = {rule: float(saturation(keys, scales[rule] * math.sqrt(d_k))) for rule in ("none", "sqrt")}
+    shares = {rule: (share, float(readings[rule].entropy_ratio.mean(dtype=float))) for rule, share in alone.items()}
     lead = answer(d_k, keys, shares).replace(" %", "\u00a0%")
     return View(figures, tuple(numbers), _python(values, added), lead=lead)
 
@@ -87,7 +87,11 @@ CHAPTER = Chapter(
     said="Divide by √d_k, or softmax saturates.",
     true="At the start of training this is true. √d_k is the only power of d_k that keeps the spread of the scores "
     "the same at every width.",
-    controls=(shared.d_k_knob(512), shared.keys_knob(1024, low=_ROW), shared.SEED),
+    controls=(
+        shared.d_k_knob(512),
+        shared.keys_knob(1024, low=_ROW, words="Keys of the sentence above and of the numbers below."),
+        shared.SEED,
+    ),
     compute=compute,
     adds_rules=True,
 )

@@ -65,7 +65,7 @@ def _evidence(evidence: Sequence[Comparison]) -> str:
     parts = []
     for comparison in evidence:
         error = f" ± {comparison.standard_error:.1g}" if comparison.standard_error else ""
-        mark = {AGREES: "", DISAGREES: ": no"}.get(comparison.state, ": unsure")
+        mark = {AGREES: "", DISAGREES: ": no"}.get(comparison.state, ": not decided")
         relation = f" ({comparison.relation} {short(comparison.predicted)}{mark})" if comparison.relation else ""
         parts.append(f"{comparison.quantity}: {short(comparison.measured or 0.0)}{error}{relation}")
     return "; ".join(parts)

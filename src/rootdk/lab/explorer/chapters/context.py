@@ -22,7 +22,7 @@ _NAMES = {
     "none": ("none", COLOURS["none"]),
     "entropy_invariant": ("ln n / (ln 512 √d_k)", COLOURS["entropy_invariant"]),
     "ssmax": ("s ln n / √d_k", HUES[2]),
-    "qwen_log_n": ("log-n past 2048", HUES[4]),
+    "qwen_log_n": ("Qwen: ln n past 2048 keys", HUES[4]),
     "llama4": ("Llama 4", COLOURS["llama4"]),
 }
 _AXIS = POWERS | {"dtick": 2, "range": [0.8, 9.2]}
@@ -60,9 +60,9 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     sigma = np.array([float(_sigma(*setting, keys)) for setting in settings.values()])
     moments = softmax_moments(keys, sigma)
     entropy, critical = moments.entropy / math.log(keys), float(critical_sigma(keys))
-    numbers = [number("critical", "√(2 ln n), where softmax freezes", critical, "theory")]
+    numbers = [number("critical", "√(2 ln n): above it a few keys take all the weight", critical, "theory")]
     for (name, (words, _)), share in zip(names.items(), entropy, strict=True):
-        numbers.append(number(f"entropy_{name}", f"{words}: entropy / ln n", share, "theory"))
+        numbers.append(number(f"entropy_{name}", f"{words}: entropy share", share, "theory"))
 
     def lines(which: int, **more: Any) -> list[dict[str, Any]]:
         styles = zip(settings.values(), names.values(), strict=True)
@@ -72,14 +72,15 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
         ]
 
     axis_and_mark = {"xaxis": _AXIS, "shapes": [upright(keys)]}
-    label, which = ("entropy / ln n", 1) if values["shown"] == "entropy" else ("effective keys", 2)
+    label, which = ("entropy share", 1) if values["shown"] == "entropy" else ("effective keys", 2)
+    defined = " (entropy / ln n; 1 is equal weights)" if which == 1 else " (1 / mean of ∑p²)"
     at_n = entropy if which == 1 else 1 / moments.p_squared
     marks = [
         points([keys], [y], words, hue, showlegend=False) for (words, hue), y in zip(names.values(), at_n, strict=True)
     ]
     axis: dict[str, Any] = {"range": [0, 1.05]} if which == 1 else POWERS
     shares = plot([*lines(which), *marks], "keys n", label, yaxis=axis, **axis_and_mark)
-    frozen = line(_LENGTHS, critical_sigma(_LENGTHS), "√(2 ln n): frozen above", GREY, "dash")
+    frozen = line(_LENGTHS, critical_sigma(_LENGTHS), "√(2 ln n)", GREY, "dash")
     spread = plot([*lines(0, showlegend=False), frozen], "keys n", "σ", yaxis=ONES_AND_THREES, **axis_and_mark)
 
     def listed(by_rule: NDArray[Any]) -> str:
@@ -87,9 +88,11 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
         return ", ".join(f"{words} {written(float(y), 3)}" for (words, _), y in pairs)
 
     text = f"Standard deviation of the scores at {keys:,} keys: {listed(sigma)}; "
-    text += f"softmax freezes at {written(critical, 3)}."
+    text += f"above {written(critical, 3)}, the dashed line, a few keys take all the weight."
     figures = (
-        Figure("shares", label, shares, f"{label} at {keys:,} keys: {listed(at_n)}."),
+        Figure(
+            "shares", label.capitalize(), shares, f"{label.capitalize()}{defined} at {keys:,} keys: {listed(at_n)}."
+        ),
         Figure("spread", "Spread of the scores (the same colours)", spread, text),
     )
     return View(figures, tuple(numbers), _python(values, tuple(names)[len(_NAMES) :]))
@@ -121,21 +124,30 @@ CHAPTER = Chapter(
     formula=FREEZING,
     to_try="Drag the number of keys to a billion. Then change d_k and s.",
     to_see="With 1/√d_k the weights spread out as keys are added. Rules with ln n make them sharper instead. Above the "
-    "dashed line softmax is frozen: a few keys take all the weight.",
+    "dashed line a few keys take all the weight.",
     said="In long contexts attention fades, and a factor of ln n keeps the entropy where it was.",
-    true="For random q and k attention does fade with 1/√d_k: entropy / ln n rises. But ln n does too much: entropy / "
-    "ln n falls. The freezing point moves slowly, from 3.7 at a thousand keys to 6.4 at a billion.",
+    true="For random q and k attention does fade with 1/√d_k: the entropy share rises. But ln n does too much: the "
+    "entropy share falls. The dashed line √(2 ln n) moves slowly, from 3.7 at a thousand keys to 6.4 at a billion.",
     controls=(
         Control("keys", "keys n", "int", 1_000_000, 10, 1_000_000_000, 1, log=True, help="Keys that the query sees."),
         d_k_knob(64),
-        Control("s", "s of scalable softmax", "float", 0.43, 0.05, 1.0, 0.01, help="Learned per head in the paper."),
+        Control(
+            "s",
+            "s, of s ln n / √d_k",
+            "float",
+            0.43,
+            0.05,
+            1.0,
+            0.01,
+            help="Scalable softmax; its paper lets each head learn s.",
+        ),
         Control(
             "shown",
             "drawn over n",
             "choice",
             "entropy",
             choices=("entropy", "effective"),
-            labels=("entropy / ln n", "effective keys, 1/E∑p²"),
+            labels=("entropy share", "effective keys"),
         ),
     ),
     compute=compute,

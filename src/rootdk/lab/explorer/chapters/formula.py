@@ -71,16 +71,18 @@ def compute(values: Mapping[str, Any]) -> View:
 
 def _python(values: Mapping[str, Any]) -> str:
     query, keys, value = (str([list(row) for row in values[name]]) for name in ("query", "keys", "values"))
-    zeros = f"((0, 0), (0, {values['zeros']}))"
-    d_k = len(values["query"][0]) + values["zeros"]
+    zeros = values["zeros"]
+    padded = ("np.pad(", f", ((0, 0), (0, {zeros})))") if zeros else ("np.array(", ")")
+    query, keys = (padded[0] + rows + padded[1] for rows in (query, keys))
+    d_k = len(values["query"][0]) + zeros
     factor = shared.factor_in_python(values["rule"], d_k, len(values["keys"]))
     scale = shared.in_python(values["rule"], d_k, len(values["keys"]))
     return f"""\
 import numpy as np
 import rootdk
 
-query = np.pad({query}, {zeros})
-keys = np.pad({keys}, {zeros})
+query = {query}
+keys = {keys}
 values = np.array({value})
 output, reading = rootdk.measure(query, keys, values, scale={scale})
 weights = rootdk.attention(query, keys, np.eye(len(keys)), scale={scale})

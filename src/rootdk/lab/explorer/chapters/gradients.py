@@ -32,8 +32,8 @@ def compute(values: Mapping[str, Any]) -> View:
         "flow": _flow(values, factor),
     }
     numbers = (
-        number("trace", "tr J, median of 64 rows", measured["trace"], "measured"),
-        number("trace_theory", "tr J of the median row", median(law.jacobian_trace), "theory"),
+        number("trace", "Jacobian trace, median of 64 rows", measured["trace"], "measured"),
+        number("trace_theory", "Jacobian trace of the median row", median(law.jacobian_trace), "theory"),
         number("live", QUANTITIES["live"], measured["live"], "measured", 3),
         number("norm", "|J|, median of 64 rows", measured["norm"], "measured"),
         number("norm_theory", "|J| of the median row", median(law.jacobian_norm), "theory"),

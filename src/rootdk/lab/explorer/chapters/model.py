@@ -197,7 +197,7 @@ CHAPTER = Chapter(
             "choice",
             FIRST,
             choices=(FIRST, *(metric.name for metric in METRICS)),
-            labels=("the first that the audit has", *(metric.short for metric in METRICS)),
+            labels=("first available", *(metric.short for metric in METRICS)),
         ),
     ),
     compute=compute,

@@ -33,7 +33,7 @@ def compute(values: Mapping[str, Any]) -> View:
         words, reading = RULE_WORDS[rule], shared.reading_of(query, key, scale)
         error = format_effect(scale * math.sqrt(d_k), "float16").weight_error
         numbers += [
-            number(f"entropy_{rule}", f"{words}: entropy / ln n, median of 64 rows", median(reading.entropy_ratio),
+            number(f"entropy_{rule}", f"{words}: entropy share, median of 64 rows", median(reading.entropy_ratio),
                    "measured"),
             number(f"top_{rule}", f"{words}: largest weight times n, median", median(reading.top_probability) * keys,
                    "measured"),

@@ -18,7 +18,7 @@ from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import ATTENTION
 from rootdk.theory import critical_sigma, softmax_moments
 
-_MOST_BARS = 512
+_MOST_BARS, _MOST_SORTED = 512, 32  # sorted, all but the first are next to nothing
 _beside = ThreadPoolExecutor(2, "theory")
 
 
@@ -33,8 +33,8 @@ def compute(values: Mapping[str, Any]) -> View:
     figures = (_weights(query, key, values), _curve(keys, d_k, rule))
     law = rows.result()
     numbers = (
-        number("entropy", "entropy / ln n, median of 64 rows", median(reading.entropy_ratio), "measured"),
-        number("entropy_theory", "entropy / ln n of the median row", median(law.entropy) / math.log(keys), "theory"),
+        number("entropy", "entropy share, median of 64 rows", median(reading.entropy_ratio), "measured"),
+        number("entropy_theory", "entropy share of the median row", median(law.entropy) / math.log(keys), "theory"),
         number("effective", "effective keys, median of 64 rows", median(reading.effective_keys), "measured"),
         number("effective_theory", "effective keys of the median row", 1 / median(law.p_squared), "theory"),
         number("top", "largest weight, median of 64 rows", median(reading.top_probability), "measured"),
@@ -48,9 +48,10 @@ def _weights(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) 
     """In bars, from 0 to 1 under every rule, with what the other rules give the same keys behind."""
     keys = values["keys"]
     order = shared.keys_in_order(query, key) if values["sorted"] else np.arange(keys)
-    places = np.arange(1, min(keys, _MOST_BARS) + 1)
+    most = min(keys, _MOST_SORTED if values["sorted"] else _MOST_BARS)
+    places = np.arange(1, most + 1)
     weights = {
-        rule: shared.weights_at(query, key, order[:_MOST_BARS], factor_of(rule, values["d_k"], keys))
+        rule: shared.weights_at(query, key, order[:most], factor_of(rule, values["d_k"], keys))
         for rule in shared.compared(values["rule"])
     }
     chosen = weights.pop(values["rule"])
@@ -68,7 +69,7 @@ def _weights(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) 
         f"{written(1 / keys, 3)} each, the dotted horizontal line."
     )
     if len(places) < keys:
-        text += f" The first {len(places)} keys are drawn; they have {chosen.sum():.0%} of the weight."
+        text += f" {len(places)} keys are drawn; they have {chosen.sum():.0%} of the weight."
     return Figure("weights", "The weights of one row", figure, text)
 
 
@@ -87,7 +88,7 @@ def _curve(keys: int, d_k: int, rule: str) -> Figure:
     spreads = {name: abs(factor_of(name, d_k, keys)) * math.sqrt(d_k) for name in words}
     shares = dict(zip(spreads, _entropy(keys, tuple(spreads.values())), strict=True))
     critical = float(critical_sigma(keys))
-    data = [line(_SPREADS, _entropy(keys, _SPREADS), "entropy / ln n", GREY)]
+    data = [line(_SPREADS, _entropy(keys, _SPREADS), "entropy share", GREY)]
     for name, sigma in spreads.items():
         colour = shared.colour(name)
         marker = {"color": colour, "size": 12, "symbol": "circle" if name == rule else "circle-open"}
@@ -95,13 +96,13 @@ def _curve(keys: int, d_k: int, rule: str) -> Figure:
     figure = plot(
         data,
         "standard deviation σ of the scores",
-        "entropy / ln n",
+        "entropy share",
         xaxis=shared.SPREAD_AXIS,
         yaxis={"range": [0, 1.05]},
         shapes=[upright(critical)],
     )
     text = (
-        f"Entropy / ln n against the spread σ of the scores, by theory. At σ = {written(spreads[rule], 3)} it is "
+        f"Entropy share (entropy / ln n; 1 is equal weights) by theory. At σ = {written(spreads[rule], 3)} it is "
         f"{written(shares[rule], 3)}. Right of the dotted line, σ = √(2 ln n) = {written(critical, 3)}, a few keys "
         "take all the weight."
     )

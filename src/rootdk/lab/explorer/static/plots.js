@@ -15,6 +15,8 @@ function dressed({ data, layout = {} }, width, height) {
     margin: { l: 48, r: 12, t: 8, b: 44 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     ...layout,
+    // Numbers in the cells of a map; plotly would choose black for pale cells, also on a dark page.
+    template: { data: { heatmap: [{ textfont: { color: ink } }] } },
     autosize: true, dragmode: false, showlegend: false,
     font: { size: presented ? 20 : 13, family: "system-ui, sans-serif", ...layout.font, color: ink },
     hoverlabel: { ...layout.hoverlabel, bgcolor: card, bordercolor: grid, font: { color: ink } },
@@ -27,7 +29,7 @@ function dressed({ data, layout = {} }, width, height) {
     dress[name] = { zeroline: false, ...layout[name], automargin, gridcolor: grid, linecolor: grid, tickcolor: grid, zerolinecolor: grid, fixedrange: true };
     if (name.startsWith("x") && dress[name].dtick === 1) dress[name] = { ...dress[name], dtick: decades(data), tickangle: 0 };
   }
-  for (const [name, room] of [["xaxis", width - 60], ["yaxis", height - 60]]) {
+  for (const [name, room] of [["xaxis", width - 100], ["yaxis", height - 60]]) {
     const title = dress[name].title?.text ?? "";
     const fitting = inTwoLines(title, room);
     if (fitting === title) continue;
