@@ -55,10 +55,10 @@ def test_only_the_root_keeps_every_column(made: str) -> None:
 
 
 def test_the_norm_of_the_jacobian_rises_before_it_falls(made: str) -> None:
-    norms = [float(row[5]) for row in rows(made, "What softmax does with wide logits")]
+    norms = [float(row[5]) for row in rows(made, "What softmax does with scores that are far apart")]
     peak = norms.index(max(norms))
     assert 0 < peak < len(norms) - 1
-    traces = [float(row[4]) for row in rows(made, "What softmax does with wide logits")]
+    traces = [float(row[4]) for row in rows(made, "What softmax does with scores that are far apart")]
     assert traces == sorted(traces, reverse=True)
 
 
