@@ -9,29 +9,62 @@ import pytest
 from rootdk.lab.first_look import RULES, look, rule_label
 
 ROOT = Path(__file__).parents[2]
-README, GUIDE, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "quickstart.md"
-GPU = ROOT / "docs" / "gpu.md"
+README, GUIDE = ROOT / "README.md", ROOT / "docs" / "guide.md"
+FOLDERS = ("docs", "benchmarks", "examples", "kernel", "wheels", "tests")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
+PROMPT = re.compile(r"^>>> ", re.MULTILINE)
+# docs/audit.md is run by tests/audit/test_audit_docs.py.
+WITH_EXAMPLES = [page for page in DOCUMENTS if PROMPT.search(page.read_text("utf-8")) and page.name != "audit.md"]
 
 
-@pytest.mark.parametrize(
-    ("page", "examples"),
-    [(README, 9), (GUIDE, 30), (QUICKSTART, 15), (GPU, 4)],
-    ids=lambda given: getattr(given, "name", ""),
-)
-def test_examples_run(page: Path, examples: int) -> None:
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=named)
+def test_examples_run(page: Path) -> None:
     result = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
-    assert result.attempted >= examples
+    assert result.attempted == len(PROMPT.findall(page.read_text("utf-8")))
     assert result.failed == 0
+
+
+def test_the_pages_for_users_have_examples() -> None:
+    assert {"README.md", "docs/guide.md", "docs/quickstart.md", "docs/gpu.md"} <= set(map(named, WITH_EXAMPLES))
 
 
 def test_the_readme_is_read_in_a_minute() -> None:
     assert len(README.read_text("utf-8").splitlines()) < 150
 
 
-@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)
+def lost(page: Path) -> list[str]:
+    """Links to a file or a heading that is not there. Addresses of other sites are not asked for."""
+    missing = []
+    for target, _, anchor in re.findall(r"\]\(([^)#\s]*)(#([^)\s]+))?\)", page.read_text("utf-8")):
+        file = page.parent / target if target else page
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in headings(file)):
+            missing.append(f"{target}#{anchor}")
+    return missing
+
+
+def headings(page: Path) -> set[str]:
+    """As GitHub writes their anchors."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-        assert "://" in target or (page.parent / target).exists(), target
+    assert lost(page) == []
+
+
+def test_a_link_to_nowhere_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A title, here\n[a](nowhere.md) [b](#a-title-here) [c](#a-title) [d](https://a.example/x)\n", "utf-8"
+    )
+    assert lost(page) == ["nowhere.md#", "#a-title"]
 
 
 def test_the_report_of_the_readme_is_what_is_printed() -> None:
