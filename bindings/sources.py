@@ -18,9 +18,10 @@ def digest(root: Path = ROOT) -> str:
         *(f for room in ("kernel", "bindings") for f in (root / room).glob("*.[ch]*")),
     ]
     whole = hashlib.sha256()
-    for file in sorted(files):
+    # By name as text: paths of Windows are sorted without regard to capitals.
+    for name, file in sorted((file.relative_to(root).as_posix(), file) for file in files):
         content = file.read_bytes()
-        whole.update(f"{file.relative_to(root).as_posix()} {len(content)}\n".encode())
+        whole.update(f"{name} {len(content)}\n".encode())
         whole.update(content)
     return whole.hexdigest()
 
