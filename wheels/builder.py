@@ -285,6 +285,17 @@ def link(platform: Platform, abi: Abi) -> Path:
     return made
 
 
+def fuzz_program(folder: Path, platform: Platform) -> Path:
+    """What attacks the kernel (tests/kernel), with the very object files that the wheels of this platform are linked from."""
+    if platform.format != "elf":
+        raise BuildError(f"the fuzz program wants fork and guard pages, which it has not on {platform.name}")
+    made = folder / f"kernel_fuzz-{platform.name}"
+    flags = [*compiler_flags(platform), "-Ikernel", *(["-static"] if "musl" in platform.zig else ["-lpthread", "-ldl"])]
+    objects = [str(step.made) for step in kernel_steps(platform)]
+    run([*zig(), "c++", *flags, "tests/kernel/kernel_fuzz.cc", *objects, "-o", str(made)])
+    return made
+
+
 def import_library(folder: Path, abi: Abi, objects: Iterable[Path]) -> Path:
     """What a linker for Windows wants to know of Python's library: the names that are used, and the library's own."""
     used: set[str] = set()
@@ -443,6 +454,7 @@ def main() -> None:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="files that are compiled at the same time"
     )
+    parser.add_argument("--fuzz", action="store_true", help="the program that attacks the kernel, too (Linux)")
     given = parser.parse_args()
     unknown = [name for name in given.platform if name not in PLATFORMS]
     if unknown:
@@ -451,6 +463,8 @@ def main() -> None:
     try:
         made = build(given.output, chosen, given.jobs)
         made.append(source_distribution(given.output, build_date()))
+        for platform in chosen if given.fuzz else ():
+            print(fuzz_program(given.output, platform))
     except BuildError as error:
         sys.exit(f"rootdk: {error}")
     sums = given.output / "SHA256SUMS"

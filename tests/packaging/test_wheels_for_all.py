@@ -161,6 +161,18 @@ def test_what_a_module_may_not_be(
     assert any(line.startswith(expected) for line in found) if expected else found == []
 
 
+def test_without_torch_the_tests_that_import_it_are_left_out(builder: ModuleType) -> None:
+    sys.path.insert(0, str(ROOT / "wheels"))
+    try:
+        trial = importlib.import_module("trial")
+    finally:
+        sys.path.pop(0)
+    assert trial.left_out(with_torch=True) == ["test_symbols.py"]
+    names = set(trial.left_out(with_torch=False))
+    assert {"test_api.py", "test_weights.py", "test_symbols.py"} <= names
+    assert not {"test_edges.py", "test_kernel_random.py", "test_kernel_interrupt.py"} & names
+
+
 def test_an_unknown_platform_is_one_line() -> None:
     command = [sys.executable, str(ROOT / "wheels" / "builder.py"), "amiga"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
