@@ -8,7 +8,6 @@ import torch
 from judge import DTYPES, TARGETS, target, threads
 from problems import option_sets, random_arrays
 from tensors import tensor, tensor_options
-from torch.autograd import forward_ad
 
 import rootdk
 from rootdk import ArgumentError, ArgumentTypeError
@@ -129,38 +128,3 @@ def test_errors_name_key_and_never_a_value(rng: np.random.Generator) -> None:
             rootdk.read(q, bad)
     with pytest.raises(TypeError):
         rootdk.read(q, k, dropout=0.5)  # type: ignore[call-arg]
-
-
-def test_compiled_and_mapped_calls(rng: np.random.Generator) -> None:
-    q, k, _ = random_arrays(rng, dtype=np.float32)
-    expected = rootdk.read(q, k, causal=True)
-
-    def entropy(query: Any, key: Any) -> Any:
-        return rootdk.read(query, key, causal=True).entropy
-
-    for made in (torch.compile(entropy, backend="aot_eager", fullgraph=True), torch.func.vmap(entropy)):
-        np.testing.assert_array_equal(made(tensor(q), tensor(k)), expected.entropy)
-    with pytest.raises(ArgumentError, match="rows: must be None where a compiler or a transform follows the call"):
-        torch.func.vmap(lambda a, b: rootdk.read(a, b, rows=[0]).entropy)(tensor(q), tensor(k))
-
-
-def test_a_tangent_is_refused_by_name(rng: np.random.Generator) -> None:
-    """It would be lost: the Reading has no derivative, and there is nothing else that could carry it."""
-    q, k, _ = map(tensor, random_arrays(rng))
-    slopes = torch.rand(q.shape[-3], dtype=q.dtype)
-    line = "must have no tangent in read(), whose Reading has no derivative (detach it), got one"
-    with forward_ad.dual_level():
-        moved = forward_ad.make_dual(q, torch.ones_like(q))
-        sloped = forward_ad.make_dual(slopes, slopes)
-        for name, call in {
-            "query": lambda: rootdk.read(moved, k),
-            "key": lambda: rootdk.read(q, forward_ad.make_dual(k, k)),
-            "alibi": lambda: rootdk.read(q, k, alibi=sloped),
-        }.items():
-            with pytest.raises(rootdk.DerivativeError) as caught:
-                call()
-            assert str(caught.value) == f"{name}: {line}"
-        assert torch.equal(rootdk.read(moved.detach(), k).entropy, rootdk.read(q, k).entropy)
-    for derivative in (torch.func.jvp, torch.compile(torch.func.jvp, backend="aot_eager")):
-        with pytest.raises(Exception, match=r"query: must have no tangent in read\(\)"):
-            derivative(lambda x: rootdk.read(x, k).entropy, (q,), (q,))

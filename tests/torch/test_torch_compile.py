@@ -4,10 +4,14 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from problems import random_arrays
+from tensors import tensor
 from torch._inductor.utils import fresh_cache
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import rootdk
 import rootdk.torch
@@ -190,3 +194,38 @@ def test_inductor(dynamic: bool) -> None:
             tensors = [torch.randn(2, 4, n, 8, requires_grad=True) for _ in range(3)]
             compare(compiled, step, *tensors)
             compare(with_bias, biased, *tensors, torch.randn(4, 1, n, requires_grad=True))
+
+
+def test_read_compiled_and_mapped(rng: np.random.Generator) -> None:
+    q, k, _ = random_arrays(rng, dtype=np.float32)
+    expected = rootdk.read(q, k, causal=True)
+
+    def entropy(query: Any, key: Any) -> Any:
+        return rootdk.read(query, key, causal=True).entropy
+
+    for made in (torch.compile(entropy, backend="aot_eager", fullgraph=True), torch.func.vmap(entropy)):
+        np.testing.assert_array_equal(made(tensor(q), tensor(k)), expected.entropy)
+    with pytest.raises(rootdk.ArgumentError, match="rows: must be None where a compiler or a transform follows"):
+        torch.func.vmap(lambda a, b: rootdk.read(a, b, rows=[0]).entropy)(tensor(q), tensor(k))
+
+
+def test_read_refuses_a_tangent_by_name(rng: np.random.Generator) -> None:
+    """It would be lost: the Reading has no derivative, and there is nothing else that could carry it."""
+    q, k, _ = map(tensor, random_arrays(rng))
+    slopes = torch.rand(q.shape[-3], dtype=q.dtype)
+    line = "must have no tangent in read(), whose Reading has no derivative (detach it), got one"
+    with forward_ad.dual_level():
+        moved = forward_ad.make_dual(q, torch.ones_like(q))
+        sloped = forward_ad.make_dual(slopes, slopes)
+        for name, call in {
+            "query": lambda: rootdk.read(moved, k),
+            "key": lambda: rootdk.read(q, forward_ad.make_dual(k, k)),
+            "alibi": lambda: rootdk.read(q, k, alibi=sloped),
+        }.items():
+            with pytest.raises(rootdk.DerivativeError) as caught:
+                call()
+            assert str(caught.value) == f"{name}: {line}"
+        assert torch.equal(rootdk.read(moved.detach(), k).entropy, rootdk.read(q, k).entropy)
+    for derivative in (torch.func.jvp, torch.compile(torch.func.jvp, backend="aot_eager")):
+        with pytest.raises(Exception, match=r"query: must have no tangent in read\(\)"):
+            derivative(lambda x: rootdk.read(x, k).entropy, (q,), (q,))
