@@ -249,7 +249,7 @@ def claims() -> str:
     from rootdk.lab.checks import LEDGER, Sampling
 
     lines = ["# Claims, checked", "", "What is said about the scale, in our words. Each claim is checked by code, and its verdict follows from",
-             "the evidence: `rootdk claims` prints all of it.", "",
+             "the evidence: `rootdk claims --evidence` prints all of it.", "",
              "| | claim | verdict | |", "|---|---|---|---|"]  # fmt: skip
     for claim in LEDGER.check(sampling=Sampling(rows=1024)):
         cells = (str(claim.id), escaped(claim.statement), f"**{claim.verdict}**", escaped(claim.condition or ""))

@@ -157,3 +157,14 @@ def test_every_figure_is_one_that_plotly_knows() -> None:
     for layer in made["layers"]:
         layer["baseline"] = {"predicted_deviation": 1.0}
     check_figures(Page(render_audit(made)))
+
+
+def test_every_heading_of_the_layers_is_explained() -> None:
+    from rootdk.audit import view
+
+    headings = {heading for heading, _, _ in (*view._MEASURED, *view._OF_WEIGHTS)}
+    assert headings == set(view._MEANING)
+    layers = [{"name": "a", "scale": 0.5, "heads": [{"logit_deviation": 1.0}], "baseline": {"logit_deviation": 1.0}}]
+    words = view._words({"layers": layers, "findings": [], "verdict": "healthy"})
+    assert words.startswith("std: standard deviation of the scores")
+    assert words.endswith("The lower number is that of theory, for random q and k.")

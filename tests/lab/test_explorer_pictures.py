@@ -212,3 +212,12 @@ def test_the_curves_of_the_formats_are_those_of_theory() -> None:
         np.testing.assert_allclose(curve["y"], theory.format_effect(np.array(curve["x"]), name).weight_error, rtol=1e-4)
         steps = traces("formats", "spacing")[name]
         np.testing.assert_allclose(steps["y"], [spacing(size, name) for size in steps["x"]], **DIGITS)
+
+
+@pytest.mark.parametrize(("keys", "step"), [(8, 1), (9, 3), (16, 3), (32, 5)])
+def test_labels_of_a_map_stand_clear_of_each_other(keys: int, step: int) -> None:
+    """At most eight of them along an axis, and no grid over the cells."""
+    layout = view("gradients", keys=keys).figures[0].plot["layout"]
+    for axis in (layout["xaxis"], layout["yaxis"]):
+        assert (axis["dtick"], axis["showgrid"]) == (step, False)
+        assert keys / step <= 8

@@ -40,16 +40,18 @@ METRICS = (
     Metric("max_logit", "largest logit", "The largest logit of any row, after the scale."),
     Metric(
         "entropy_ratio",
-        "entropy / ln n",
-        "Entropy of a row of weights over that of uniform ones, median over rows: 1 is uniform, 0 is one key.",
+        "entropy share",
+        "Entropy / ln n of the weights of a row, median over rows: 1 is equal weights, 0 is one key.",
         spread=False,
         share=True,
     ),
-    Metric("saturated", "rows with p > .99", "Share of the rows whose largest weight is above .99.", False, True),
+    Metric(
+        "saturated", "rows of one key", "Share of the rows in which one key has over 99 % of the weight.", False, True
+    ),
     Metric(
         "jacobian_trace",
-        "trace of J",
-        "Trace of the softmax Jacobian, median over rows: what is left for a gradient.",
+        "Jacobian trace",
+        "1 - ∑p², the trace of the softmax Jacobian, median over rows: near 0 no gradient passes.",
         spread=False,
         share=True,
     ),

@@ -39,6 +39,18 @@ _OF_WEIGHTS: tuple[tuple[str, str, Any], ...] = (
     ("bound", "spectral_bound", np.max),
     ("by gains", "gain_bound", np.max),
 )
+_MEANING = {
+    "std": "standard deviation of the scores (logits)",
+    "max": "largest score",
+    "H/ln n": "entropy share, 1 is equal weights",
+    "sat.": "rows of one key, which has over 99 % of the weight",
+    "tr J": "Jacobian trace, near 0 no gradient passes",
+    "sink": "weight of the first key or of a sink",
+    "predicted std": "standard deviation of the scores by theory, median of the heads",
+    "largest": "the same, largest head",
+    "bound": "no input gives a larger score",
+    "by gains": "the same after QK-norm",
+}
 _NAME = 16
 SEEN = "In these lines `seen` is the watch: with rootdk.watch(model) as seen: model(...)"
 # The page has all of them.
@@ -81,7 +93,8 @@ def view_html(audit: Mapping[str, Any]) -> str:
     columns = ["severity", "metric", "value", "limit", "where", "what to do", "source"]
     table = rendering.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
     lines = [*_not_read(audit), *([SEEN] if "seen." in table else [])]
-    return "".join([layers, table, *(f"<p>{escape(line)}</p>" for line in lines)])
+    legend = f"<p>{escape(_words(audit))}</p>" if audit["layers"] else ""
+    return "".join([layers, legend, table, *(f"<p>{escape(line)}</p>" for line in lines)])
 
 
 def page_html(audit: Mapping[str, Any]) -> str:
@@ -105,7 +118,7 @@ class _View:
         if self._with_maps:
             yield from _maps(self._audit, options.max_width)
         elif self._audit["layers"]:
-            yield from (_table(self._audit), Text())
+            yield from (_table(self._audit), Text(_words(self._audit), style="dim"), Text())
         yield from _findings(self._audit)
         if any("seen." in finding["remedy"] for finding in self._audit["findings"]):
             yield Text(SEEN, style="dim")
@@ -142,6 +155,14 @@ def _table(audit: Mapping[str, Any]) -> Table:
         name, style = (next(names), "") if verdict else ("", "dim")
         table.add_row(Text(name), *cells, Text(verdict, STYLES.get(verdict, "")), style=style)
     return table
+
+
+def _words(audit: Mapping[str, Any]) -> str:
+    """What the headings mean."""
+    headings, rows = _layer_table(audit)
+    text = "; ".join(f"{heading}: {_MEANING[heading]}" for heading in headings if heading in _MEANING)
+    beneath = any(not verdict for *_, verdict in rows)
+    return f"{text}. The lower number is that of theory, for random q and k." if beneath else f"{text}."
 
 
 def _layer_table(audit: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

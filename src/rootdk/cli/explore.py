@@ -71,10 +71,10 @@ def check_lab() -> None:
     """An error that says how to get what is missing."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        words = " and ".join(missing)
-        verb = "is" if len(missing) == 1 else "are"
+        words = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        verb, it = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise LabMissingError(
-            f"explore: needs {words}, which {verb} not installed; get it with: pip install 'rootdk[lab]'"
+            f"explore: needs {words}, which {verb} not installed; get {it} with: pip install 'rootdk[lab]'"
         )
 
 

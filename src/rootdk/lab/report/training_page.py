@@ -54,7 +54,7 @@ def _widths(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Pictur
 def _inside(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Picture]:
     dots = _dots(groups)
     for d_k in _compared(dots)[-1:]:
-        for name, label, log in (("entropy", "entropy / ln n", False), ("largest", "largest |logit|", True)):
+        for name, label, log in (("entropy", "entropy share", False), ("largest", "largest |logit|", True)):
             pictures = draw.layer_curves(panel, dots, d_k, name, label, log=log)
             yield from pictures[-1:] if brief else pictures
         if any(len(group.rates) > 1 for group in dots if group.spec.d_k == d_k):

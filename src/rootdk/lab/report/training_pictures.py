@@ -90,7 +90,7 @@ def entropy_over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture
     chosen = _at(groups, d_k)
     points = points_of(chosen, lambda group: [_sharpest_at_the_end(group, rate) for rate in group.rates])
     axes = {"xaxis": ticks_of(points), "yaxis": {"range": [0, 1.02]}}
-    figure = plain_figure(marked(points), "learning rate", "entropy / ln n", **axes)
+    figure = plain_figure(marked(points), "learning rate", "entropy share", **axes)
     caption = f"{_seeds(chosen)} The layer with the smallest entropy, on held-out batches."
     title = f"Entropy at the end against learning rate: {panel}, d_k = {d_k}"
     return Picture(f"collapse-{_slug(panel)}-{d_k}", title, caption, figure)
@@ -116,7 +116,7 @@ def ladder(panel: str, group: Group) -> list[Picture]:
     pictures = []
     for name, label, along in (
         ("loss", "loss", lambda run: run.along("loss")),
-        ("entropy", "entropy / ln n of the sharpest layer", _sharpest),
+        ("entropy", "entropy share of the sharpest layer", _sharpest),
     ):
         lines = [(f"{rate:g}", HUES[number % len(HUES)], "solid", [along(run) for run in group.at(rate).runs])
                  for number, rate in enumerate(group.rates)]  # fmt: skip
