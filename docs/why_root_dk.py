@@ -11,6 +11,7 @@ import numpy as np
 
 from rootdk import predict, scaling, theory
 from rootdk.lab.answer import answer
+from rootdk.lab.checks.alignment import trained_models
 from rootdk.lab.glossary import WORDS
 from rootdk.lab.proof import prove
 
@@ -104,6 +105,15 @@ def aligned() -> str:
             sizes.append(f"{math.sqrt(square) / math.sqrt(d):.2f}")
         rows.append([f"{r:g}", *sizes])
     return table(["correlation of q_i with k_i", "d_k = 16", "d_k = 64", "d_k = 512"], rows)
+
+
+def agreement() -> str:
+    """The mean of q.k of a token with itself, in deviations, over all heads of trained models and of new ones."""
+    rows = []
+    for name, model in trained_models().items():
+        means = [f"{np.mean(model[kind]['mean']):.2f}" for kind in ("trained", "new")]
+        rows.append([name, str(model["d_k"]), str(len(model["trained"]["mean"])), *means])
+    return table(["model", "d_k", "heads", "trained", "newly made"], rows)
 
 
 def others() -> str:
@@ -447,6 +457,10 @@ parametrisation, muP). The size of q.k, the root of its mean square, divided by 
 
 Without correlation it is 1 at every width. With any correlation it grows with d_k, at large d_k like sqrt(d_k). `theory.score_variance(cross_covariance=)` has the formula;
 claim 19 says what it means for "derived".
+
+In trained models it does happen. The mean of q.k that a token's own query and key owe to each other, in standard deviations of the score of independent q and k, over all heads (claim 33):
+
+{agreement()}
 
 ## Does the rest follow?
 

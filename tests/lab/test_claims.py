@@ -37,7 +37,7 @@ from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
 QUICK = Sampling(rows=1024)
 EXPECTED = {
     **dict.fromkeys((1, 3, 4, 5, 6, 8, 10, 14, 21), HOLDS),
-    **dict.fromkeys((2, 9, 11, 12, 13, 15, 16, 18, 19, 20, 23, 27, 28, 31), CONDITIONAL),
+    **dict.fromkeys((2, 9, 11, 12, 13, 15, 16, 18, 19, 20, 23, 27, 28, 31, 33), CONDITIONAL),
     **dict.fromkeys((7, 17, 24, 25, 26, 29), FAILS),
     **dict.fromkeys((22, 32), NOT_REPRODUCED),
     30: UNDECIDED,
@@ -50,7 +50,7 @@ def records() -> dict[int, CheckedClaim]:
 
 
 def test_every_claim_is_there(records: dict[int, CheckedClaim]) -> None:
-    assert LEDGER.ids == sorted(EXPECTED) == list(range(1, 33))
+    assert LEDGER.ids == sorted(EXPECTED) == list(range(1, 34))
     for record in records.values():
         assert record.statement.endswith(".")
         assert record.source
@@ -182,6 +182,8 @@ PERTURBED: list[tuple[int, dict[str, Any], str]] = [
     (31, {"s": 0.1}, FAILS),
     (31, {"figures": (0.129, 0.9997)}, FAILS),
     (32, {"powers": (0.6, 1.0, 2.0)}, HOLDS),
+    (33, {"kind": "new"}, FAILS),
+    (33, {"deviations": 2.0}, FAILS),
 ]
 
 

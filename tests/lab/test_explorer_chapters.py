@@ -139,6 +139,7 @@ QUOTED = {
         "0.84": lambda: np.allclose(over_widths("flow", 16, 0.5), 0.84, atol=0.006),
         "1": lambda: np.allclose(over_widths("flow", 4096, 0.5), 1, atol=0.04),
     },
+    "aligned": {},
     "context": {
         "3.7": lambda: round(float(theory.critical_sigma(1000)), 1) == 3.7,
         "6.4": lambda: round(float(theory.critical_sigma(1e9)), 1) == 6.4,
@@ -186,6 +187,25 @@ def test_what_the_not_dk_chapter_says() -> None:
     grown, usual = values_of(view("not-dk", d_k=256, grown=4)), values_of(view("not-dk", d_k=256))
     assert grown["entropy_dk"] == usual["entropy_sqrt"]
     assert grown["top_dk"] == usual["top_sqrt"]
+
+
+def test_what_the_aligned_chapter_says() -> None:
+    """Drawn pairs against theory; flat lines where the text says so; the table is that of the claim."""
+    for r, flat, rises in ((0.0, "over_root", ()), (0.3, None, ("over_root",)), (1.0, "over_width", ("over_root",))):
+        found = [values_of(view("aligned", correlation=r, d_k=d_k)) for d_k in (64, 256, 1024)]
+        for one in found:
+            assert one["mean"] == pytest.approx(one["mean_theory"], abs=5 * math.sqrt(one["variance_theory"] / 1024))
+            assert one["size"] == pytest.approx(one["size_theory"], rel=0.15)
+        if flat:
+            values = [one[flat] for one in found]
+            assert max(values) / min(values) < 1.05
+        for name in rises:
+            assert found[0][name] < 0.7 * found[1][name] < 0.5 * found[2][name]
+    assert values_of(view("aligned", correlation=0))["exponent"] == pytest.approx(0.5)
+    shown = view("aligned").table
+    assert shown is not None
+    for row in shown.rows:
+        assert float(row[3]) > 0.5 > abs(float(row[4]))
 
 
 def test_what_the_context_chapter_says() -> None:

@@ -4,6 +4,7 @@ from rootdk.lab.explorer.chapter import Chapter
 from rootdk.lab.training import shipped
 
 from . import (
+    aligned,
     answer,
     choosing,
     claims,
@@ -28,6 +29,7 @@ _BEFORE = (
     gradients,
     not_dk,
     choosing,
+    aligned,
     context,
     formats,
 )
