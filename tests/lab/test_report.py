@@ -142,7 +142,8 @@ def test_the_ledger_is_there(page: Page, claims: list[dict[str, Any]]) -> None:
     for claim in claims:
         assert f"claim-{claim['id']}" in page.ids
         assert re.sub(r"\b([A-Za-z])_([a-z])\b", r"\1\2", claim["statement"]) in text
-        assert claim["verdict"] in page.words
+        several = claim["verdict"].replace("holds", "hold").replace("does not", "do not")
+        assert any(re.fullmatch(rf"\d+ (?:{claim['verdict']}|{several})", word) for word in page.words)
     assert "1 does not hold" in page.words
     assert "1 not checked" in page.words
 

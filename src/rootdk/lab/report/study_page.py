@@ -191,7 +191,10 @@ def comparisons(numbers: Sequence[Comparison]) -> str:
 
 
 def ledger(claims: Sequence[Mapping[str, Any]]) -> str:
-    """A card per claim, of plain dictionaries: id, statement, source, method, verdict, condition, evidence."""
+    """A card per claim, of plain dictionaries: id, statement, source, method, verdict, condition, evidence.
+
+    The verdict is the heading above the cards; a card has its colour.
+    """
     return f"<div class='claims'>{''.join(map(_claim, claims))}</div>"
 
 
@@ -200,8 +203,8 @@ def _claim(claim: Mapping[str, Any]) -> str:
     condition = f"<p class='condition'>{rich(str(claim['condition']))}</p>" if claim.get("condition") else ""
     source, method = (escape(str(claim[name])) for name in ("source", "method"))
     return (
-        f"<article class='claim' id='claim-{place}'><header><span class='id'>{place}</span>"
-        f"{badge(_BADGES.get(verdict, 'open'), verdict)}</header><p>{rich(str(claim['statement']))}</p>{condition}"
+        f"<article class='claim is-{_BADGES.get(verdict, 'open')}' id='claim-{place}'>"
+        f"<p><span class='id'>{place}</span> {rich(str(claim['statement']))}</p>{condition}"
         f"<details><summary>source, and how it was checked</summary><p class='dim'>{source} · {method}</p>"
         f"{_evidence(claim)}</details></article>"
     )
