@@ -29,7 +29,6 @@ from .effects import (
 )
 from .enumeration import exact_score_moments, score_law
 from .formats import FormatEffect, format_effect, sum_bias
-from .jacobian import jacobian_norm_bounds, jacobian_spectral_norm, softmax_jacobian
 from .landmarks import (
     critical_sigma,
     expected_maximum,
@@ -51,7 +50,7 @@ from .scores import (
     square_term_counts,
     square_terms,
 )
-from .softmax import SoftmaxMoments, softmax_moments
+from .softmax import SoftmaxMoments, jacobian_norm_bounds, jacobian_spectral_norm, softmax_jacobian, softmax_moments
 
 __all__ = [
     "FormatEffect",
