@@ -361,7 +361,7 @@ def test_interrupted_it_says_what_is_kept_and_leaves_nothing_running(place: Path
         for _ in _patience():
             if not any(map(runs, children)):
                 break
-    assert said == "interrupted; finished runs are kept in here, and the same command goes on from there\n"
+    assert said == "interrupted; finished runs are kept in here, and the same command continues from there\n"
     assert len(list(Path("here").glob("*.json"))) == 1
     assert not list(Path("here").glob(".lock"))
 
@@ -399,7 +399,7 @@ def test_interrupted_where_python_does_not_hear_it(place: Path) -> None:
         for _ in _patience():
             if not any(map(runs, children)):
                 break
-    assert said == "interrupted; finished runs are kept in here, and the same command goes on from there\n"
+    assert said == "interrupted; finished runs are kept in here, and the same command continues from there\n"
 
 
 # Two on one folder.

@@ -327,7 +327,7 @@ def test_ctrl_c_leaves_no_process_of_a_cluster_of_its_own(place: Path, moment: s
                 break
             time.sleep(0.05)
         assert [pid for pid in children if runs(pid)] == []
-    assert said == "interrupted; finished runs are kept in runs, and the same command goes on from there\n"
+    assert said == "interrupted; finished runs are kept in runs, and the same command continues from there\n"
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def train_study(
 
     from .ending import last_words
 
-    kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command goes on from there"
+    kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command continues from there"
     with last_words(f"interrupted; {kept}"):
         _answer(order, out, report, "json" if as_json else "csv" if as_csv else "text")
 
@@ -234,7 +234,7 @@ def _shown(specs: Sequence["RunSpec"]) -> Iterator[Callable[["Event"], None]]:
             nonlocal shown
             tally.count(event)
             if isinstance(event, Failed | Again):
-                word = "failed" if isinstance(event, Failed) else "goes on from its state"
+                word = "failed" if isinstance(event, Failed) else "continues from its saved state"
                 say(f"{title(event.spec)}: {word}: {event.reason}")
             now = tally.clock()
             if now - shown >= between:

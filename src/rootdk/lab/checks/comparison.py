@@ -15,7 +15,7 @@ CLEAR = 5.0
 
 # A number that is drawn has to lie within this of 0 or 1, noise included, to be equal to it.
 EQUAL = 0.25
-EQUAL_IS = "what is drawn counts as equal within a quarter: another power of d_k would be off by a factor of 4 and more"
+EQUAL_IS = "random samples count as equal within a quarter: another power of d_k would be off by a factor of 4 or more"
 
 DECIDES, LIMITS, SHOWN = "decides", "limits", "shown"
 _ROLES = (DECIDES, LIMITS, SHOWN)

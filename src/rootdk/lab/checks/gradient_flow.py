@@ -202,11 +202,11 @@ def gradients_vanish(
     rows = reading(sampling, largest, KEYS, scale(largest))
     trace, error = over_groups(rows.jacobian_trace, np.median)
     text = f"median tr J, d_k = {largest} / d_k = {smallest}"
-    small = "a loss of ten times in the typical row is taken for extremely small; with the scale nothing is lost"
+    small = "ten times smaller in the typical row counts as extremely small; with the scale nothing is lost"
     yield Comparison(text, trace / median[smallest], "<", 0.1, error / median[smallest], choice=small)
     # With 1/sqrt(d_k) the trace is 1 - e/n and not one row is below.
     dead, error = over_groups(rows.jacobian_trace < 0.01)
-    many = "one row in three without an answer is more than an accident; with the scale there is none"
+    many = "one row in three without a gradient is more than chance; with the scale there is none"
     yield Comparison(f"d_k = {largest}: rows with tr J < .01", dead, ">", 1 / 3, error, choice=many)
     scales = np.array([[scale(d_k), root(d_k)] for d_k in d_ks])
     sizes = np.array(d_ks)[:, None]

@@ -48,14 +48,14 @@ def learning_slows(
         small, large = d_ks[0], d_ks[-1]
         for d_k in d_ks[1:-1]:
             gap, error = gaps[d_k]
-            yield Comparison(f"{task}, d_k = {d_k}: loss gained by the scale", gap, standard_error=error, role=SHOWN)
+            yield Comparison(f"{task}, d_k = {d_k}: loss that the scale saves", gap, standard_error=error, role=SHOWN)
         gap, error = gaps[large]
-        yield Comparison(f"{task}, d_k = {large}: loss gained by the scale", gap, ">", 0.0, error)
+        yield Comparison(f"{task}, d_k = {large}: loss that the scale saves", gap, ">", 0.0, error)
         for name, outcome in zip(("without", "with"), pairs[large], strict=True):
             yield _accuracy(f"{task}, d_k = {large}: accuracy {name} it", outcome)
         gap, error = gaps[small]
         condition = f"on {task} no clear difference at d_k = {small}: {gap:.2g} nats"
-        text = f"{task}, d_k = {small}: loss gained by the scale"
+        text = f"{task}, d_k = {small}: loss that the scale saves"
         yield Comparison(text, gap, ">", 0.0, error, role=LIMITS, otherwise=condition)
         grown[task] = gaps[large][0] - gap, math.hypot(gaps[large][1], error)
     clearest = max(grown, key=lambda task: grown[task][0] / max(grown[task][1], 1e-12))
@@ -200,7 +200,7 @@ def loss_breaks(
         "attention is worth to these small models"
     )
     sooner = f"no thousand is needed: {min(early):.0%} to {max(early):.0%} of the rise is there at logits under 100"
-    broken = "attention is worth what is lost when all keys weigh alike, and losing half of that is broken"
+    broken = "the worth of attention is the loss it saves against equal weights; losing half of it counts as broken"
     late = "less than half of it may be there before the logits are large"
     most = max(rises, key=lambda d_k: rises[d_k].share)
     for d_k, rise in rises.items():

@@ -166,7 +166,7 @@ EIGHTH = (((14, 10, 12), ("0.867", "0.016", "0.117")), ((1.75, 1.25, 1.5), ("0.4
 @LEDGER.claim(
     8,
     title="softmax of 50, 10, 5",
-    statement="Scores 50, 10, 5 give weights 1, 0, 0, all but exactly; a tenth of them gives .971, .018, .011.",
+    statement="Scores 50, 10, 5 give weights 1, 0, 0, almost exactly; a tenth of them gives .971, .018, .011.",
     source=COMMON,
     method="The operator on these scores, to the printed digit.",
 )

@@ -26,7 +26,7 @@ from .sharpness import KEYS
 
 FEW, BILLION = 100, 10**9
 _BASE = 512  # the number of keys at which the ln n rule is 1/sqrt(d_k)
-_KEPT = "a quarter more or less is taken for kept"
+_KEPT = "a quarter more or less counts as the same"
 
 
 @LEDGER.claim(
@@ -113,7 +113,7 @@ def log_n_keeps_entropy(
         "=",
         1.0,
         slack=0.1,
-        choice="a tenth more or less is taken for kept",
+        choice="a tenth more or less counts as the same",
         otherwise=f"it keeps neither: from {FEW} keys to a billion the entropy rises from {nats[FEW]:.1f} to "
         f"{nats[BILLION]:.1f} nats, and its share of ln n falls from {shares[FEW]:.2f} to {shares[BILLION]:.2f}; a "
         "constant share needs a deviation that grows like sqrt(ln n)",
@@ -143,7 +143,7 @@ def scale_of_one(
 ) -> Iterator[Comparison]:
     """gain is that of QK-norm, of every component of q and of k."""
     plain = float(saturation(KEYS, scale * math.sqrt(d_k)))
-    many = "one row in ten is taken for saturated"
+    many = "one row in ten counts as saturated"
     yield Comparison("q and k of variance 1: rows of one key", plain, ">", 0.1, choice=many)
     variance, largest = (float(number) for number in qk_norm_variance(scale, *([[gain(d_k)] * d_k] * 2)))
     normed = float(saturation(KEYS, math.sqrt(variance)))
@@ -174,7 +174,7 @@ def must_disperse(
     _sampling: Sampling, deviation: float = 1.0, unscaled: float = 512**0.5, apart: float = 10.0
 ) -> Iterator[Comparison]:
     """deviation is that of normal logits, the same for any number of keys; apart is the distance of the bounds."""
-    little = "a thousandth is taken for a weight on its way to 0"
+    little = "a weight of a thousandth counts as going to 0"
     few, many = (_leader(keys, apart) for keys in (FEW, BILLION))
     bounds = f"logits within {apart:g} of each other"
     yield Comparison(f"{bounds}: largest weight of {BILLION:.0e} keys", many, "<", 1e-3, choice=little)
@@ -242,7 +242,7 @@ def d_k_harms(
         d_k = widths(results, task, suspected)[-1]
         harmed, fine = (best(results, task=task, rule=rule, d_k=d_k) for rule in (suspected, usual))
         more, error = difference(harmed.loss, fine.loss)
-        yield Comparison(f"{task}, d_k = {d_k}: loss lost by it", more, ">", 0.0, error)
+        yield Comparison(f"{task}, d_k = {d_k}: loss that it adds", more, ">", 0.0, error)
 
 
 @LEDGER.claim(
@@ -262,7 +262,7 @@ def scalable_softmax(
     at = {keys: (_leader(keys, gap), _leader(keys, gap * s * math.log(keys))) for keys in (1000, BILLION)}
     for name, weight, figure, digit in zip(("softmax", "SSMax"), at[1000], figures, (5e-4, 5e-5), strict=True):
         yield Comparison(f"1000 keys: weight of the one, {name}", weight, "=", figure, slack=digit)
-    near = "a thousandth is taken for a weight on its way to 0, and .99 for one that stays"
+    near = "a weight of a thousandth counts as going to 0, and one of .99 as staying"
     yield Comparison("1e+09 keys: weight of the one, softmax", at[BILLION][0], "<", 1e-3, choice=near)
     yield Comparison("1e+09 keys: weight of the one, SSMax", at[BILLION][1], ">", 0.99, choice=near)
     lead = 0.8 / s

@@ -195,7 +195,7 @@ def small_d_k(
     condition = f"in comparison only: at d_k = {small} the entropy is still {lost[0]:.0%} of ln n lower without the "
     condition += "scale, "
     condition += " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
-    little = "a twentieth of ln n, 0.31 nats of 512 keys, is what hardly may mean"
+    little = "hardly is taken to mean at most a twentieth of ln n, 0.31 nats for 512 keys"
     yield Comparison(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=condition, choice=little)
 
 
