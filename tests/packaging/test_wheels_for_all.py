@@ -170,6 +170,8 @@ def test_without_torch_the_tests_that_import_it_are_left_out(builder: ModuleType
     assert trial.left_out(with_torch=True) == ["test_symbols.py"]
     names = set(trial.left_out(with_torch=False))
     assert {"test_api.py", "test_weights.py", "test_symbols.py"} <= names
+    file, _, name = trial.WITH_TORCH.partition("::")
+    assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text("utf-8")
     assert not {"test_edges.py", "test_kernel_random.py", "test_kernel_interrupt.py"} & names
 
 
