@@ -166,12 +166,19 @@ $(VENV)/.made: constraints.txt
 	@touch $@
 
 # Editable: Python finds the files of src/ where they lie, and the compiled module beside the installed package.
+COMPILE := PATH="$(abspath $(VENV))/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation \
+  --config-settings=build-dir=build/cmake -e .
 $(VENV)/.built: $(SOURCES) $(VENV)/.made
 	$(check_compiler)
 	@echo "rootdk: compiling the kernel (half a minute on two cores the first time)"
-	PATH="$(abspath $(VENV))/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation \
-	  --config-settings=build-dir=build/cmake -e .
+	$(COMPILE)
 	@touch $@
+
+# The kernel has a part for jax where jaxlib is there when it is compiled, and here it comes after.
+define with_jax
+@$(PY) -c 'from rootdk import _kernel; raise SystemExit(not _kernel.xla_targets())' || \
+{ echo "rootdk: compiling the part of the kernel that jax calls"; $(COMPILE); }
+endef
 
 # Order-only on .built: a changed source is compiled without asking pip about the rest again.
 # What is fetched is named as it comes: it can take minutes. pip's exit code goes by a file, past the pipe.
@@ -185,7 +192,8 @@ $(VENV)/.checked: pyproject.toml constraints.txt | $(VENV)/.built
 	@touch $@
 
 $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/.built
-	$(call with_extra,test,all tests need: torch transformers ray lightning wandb and more (2 GB; some minutes))
+	$(call with_extra,test,all tests need: torch transformers jax ray lightning wandb and more (2 GB; some minutes))
+	$(with_jax)
 	$(call ensure_browser,Chromium,ROOTDK_CHROMIUM,chromium chromium-browser google-chrome)
 	$(call ensure_browser,Firefox,ROOTDK_FIREFOX,firefox-esr firefox)
 	@touch $@
@@ -204,6 +212,7 @@ $(VENV)/.benched: pyproject.toml constraints.txt | $(VENV)/.built
 
 $(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
 	$(call with_extra,bench-all,the benchmark races against: torch onnxruntime jax and openvino)
+	$(with_jax)
 	@touch $@
 
 # The compiler for all systems is a package, and so are those who know their files.

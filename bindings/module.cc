@@ -18,6 +18,7 @@
 #include "memory.h"
 #include "pool.h"
 #include "system.h"
+#include "xla.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -414,6 +415,24 @@ void set_target(const std::string& name) {
   throw nb::value_error(("target: must be one of " + known + " on this CPU, got '" + name + "'").c_str());
 }
 
+// By name; empty where this was compiled without the headers of XLA.
+nb::dict xla_targets() {
+  nb::dict handlers;
+#ifdef ROOTDK_XLA
+  for (const auto& [name, handler] : rootdk::xla_targets()) handlers[name] = nb::capsule(handler);
+#endif
+  return handlers;
+}
+
+std::string xla_api() {
+#ifdef ROOTDK_XLA
+  const auto [major, minor] = rootdk::xla_api();
+  return std::to_string(major) + "." + std::to_string(minor);
+#else
+  return "";
+#endif
+}
+
 nb::dict tile() {
   nb::dict sizes;
   sizes["lanes"] = rootdk::current_target().panel_lanes_f32;
@@ -440,6 +459,8 @@ NB_MODULE(_kernel, m) {
   m.def("num_threads", &rootdk::num_threads);
   m.def("set_num_threads", &rootdk::set_num_threads, "threads"_a);
   m.def("tile", &tile);
+  m.def("xla_targets", &xla_targets);
+  m.def("xla_api", &xla_api);
   m.def("reading_fields", [] {
 #define ROOTDK_NAME(name) #name,
     return std::vector<std::string>{ROOTDK_READING_FIELDS(ROOTDK_NAME)};

@@ -1,7 +1,7 @@
 """rootdk: scaled dot-product attention that is fast, exact, and tells what its softmax is doing.
 
 The public surface on one page. What needs more than NumPy arrives when it is touched: rootdk.theory and predict() load
-SciPy, rootdk.torch and rootdk.distributed load torch.
+SciPy, rootdk.torch and rootdk.distributed load torch, rootdk.jax loads jax.
 """
 
 from importlib import import_module as _import_module
@@ -18,7 +18,7 @@ from .summary import HeadSummary
 from .version import __version__
 
 if _TYPE_CHECKING:
-    from . import audit, distributed, integrations, lab, theory, torch
+    from . import audit, distributed, integrations, jax, lab, theory, torch
     from .audit import watch
     from .theory import predict
 
@@ -38,6 +38,7 @@ __all__ = [
     "audit",
     "distributed",
     "integrations",
+    "jax",
     "lab",
     "measure",
     "num_threads",
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 _LATER = {"predict": "theory", "watch": "audit"}
-_ROOMS = ("audit", "distributed", "integrations", "lab", "theory", "torch")
+_ROOMS = ("audit", "distributed", "integrations", "jax", "lab", "theory", "torch")
 
 
 def __getattr__(name: str) -> _Any:

@@ -63,6 +63,13 @@ class TorchMissingError(RootdkError, ImportError):
         super().__init__(f"{what}: needs torch, which is not installed; get it with: pip install 'rootdk[torch]'")
 
 
+class JaxMissingError(RootdkError, ImportError):
+    """What was asked for needs jax, which is an extra; the message says how to get it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: needs jax, which is not installed; get it with: pip install 'rootdk[jax]'")
+
+
 def require_torch(what: str) -> None:
     """An error, if torch is missing."""
     try:

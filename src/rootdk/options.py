@@ -234,10 +234,11 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
         and type(dropout) is float
         and dropout == 0.0
     ):
-        facts = _usual_facts(backend, shape, n_key, scale, causal, query_offset)
+        found = _usual_facts(backend, shape, n_key, scale, causal, query_offset)
     else:
-        facts = _facts(backend, shape, n_key, one_head, options)
-    return facts.with_arrays(query, key, value), one_head
+        own = getattr(backend, "facts", None)  # of a library whose numbers may not be known yet
+        found = facts(backend, shape, n_key, one_head, options) if own is None else own(shape, n_key, one_head, options)
+    return found.with_arrays(query, key, value), one_head
 
 
 @lru_cache(maxsize=256)
@@ -245,10 +246,10 @@ def _usual_facts(
     backend: Any, shape: tuple[int, ...], n_key: int, scale: float | None, causal: bool, query_offset: int | None
 ) -> Problem:
     """The facts of nearly every call: numbers only, and the same ones again and again, so they are kept."""
-    return _facts(backend, shape, n_key, False, Options(scale=scale, causal=causal, query_offset=query_offset))
+    return facts(backend, shape, n_key, False, Options(scale=scale, causal=causal, query_offset=query_offset))
 
 
-def _facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, options: Options) -> Problem:
+def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, options: Options) -> Problem:
     """A Problem without its arrays."""
     leading, n_query = tuple(shape)[:-3], shape[-2]
     lengths = None

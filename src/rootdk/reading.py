@@ -408,8 +408,9 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def _library(reading: Reading) -> Any:
-    """numpy or torch: the module that the fields' own type comes from."""
-    return sys.modules[type(reading.variance).__module__.partition(".")[0]]
+    """numpy, torch or jax.numpy: the functions of the fields' own type."""
+    root = type(reading.variance).__module__.partition(".")[0]
+    return sys.modules["jax.numpy" if root in {"jax", "jaxlib"} else root]
 
 
 def _key_count(reading: Reading) -> Any:

@@ -15,7 +15,7 @@ Q = np.zeros((2, 8, 128, 64), np.float32)
 K = np.zeros((2, 4, 96, 64), np.float32)
 V = np.zeros((2, 4, 96, 32), np.float32)
 TYPES = "float32, float64, float16 or bfloat16"
-ANY = "query: must be a NumPy array or a torch tensor"
+ANY = "query: must be an array of NumPy or jax or a torch tensor"
 
 ARRAYS = [
     ([1.0], K, V, f"{ANY}, got list"),

@@ -18,7 +18,7 @@ FLOORS = [
     ["reading", "_kernel"],
     ["backends"],
     ["attention", "theory", "machine"],
-    ["torch"],
+    ["torch", "jax"],
     ["distributed"],
     ["audit"],
     ["integrations"],

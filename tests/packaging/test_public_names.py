@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 MODULES = (
-    "rootdk", "rootdk.audit", "rootdk.distributed", "rootdk.integrations", "rootdk.lab.checks", "rootdk.lab.report",
-    "rootdk.lab.training", "rootdk.scaling", "rootdk.theory", "rootdk.torch",
+    "rootdk", "rootdk.audit", "rootdk.distributed", "rootdk.integrations", "rootdk.jax", "rootdk.lab.checks",
+    "rootdk.lab.report", "rootdk.lab.training", "rootdk.scaling", "rootdk.theory", "rootdk.torch",
 )  # fmt: skip
 
 

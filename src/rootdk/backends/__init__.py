@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..reading import Reading
 
-_SUPPORTED = "a NumPy array or a torch tensor"
+_SUPPORTED = "an array of NumPy or jax or a torch tensor"
 _found: dict[type, "Backend"] = {}
 
 
@@ -100,6 +100,8 @@ def _find(argument: str, array: Any) -> Backend:
             from . import numpy as adapter
         elif root == "torch":
             from . import torch as adapter  # type: ignore[no-redef]
+        elif root in {"jax", "jaxlib"}:
+            from . import jax as adapter  # type: ignore[no-redef]
         else:
             continue
         if (backend := cast("Backend", adapter)).holds(array):

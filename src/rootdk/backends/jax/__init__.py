@@ -1,0 +1,391 @@
+"""Arrays of jax in, arrays of jax out, under jit, grad, vmap and shard_map alike.
+
+jax may follow every call: an array may be a tracer, which has a shape and no values. What is known is checked and
+resolved as for NumPy; what is not becomes an operand of the compiled program, where the kernel checks what it must.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ... import options as _options
+from ...checks import shown, type_name
+from ...errors import ArgumentError, ArgumentTypeError
+from ...options import Learnable, Options, Problem, learnable, segment_pair
+from ...reading import FIELDS, Reading, reading_of
+from ...scaling import ScaleRule, rule
+from .primitives import Facts, bind, forward_p, gradients, read_p, real_type, tangent_p, weights_p
+
+_TYPES = "float32, float64, float16 or bfloat16"
+_FLOATS = frozenset(map(jnp.dtype, (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16)))
+
+
+def holds(array: Any) -> bool:
+    """True for every array of jax, a tracer too."""
+    return isinstance(array, jax.Array)
+
+
+def traced(*arguments: Any) -> bool:  # noqa: ARG001 -- every call is made of primitives, which jax follows by itself
+    return False
+
+
+def traced_call(*_: Any) -> Any:
+    raise AssertionError("jax follows primitives by itself")
+
+
+def plain(argument: str, given: Any) -> Any:
+    """An array as NumPy takes it; a tracer has no numbers yet."""
+    if not holds(given):
+        return given.item() if isinstance(given, np.ndarray) and given.ndim == 0 else given
+    if _is_traced(given):
+        raise ArgumentError(f"{argument}: must be known when the call is traced, got {given.aval.str_short()}")
+    return np.asarray(given) if given.ndim else np.asarray(given).item()
+
+
+def new_seed() -> int:
+    raise ArgumentError(
+        "seed: must be given for dropout on arrays of jax, got None (jax.random.bits(key) makes one of a key)"
+    )
+
+
+def inputs(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    query = _floats("query", query)
+    key = _floats("key", key, query.dtype, cache=True)
+    if key.dtype == query.dtype:
+        return query, key, _floats("value", value, query.dtype)
+    return query, key, _floats("value", value, key.dtype, like="key")
+
+
+def refuse_shapeless(**arrays: Any) -> None:
+    """Every array of jax has a shape."""
+
+
+def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
+    """With all its axes, of size 1 where the kernel reads one number for all: nothing is spread."""
+    array = _array(argument, array)
+    if boolean and array.dtype != jnp.bool_:
+        raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {array.dtype}")
+    if not boolean and array.dtype not in _FLOATS:
+        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {array.dtype}")
+    if array.ndim > len(shape) or any(
+        size not in (1, wanted) for size, wanted in zip(array.shape[::-1], shape[::-1], strict=False)
+    ):
+        raise ArgumentError(
+            f"{argument}: must broadcast to (..., heads, n_query, n_key) = {tuple(shape)}, got {array.shape}"
+        )
+    return array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+
+
+def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
+    checked = _floats(argument, array, query.dtype)
+    if checked.shape != tuple(shape):
+        raise ArgumentError(f"{argument}: must have the shape of {of} {tuple(shape)}, got {checked.shape}")
+    return checked
+
+
+def facts(shape: tuple[int, ...], n_key: int, one_head: bool, options: Options) -> Problem:
+    """A Problem without its arrays. Options that are traced are checked by shape and type, and stay as they are."""
+    leading, heads, n_query = tuple(shape)[:-3], shape[-3], shape[-2]
+    batch = math.prod(leading)
+    unknown: dict[str, Any] = {}
+    known = options
+    for name in ("scale", "query_offset", "key_lengths", "sinks", "alibi", "segments", "seed"):
+        given = getattr(options, name)
+        parts = given if name == "segments" and isinstance(given, tuple) else (given,)
+        if any(_is_traced(part) for part in parts):
+            unknown[name] = given
+            known = known._replace(**{name: None})
+    if not unknown and not holds(options.seed):
+        return _options.facts(sys.modules[__name__], shape, n_key, one_head, options)
+    by_row = _rule_by_row(options.scale, unknown)
+    seed = unknown.pop("seed", known.seed if holds(known.seed) else None)
+    known = known._replace(seed=0 if seed is not None else known.seed)
+    problem = _options.facts(sys.modules[__name__], shape, n_key, one_head, known)
+    found: dict[str, Any] = {} if seed is None else {"seed": _traced_seed(seed)}
+    for name, given in unknown.items():
+        if name in ("key_lengths", "query_offset"):
+            found[name] = _entries(name, given, leading).reshape(batch)
+        elif name == "sinks":
+            sinks = _numbers(name, given)
+            found[name] = sinks = sinks[None] if one_head and sinks.ndim == 0 else sinks
+            if sinks.shape != (heads,):
+                raise ArgumentError(f"sinks: must have shape ({heads},), one per query head, got {sinks.shape}")
+        elif name == "alibi":
+            found[name] = _spread(name, _numbers(name, given), (*leading, heads), "(..., heads)")
+        elif name == "scale":
+            found[name] = _numbers(name, given)
+            if found[name].ndim:
+                raise ArgumentTypeError(
+                    "scale: must be None, a number, an array without axes, a name or a rule from rootdk.scaling, "
+                    f"got an array of shape {given.shape}"
+                )
+        else:
+            of_queries, of_keys = segment_pair(given, n_query, n_key)
+            found["query_segments"] = _segments(of_queries, (*leading, n_query)).reshape(batch, n_query)
+            found["key_segments"] = _segments(of_keys, (*leading, n_key)).reshape(batch, n_key)
+    if "key_lengths" in found and options.query_offset is None:
+        found["query_offset"] = None  # the kernel makes it of the lengths
+    if by_row:
+        raise ArgumentError(
+            f"scale: a rule must not vary from row to row where {by_row} is traced, got {options.scale!r}; "
+            "multiply the query by the factors of its rows instead"
+        )
+    return problem._replace(**found)
+
+
+def forward(problem: Problem, options: Options | None = None, rows_first: bool = False) -> Any:  # noqa: ARG001
+    given, numbers = operands(problem, rows_first)
+    return bind(forward_p, given, ("out",), numbers)[0]
+
+
+def measure(
+    problem: Problem,
+    options: Options | None,  # noqa: ARG001
+    per_key: bool,
+    rows_first: bool = False,
+) -> tuple[Any, Reading]:
+    given, numbers = operands(problem, rows_first)
+    results = ("out", "reading", "keys", *(("row_state",) if per_key else ()))
+    out, block, keys, *state = bind(forward_p, given, results, numbers)
+    reading = reading_of(block, keys, problem.sinks is not None)
+    if per_key:
+        shape = (*keys.shape[:-1], 1, problem.key.shape[-3 if rows_first else -2])
+        received = _weights(given, numbers, state[0], shape)[..., 0, :]
+        reading.__dict__["received"] = jax.lax.stop_gradient(received)
+    return out, reading
+
+
+def weights(problem: Problem, options: Options, rows: Any) -> Any:  # noqa: ARG001
+    problem = problem if rows is None else _with_rows(problem, rows)
+    given, numbers = operands(problem)
+    (row_state,) = bind(forward_p, given, ("out", "row_state"), numbers)[1:]
+    return _weights(given, numbers, row_state, (*problem.query.shape[:-1], problem.key.shape[-2]))
+
+
+def _weights(given: dict[str, Any], numbers: Facts, row_state: Any, shape: tuple[int, ...]) -> Any:
+    asked = {name: array for name, array in given.items() if name not in ("value", "seed")}
+    return bind(weights_p, asked | {"row_state": row_state}, ("weights",), numbers._replace(dropout=0.0), shape)[0]
+
+
+def elsewhere(query: Any) -> None:  # noqa: ARG001 -- another device is refused by name
+    return None
+
+
+def read(problem: Problem, rows: Any) -> Reading:
+    problem = problem if rows is None else _with_rows(problem, rows)
+    given, numbers = operands(problem._replace(value=None))
+    block, keys = bind(read_p, given, ("reading", "keys"), numbers)
+    return reading_of(block, keys, problem.sinks is not None)
+
+
+def vjp(problem: Problem) -> tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]:
+    given, numbers = operands(problem)
+    out, row_state = bind(forward_p, given, ("out", "row_state"), numbers)
+
+    def pull_back(d_out: Any) -> tuple[Any, Any, Any]:
+        asked = {f"d_{name}": given[name] for name in learnable("rows")}
+        pulled = gradients(d_out, given | {"out": out, "row_state": row_state}, numbers, asked)
+        return pulled["d_query"], pulled["d_key"], pulled["d_value"]
+
+    return out, pull_back
+
+
+def jvp(problem: Problem, tangents: Learnable) -> tuple[Any, Any]:
+    given, numbers = operands(problem)
+    real = real_type(problem.query.dtype)
+    moved = {f"d_{name}": tangent for name, tangent in tangents._asdict().items() if tangent is not None}
+    leading = problem.query.shape[:-3]
+    for name in ("d_sinks", "d_scale", "d_alibi"):
+        if name in moved:
+            numbers_of = np.asarray(moved[name], real)
+            moved[name] = numbers_of.reshape(*leading, -1) if name == "d_alibi" else numbers_of
+    (out,) = bind(forward_p, given, ("out",), numbers)
+    if not moved:
+        return out, jnp.zeros_like(out)
+    return out, bind(tangent_p, moved | given, ("d_out",), numbers)[0]
+
+
+def operands(problem: Problem, rows_first: bool = False) -> tuple[dict[str, Any], Facts]:
+    """The arrays of the compiled call by name, as primitives.py lays them out, and its numbers."""
+    query = problem.query
+    leading = query.shape[:-3]
+    n_query, n_key = (array.shape[-3 if rows_first else -2] for array in (query, problem.key))
+    real = real_type(query.dtype)
+    lengths, offset = problem.key_lengths, problem.query_offset
+
+    def per_entry(array: Any) -> Any:
+        return None if array is None else _narrow(array.reshape(*leading, *array.shape[1:]))
+
+    def reals(array: Any, *shape: int) -> Any:
+        return None if array is None else array.astype(real).reshape(*shape)
+
+    if offset is not None and not (_is_traced(lengths) or _is_traced(offset)):
+        # What the kernel finds by itself is no operand.
+        follows = (n_key if lengths is None else lengths) - n_query
+        offset = None if (offset == follows).all() else offset
+    traced_scale = _is_traced(problem.scale)
+    given = {
+        "query": query,
+        "key": problem.key,
+        "value": problem.value,
+        "scale": jnp.asarray(problem.scale, real) if traced_scale else None,
+        "row_scale": reals(problem.row_scale, *leading, n_query),
+        "query_offset": None if problem.query_positions is not None else per_entry(offset),
+        "key_lengths": per_entry(lengths),
+        "query_segments": per_entry(problem.query_segments),
+        "key_segments": per_entry(problem.key_segments),
+        "query_positions": per_entry(problem.query_positions),
+        "mask": problem.mask,
+        "bias": problem.bias,
+        "sinks": reals(problem.sinks, query.shape[-2 if rows_first else -3]),
+        "alibi": reals(problem.alibi, *leading, query.shape[-2 if rows_first else -3]),
+        "seed": _seed(problem.seed) if problem.dropout > 0 else None,
+    }
+    numbers = Facts(
+        scale=0.0 if traced_scale else float(problem.scale),
+        softcap=problem.softcap or 0.0,
+        left=-1 if problem.left is None else problem.left,
+        right=-1 if problem.right is None else problem.right,
+        dropout=problem.dropout,
+        rows_first=rows_first,
+    )
+    return {name: array for name, array in given.items() if array is not None}, numbers
+
+
+def _is_traced(array: Any) -> bool:
+    return isinstance(array, jax.core.Tracer)
+
+
+def _narrow(array: Any) -> Any:
+    """Integers in a type that jax has: beyond 32 bits as two of them."""
+    if not isinstance(array, np.ndarray) or jax.config.jax_enable_x64:
+        return array
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    if array.size == 0 or (low <= array.min() and array.max() <= high):
+        return array.astype(np.int32)
+    return np.ascontiguousarray(array).view(np.uint32).reshape(*array.shape, 2)
+
+
+def _seed(seed: Any) -> Any:
+    return seed if holds(seed) else np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+
+
+def _traced_seed(given: Any) -> Any:
+    """Two halves of a seed, the lower first."""
+    if given.ndim or not jnp.issubdtype(given.dtype, jnp.integer):
+        raise ArgumentTypeError(f"seed: must be an int or an integer array without axes, got {given.aval.str_short()}")
+    wide = given.dtype.itemsize == 8
+    halves = [given.astype(jnp.uint32), (given >> 32).astype(jnp.uint32) if wide else jnp.zeros((), jnp.uint32)]
+    return jnp.stack(halves)
+
+
+def _rule_by_row(scale: Any, unknown: dict[str, Any]) -> str:
+    """Which traced option a rule of scale would have to look at; empty if none."""
+    given = rule(scale) if isinstance(scale, str) else scale
+    if not isinstance(given, ScaleRule):
+        return ""
+    looks = {"keys": ("key_lengths", "segments"), "position": ("key_lengths", "segments", "query_offset")}
+    names = [name for varies in given.varies for name in looks[varies] if name in unknown]
+    return names[0] if names else ""
+
+
+def _with_rows(problem: Problem, rows: Any) -> Problem:
+    """The problem of some of its query rows, each where it stood."""
+    position = problem.query_positions
+    if position is None:
+        if problem.query_segments is not None:
+            raise ArgumentError("rows: must be None where segments are traced, got rows")
+        offset = problem.query_offset
+        offset = problem.key_lengths - problem.query.shape[-2] if offset is None else offset
+        position = np.arange(problem.query.shape[-2]) + offset[:, None]
+
+    def of_entries(array: Any) -> Any:
+        return None if array is None else array[:, rows]
+
+    def of_pairs(array: Any) -> Any:
+        return array if array is None or array.shape[-2] == 1 else array[..., rows, :]
+
+    return problem._replace(
+        query=problem.query[..., rows, :],
+        query_positions=of_entries(position),
+        query_segments=of_entries(problem.query_segments),
+        row_scale=of_entries(problem.row_scale),
+        mask=of_pairs(problem.mask),
+        bias=of_pairs(problem.bias),
+    )
+
+
+def _array(argument: str, array: Any) -> Any:
+    """An array of jax on the CPU; one of NumPy counts as its constant, as everywhere in jax."""
+    if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
+        array = jnp.asarray(array)
+    if not holds(array):
+        raise ArgumentTypeError(f"{argument}: must be an array of jax like query, got {type_name(array)}")
+    if not _is_traced(array):
+        for device in array.devices():
+            if device.platform != "cpu":
+                raise ArgumentTypeError(
+                    f"{argument}: must be on a CPU device, got one on {device} "
+                    "(rootdk computes on the CPU only: jax.nn.dot_product_attention runs there)"
+                )
+    return array
+
+
+def _floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Any:
+    array = _array(argument, array)
+    if array.dtype not in _FLOATS:
+        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {array.dtype}")
+    halves = cache and dtype == jnp.float32 and array.dtype.itemsize == 2  # under float32 queries
+    if dtype is not None and array.dtype != dtype and not halves:
+        raise ArgumentTypeError(f"{argument}: must be {dtype} to match {like}, got {array.dtype}")
+    return array
+
+
+def _numbers(argument: str, given: Any) -> Any:
+    if not jnp.issubdtype(given.dtype, jnp.floating) and not jnp.issubdtype(given.dtype, jnp.integer):
+        raise ArgumentTypeError(f"{argument}: must be numbers, got {shown(given)}")
+    return given
+
+
+def _entries(argument: str, given: Any, leading: tuple[int, ...]) -> Any:
+    if not jnp.issubdtype(given.dtype, jnp.integer):
+        raise ArgumentTypeError(f"{argument}: must be integers, got {given.aval.str_short()}")
+    expected = leading or (1,)
+    if given.shape not in ((), expected):
+        raise ArgumentError(f"{argument}: must be an int or ints of shape {expected}, got shape {given.shape}")
+    return jnp.broadcast_to(_signed(given), expected)
+
+
+def _segments(given: Any, shape: tuple[int, ...]) -> Any:
+    array = given if holds(given) else jnp.asarray(given)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ArgumentTypeError(f"segments: must be integers of at most 64 bits, got {array.dtype}")
+    return _spread("segments", _signed(array), shape, "(..., n)")
+
+
+def _signed(array: Any) -> Any:
+    return array.astype(jnp.int64 if array.dtype.itemsize == 8 else jnp.int32)
+
+
+def _spread(argument: str, array: Any, shape: tuple[int, ...], words: str) -> Any:
+    try:
+        return jnp.broadcast_to(array, shape)
+    except ValueError:
+        raise ArgumentError(f"{argument}: must broadcast to {words} = {shape}, got shape {array.shape}") from None
+
+
+def _flatten_with_keys(reading: Reading) -> tuple[Any, bool]:
+    names = (*FIELDS, "keys", "received")
+    return [(jax.tree_util.GetAttrKey(name), getattr(reading, name)) for name in names], reading.has_sinks
+
+
+def _unflatten(has_sinks: bool, leaves: Any) -> Reading:
+    return Reading(**dict(zip((*FIELDS, "keys", "received"), leaves, strict=True)), has_sinks=has_sinks)
+
+
+jax.tree_util.register_pytree_with_keys(Reading, _flatten_with_keys, _unflatten)

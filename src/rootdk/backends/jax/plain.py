@@ -1,0 +1,102 @@
+"""The operator in plain jax.numpy, for derivatives of derivatives: it holds the n_query x n_key scores.
+
+It follows the reference line by line, on operands as primitives.py lays them out.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+_FAR = 2**30  # further than any key, and an int32
+
+
+def attention(given: dict[str, Any], facts: Any) -> Any:
+    """The output, differentiable in every operand that is a float."""
+    wide = _wide(given)
+    value = _per_query_head(given, facts, _heads_first(given["value"], facts).astype(wide))
+    out = weights(given, facts) @ value
+    return (jnp.swapaxes(out, -2, -3) if facts.rows_first else out).astype(given["query"].dtype)
+
+
+def weights(given: dict[str, Any], facts: Any) -> Any:
+    """The weights of all pairs, (*leading, heads, n_query, n_key); 0 where hidden."""
+    wide = _wide(given)
+    query = _heads_first(given["query"], facts).astype(wide)
+    key = _per_query_head(given, facts, _heads_first(given["key"], facts).astype(wide))
+    logits = query @ jnp.swapaxes(key, -1, -2)
+    own = query.ndim - 3 - facts.vmapped  # leading axes of a call itself
+
+    def per_call(array: Any, behind: int) -> Any:
+        """An operand that begins with the axes of vmap alone, ready to broadcast."""
+        shape = array.shape
+        return array.reshape(*shape[: facts.vmapped], *(1,) * own, *shape[facts.vmapped :], *(1,) * behind)
+
+    logits = logits * (per_call(given["scale"].astype(wide), 3) if "scale" in given else facts.scale)
+    if "row_scale" in given:
+        logits = logits * given["row_scale"].astype(wide)[..., None, :, None]
+    if facts.softcap > 0:
+        logits = facts.softcap * jnp.tanh(logits / facts.softcap)
+    position, key_position, visible = _places(given, facts, query.shape[-2], key.shape[-2])
+    if "alibi" in given:
+        distance = jnp.abs(position[..., :, None] - key_position[..., None, :]).astype(wide)
+        logits = logits - given["alibi"].astype(wide)[..., None, None] * distance[..., None, :, :]
+    if "bias" in given:
+        logits = logits + given["bias"].astype(wide)
+        visible = visible & (given["bias"] != -jnp.inf)
+    if "mask" in given:
+        visible = visible & given["mask"]
+    visible = jnp.broadcast_to(visible & (logits != -jnp.inf), logits.shape)
+    logits = jnp.where(visible, logits, 0.0)
+    top = jnp.max(logits, axis=-1, keepdims=True, initial=-jnp.inf, where=visible)
+    sink = None
+    if "sinks" in given:
+        sink = per_call(given["sinks"].astype(wide), 2)
+        top = jnp.maximum(top, sink)
+    top = jnp.where(top == -jnp.inf, 0.0, top)
+    exponentials = jnp.where(visible, jnp.exp(logits - top), 0.0)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    total = total if sink is None else total + jnp.exp(sink - top)
+    return exponentials / jnp.where(total == 0.0, 1.0, total)
+
+
+def _places(given: dict[str, Any], facts: Any, n_query: int, n_key: int) -> tuple[Any, Any, Any]:
+    """Where queries and keys stand, (*leading, n) each, and which pairs that leaves, (*leading, 1, n_query, n_key)."""
+    length = given["key_lengths"][..., None] if "key_lengths" in given else n_key
+    key_position, index = jnp.arange(n_key), jnp.arange(n_key)
+    visible = jnp.broadcast_to(index < length, (*jnp.shape(length)[:-1], n_key))[..., None, None, :]
+    offset = given["query_offset"][..., None] if "query_offset" in given else length - n_query
+    position = jnp.arange(n_query) + offset
+    if "key_segments" in given:
+        of_queries, of_keys = given["query_segments"], given["key_segments"]
+        same = of_queries[..., :, None] == of_keys[..., None, :]
+        key_position = _ranks(of_keys)
+        counts = (same & (index < jnp.asarray(length)[..., None])).sum(axis=-1)
+        own_counts = (of_queries[..., :, None] == of_queries[..., None, :]).sum(axis=-1)
+        position = _ranks(of_queries) + (offset if "query_offset" in given else counts - own_counts)
+        visible = visible & same[..., None, :, :]
+    position = given.get("query_positions", position)
+    apart = (key_position[..., None, :] - position[..., :, None])[..., None, :, :]
+    if facts.left >= 0:
+        visible = visible & (apart >= -min(facts.left, _FAR))
+    if facts.right >= 0:
+        visible = visible & (apart <= min(facts.right, _FAR))
+    return position, key_position, visible
+
+
+def _ranks(segments: Any) -> Any:
+    """How many equal ones stand before each."""
+    same = segments[..., :, None] == segments[..., None, :]
+    return jnp.tril(same, -1).sum(axis=-1)
+
+
+def _heads_first(array: Any, facts: Any) -> Any:
+    return jnp.swapaxes(array, -2, -3) if facts.rows_first else array
+
+
+def _per_query_head(given: dict[str, Any], facts: Any, array: Any) -> Any:
+    heads = given["query"].shape[-2 if facts.rows_first else -3]
+    return jnp.repeat(array, heads // array.shape[-3], axis=-3)
+
+
+def _wide(given: dict[str, Any]) -> Any:
+    return jnp.float64 if given["query"].dtype == jnp.float64 else jnp.float32
