@@ -51,7 +51,7 @@ def test_every_core_dependency_is_imported_and_the_reverse() -> None:
 def test_extras_are_those_that_have_code() -> None:
     assert set(metadata.metadata("rootdk").get_all("Provides-Extra") or []) == {
         "torch", "gpu", "half", "lab", "figures", "docs", "train", "dist", "audit", "check", "test", "bench",
-        "bench-all", "dev",
+        "bench-all", "dev", "jax",
     }  # fmt: skip
 
 
