@@ -458,9 +458,11 @@ parametrisation, muP). The size of q.k, the root of its mean square, divided by 
 Without correlation it is 1 at every width. With any correlation it grows with d_k, at large d_k like sqrt(d_k). `theory.score_variance(cross_covariance=)` has the formula;
 claim 19 says what it means for "derived".
 
-In trained models it does happen. The mean of q.k that a token's own query and key owe to each other, in standard deviations of the score of independent q and k, over all heads (claim 33):
+In trained models q and k do know of each other. The mean of q.k that a token's own query and key owe to each other, in standard deviations of the score of independent q and k, over all heads (claim 33):
 
 {agreement()}
+
+That mean does not make q.k larger there: the means of q and k point away from each other, and it makes up for that. Whether it grows with d_k, models of one width each cannot tell.
 
 ## Does the rest follow?
 

@@ -93,7 +93,8 @@ def any_constant(
     26,
     title="ln n keeps the entropy",
     statement="A factor of ln n keeps the entropy of attention as the number of keys grows.",
-    source="Su Jianlin 2021, on the entropy invariance of attention (in Chinese), https://kexue.fm/archives/8823",
+    source="Su Jianlin 2021, on the entropy invariance of attention (in Chinese; not checked at the source), "
+    "https://kexue.fm/archives/8823",
     method=f"Exactly, for normal q and k of d_k = 64 under ln n/(ln {_BASE} sqrt(d_k)): the entropy at {FEW} keys and "
     "at a billion, in nats and as a share of ln n.",
 )
@@ -163,8 +164,8 @@ def scale_of_one(
     28,
     title="softmax must disperse",
     statement="As the number of keys grows, softmax must spread its weight over them: the largest weight goes to 0.",
-    source="Velickovic et al. 2024, Softmax is not Enough (for Sharp Size Generalisation), lemma 2.1, in our words, "
-    "https://arxiv.org/abs/2410.01104",
+    source="Velickovic et al. 2024, Softmax is not Enough (for Sharp Size Generalisation), lemma 2.1 (in our "
+    "words, after a summary of the paper), https://arxiv.org/abs/2410.01104",
     method="The largest weight at a hundred keys and at a billion. Its premise, logits that stay between two bounds: "
     "in closed form for the worst case, one key at the upper bound and all others at the lower one, 10 apart. And "
     "exactly for normal logits, which have no bounds, with deviation 1, 22.6 (d_k = 512 without a scale), and one "

@@ -134,8 +134,9 @@ CHAPTER = Chapter(
     to_see="Without correlation the blue line is flat. With any correlation it rises, and the line of 1/d_k becomes "
     "the flat one. The histogram moves away from its place at the start.",
     said="q·k has variance d_k, so attention must divide by √d_k.",
-    true="While q and k are independent, as at the start. Where training makes a query similar to the keys that it "
-    "looks for, q·k has a mean that grows like d_k. The table shows that it does, in trained models.",
+    true="While q and k are independent, as at the start. Training makes the query of a token similar to its own key: "
+    "the table has the mean that q·k owes to that, in two trained models. If it were the same at every width, 1/d_k "
+    "would keep q·k in its place.",
     controls=(
         Control("correlation", "correlation of q_i with k_i", "float", 0.3, 0.0, 1.0, 0.01),
         d_k_knob(64),
