@@ -45,6 +45,7 @@ template <typename stored>
 struct few_scratch {
   typedef compute<stored> real;
   real *queries, *scores, *factors, *marks;
+  void* part;  // of a single chunk, which nobody else asks for
   int64_t bytes;
 
   few_scratch(const attention_problem& problem, void* buffer) {
@@ -54,6 +55,7 @@ struct few_scratch {
     scores = carve.take<real>(key_block * lanes);
     factors = carve.take<real>(problem.dropout > 0 ? key_block * lanes : 0);
     marks = carve.take<real>(key_block * lanes);
+    part = carve.take<char>(few_chunks(problem) == 1 ? few_part_bytes<real>(problem) : 0);
     bytes = carve.used;
   }
 };
@@ -313,7 +315,8 @@ inline void few_item(const attention_problem& problem, int64_t item, void* buffe
   pack_few_queries<stored>(problem, batch, p, s.queries);
   // Lanes without a row are never read as a result, but they are computed: on zeros, not on what lay here before.
   std::memset(s.scores, 0, size_t(at_most(key_block, problem.n_key) * panel_lanes<real>) * sizeof(real));
-  const few_part<real> part = few_part_at<real>(problem, shared, pair, chunk);
+  const few_part<real> part =
+      chunks == 1 ? few_part_at<real>(problem, s.part, 0, 0) : few_part_at<real>(problem, shared, pair, chunk);
   if (!walk_few<stored, cached>(problem, batch, kv_head, chunk, p, s, part, false))
     walk_few<stored, cached>(problem, batch, kv_head, chunk, p, s, part, true);
   if (chunks == 1) finish_few<stored>(problem, batch, p, part);

@@ -40,6 +40,7 @@ struct few_tangent_scratch : few_scratch<stored> {
     again = carve.take<real>(at_least(few_rows<real> * problem.d_k, key_block * lanes));
     tangents = carve.take<real>(key_block * lanes);
     slope = carve.take<real>(problem.softcap > 0 ? key_block * lanes : 0);
+    this->part = carve.take<char>(few_chunks(problem) == 1 ? few_tangent_bytes<real>(problem) : 0);
     this->bytes = carve.used;
   }
 };
@@ -175,7 +176,8 @@ inline void few_tangent_item(const attention_problem& problem, int64_t item, voi
   // As in few_item(): lanes without a row are computed on zeros.
   for (real* const tile : {s.scores, s.tangents})
     std::memset(tile, 0, size_t(at_most(key_block, problem.n_key) * panel_lanes<real>) * sizeof(real));
-  const few_tangent_part<real> part = few_tangent_at<real>(problem, shared, pair, chunk);
+  const few_tangent_part<real> part =
+      chunks == 1 ? few_tangent_at<real>(problem, s.part, 0, 0) : few_tangent_at<real>(problem, shared, pair, chunk);
   if (!walk_few_tangents(problem, batch, kv_head, chunk, p, s, part, false))
     walk_few_tangents(problem, batch, kv_head, chunk, p, s, part, true);
   if (chunks == 1) finish_few_tangents<stored>(problem, pair, p, part);

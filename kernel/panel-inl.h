@@ -43,13 +43,12 @@ inline __attribute__((noinline)) void place_panel(const attention_problem& probl
   p.first_any = problem.n_key, p.last_any = 0;
   p.stretched = p.holes = p.mixed_segments = false;
   for (int v = 0; v < panel_vectors; ++v) p.first_all[v] = 0, p.last_all[v] = problem.n_key, p.vector_last[v] = 0;
-  for (int lane = 0; lane < p.lanes; ++lane) {
-    if (lane >= p.live) {
-      p.first[lane] = p.last[lane] = 0;
-      p.runs[lane] = nullptr;
-      p.segment[lane] = -1;
-      continue;
-    }
+  for (int lane = p.live; lane < p.lanes; ++lane) {
+    p.first[lane] = p.last[lane] = 0;
+    p.runs[lane] = nullptr;
+    p.segment[lane] = -1;
+  }
+  for (int lane = 0; lane < p.live; ++lane) {
     if (query == problem.n_query) query = 0, ++head;
     p.head[lane] = head;
     p.query[lane] = query++;

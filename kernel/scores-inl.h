@@ -128,7 +128,11 @@ template <typename real>
 ROOTDK_INLINE vec<real> with_bias(vec<real> score, vec<real> bias, bool some_far) {
   const vec<real> sum = score + bias * real(log2_e);
   if (likely(!some_far)) return sum;
-  const vec<real> slowly = select<real>(bias == broadcast(minus_infinity<real>), bias, score + biases_log2<real>(bias));
+  // The long way must not share its product with the sum: the compiler would then round it before adding, here and not where all
+  // numbers are near, and a row's bits would depend on the rows beside it.
+  vec<real> again = bias;
+  asm("" : "+m"(again));
+  const vec<real> slowly = select<real>(bias == broadcast(minus_infinity<real>), bias, score + biases_log2<real>(again));
   return select<real>(magnitude<real>(bias) > magnitude<real>(broadcast(far_bias<real>)), slowly, sum);
 }
 
@@ -160,30 +164,34 @@ inline void add_bias(const pairs_view& view, int64_t batch, const panel<real>& p
         store(at, with_bias<real>(load(at), broadcast(widen(row[key * view.key_stride])), true));
       }
   } else {
+    const stored* rows[lanes];
+    for (int lane = 0; lane < p.live; ++lane) rows[lane] = row_of(lane);
     for (int64_t key = 0; key < keys; key += width)
       for (int group = 0; group < p.live; group += width) {
         const int count = int(at_most(width, keys - key));
         vec<real> block[width];
-        ivec<real> largest = {};
-        for (int lane = 0; lane < width; ++lane) {
-          block[lane] = vec<real>{};
-          if (group + lane >= p.live) continue;
-          const stored* const row = row_of(group + lane) + key * view.key_stride;
-          if (likely(view.key_stride == 1 && count == width)) {
-            block[lane] = load_wide(row);
-          } else {
-            alignas(64) real part[width] = {};
-            for (int i = 0; i < count; ++i) part[i] = widen(row[i * view.key_stride]);
-            block[lane] = load<real>(part);
-          }
+        // A whole block is loaded without a question in between: its rows come from far away, and all of them at once.
+        if (likely(view.key_stride == 1 && count == width && group + width <= p.live)) {
+          for (int lane = 0; lane < width; ++lane) block[lane] = load_wide(rows[group + lane] + key);
+        } else {
+          alignas(64) real part[width][width] = {};
+          for (int lane = 0; lane < width && group + lane < p.live; ++lane)
+            for (int i = 0; i < count; ++i) part[lane][i] = widen(rows[group + lane][(key + i) * view.key_stride]);
+          for (int lane = 0; lane < width; ++lane) block[lane] = load(part[lane]);
+        }
+        ivec<real> largest = magnitude<real>(block[0]);
+        for (int lane = 1; lane < width; ++lane) {
           const ivec<real> size = magnitude<real>(block[lane]);
           largest = size > largest ? size : largest;
         }
         const bool some_far = any_lane<real>(largest > magnitude<real>(broadcast(far_bias<real>)));
         transpose<real>(block);
-        for (int i = 0; i < count; ++i) {
-          real* const at = scores + (key + i) * lanes + group;
-          store(at, with_bias<real>(load(at), block[i], some_far));
+        real* const at = scores + key * lanes + group;
+        if (likely(count == width && !some_far)) {
+          for (int i = 0; i < width; ++i) store(at + i * lanes, with_bias<real>(load(at + i * lanes), block[i], false));
+        } else {
+          for (int i = 0; i < width; ++i)
+            if (i < count) store(at + i * lanes, with_bias<real>(load(at + i * lanes), block[i], some_far));
         }
       }
   }
@@ -438,18 +446,38 @@ inline void shape_tangents(const attention_problem& problem, int64_t batch, cons
     store(tangents + at, select<real>(load(scores + at) == nowhere, vec<real>{}, load(tangents + at) * real(ln_2)));
 }
 
-// Numbers of the bias, or bytes of the mask, that the pairs of some keys will read: asked for before the keys' products are made, so
-// that they have come when those are done. A row of them is short and the next is far away, which no processor foresees.
+// Numbers of the bias, or bytes of the mask, that the pairs of some keys will read: asked for while the products of the keys are
+// made, so that they have come when those are done. A row of them is short and the next is far away, which no processor foresees.
+// A few at a time, because a processor waits for only so many; into the second cache, because rows whose distance is a power of
+// two would push each other out of the first.
 template <typename real>
-ROOTDK_INLINE void ask_for_pairs(const pairs_view& view, int64_t size, int64_t batch, const panel<real>& p, int64_t start,
-                                 int64_t keys) {
-  constexpr int64_t line = 64;
-  const char* const base = view.data + (view.batch_offset[batch] + start) * size;
-  for (int lane = 0; lane < p.live; ++lane) {
-    const char* const row = base + (p.head[lane] * view.head_stride + p.query[lane] * view.query_stride) * size;
-    for (int64_t at = 0; at < keys * size; at += line) __builtin_prefetch(row + at);
+class pairs_ahead {
+ public:
+  pairs_ahead(const pairs_view& view, int64_t size, int64_t batch, const panel<real>& p, int64_t start, int64_t keys)
+      : view_(view),
+        size_(size),
+        p_(p),
+        base_(view.data ? view.data + (view.batch_offset[batch] + start) * size : nullptr),
+        bytes_(keys * size) {}
+  // About as many rows as `keys` of all of them are in `all`.
+  void ask(int64_t keys, int64_t all) {
+    due_ += keys * p_.live;
+    for (; due_ >= all && lane_ < p_.live; due_ -= all, ++lane_) {
+      const char* const row = base_ + (p_.head[lane_] * view_.head_stride + p_.query[lane_] * view_.query_stride) * size_;
+      for (int64_t at = 0; at < bytes_; at += line) __builtin_prefetch(row + at, 0, 2);
+    }
   }
-}
+
+ private:
+  static constexpr int64_t line = 64;
+  const pairs_view& view_;
+  const int64_t size_;
+  const panel<real>& p_;
+  const char* const base_;
+  const int64_t bytes_;
+  int64_t due_ = 0;
+  int lane_ = 0;
+};
 
 template <typename real>
 inline void compute_scores(const attention_problem& problem, int64_t batch, const panel<real>& p, const real* q_packed,
@@ -460,14 +488,19 @@ inline void compute_scores(const attention_problem& problem, int64_t batch, cons
     return pairs.data && pairs.query_stride != 0 && pairs.key_stride == 1;
   };
   const bool asks_bias = reads_rows(problem.bias), asks_mask = view.looks && reads_rows(problem.mask);
-  // A few tiles at a time, and what they read before each.
-  const int64_t together = likely(!asks_bias && !asks_mask) ? both : 4 * tile_rows;
-  for (int64_t key = 0; key < both; key += together) {
-    const int64_t here = at_most(together, both - key);
-    if (asks_bias) ask_for_pairs(problem.bias, element_bytes(problem.bias_type), batch, p, view.start + key, here);
-    if (asks_mask) ask_for_pairs(problem.mask, 1, batch, p, view.start + key, here);
-    product<real, a_rows, panel_vectors>(key_rows.data + key * key_rows.stride, key_rows.stride, q_packed, lanes, problem.d_k,
-                                         scores + key * lanes, lanes, here, overwrite{});
+  if (likely(!asks_bias && !asks_mask)) {
+    product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, both,
+                                         overwrite{});
+  } else {
+    pairs_ahead<real> bias(problem.bias, element_bytes(problem.bias_type), batch, p, view.start, both);
+    pairs_ahead<real> mask(problem.mask, 1, batch, p, view.start, both);
+    for (int64_t key = 0; key < both; key += tile_rows) {
+      const int64_t here = at_most(tile_rows, both - key);
+      if (asks_bias) bias.ask(here, both);
+      if (asks_mask) mask.ask(here, both);
+      product<real, a_rows, panel_vectors>(key_rows.data + key * key_rows.stride, key_rows.stride, q_packed, lanes, problem.d_k,
+                                           scores + key * lanes, lanes, here, overwrite{});
+    }
   }
   if (both < keys)
     product<real, a_rows, 1>(key_rows.data + both * key_rows.stride, key_rows.stride, q_packed + at, lanes, problem.d_k,

@@ -37,7 +37,8 @@ kernel_pass few_rows_pass(const attention_problem& problem) {
   pass.items = problem.batch * problem.kv_heads * few_chunks(problem);
   pass.scratch_bytes = few_scratch<stored>(problem, nullptr).bytes;
   pass.item = few_item<stored, cached>;
-  pass.merges = few_chunks(problem) == 1 ? 0 : problem.batch * problem.kv_heads;  // a single chunk needs none
+  if (few_chunks(problem) == 1) return pass;  // nothing to merge
+  pass.merges = problem.batch * problem.kv_heads;
   pass.shared_bytes = pass.items * few_part_bytes<real>(problem);
   pass.merge = few_merge_item<stored>;
   return pass;
@@ -67,7 +68,7 @@ kernel_pass tangent_pass(const attention_problem& problem) {
     kernel_pass pass = few_rows_pass<stored>(problem);
     pass.scratch_bytes = few_tangent_scratch<stored>(problem, nullptr).bytes;
     pass.item = few_tangent_item<stored>;
-    pass.shared_bytes = pass.items * few_tangent_bytes<real>(problem);
+    if (pass.merges > 0) pass.shared_bytes = pass.items * few_tangent_bytes<real>(problem);
     pass.merge = few_tangent_merge_item<stored>;
     return pass;
   }

@@ -161,6 +161,24 @@ def test_same_bits_on_any_number_of_threads(rng: np.random.Generator, name: str)
 
 
 @pytest.mark.parametrize("kernel", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_far_numbers_of_a_bias_leave_the_rows_beside_them_alone(
+    rng: np.random.Generator, dtype: str, kernel: str
+) -> None:
+    """Blocks with such a number take a longer way; its rounding must be that of the usual one."""
+    q, k, v = (rng.standard_normal((2, n, 16)).astype(dtype) for n in (37, 150, 150))
+    bias = rng.standard_normal((2, 37, 150)).astype(dtype)
+    far = bias.copy()
+    far[:, ::5, 3] = -np.inf
+    far[:, 1::5, 140] = np.finfo(dtype).max
+    with target(kernel):
+        near, beside = (rootdk.attention(q, k, v, bias=given) for given in (bias, far))
+    same = np.arange(37) % 5 > 1
+    np.testing.assert_array_equal(near[:, same], beside[:, same])
+    assert not np.array_equal(near[:, ~same], beside[:, ~same])
+
+
+@pytest.mark.parametrize("kernel", TARGETS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_hidden_keys_hold_has_no_effect(rng: np.random.Generator, bad: float, kernel: str) -> None:
     for name, lengths in product(("documents", "odd blocks", "every third key"), ((2, 300), (60, 300))):
