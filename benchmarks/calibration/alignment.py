@@ -122,7 +122,7 @@ def main() -> None:
             "new": measured(fresh.eval(), pieces),
         }
         print(trained.name, d_k, tokens, *(np.median(found[trained.name][kind]["mean"]) for kind in ("trained", "new")))
-    RESULTS.write_text(json.dumps(found) + "\n", "utf-8")
+    RESULTS.write_text(json.dumps(found) + "\n", "utf-8", newline="\n")
     print(f"{RESULTS.relative_to(ROOT)} written")
 
 
