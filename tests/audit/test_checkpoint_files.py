@@ -155,13 +155,87 @@ def test_a_corrupt_file(tmp_path: Path, damage: bytes) -> None:
         read_checkpoint(tmp_path)
 
 
+def test_heads_that_only_the_caller_knows(tmp_path: Path) -> None:
+    """Without a config: heads are said, their width and the number of key heads follow from the weights."""
+    save_file(weights(), tmp_path / "model.safetensors")
+    audit = read_checkpoint(tmp_path, heads=4)
+    assert (audit.model["d_k"], audit.model["key_heads"]) == (8, 2)
+    assert audit.layers[0].of("predicted_variance") == pytest.approx(by_hand(weights()), rel=1e-12)
+    with pytest.raises(ArgumentError, match=r"heads: must divide the 32 outputs of the query projection.*got 5"):
+        read_checkpoint(tmp_path, heads=5)
+    with pytest.raises(ArgumentError, match="heads: must be an integer from 1 to 1024, got 0"):
+        read_checkpoint(tmp_path, heads=0)
+    with pytest.raises(ArgumentError, match=r"heads: must be num_attention_heads of config\.json, 4, got 8"):
+        read_checkpoint(folder(tmp_path, weights()), heads=8)
+
+
+@pytest.mark.parametrize("config", [{"HEADS": 4}, {"model": {"stack": {"initargs": {"nhead": 4}}}, "layers": 1}])
+@pytest.mark.parametrize("name", ["config.json", "params.json", "model.json"])
+def test_a_config_of_another_make(tmp_path: Path, config: Any, name: str) -> None:
+    """The number of heads under other names, at any depth, beside the weights or under the file's own name."""
+    save_file(weights(), tmp_path / "model.safetensors")
+    (tmp_path / name).write_text(json.dumps(config))
+    audit = read_checkpoint(tmp_path / "model.safetensors")
+    assert audit.layers[0].of("predicted_variance") == pytest.approx(by_hand(weights()), rel=1e-12)
+    (tmp_path / name).write_text(
+        json.dumps([config, {"heads": 2}]) if name == "model.json" else '{"heads": 2, "nhead": 4}'
+    )
+    with pytest.raises(
+        ArgumentError, match=r"model\.json must be a JSON object|must have num_attention_heads.*--heads 8"
+    ):
+        read_checkpoint(tmp_path / "model.safetensors")
+
+
+def stack(sizes: list[float], heads: int = 4) -> dict[str, Any]:
+    """Layers of torch.nn, whose norms may come before or after: which, the names do not say."""
+    rng = np.random.default_rng(0)
+    return {
+        f"layers.{layer}.self_attn.in_proj_weight": (size * rng.standard_normal((96, 32)) / 6).astype(np.float32)
+        for layer, size in enumerate(sizes)
+    }
+
+
+def test_a_first_layer_that_reads_embeddings_is_not_compared(tmp_path: Path) -> None:
+    """What it is given is of any size, so its weights may be: from weights alone that is no fault, and one note."""
+    save_file(stack([8.0, 1.0, 1.0, 1.0]), tmp_path / "model.safetensors")
+    audit = read_checkpoint(tmp_path, heads=4)
+    assert audit.verdict == "healthy"
+    assert [finding.metric for finding in audit.findings if "norm comes before the projections" in finding.source] == [
+        "input_norm"
+    ]
+    save_file(stack([1.0, 1.0, 8.0, 1.0]), tmp_path / "model.safetensors")
+    assert read_checkpoint(tmp_path, heads=4).flagged == ["layers.2.self_attn"]
+    # All layers sharp: without a norm that is known, weights do not say that.
+    save_file(stack([4.0] * 4), tmp_path / "model.safetensors")
+    assert read_checkpoint(tmp_path, heads=4).verdict == "healthy"
+    normed = {f"layers.{layer}.attn_norm.weight": np.ones(32, np.float32) for layer in range(4)}
+    save_file(stack([4.0] * 4) | normed, tmp_path / "model.safetensors")
+    assert read_checkpoint(tmp_path, heads=4).verdict == "warning"
+
+
+def test_a_head_that_decayed_is_a_note_and_one_that_is_zero_a_warning(tmp_path: Path) -> None:
+    tensors = stack([1.0] * 3)
+    for rows in (slice(8, 16), slice(40, 48)):  # W_q and W_k of head 1
+        tensors["layers.1.self_attn.in_proj_weight"][rows] *= 1e-20
+    save_file(tensors, tmp_path / "model.safetensors")
+    audit = read_checkpoint(tmp_path, heads=4)
+    (found,) = [finding for finding in audit.findings if finding.metric == "flat_prediction"]
+    assert (found.layer, found.head, found.severity) == ("layers.1.self_attn", 1, "note")
+    tensors["layers.1.self_attn.in_proj_weight"][8:16] = 0.0
+    save_file(tensors, tmp_path / "model.safetensors")
+    (found,) = [
+        finding for finding in read_checkpoint(tmp_path, heads=4).findings if finding.metric == "flat_prediction"
+    ]
+    assert (found.head, found.severity) == (1, "warning")
+
+
 def test_absent_or_empty_places(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"path: must be a model folder.*absent"):
         read_checkpoint(tmp_path / "nowhere")
     with pytest.raises(ArgumentError, match=r"has no weights \(\.safetensors, \.gguf"):
         read_checkpoint(tmp_path)
     save_file(weights(), tmp_path / "a.safetensors")
-    with pytest.raises(ArgumentError, match=r"needs a config\.json beside the weights"):
+    with pytest.raises(ArgumentError, match=r"how many heads .*--heads 8, or heads=8.*config\.json"):
         read_checkpoint(tmp_path)
     save_file(weights(), tmp_path / "b.safetensors")
     with pytest.raises(ArgumentError, match=r"2 safetensors files \(a\.safetensors, b\.safetensors\).*name one"):
@@ -175,7 +249,6 @@ def test_absent_or_empty_places(tmp_path: Path) -> None:
         ({"num_attention_heads": 0}, "num_attention_heads must be one integer from 1 to 1024, got 0"),
         ({"num_attention_heads": "4"}, "num_attention_heads must be one integer from 1 to 1024, got '4'"),
         ({"num_attention_heads": 5}, "hidden_size must be a multiple of the 5 heads, got 32"),
-        ({"hidden_size": None}, "must have head_dim or hidden_size"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide the 4 query heads, got 3"),
         ({"num_key_value_heads": [2, 2]}, r"num_key_value_heads must be one integer from 1 to 1024, got \[2, 2\]"),
         ({"head_dim": 16}, r"q_proj\.weight must have 64 rows, 4 heads of 16 .* got shape \[32, 32\]"),
@@ -306,14 +379,21 @@ def test_parts_have_their_own_configs(tmp_path: Path) -> None:
     assert ["'strange'" in finding.source for finding in audit.findings if finding.metric == "scale"] == [True]
 
 
+def test_a_width_that_neither_config_nor_weights_tell(tmp_path: Path) -> None:
+    """Rows of queries, keys and values that take turns could be of any width."""
+    fused = {"h.0.self_attention.query_key_value.weight": np.ones((96, 32), np.float32)}
+    with pytest.raises(ArgumentError, match="must have head_dim or hidden_size"):
+        read_checkpoint(folder(tmp_path, fused, {"model_type": "bloom", "n_head": 4}))
+
+
 def test_layers_are_compared_with_their_own_kind(tmp_path: Path) -> None:
     own = {name: tensor / 4 for name, tensor in weights(layers=3).items()}
     other = {name.replace("self_attn", "cross_attn"): tensor for name, tensor in weights(1, layers=3).items()}
     assert read_checkpoint(folder(tmp_path, own | other)).verdict == "healthy"
-    own[WQ] *= 20
+    own[WQ.replace(".0.", ".1.")] *= 40
     audit = read_checkpoint(folder(tmp_path, own | other))
     assert [finding.layer for finding in audit.findings if finding.metric == "predicted_over_others"] == [
-        "model.layers.0.self_attn"
+        "model.layers.1.self_attn"
     ]
 
 

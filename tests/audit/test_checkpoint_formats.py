@@ -26,6 +26,7 @@ from checkpoint_formats import (
     with_config,
 )
 from checkpoint_zoo import built, saved
+from safetensors.numpy import save_file
 
 from rootdk.audit import read_checkpoint
 from rootdk.audit.formats import find_tensors
@@ -381,8 +382,79 @@ def test_a_graph_without_attention(tmp_path: Path) -> None:
     given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", [given], [made])
     save(helper.make_model(graph), tmp_path / "a.onnx")
-    with pytest.raises(ArgumentError, match="no softmax in its graph has queries and keys that are understood"):
+    with pytest.raises(ArgumentError, match="it has no attention: no softmax in its graph is over products"):
         read_checkpoint(tmp_path / "a.onnx")
+
+
+def fused_graph(path: Path, style: str, weight: Any, bias: Any) -> Path:
+    """One projection of queries, keys and values of four heads of 8, and a choice among five classes at the end.
+
+    style   stacked or gathered: stood beside each other by a reshape, then one is taken, as PaddlePaddle and timm have
+            it; sliced: columns of the projection, then (tokens, heads, d_k), as torch.nn.MultiheadAttention has it;
+            rounded: sliced, with activations and weights rounded to 8 bits and zero points in a list
+    """
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    held: dict[str, Any] = {"bias": bias, "five": np.array([0, 0, 3, 4, 8]), "three": np.array([-1, 4, 8])}
+    held |= {f"at{place}": np.array([place]) for place in (0, 1, 2, 3, 32, 64)} | {"scale": np.float32([0.25])}
+    held |= {f"only{place}": np.array(place) for place in (0, 1)} | {"classes": np.ones((32, 5), np.float32)}
+    nodes = []
+
+    def add(kind: str, inputs: list[str], output: str, **options: Any) -> str:
+        nodes.append(helper.make_node(kind, inputs, [output], **options))
+        return output
+
+    def eighth(value: str) -> str:
+        if style != "rounded":
+            return value
+        return add("DequantizeLinear", [add("QuantizeLinear", [value, "step"], f"{value}_8"), "step"], f"{value}_f")
+
+    tensors, given = [], "x"
+    if style == "rounded":
+        codes = np.rint(weight.T / 0.01).astype(np.int8)
+        held |= {"step": np.float32(0.1), "codes": codes, "steps": np.full(96, 0.01, np.float32)}
+        tensors.append(helper.make_tensor("zeros", TensorProto.INT8, [96], [0] * 96))
+        made, given = add("DequantizeLinear", ["codes", "steps", "zeros"], "weight", axis=1), eighth("x")
+    else:
+        held["weight"], made = weight.T, "weight"
+    whole = add("Add", [eighth(add("MatMul", [given, made], "product")), "bias"], "whole")
+    sides = {}
+    if style in ("stacked", "gathered"):
+        whole = add("Transpose", [add("Reshape", [whole, "five"], "apart")], "front", perm=[2, 0, 3, 1, 4])
+    for place, side in enumerate("qk"):
+        if style == "stacked":
+            taken = add("Slice", [whole, f"at{place}", f"at{place + 1}", "at0"], f"{side}_taken")
+            sides[side] = add("Squeeze", [taken, "at0"], side)
+        elif style == "gathered":
+            sides[side] = add("Gather", [whole, f"only{place}"], side, axis=0)
+        else:
+            taken = add("Slice", [whole, f"at{32 * place}", f"at{32 * place + 32}", "at2"], f"{side}_taken")
+            sides[side] = add("Transpose", [add("Reshape", [taken, "three"], f"{side}_apart")], side, perm=[1, 0, 2])
+    turned = add(
+        "Transpose", [sides["k"]], "keys", perm=[0, 1, 3, 2] if style in ("stacked", "gathered") else [0, 2, 1]
+    )
+    scaled = eighth(add("Mul", [sides["q"], "scale"], "queries"))
+    add("Softmax", [eighth(add("MatMul", [scaled, turned], "logits"))], "weights", axis=-1)
+    add("Softmax", [add("MatMul", ["x", "classes"], "scores")], "y", axis=-1)
+    tensors += [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in held.items()]
+    x, y, weights = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y", "weights"))
+    graph = helper.make_graph(nodes, "g", [x], [y, weights], tensors)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    return path
+
+
+@pytest.mark.parametrize("style", ["stacked", "gathered", "sliced", "rounded"])
+def test_onnx_of_one_projection(tmp_path: Path, style: str) -> None:
+    rng = np.random.default_rng(0)
+    weight, bias = (rng.standard_normal(shape).astype(np.float32) / 6 for shape in ((96, 32), 96))
+    audit = read_checkpoint(fused_graph(tmp_path / "model.onnx", style, weight, bias))
+    assert (audit.model["heads"], audit.model["d_k"], audit.unknown) == (4, 8, ())
+    assert audit.model["scale"] == 0.25
+    stands = np.rint(weight / np.float64(0.01)).astype(np.int8) * np.float64(np.float32(0.01))
+    arrays = {"in_proj_weight": stands if style == "rounded" else weight, "in_proj_bias": bias}
+    save_file(arrays, tmp_path / "model.safetensors")
+    wanted = read_checkpoint(tmp_path / "model.safetensors", heads=4).layers[0].of("predicted_variance")
+    assert audit.layers[0].of("predicted_variance") == pytest.approx([value / 2 for value in wanted], rel=1e-9)
 
 
 # ---- what is given instead of a model

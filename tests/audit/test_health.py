@@ -446,6 +446,49 @@ def test_a_head_that_does_nothing_is_named() -> None:
         assert (found.metric, found.head) == ("silent_head" if silent else "flat_head", 2)
 
 
+def test_a_layer_that_is_sharp_by_its_input_alone_is_a_note() -> None:
+    """Embeddings without a norm make the first layer as sharp as a spoilt W_q; its weights tell the two apart."""
+    torch.manual_seed(0)
+    block = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = torch.nn.TransformerEncoder(block, 4, enable_nested_tensor=False).eval()
+    for layer in model.layers:
+        torch.nn.init.xavier_uniform_(layer.self_attn.in_proj_weight)
+    x = 40.0 * torch.randn(2, 64, 64)
+    with rootdk.watch(model) as seen, torch.no_grad():
+        model(x)
+    report = seen.report()
+    noted = {finding.metric for finding in report.findings if finding.layer == "layers.0.self_attn"}
+    assert {"measured_over_others", "jacobian_trace"} <= noted
+    assert report.verdict == "healthy"
+    with torch.no_grad():
+        model.layers[2].self_attn.in_proj_weight[:64] *= 400.0
+    with rootdk.watch(model) as seen, torch.no_grad():
+        model(x / 40.0)
+    assert seen.report().flagged == ["layers.2.self_attn"]
+    # Where most layers are so, it is no matter of one layer's input.
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.self_attn.in_proj_weight[:64] *= 400.0
+    with rootdk.watch(model) as seen, torch.no_grad():
+        model(x / 40.0)
+    assert "jacobian_trace" in {finding.metric for finding in seen.report().findings if finding.severity == "warning"}
+
+
+def test_a_head_that_decayed_in_training_is_a_note() -> None:
+    torch.manual_seed(0)
+    block = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = torch.nn.TransformerEncoder(block, 3, enable_nested_tensor=False).eval()
+    for factor, severity in ((1e-10, "note"), (0.0, "warning")):
+        with torch.no_grad():
+            for rows in (slice(16, 32), slice(80, 96)):
+                model.layers[1].self_attn.in_proj_weight[rows] *= factor
+                model.layers[1].self_attn.in_proj_bias[rows] *= factor
+            with rootdk.watch(model) as seen:
+                model(torch.randn(2, 64, 64))
+        found = [finding for finding in seen.report().findings if finding.metric == "flat_head"]
+        assert [(finding.head, finding.severity) for finding in found] == [(1, severity)]
+
+
 def test_the_key_that_most_rows_point_at(rng: np.random.Generator) -> None:
     class Lean(torch.nn.Module):
         def forward(self, x: Any, bias: Any) -> Any:

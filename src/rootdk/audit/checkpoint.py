@@ -15,14 +15,14 @@ import numpy as np
 from rootdk.errors import ArgumentError
 from rootdk.untrusted import shown_text
 
-from .config import Config, Facts
+from .config import GAIN_OF_ONE, Config, Facts
 from .families import Projections, find_projections
 from .formats import Tensors, find_tensors
 from .formats.packed import unpacked
 from .heads import Metrics, read_heads, work_of
-from .limits import MOST_BYTES, MOST_HEADS_IN_ALL, MOST_WORK
+from .limits import MOST_BYTES, MOST_HEADS, MOST_HEADS_IN_ALL, MOST_WORK
 from .result import Audit, Finding, LayerAudit, Phase, worst_first
-from .siblings import beside_others, flat_heads
+from .siblings import beside_others, flat_heads, input_known
 from .thresholds import critical_deviation, judge
 
 # Judged for a whole layer, and for a head where its layer is not the worse of the two.
@@ -34,6 +34,7 @@ _HEADERS = 0.05
 def read_checkpoint(
     path: str | Path,
     *,
+    heads: int | None = None,
     keys: int = 1024,
     phase: Phase = "any",
     progress: Callable[[str, float], None] | None = None,
@@ -42,6 +43,7 @@ def read_checkpoint(
 
     Read are .safetensors, GGUF, what torch.save wrote (.bin, .pt), ONNX and .npz. GGUF and ONNX need no config.json.
 
+    heads     of queries in every layer, where no config says it
     keys      how many keys a row is judged by: the deviation at which softmax freezes is sqrt(2 ln keys)
     phase     "init" for a model that was not trained yet: its numbers are then gates, as theory makes them
     progress  called with the name of a layer and the share that is done
@@ -65,9 +67,11 @@ def read_checkpoint(
         raise ArgumentError(f"keys: must be an integer from 2 on, got {keys!r}")
     if phase not in ("any", "init", "trained"):
         raise ArgumentError(f"phase: must be 'any', 'init' or 'trained', got {phase!r}")
+    if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= MOST_HEADS):
+        raise ArgumentError(f"heads: must be an integer from 1 to {MOST_HEADS}, got {heads!r}")
     report = progress if progress is not None else lambda _name, _share: None
     tensors = find_tensors(place, lambda name, share: report(name, _HEADERS * share))
-    config = Config.of_checkpoint(place, tensors)
+    config = Config.of_checkpoint(place, tensors, heads)
     tensors = unpacked(tensors, config.fields)
     found = find_projections(
         set(tensors), *config.model_types, key_layer=lambda module, index: config.of(module).key_layer(index)
@@ -75,24 +79,28 @@ def read_checkpoint(
     modules, unknown = _readable(tensors, *found)
     if not modules:
         raise ArgumentError(_nothing(tensors, config, unknown))
-    facts = [config.of(module.module).facts(module.module, module.index) for module in modules]
+    facts = [
+        config.of(module.module).facts(module.module, module.index, _outputs(tensors, module)) for module in modules
+    ]
     works = _works(tensors, modules, facts)
     layers, done, whole = [], 0.0, sum(works)
     try:
         for module, about, work in zip(modules, facts, works, strict=True):
-            heads: list[Metrics] = []
-            of_layer: dict[str, float] = {}
+            metrics: list[Metrics] = []
+            of_layer: dict[str, Any] = {}
             for head in read_heads(tensors, module, about, of_layer):
-                report(module.module, _HEADERS + (1 - _HEADERS) * (done + work * len(heads) / about.heads) / whole)
-                heads.append(head)
+                report(module.module, _HEADERS + (1 - _HEADERS) * (done + work * len(metrics) / about.heads) / whole)
+                metrics.append(head)
+            of_layer |= {"input_gain": 1.0} if config.of(module.module).model_type in GAIN_OF_ONE else {}
             of_layer |= _gains(tensors, module, about)
-            layers.append(LayerAudit(module.module or "attention", tuple(heads), facts=of_layer))
+            layers.append(LayerAudit(module.module or "attention", tuple(metrics), facts=of_layer))
             done += work
             tensors.close()
     finally:
         tensors.close()
     report(modules[-1].module, 1.0)
     findings = [*_judged(layers, keys, phase), *_capped(layers, facts, keys), *_scales(layers, facts, config)]
+    findings += _unnormed(layers)
     findings += beside_others(layers, keys, measured=False)
     return Audit(tuple(layers), worst_first(findings), phase, _about(config, facts, keys), tuple(unknown))
 
@@ -109,6 +117,15 @@ def _works(tensors: Tensors, modules: list[Projections], facts: list[Facts]) -> 
     if work > MOST_WORK:
         raise ArgumentError(f"path: must take at most {MOST_WORK:.0e} multiply-adds to read, got {work:.1e}")
     return [cost[0] for cost in costs]
+
+
+def _outputs(tensors: Tensors, module: Projections) -> tuple[int, int] | None:
+    """How many rows make queries, and how many keys; None where queries and keys are interleaved."""
+    query, key = (tensors[side.weight] for side in (module.query, module.key))
+    if any(len(held.shape) != 2 for held in (query, key)) or module.layout not in ("split", "blocks"):
+        return None
+    rows = [held.shape[held.inputs_first] for held in (query, key)]
+    return (rows[0], rows[1]) if module.layout == "split" else (rows[0] // 3, rows[0] // 3)
 
 
 def _readable(tensors: Tensors, modules: list[Projections], unknown: list[str]) -> tuple[list[Projections], list[str]]:
@@ -147,7 +164,8 @@ def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
                 if finding is not None and (whole is None or finding.worse_than(whole)):
                     findings.append(finding)
         if phase != "init":
-            findings += flat_heads(layer.name, "flat_prediction", layer.of("predicted_deviation"), keys)
+            decayed = layer.facts.get("decayed_heads", ())
+            findings += flat_heads(layer.name, "flat_prediction", layer.of("predicted_deviation"), keys, decayed)
     return findings
 
 
@@ -188,6 +206,17 @@ def _scales(layers: list[LayerAudit], facts: list[Facts], config: Config) -> lis
         judged = judge(layer.name, None, "scale_ratio", ratio, 2)
         findings += [judged] if judged is not None else []
     return findings
+
+
+def _unnormed(layers: list[LayerAudit]) -> list[Finding]:
+    """A note, once, where it is not known which norm comes before the projections."""
+    unknown = [layer for layer in layers if not input_known(layer)]
+    if not unknown:
+        return []
+    source = f"which norm comes before the projections is not known in {len(unknown)} of {len(layers)} layers"
+    remedy = "run the model while it is watched: from weights these layers are judged as if their input had size 1, "
+    remedy += "and only beside each other"
+    return [Finding(unknown[0].name, None, "input_norm", "note", 0.0, 1.0, source, remedy)]
 
 
 def _about(config: Config, facts: list[Facts], keys: int) -> dict[str, Any]:

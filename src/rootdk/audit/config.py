@@ -23,6 +23,8 @@ from .limits import (
 )
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+# The same in a config of another make: in any case, at any depth.
+_HEADS_ELSEWHERE = frozenset({*_HEADS, "heads", "nhead", "nheads", "attention_heads", "encoder_attention_heads"})
 _KEY_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads")
 _WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
 _HEAD_WIDTH = ("head_dim", "d_kv")
@@ -49,6 +51,8 @@ _ROTATED = frozenset(
 )
 # QK-norm that takes the mean off; the others take the root mean square alone.
 _CENTRED = frozenset({"cohere", "cohere2", "phi", "stablelm", "mpt"})
+# The norm before their projections has no gain to be stored.
+GAIN_OF_ONE = frozenset({"olmo", "hf_olmo"})
 # Norms whose stored gain is what is added to 1.
 GAIN_ABOVE_ONE = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma", "t5_gemma_module", "qwen3_next"}
@@ -100,17 +104,36 @@ class Config:
         self.model_type = fields.text("model_type") or ""
 
     @classmethod
-    def of_checkpoint(cls, path: Path, tensors: Tensors) -> "Config":
-        """What the file says itself, or the config.json beside it."""
-        if tensors.config is None:
-            return cls.beside(path)
-        return cls(Fields(tensors.config, "metadata"))
+    def of_checkpoint(cls, path: Path, tensors: Tensors, heads: int | None = None) -> "Config":
+        """What the file says itself, or the config.json beside it; `heads` is said by the caller."""
+        found = cls.beside(path, needed=heads is None) if tensors.config is None else None
+        config = found or cls(Fields(tensors.config or {}, "metadata"))
+        known = config.fields.first(_HEADS)
+        if heads is None or known is None:
+            count = heads or config.heads_elsewhere()
+            return config if count is None else cls(config.fields.updated(Fields({_HEADS[0]: count}, config.name)))
+        if config.fields.whole(known, 1, MOST_HEADS) != heads:
+            said = config.fields.whole(known, 1, MOST_HEADS)
+            raise ArgumentError(f"heads: must be {known} of {config.name}, {said}, got {heads}")
+        return config
+
+    def heads_elsewhere(self) -> int | None:
+        """The number of heads under another name than those of transformers, if all such names say the same."""
+        if self.fields.first(_HEADS) is not None or self.model_type:
+            return None
+        counts = {
+            value
+            for _, key, value in self.fields.leaves()
+            if key.lower() in _HEADS_ELSEWHERE and type(value) is int and 1 <= value <= MOST_HEADS
+        }
+        return counts.pop() if len(counts) == 1 else None
 
     @classmethod
-    def beside(cls, path: Path) -> "Config":
-        """The one of the folder that the path is or lies in."""
+    def beside(cls, path: Path, *, needed: bool = True) -> "Config":
+        """The one of the folder that the path is or lies in, or by a file's own name; an empty one if not needed."""
         folder = path if path.is_dir() else path.parent
-        for name in ("config.json", "params.json"):
+        own = () if path.is_dir() else (path.with_suffix(".json").name,)
+        for name in ("config.json", "params.json", *own):
             try:
                 values = read_json(folder / name, LARGEST_CONFIG)
             except FileNotFoundError:
@@ -124,9 +147,11 @@ class Config:
             if not isinstance(values, dict):
                 raise ArgumentError(f"path: {name} must be a JSON object, got {type(values).__name__}")
             return cls(Fields(values, name))
+        if not needed:
+            return cls(Fields({}, "--heads"))
         raise ArgumentError(
-            "path: needs a config.json beside the weights (heads and scale are not in them), "
-            f"{shown_text(folder)} has none"
+            "path: how many heads it has is not in its weights: say it (--heads 8, or heads=8), or put its config.json "
+            f"into {shown_text(folder)}, which has none"
         )
 
     def of(self, module: str) -> "Config":
@@ -145,13 +170,18 @@ class Config:
         parts = [self.fields.part(part) for part in inner]
         return (self.model_type, *(part.text("model_type") or "" for part in parts if part is not None))
 
-    def facts(self, module: str, index: int) -> Facts:
-        """Everything that one attention module needs, checked."""
+    def facts(self, module: str, index: int, outputs: tuple[int, int] | None = None) -> Facts:
+        """Everything that one attention module needs, checked.
+
+        outputs   how many rows the weights of queries and keys have, for a config that does not say how wide heads are
+        """
         own = self._of_layer(index)
         if own is not self.fields:
-            return Config(own).facts(module, index)
+            return Config(own).facts(module, index, outputs)
         fields = self.fields
         heads = self._heads(module)
+        if outputs is not None and fields.first((*_HEAD_WIDTH, *_WIDTH)) is None and self._latent() is None:
+            return self._by_outputs(heads, outputs).facts(module, index)
         d_k = self._head_width(heads)
         inner = fields.part("attn_config") or Fields({}, "")
         return Facts(
@@ -207,9 +237,23 @@ class Config:
         heads = None if key is None else self.fields.whole(key, 1, MOST_HEADS)
         if heads is None:
             raise ArgumentError(
-                f"path: {self.name} must have {_HEADS[0]} (or {', '.join(_HEADS[1:])}), it has none of them"
+                f"path: {self.name} must have {_HEADS[0]} (or {', '.join(_HEADS[1:])}), it has none of them; "
+                "or say how many heads there are: --heads 8, or heads=8"
             )
         return heads
+
+    def _by_outputs(self, heads: int, outputs: tuple[int, int]) -> "Config":
+        """The same with the width of heads, and the number of key heads, that the weights have room for."""
+        width = outputs[0] // heads
+        if outputs[0] % heads or not 1 <= width <= LARGEST_HEAD:
+            raise ArgumentError(
+                f"heads: must divide the {outputs[0]} outputs of the query projection into heads of at most "
+                f"{LARGEST_HEAD}, got {heads}"
+            )
+        said = {"head_dim": width}
+        if self.fields.first(_KEY_HEADS) is None and outputs[1] % width == 0 < outputs[1]:
+            said[_KEY_HEADS[0]] = outputs[1] // width
+        return Config(self.fields.updated(Fields(said, self.name)))
 
     def _head_width(self, heads: int) -> int:
         latent = self._latent()

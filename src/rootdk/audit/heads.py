@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from .law import (
     spectral_bound,
 )
 from .limits import LARGEST_BLOCK, LARGEST_GRAMS, LARGEST_RANK, LARGEST_WIDTH
-from .siblings import unevenness
+from .siblings import decayed_heads, unevenness
 
 Metrics = dict[str, float]
 
@@ -54,7 +55,7 @@ class _Head:
 
 
 def read_heads(
-    tensors: Tensors, module: Projections, facts: Facts, of_layer: dict[str, float] | None = None
+    tensors: Tensors, module: Projections, facts: Facts, of_layer: dict[str, Any] | None = None
 ) -> Iterator[Metrics]:
     """One dictionary per query head; `docs/audit.md` says what each number is. Numbers of the layer go to `of_layer`.
 
@@ -62,14 +63,19 @@ def read_heads(
     of weights; where the rows of a head do not lie together, as many heads as LARGEST_GRAMS has room for.
     """
     query, key = _readers(tensors, module, facts)
+    sizes: list[tuple[float, float]] = []
     with np.errstate(all="ignore"):  # what overflows is counted and said
         queries = query.heads()
         for key_head in key.heads():
             for _ in range(facts.heads // facts.key_heads):
-                yield _metrics(next(queries), key_head, facts)
+                query_head = next(queries)
+                sizes.append((query_head.law.mean_square, key_head.law.mean_square))
+                yield _metrics(query_head, key_head, facts)
         uneven = [side.tally.unevenness() for side in (query, key) if side.tally is not None]
     if of_layer is not None and not any(map(math.isnan, uneven or [math.nan])):
         of_layer["unevenness"] = max(uneven)
+    if of_layer is not None and (decayed := decayed_heads([q for q, _ in sizes], [k for _, k in sizes])):
+        of_layer["decayed_heads"] = decayed
 
 
 def work_of(tensors: Tensors, module: Projections, facts: Facts) -> tuple[float, int]:

@@ -12,7 +12,7 @@ Guards, beside those that the table itself holds (scope and phase of a threshold
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from .layer import RESTING, LayerReading, Numbers, baseline, fetched
 from .limits import Fields
 from .projections import facts_of_weights, gain_bound_of, root_mean_square
 from .result import Audit, Finding, LayerAudit, Phase, verdict_of, worst_first
-from .siblings import beside_others, flat_heads
+from .siblings import beside_others, by_input, flat_heads
 from .thresholds import judge
 
 # In how many steps growth is counted, and over how many a trend must have been seen to be one.
@@ -178,7 +178,7 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
             facts["gain_bound"] = bound
         trend = {} if movement is None else movement.to_dict()
         layers.append(LayerAudit(reading.name, heads_of(reading), baseline(reading), facts, trend))
-        findings += findings_of(reading, phase)
+        findings += findings_of(reading, phase, facts.get("decayed_heads", ()))
         if reading.enough:
             findings += [*movement_findings(reading, movement, total_steps), *expected.findings(reading)]
             noted = judge(reading.name, None, "gain_bound", bound, reading.keys, phase)
@@ -186,6 +186,7 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
     keys = [reading.keys for reading in watch.readings.values() if reading.enough]
     if keys and phase != "init":
         findings += beside_others(layers, int(np.median(keys)), measured=True)
+        findings = by_input(findings, layers)
     if not layers:
         findings.append(_NOTHING_READ)
     return Audit(tuple(layers), worst_first(findings), phase, unread=dict(watch.unread))
@@ -238,8 +239,8 @@ def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:
     return tuple({metric: values[head] for metric, values in columns.items()} for head in range(layer.heads))
 
 
-def findings_of(layer: LayerReading, phase: Phase = "any") -> list[Finding]:
-    """All that one reading shows."""
+def findings_of(layer: LayerReading, phase: Phase = "any", decayed: Collection[int] = ()) -> list[Finding]:
+    """All that one reading shows; `decayed` are heads whose weights training let go."""
     numbers = judged_numbers(layer, phase) if layer.enough else {"non_finite": layer.metrics["non_finite"]}
     findings: list[Finding] = []
     for metric, values in numbers.items():
@@ -248,7 +249,7 @@ def findings_of(layer: LayerReading, phase: Phase = "any") -> list[Finding]:
         findings += [of_layer] if of_layer else []
         findings += _folded([finding for finding in of_heads if finding is not None], layer.heads)
     if layer.enough and phase != "init":
-        findings += flat_heads(layer.name, "flat_head", layer.metrics["logit_deviation"], layer.keys)
+        findings += flat_heads(layer.name, "flat_head", layer.metrics["logit_deviation"], layer.keys, decayed)
     for metric, value in (("output_mismatch", layer.mismatch), ("scale_doubt", _doubt(layer))):
         finding = judge(layer.name, None, metric, value, layer.keys, phase)
         findings += [finding] if finding else []

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rootdk.errors import ArgumentError
 
 from .families import NORMS, SPLIT
-from .siblings import unevenness
+from .siblings import decayed_heads, unevenness
 
 BLOCKS = ("c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj", "to_qkv", "W_pack")
 BY_KEY_HEAD = ("query_key_value",)
@@ -57,15 +57,16 @@ def gain_bound_of(model: Any, reading: Any) -> float:
     return float(abs(reading.scale) * reading.d_k * q * k)
 
 
-def facts_of_weights(model: Any, reading: Any) -> dict[str, float]:
+def facts_of_weights(model: Any, reading: Any) -> dict[str, Any]:
     """What `siblings` compares, of the weights of one layer; without what is not known, or not at hand as numbers."""
     module = module_at(model, reading.name)
     if module is None or "#" in reading.name:
         return {}
-    facts = {}
+    facts: dict[str, Any] = {}
     if (gains := gains_of(module)) is not None:
         q, k = (root_mean_square(gain.weight, gain.offset) for gain in gains)
         facts = {"product_gain": math.sqrt(q * k)}
+    decayed: list[int] = []
     multi_head = hasattr(module, "in_proj_bias") and hasattr(module, "bias_k")
     held = (
         _multi_head(module)
@@ -74,7 +75,15 @@ def facts_of_weights(model: Any, reading: Any) -> dict[str, float]:
     )
     if held is not None and type(module).__name__ not in OTHER_ORDER:
         facts["unevenness"] = max(_unevenness(held.query), _unevenness(held.key))
-    return {name: value for name, value in facts.items() if not math.isnan(value)}
+        # What QK-norm makes of W is its gain.
+        squares = [_squares(part) for part in (held.query, held.key)]
+        outputs = [sum(places.stop - places.start for places in part.places) for part in (held.query, held.key)]
+        sizes = [math.sqrt(sum(of) / max(by, 1)) for of, by in zip(squares, outputs, strict=True)]
+        facts["weight_size"] = abs(reading.scale) * (facts["product_gain"] ** 2 if gains else math.prod(sizes))
+        of_keys = [square for square in squares[1] for _ in range(len(squares[0]) // max(len(squares[1]), 1))]
+        decayed = decayed_heads(squares[0], of_keys) if len(of_keys) == len(squares[0]) else []
+    known = {name: value for name, value in facts.items() if not math.isnan(value)}
+    return known | ({"decayed_heads": decayed} if decayed else {})
 
 
 def _unevenness(part: "Part") -> float:
@@ -84,6 +93,19 @@ def _unevenness(part: "Part") -> float:
     squares = (weight if part.axis == 0 else weight.T).double().square()
     rows = squares[[row for places in part.places for row in range(places.start, places.stop)]]
     return unevenness(rows.sum(1).cpu().numpy(), rows.sum(0).cpu().numpy())
+
+
+def _squares(part: "Part") -> list[float]:
+    """The squared size of what white input of size 1 makes of a projection, head by head: of its rows, with bias."""
+    squares = [0.0] * len(part.places)
+    for parameter in part.parameters:
+        held = parameter.detach()
+        if not _plain(held):
+            return [math.nan] * len(part.places)
+        held = held if held.dim() == 1 or part.axis == 0 else held.T
+        for head, places in enumerate(part.places):
+            squares[head] += float(held[places].double().square().sum())
+    return squares
 
 
 def _plain(tensor: Any) -> bool:

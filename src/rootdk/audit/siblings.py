@@ -8,12 +8,18 @@ their mean for m inputs, and so have columns. Training makes them differ by far 
 layer within chance in all four, rows and columns of W_q and W_k, in a model whose other layers are not, was never
 trained, or was lost and drawn anew.
 
+**What a layer is given.** A norm before the projections holds its size; the first layer of a stack that has none there
+gets embeddings of any size. Where only weights are known, a layer whose norm is not known says nothing of the size of
+its logits, and the first one is not of one kind with the others. In a run, a layer that stands out although its W_q and
+W_k are no larger than those of the others has a larger input: it learned to be sharp, and that is a note.
+
 **Gains.** Those of norms change slowly with depth. One that is far above both of its neighbours stands alone.
 """
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +34,15 @@ _ERRORS = 3.0
 _TRAINED = 1.2
 # By what factor a layer may at least, and at most, lie above the median of the others, however alike they are or not.
 _ALLOWED = (6.0, 20.0)
+# Up to this factor above the median of the others W_q and W_k are like theirs.
+_ALIKE = 2.0
+# Below this share of the largest head, W_q and W_k are next to nothing: their product, its square, is far below what
+# makes a head flat.
+_DECAYED = 1e-3
+# A layer whose logits differ by less is at rest, and no measure for others.
+_AT_REST = 1e-3
+# What the size of the input alone can make, in a run.
+_BY_INPUT = ("measured_over_others", "jacobian_trace", "logit_lead")
 # So few layers have no usual value.
 _FEWEST = 3
 # Of the norm before the projections; and the root of the product of those of QK-norm, which is what logits see of them.
@@ -59,6 +74,40 @@ def unevenness(
     return max(spreads, default=math.nan)
 
 
+def input_known(layer: LayerAudit) -> bool:
+    """Whether the size of what becomes queries and keys is known: by the norm before, or because they are normed."""
+    return "input_gain" in layer.facts or layer.normed
+
+
+def by_input(findings: Sequence[Finding], layers: Sequence[LayerAudit]) -> list[Finding]:
+    """The findings of a run, with a note in place of a warning where a layer is sharp by the size of its input alone.
+
+    That is where W_q and W_k, with their biases, are like those of the other layers of their kind, and most of those
+    are not as sharp: if they were, it would be no matter of one layer's input.
+    """
+    kept = list(findings)
+    for kind in _kinds(layer for layer in layers if layer.judged):
+        sizes = np.array([float(layer.facts.get("weight_size", math.nan)) for layer in kind])
+        for metric in _BY_INPUT:
+            sharp = {finding.layer for finding in findings if finding.metric == metric and finding.severity != "note"}
+            of_kind = [place for place, layer in enumerate(kind) if layer.name in sharp]
+            if 2 * len(of_kind) > len(kind) or len(kind) < 2:
+                continue
+            for place in of_kind:
+                if sizes[place] <= _ALIKE * _median(np.delete(sizes, place)):
+                    kept = [_noted(finding) if (finding.layer, finding.metric) == (kind[place].name, metric)
+                            else finding for finding in kept]  # fmt: skip
+    return kept
+
+
+def _noted(finding: Finding) -> Finding:
+    remedy = (
+        "nothing, if the model is as good as it should be: W_q and W_k are no larger than in the other layers, what "
+        "they are given is, such as embeddings without a norm. To train on, put a norm there"
+    )
+    return replace(finding, severity="note", remedy=remedy)
+
+
 def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> list[Finding]:
     """All that stands out beside its like, in a run or in weights alone."""
     metric = "measured_over_others" if measured else "predicted_over_others"
@@ -66,6 +115,8 @@ def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> li
     for kind in _kinds(layer for layer in layers if layer.judged):
         middles = [_middle(layer, "score_deviation" if measured else "predicted_deviation") for layer in kind]
         uneven = [float(layer.facts.get("unevenness", math.nan)) for layer in kind]
+        if not measured and not input_known(kind[0]):
+            middles[0] = math.nan  # what the embeddings give is of another size
         for place, layer in enumerate(kind):
             above = _above(middles[place], np.delete(middles, place))
             findings.append(judge(layer.name, None, metric, above, keys))
@@ -79,18 +130,41 @@ def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> li
     return [finding for finding in findings if finding is not None]
 
 
-def flat_heads(layer: str, metric: str, deviations: Any, keys: int) -> list[Finding]:
-    """The heads whose logits do not differ while those of the others do."""
+def flat_heads(layer: str, metric: str, deviations: Any, keys: int, decayed: Collection[int] = ()) -> list[Finding]:
+    """The heads whose logits do not differ while those of the others do; a note for those that training let decay."""
     usual = _median(np.asarray(deviations, np.float64))
     if not usual > 0.0:
         return []
-    findings = [judge(layer, head, metric, float(value) / usual, keys) for head, value in enumerate(deviations)]
-    return [finding for finding in findings if finding is not None]
+    judged = (judge(layer, head, metric, float(value) / usual, keys) for head, value in enumerate(deviations))
+    found = [finding for finding in judged if finding is not None]
+    remedy = "nothing: W_q and W_k of this head decayed together, as weight decay does to a head that is not used"
+    return [
+        replace(finding, severity="note", remedy=remedy) if finding.head in decayed else finding for finding in found
+    ]
+
+
+def decayed_heads(queries: Sequence[float], keys: Sequence[float]) -> list[int]:
+    """The heads whose W_q and W_k are next to nothing beside those of others, both, and neither is zero.
+
+    The gradient of each is proportional to the other, so what training does not use decays on both sides; weights that
+    were lost, or masked, are zero.
+
+    queries, keys   the squared size of W_q and of W_k, one number for each query head
+
+    >>> decayed_heads([1.0, 1e-30, 0.0, 1e-30], [1.0, 1e-30, 1e-30, 1.0])
+    [1]
+    """
+    least = [_DECAYED**2 * max(sizes, default=0.0) for sizes in (queries, keys)]
+    return [
+        head
+        for head, (query, key) in enumerate(zip(queries, keys, strict=True))
+        if 0.0 < query < least[0] and 0.0 < key < least[1]
+    ]
 
 
 def _typical(layers: Sequence[LayerAudit], measured: bool, keys: int) -> list[Finding | None]:
     """The median over the layers of a model: a fault of all of them shows nowhere else."""
-    judged = [layer for layer in layers if layer.judged]
+    judged = [layer for layer in layers if layer.judged and (measured or input_known(layer))]
     of_heads, metric = (
         ("score_deviation", "typical_deviation") if measured else ("predicted_deviation", "typical_prediction")
     )
@@ -107,7 +181,7 @@ def _above(own: float, others: NDArray[np.float64]) -> float:
 
     s is 1.48 times the median distance from the median, which one other bad layer does not move.
     """
-    known = others[others > 0.0]
+    known = others[others > _AT_REST]
     if not len(known):
         return math.nan
     logs = np.log(known)

@@ -27,6 +27,9 @@ _FAILED = 3
 @click.option("--text", type=click.File(encoding="utf-8"), help="Also run the model on this text, with transformers.")
 @click.option("--tokens", type=options.Integer(2, 2**20), help="Also run the model on this many random tokens.")
 @click.option(
+    "--heads", type=options.Integer(1, 1024), help="Query heads of a layer, for weights without a config.json."
+)
+@click.option(
     "--phase",
     type=click.Choice(["any", "init", "trained"]),
     default="any",
@@ -47,6 +50,7 @@ def audit(
     path: Path | None,
     text: Any,
     tokens: int | None,
+    heads: int | None,
     phase: "Phase",
     keys: int,
     seed: int,
@@ -74,6 +78,8 @@ def audit(
         raise click.UsageError("--text and --tokens exclude each other", ctx)
     if path is None and (text is not None or tokens is not None):
         raise click.UsageError(f"{'--text' if text is not None else '--tokens'} needs a PATH to run", ctx)
+    if path is None and heads is not None:
+        raise click.UsageError("--heads needs a PATH to read", ctx)
     if out is not None:  # an error now, before the long work
         from rootdk.lab.report import check_plotly
 
@@ -86,7 +92,7 @@ def audit(
         )
         words = tokens = None
     with Bars() as bars:
-        result = audit_of(path, words, tokens, keys, phase, seed, bars)
+        result = audit_of(path, words, tokens, keys, phase, seed, bars, heads)
     if as_json:
         click.echo(json.dumps(result, indent=2, allow_nan=False))
     elif as_csv:
@@ -124,7 +130,14 @@ def _read(text: Any) -> str:
 
 
 def audit_of(
-    path: Path | None, text: str | None, tokens: int | None, keys: int, phase: "Phase", seed: int, progress: Progress
+    path: Path | None,
+    text: str | None,
+    tokens: int | None,
+    keys: int,
+    phase: "Phase",
+    seed: int,
+    progress: Progress,
+    heads: int | None = None,
 ) -> dict[str, Any]:
     """The audit as the dictionary that is its JSON; without a path, that of the demonstration."""
     if path is None:
@@ -135,7 +148,9 @@ def audit_of(
 
     watched = text is not None or tokens is not None
     share = 0.3 if watched else 1.0
-    weights = read_checkpoint(path, keys=keys, phase=phase, progress=lambda name, done: progress(name, share * done))
+    weights = read_checkpoint(
+        path, heads=heads, keys=keys, phase=phase, progress=lambda name, done: progress(name, share * done)
+    )
     if not watched:
         return weights.to_dict()
     from rootdk.audit.running import run_checkpoint

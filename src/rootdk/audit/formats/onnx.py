@@ -201,6 +201,7 @@ def _tensor(message: _Message, place: Place) -> tuple[str, Plain]:
     """An initializer, where its numbers lie."""
     name, code, shape = "", 0, []
     held: Place | None = None
+    listed: Place | None = None
     external: dict[str, str] = {}
     for number, kind, value in message.fields(*place):
         if number == 1:
@@ -211,6 +212,8 @@ def _tensor(message: _Message, place: Place) -> tuple[str, Plain]:
             name = message.text(*value)
         elif kind == _BYTES and (number == 9 or (number, code) in ((4, 1), (10, 11))):
             held = value  # raw, or packed numbers of 4 or 8 bytes
+        elif kind == _BYTES and (number, code) in ((5, 2), (5, 3)):
+            listed = value  # a list of integers; those from 0 to 127 take a byte each, as the type itself does
         elif number == 13 and kind == _BYTES:
             pair = {inner: message.text(*text) for inner, sort, text in message.fields(*value) if sort == _BYTES}
             external[pair.get(1, "")] = pair.get(2, "")
@@ -221,6 +224,8 @@ def _tensor(message: _Message, place: Place) -> tuple[str, Plain]:
     if external:
         source, held = _outside(message, name, external)
     size = math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize if dtype in NUMPY else 0
+    if held is None and listed is not None and listed[1] - listed[0] == size:
+        held = listed
     if held is None or dtype not in NUMPY:
         dtype, held = f"{dtype} in a list", (0, size)
     elif held[1] - held[0] != size:

@@ -19,9 +19,10 @@ from .onnx import MOST_SMALL, Graph, Node
 from .packed import Affine
 from .stored import NUMPY, NotReadError, Plain, Stored
 
-# Operations that move numbers and leave them as they are.
+# Operations that move numbers and leave them as they are, but for the rounding of activations to 8 bits.
 _MOVES = frozenset(
     {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Cast", "Identity", "Slice", "Neg", "Flatten", "Split"}
+    | {"Gather", "QuantizeLinear", "DequantizeLinear"}
 )
 _FUSED = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
@@ -33,7 +34,9 @@ _MOST_GRAPHS = 64
 class _Side:
     """Queries or keys: the projection that makes them, and what was met on the way.
 
-    part   which output of a split, for a projection of several
+    part      which part of a projection of several, once it is known
+    stacked   a reshape has stood queries, keys and values beside each other: how many heads each has; a transpose that
+              brings their axis to the front makes its sign negative, and what is then taken from there is one of them
     """
 
     weight: Stored
@@ -43,6 +46,8 @@ class _Side:
     width: int | None = None
     rotated: bool = False
     part: int | None = None
+    reshaped: bool = False
+    stacked: int = 0
 
 
 def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
@@ -54,7 +59,8 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
         number = len(facts)
         sides = trace.sides(softmax)
         if sides is None:
-            tensors[f"attention.{softmax.name}.{len(tensors)}"] = _NOTHING
+            if not trace.chooses(softmax):
+                tensors[f"attention.{softmax.name}.{len(tensors)}"] = _NOTHING
             continue
         query, key, factor = sides
         if (query.weight, key.weight) in known:
@@ -73,6 +79,8 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
             if held is not None:
                 tensors[f"{place}.input_layernorm.{name}"] = held
         facts.append((*heads, factor, query.rotated))
+    if not facts and not tensors:
+        raise NotReadError("it has no attention: no softmax in its graph is over products of queries and keys")
     if not facts:
         raise NotReadError("no softmax in its graph has queries and keys that are understood")
     if len(set(facts)) > 1:
@@ -149,6 +157,11 @@ class _Trace:
             factor = scale if isinstance(scale, float) and scale else (width or 1) ** -0.5
         return query, key, abs(factor * query.factor * key.factor)
 
+    def chooses(self, softmax: Node) -> bool:
+        """Whether it is no attention: it chooses among what one projection gives, such as the classes of a model."""
+        found = self._product(softmax.inputs[0] if softmax.inputs else "", 64)
+        return softmax.kind == "Softmax" and (found is None or self._weight(found[0]) is not None)
+
     def _product(self, value: str, depth: int) -> tuple[Node, float] | None:
         """The product of queries and keys behind the logits, and the factor between."""
         node = self._step(value, depth)
@@ -204,9 +217,46 @@ class _Trace:
             return None
         if node.kind == "Split" and len(node.outputs) > 1 and side.part is None and not side.rotated:
             return self._split(node, side, value)
-        if node.kind == "Reshape" and side.width is None:
-            return replace(side, width=self._last_of_shape(node))
-        return side
+        if node.kind in ("Slice", "Gather") and side.part is None and not side.rotated:
+            return self._taken(node, side)
+        if node.kind == "Transpose" and side.stacked > 0:
+            order = node.attributes.get("perm") or []
+            return replace(side, stacked=-side.stacked if order[:1] == [2] else side.stacked)
+        return self._shaped(node, side) if node.kind == "Reshape" else side
+
+    def _shaped(self, node: Node, side: _Side) -> _Side:
+        """What a reshape tells: the width of heads, or that queries, keys and values now stand beside each other."""
+        sides = self._sides(node)
+        outputs = side.weight.shape[side.weight.inputs_first]
+        if len(sides) == 5 and sides[2] == 3 and sides[4] > 0 and outputs % (3 * sides[4]) == 0 and side.part is None:
+            return replace(side, stacked=outputs // (3 * sides[4]), width=sides[4], reshaped=True)
+        # (batch, tokens, heads, d_k), or (tokens, batch x heads, d_k) as torch's own module has it.
+        of_heads = len(sides) == 4 or (len(sides) == 3 and 0 < sides[-1] < outputs)
+        width = sides[-1] if of_heads and sides[-1] > 0 else None
+        return replace(side, width=side.width or width, reshaped=True)
+
+    def _taken(self, node: Node, side: _Side) -> _Side:
+        """A slice of a fused projection: some of its outputs, or one of queries, keys and values that were stacked."""
+        if node.kind == "Gather":
+            places = self._integers(node.inputs[1]) if len(node.inputs) > 1 else []
+            axis, begin = node.attributes.get("axis", 0), places[0] if len(places) == 1 else -1
+            end = begin + 1
+        else:
+            given = [self._integers(name) for name in node.inputs[1:5]]
+            given += [node.attributes.get(name, []) for name in ("starts", "ends", "axes")] if not given else [[1]]
+            if any(len(numbers) != 1 for numbers in given[:3]) or given[3:4] not in ([[1]], [[]], []):
+                return side
+            (begin,), (end,), (axis,) = given[:3]
+        outputs = side.weight.shape[side.weight.inputs_first]
+        if side.stacked < 0 and axis == 0 and 0 <= begin < 3 and end == begin + 1:
+            count = -side.stacked * (side.width or 0)
+            begin, end = begin * count, (begin + 1) * count
+        elif (
+            side.reshaped or axis not in (-1, 2) or not 0 <= begin < (end := min(end, outputs)) or node.kind == "Gather"
+        ):
+            return side
+        bias = None if side.bias is None else Part(side.bias, begin, end - begin)
+        return replace(side, weight=Part(side.weight, begin, end - begin), bias=bias, part=begin, stacked=0)
 
     def _split(self, node: Node, side: _Side, value: str) -> _Side | None:
         """One of the parts of a fused projection: its columns of the weight."""
@@ -259,9 +309,13 @@ class _Trace:
 
     def _unquantised(self, node: Node) -> str:
         """What is projected, before it was made integers."""
-        maker = self._makers.get(node.inputs[0])
-        made = maker is not None and maker.kind in ("DynamicQuantizeLinear", "DequantizeLinear", "QuantizeLinear")
-        return maker.inputs[0] if made and maker is not None and maker.inputs else node.inputs[0]
+        value = node.inputs[0]
+        for _ in range(2):
+            maker = self._makers.get(value)
+            if maker is None or maker.kind not in ("DynamicQuantizeLinear", "DequantizeLinear", "QuantizeLinear"):
+                break
+            value = maker.inputs[0] if maker.inputs else value
+        return value
 
     def _rescaled(self, node: Node) -> bool:
         """Whether a product only gives integers their scale back: a cast of MatMulInteger times two scales."""
@@ -277,7 +331,7 @@ class _Trace:
         node = self._makers.get(value)
         shift: Stored | None = None
         for _ in range(4):
-            if node is None or node.kind not in ("Cast", "Identity", "Reshape"):
+            if node is None or node.kind not in ("Cast", "Identity", "Reshape", "QuantizeLinear", "DequantizeLinear"):
                 break
             node = self._makers.get(node.inputs[0]) if node.inputs else None
         if node is None:
@@ -298,16 +352,16 @@ class _Trace:
         held = self._held.get(name)
         return held if held is not None and len(held.shape) == 1 and held.itemsize else None
 
-    def _last_of_shape(self, node: Node) -> int | None:
-        """The last side of a reshape to (batch, tokens, heads, d_k), as a constant or as the last of several."""
+    def _sides(self, node: Node) -> list[int]:
+        """The sides that a reshape makes, 0 for what the graph computes; none where it does not say how many."""
         if len(node.inputs) < 2:
-            return None
+            return []
         sides = self._integers(node.inputs[1])
         maker = self._makers.get(node.inputs[1])
-        if not sides and maker is not None and maker.kind == "Concat" and len(maker.inputs) == 4:
-            last = self._integers(maker.inputs[3])
-            sides = [0, 0, 0, *last] if len(last) == 1 else []
-        return sides[-1] if len(sides) == 4 and sides[-1] > 0 else None
+        if not sides and maker is not None and maker.kind == "Concat":
+            known = [self._integers(name) for name in maker.inputs]
+            sides = [one[0] if len(one) == 1 else 0 for one in known]
+        return sides
 
     def _small(self, name: str) -> Any:
         held = self._held.get(name)
