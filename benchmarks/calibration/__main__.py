@@ -139,6 +139,7 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
+    torch.backends.mha.set_fastpath_enabled(False)  # faults are made of what the modules of attention are given
     results = calibrate(wanted, lambda line: print(line, flush=True))
     if wanted:
         return

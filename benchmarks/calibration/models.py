@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.calibration import plain
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "calibration"
 # Long enough for a few hundred tokens in every vocabulary of words.
@@ -30,6 +32,10 @@ TEXT = (
 _ANTIBODY = (
     "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
     "QVQLQQPGAELVKPGASVKMSCKASGYTFTSYNMHWVKQTPGRGLEWIGAIYPGNGDTSYNQKFKGKATLTADKSSSTAYMQLSSLTSEDSAVYYCARSTYYGGDWYFNVWGAGTTVTVSA",
+)
+_CHINESE = (
+    "蔡英文總統今天受邀參加台北市政府所舉辦的陽明山馬拉松比賽，"
+    "而且她在比賽當中跑出了相當不錯的成績，現場的民眾都為她熱烈地鼓掌加油。"
 )
 _POSITIONS = "decoder.sentence_encoder.embed_positions.weight"
 _REACTIONS = (
@@ -191,6 +197,29 @@ def _smollm2() -> tuple[Any, Inputs]:
     return model, dict(tokenizer([TEXT], return_tensors="pt"))
 
 
+def _monpa() -> tuple[Any, Inputs]:
+    """Splits Chinese text into words."""
+    folder = installed("monpa==0.3.3") / "monpa"
+    fields = json.loads((folder / "albert_config" / "albert_config_mo.json").read_text("utf-8"))
+    model = transformers.AlbertModel(transformers.AlbertConfig(**fields), add_pooling_layer=False)
+    state = torch.load(folder / "model" / "monpa_model_8000.pt", weights_only=True, map_location="cpu")
+    absent, _ = model.load_state_dict(
+        {name.removeprefix("albert."): held for name, held in state.items()}, strict=False
+    )
+    if any("weight" in name for name in absent):
+        raise RuntimeError(f"monpa: no weights for {absent}")
+    return model, {"input_ids": _ids(folder / "vocab_monpa.vocab", [["[CLS]", *_CHINESE, "[SEP]"]])}
+
+
+def _anarcii(size: str) -> Callable[[], tuple[Any, Inputs]]:
+    return lambda: plain.anarcii(installed("anarcii==2.0.8"), size, _ANTIBODY)
+
+
+def _distillmos() -> tuple[Any, Inputs]:
+    speech = installed("moonshine-voice==0.1.5") / "moonshine_voice" / "assets" / "two_cities.wav"
+    return plain.distillmos(installed("distillmos==0.9.1"), speech)
+
+
 # Trained here.
 
 
@@ -303,6 +332,10 @@ MODELS: tuple[Trained, ...] = (
       for name, folder in (("pretrained", "bert_pretrained"), ("fine-tuned", "bert_ft"))),
     Trained("sapiens heavy", "sapiens", "encoder", _sapiens("vh")),
     Trained("sapiens light", "sapiens", "encoder", _sapiens("vl")),
+    Trained("MONPA", "monpa", "encoder", _monpa),
+    Trained("ANARCII", "anarcii", "encoder-decoder", _anarcii("4_2_128_512")),
+    Trained("ANARCII, fast", "anarcii", "encoder-decoder", _anarcii("4_1_128_512")),
+    Trained("DistillMOS", "distillmos", "speech", _distillmos),
     Trained("Gemma 3, small", "trained here", "decoder", _of_characters(
         "gemma3", transformers.Gemma3TextConfig(**_SMALL, sliding_window=64, query_pre_attn_scalar=32),
         transformers.Gemma3ForCausalLM)),

@@ -115,11 +115,10 @@ def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> li
     for kind in _kinds(layer for layer in layers if layer.judged):
         middles = [_middle(layer, "score_deviation" if measured else "predicted_deviation") for layer in kind]
         uneven = [float(layer.facts.get("unevenness", math.nan)) for layer in kind]
-        if not measured and not input_known(kind[0]):
-            middles[0] = math.nan  # what the embeddings give is of another size
         for place, layer in enumerate(kind):
             above = _above(middles[place], np.delete(middles, place))
-            findings.append(judge(layer.name, None, metric, above, keys))
+            if measured or place or input_known(layer):  # what the embeddings give is of any size
+                findings.append(judge(layer.name, None, metric, above, keys))
             if len(kind) >= _FEWEST and _mostly_above(_TRAINED, np.delete(uneven, place)):
                 findings.append(judge(layer.name, None, "unevenness", uneven[place], keys))
             findings += [
