@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 
-class Plain(nn.Module):
+class Plain(nn.Module):  # type: ignore[misc]
     """What the calibration asks of a model beside its forward: something like a config, and a way to save weights."""
 
     def __init__(self, heads: int) -> None:

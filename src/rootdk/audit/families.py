@@ -198,11 +198,11 @@ def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> 
     place, _, last = name.rpartition(".")
     if last == "in_proj_weight":  # nn.MultiheadAttention
         bias = f"{place}.in_proj_bias".lstrip(".")
-        query, key = (
+        sides = (
             Side(name, bias if bias in known else None, None, None, *_gain_and_shift(before, known))
             for before in _input_norms(place, known, model_types)
         )
-        return Projections(place, "blocks", query, key)
+        return Projections(place, "blocks", *sides)
     module, _, projection = place.rpartition(".")
     if last != "weight" or "linear_attn" in module:
         return None

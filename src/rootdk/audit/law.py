@@ -43,6 +43,11 @@ class Law:
         """E[q q']."""
         return self.covariance + np.outer(self.mean, self.mean)
 
+    @property
+    def mean_square(self) -> float:
+        """E|q|^2."""
+        return float(np.trace(self.covariance) + self.mean @ self.mean)
+
     def scaled(self, gain: Any, shift: Any = 0.0) -> Law:
         """The law of gain * q + shift, component by component."""
         gain = np.broadcast_to(gain, self.mean.shape)
