@@ -201,7 +201,7 @@ def test_a_first_layer_that_reads_embeddings_is_not_compared(tmp_path: Path) -> 
     audit = read_checkpoint(tmp_path, heads=4)
     assert audit.verdict == "healthy"
     assert [finding.metric for finding in audit.findings if "norm comes before the projections" in finding.source] == [
-        "input_norm"
+        "unknown_norms"
     ]
     save_file(stack([1.0, 1.0, 8.0, 1.0]), tmp_path / "model.safetensors")
     assert read_checkpoint(tmp_path, heads=4).flagged == ["layers.2.self_attn"]

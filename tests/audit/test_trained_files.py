@@ -118,3 +118,13 @@ def test_the_memory_that_a_gguf_file_takes(installed: Callable[[str], Path]) -> 
 def test_an_encoder_in_safetensors(installed: Callable[[str], Path]) -> None:
     file = one(installed("sre-embedding-model"), "model.safetensors")
     assert numbers(file.parent)[0] == 6
+
+
+def test_the_page_of_audited_models() -> None:
+    """docs/audit-models.md is what docs/audit_models.py writes today, and no model on it is flagged."""
+    root = Path(__file__).parents[2]
+    code = "import sys; sys.path.insert(0, 'docs'); from audit_models import page; sys.stdout.write(page())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, encoding="utf-8", check=True)
+    written = (root / "docs" / "audit-models.md").read_text("utf-8")
+    assert done.stdout == written
+    assert written.count(": healthy  (") == written.count("\n## ") == 12

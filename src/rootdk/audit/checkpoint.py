@@ -216,7 +216,7 @@ def _unnormed(layers: list[LayerAudit]) -> list[Finding]:
     source = f"which norm comes before the projections is not known in {len(unknown)} of {len(layers)} layers"
     remedy = "run the model while it is watched: from weights these layers are judged as if their input had size 1, "
     remedy += "and only beside each other"
-    return [Finding(unknown[0].name, None, "input_norm", "note", 0.0, 1.0, source, remedy)]
+    return [Finding(unknown[0].name, None, "unknown_norms", "note", float(len(unknown)), 0.0, source, remedy)]
 
 
 def _about(config: Config, facts: list[Facts], keys: int) -> dict[str, Any]:
