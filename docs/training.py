@@ -5,16 +5,36 @@ A test holds the file to what this prints.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-from rootdk.lab.training import Interval, Results, interval, shipped
-from rootdk.lab.training.results import Outcome, best, difference, known, lost, outcomes, sharpest, widths
-from rootdk.lab.training.run import ADDITIVE, TASKS
+from rootdk.errors import ArgumentError
+from rootdk.lab.training import Group, Interval, Results, interval, shipped
+from rootdk.lab.training.results import (
+    LEARNED,
+    Arm,
+    Estimate,
+    best,
+    estimate,
+    grouped,
+    known,
+    largest,
+    lowest,
+    outcomes,
+    setting,
+    sharpest_ever,
+    unstable,
+    widths,
+)
+from rootdk.lab.training.run import ADDITIVE
+from rootdk.lab.training.run_lists import plan
 
 TARGET = Path(__file__).with_name("training.md")
 RULES = {"none": "1", "sqrt": "1/sqrt(d_k)", "dk": "1/d_k"}
-LITTLE = 0.1
-LEARNED = 0.9
+WIDE = 256
+COLLAPSED = 0.05
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -37,96 +57,191 @@ def percent(x: float) -> str:
     return f"{100 * x:.0f} %"
 
 
-def runs_of_each_task(results: Results) -> str:
+def rate_of(group: Group) -> str:
+    """The chosen learning rate, with a mark where a better one may lie beyond those that were tried."""
+    mark = {"lowest": " (lowest tried)", "highest": " (highest tried)", "only": " (only one tried)"}.get(group.edge, "")
+    return f"{group.best.rate:g}{mark}"
+
+
+def steps_of(group: Group) -> list[str]:
+    """How many runs came to 90 %, the median of their steps, and from where to where they lie."""
+    best = group.best
+    return [f"{best.learned} of {len(best.runs)}", *spread(best.steps, group.spec.steps)]
+
+
+def spread(steps: Sequence[int | None], budget: int) -> list[str]:
+    ordered = sorted(math.inf if step is None else step for step in steps)
+    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    words = [f"over {budget:,}" if step == math.inf else f"{step:,.0f}" for step in (middle, ordered[0], ordered[-1])]
+    return [words[0], f"{words[1]} to {words[2]}"]
+
+
+def times(found: Estimate) -> str:
+    """A ratio of steps, from the logarithm, with its interval."""
+    return f"{math.exp(found.value):.2f} ({math.exp(found.low):.2f} to {math.exp(found.high):.2f})"
+
+
+def slower(results: Results, a: dict[str, Any], b: dict[str, Any], rate: float | None = None) -> Estimate:
+    """ln of the steps that a takes over those of b, on recall."""
+    arms = (Arm(setting(results, task="recall", **spec), "log_steps", rate) for spec in (a, b))
+    return estimate(lambda one, other: one - other, *arms)
+
+
+def behind(results: Results, a: dict[str, Any], b: dict[str, Any]) -> Estimate:
+    """By how many nats a ends above b."""
+    return estimate(lambda one, other: one - other, *(Arm(setting(results, **spec), "loss") for spec in (a, b)))
+
+
+def nats(found: Estimate) -> str:
+    return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+
+
+def what_was_run(results: Results) -> str:
     rows = []
-    for task in TASKS:
-        some = results.select(task=task)
-        rows.append(
-            [
-                task,
-                ", ".join(map(str, results.values("d_k", task=task))),
-                ", ".join(f"{rate:g}" for rate in results.values("learning_rate", task=task, optimizer="adam")),
-                str(len(results.values("seed", task=task))),
-                str(some[0].spec.steps),
-                str(len(some)),
-            ]
-        )
-    return table(["task", "d_k", "learning rates of Adam", "seeds", "steps", "runs"], rows)
-
-
-def with_and_without(results: Results) -> str:
-    rows = []
-    for task in TASKS:
-        for d_k in widths(results, task, "none"):
-            found = {rule: best(results, task=task, rule=rule, d_k=d_k) for rule in RULES}
-            cells = [f"{shown(one.loss, 3)} ({percent(one.accuracy.mean)})" for one in found.values()]
-            rows.append([task, str(d_k), *cells])
-    return table(["task", "d_k", *(f"{name}: loss (right)" for name in RULES.values())], rows)
-
-
-def rate_by_rate(results: Results, d_k: int, task: str = "recall") -> str:
-    some = {rule: outcomes(results, task=task, rule=rule, d_k=d_k) for rule in RULES}
-    rows = [
-        [f"{at[0].rate:g}", *(f"{shown(one.loss, 3)} ({percent(one.accuracy.mean)})" for one in at)]
-        for at in zip(*some.values(), strict=True)
+    for group in grouped(results.runs):
+        spec = group.spec
+        seeds = sorted({len(outcome.runs) for outcome in group.outcomes})
+        rates = ", ".join(f"{rate:g}" for rate in group.rates)
+        rows.append([spec.task, line_of(group), str(spec.d_k), rates, "/".join(map(str, seeds)), str(len(group.runs))])
+    merged: dict[tuple[str, ...], list[list[str]]] = {}
+    for row in rows:
+        merged.setdefault((row[0], row[1], row[3], row[4]), []).append(row)
+    lines = [
+        [
+            task,
+            line,
+            ", ".join(sorted((row[2] for row in some), key=int)),
+            rates,
+            seeds,
+            str(sum(int(row[5]) for row in some)),
+        ]
+        for (task, line, rates, seeds), some in merged.items()
     ]
-    return table(["learning rate", *(f"{name}: loss (right)" for name in RULES.values())], rows)
+    return table(["task", "arm", "d_k", "learning rates", "seeds of each", "runs"], lines)
 
 
-def learned_runs(results: Results) -> str:
-    """How many runs of recall get it, by rule and learning rate."""
+def line_of(group: Group) -> str:
+    """An arm in words."""
+    spec = group.spec
+    fourth = spec.d_k**0.25
+    words = {
+        "qk_size": {1 / fourth: "W_q, W_k start smaller by d_k^1/4", fourth: "W_q, W_k start larger by d_k^1/4"},
+        "qk_rate": {fourth: "rate of W_q, W_k larger by d_k^1/4"},
+        "qk_gradient": {fourth**2: "gradients of W_q, W_k larger by d_k^1/2"},
+        "v_size": {spec.d_k**0.5: "v starts larger by d_k^1/2"},
+    }
+    parts = [words[name][getattr(spec, name)] for name in words if getattr(spec, name) != 1.0]
+    parts += ["QK-norm"] * spec.qk_norm + [f"warm-up of {spec.warmup} steps"] * bool(spec.warmup)
+    parts += [f"{spec.layers} layer of width {spec.width}"] * (spec.width != 32)
+    return ", ".join([RULES.get(spec.rule, spec.rule), *parts])
+
+
+def missing(results: Results) -> str:
+    """Which runs of the plan are not there."""
+    have = {run.spec for run in results.runs}
+    lost: dict[tuple[str, ...], dict[float, int]] = {}
+    for spec in plan("default"):
+        if spec not in have:
+            line = line_of(Group((replace(results.runs[0], spec=spec),)))
+            rates = lost.setdefault((spec.task, line, str(spec.d_k)), {})
+            rates[spec.learning_rate] = rates.get(spec.learning_rate, 0) + 1
+    if not lost:
+        return "All runs of the plan are there."
+    rows = [[*arm, ", ".join(f"{rate:g}" for rate in sorted(rates)), str(sum(rates.values()))]
+            for arm, rates in lost.items()]  # fmt: skip
+    return (
+        f"**{sum(sum(rates.values()) for rates in lost.values())} of the {len(plan('default'))} runs of the plan have not "
+        "been made.** `rootdk train-study --missing --out more.json` makes them, and goes on where it was interrupted:\n\n"
+        + table(["task", "arm", "d_k", "learning rates", "runs missing"], rows)
+    )
+
+
+def recall(results: Results, *arms: dict[str, Any]) -> str:
     rows = []
-    for rate in results.values("learning_rate", task="recall"):
+    for arm in arms:
+        group = setting(results, task="recall", **arm)
+        rows.append([str(group.spec.d_k), line_of(group), rate_of(group), *steps_of(group)])
+    return table(["d_k", "scale", "learning rate", "came to 90 %", "median of steps", "from, to"], rows)
+
+
+def by_rate(results: Results, d_k: int) -> str:
+    """How many runs of recall get it, and when, by rule and learning rate."""
+    groups = {rule: setting(results, task="recall", rule=rule, d_k=d_k) for rule in RULES}
+    rows = []
+    for rate in sorted({rate for group in groups.values() for rate in group.rates}):
         cells = []
-        for rule in RULES:
-            some = results.select(task="recall", rule=rule, learning_rate=rate, qk_rate=1.0, qk_size=1.0)
-            cells.append(f"{sum((run.last.accuracy or 0.0) > LEARNED for run in some)} of {len(some)}")
+        for group in groups.values():
+            if rate not in group.rates:
+                cells.append("not run")
+                continue
+            here = group.at(rate)
+            cells.append(f"{here.learned} of {len(here.runs)}, {spread(here.steps, group.spec.steps)[0]}")
         rows.append([f"{rate:g}", *cells])
     return table(["learning rate", *RULES.values()], rows)
 
 
-def highest_rates(results: Results) -> str:
-    """The highest learning rate at which little less is learned than by the best of all rules and widths."""
+def losses(results: Results, task: str) -> str:
     rows = []
-    for task in TASKS:
-        d_ks = widths(results, task, "none")
-        every = {(rule, d_k): outcomes(results, task=task, rule=rule, d_k=d_k) for rule in RULES for d_k in d_ks}
-        top = min((one for some in every.values() for one in some), key=lambda one: one.loss.mean)
-        for rule, name in RULES.items():
-            cells = [_highest(every[rule, d_k], top) for d_k in d_ks]
-            rows.append([task, name, ", ".join(f"{cell} at {d_k}" for cell, d_k in zip(cells, d_ks, strict=True))])
-    return table(["task", "scale", "highest learning rate that learns, by d_k"], rows)
+    for d_k, (rule, name) in product(results.values("d_k", task=task), RULES.items()):
+        if has(results, task=task, **arm(rule, d_k)):
+            group = setting(results, task=task, rule=rule, d_k=d_k)
+            one = group.best
+            rows.append([task, str(d_k), name, rate_of(group), shown(one.loss, 3), f"{100 * one.accuracy.mean:.1f} %"])
+    return table(["task", "d_k", "scale", "learning rate", "loss", "right"], rows)
 
 
-def _highest(rates: Sequence[Outcome], top: Outcome) -> str:
-    learned = [one.rate for one in rates if lost(one, top)[0] < LITTLE]
-    return f"{max(learned):g}" if learned else "none"
+CAUSES = {
+    "1/sqrt(d_k)": {"rule": "sqrt"},
+    "1/d_k": {"rule": "dk"},
+    "1/d_k, gradients of W_q and W_k times 16": {"rule": "dk", "qk_gradient": 16.0},
+    "1/d_k, learning rate of W_q and W_k times 4": {"rule": "dk", "qk_rate": 4.0},
+    "1/d_k, learning rate and start of W_q and W_k times 4": {"rule": "dk", "qk_rate": 4.0, "qk_size": 4.0},
+}
+CAUSE_RATE = 1e-3
 
 
-def matched(results: Results) -> str:
+def causes(results: Results) -> str:
     rows = []
-    for task, optimizer, power in (("digits", "sgd", 0.5), ("recall", "adam", 0.25)):
-        same = {"task": task, "optimizer": optimizer, "d_k": 256}
-        changes = {
-            "1/sqrt(d_k)": {"rule": "sqrt"},
-            "1/d_k": {"rule": "dk"},
-            "1/d_k, learning rate matched": {"rule": "dk", "qk_rate": 256.0**power},
-            "1/d_k, learning rate and start matched": {"rule": "dk", "qk_rate": 256.0**power, "qk_size": 256.0**0.25},
-        }
-        rate = best(results, rule="sqrt", **same).rate
-        for name, change in changes.items():
-            one = next(found for found in outcomes(results, **same, **change) if found.rate == rate)
-            entropy = interval(min(known(layer.entropy) for layer in run.moments[0].layers) for run in one.runs)
-            rows.append([f"{task}, {optimizer}, {rate:g}", name, f"{entropy.mean:.2f}", shown(one.loss, 3)])
-    return table(["task, optimizer, rate", "scale", "H / ln n at the start", "loss at the end"], rows)
+    usual = {"rule": "dk", "d_k": WIDE}
+    for name, change in CAUSES.items():
+        spec = {**change, "d_k": WIDE}
+        if not has(results, task="recall", **spec):
+            continue
+        here = setting(results, task="recall", **spec).at(CAUSE_RATE)
+        first = here.runs[0]
+        ratio = "1" if spec == usual else times(slower(results, spec, usual, CAUSE_RATE))
+        entropy = interval(min(known(layer.entropy) for layer in run.moments[0].layers) for run in here.runs)
+        rows.append([name, f"{entropy.mean:.2f}", f"{here.learned} of {len(here.runs)}",
+                     *spread(here.steps, first.spec.steps), ratio])  # fmt: skip
+    head = [
+        "scale",
+        "H / ln n at the start",
+        "came to 90 %",
+        "median of steps",
+        "from, to",
+        "steps over those of 1/d_k",
+    ]
+    return table(head, rows)
 
 
 def additive(results: Results) -> str:
     rows = []
     for d_k in widths(results, "digits", ADDITIVE):
-        found = [best(results, task="digits", rule=rule, d_k=d_k) for rule in (ADDITIVE, "none", "sqrt")]
-        rows.append([str(d_k), *(f"{shown(one.loss)} ({100 * one.accuracy.mean:.1f} %)" for one in found)])
-    return table(["d_k", "additive: loss (right)", "dot product", "dot product / sqrt(d_k)"], rows)
+        arms = {
+            "additive, starts as q.k/sqrt(d_k)": {"rule": ADDITIVE},
+            "additive, starts as q.k": {"rule": ADDITIVE, "v_size": d_k**0.5},
+            "dot product": {"rule": "none"},
+            "dot product / sqrt(d_k)": {"rule": "sqrt"},
+        }
+        for name, arm in arms.items():
+            group = setting(results, task="digits", d_k=d_k, **arm)
+            one = group.best
+            gap = nats(
+                behind(results, {"task": "digits", "d_k": d_k, "rule": "none"}, {"task": "digits", "d_k": d_k, **arm})
+            )
+            rows.append([str(d_k), name, rate_of(group), shown(one.loss, 3), f"{100 * one.accuracy.mean:.1f} %",
+                         "" if arm == {"rule": "none"} else gap])  # fmt: skip
+    return table(["d_k", "scores", "learning rate", "loss", "right", "dot product less this"], rows)
 
 
 def transplants(results: Results, d_k: int) -> str:
@@ -134,174 +249,283 @@ def transplants(results: Results, d_k: int) -> str:
     rows = []
     for at, (kappa, _, _) in enumerate(runs[0].transplant):
         loss = interval(run.transplant[at][1] for run in runs)
-        largest = interval(run.transplant[at][2] for run in runs)
-        rows.append([f"{kappa:g}", size(largest.mean), shown(loss)])
+        logits = interval(run.transplant[at][2] for run in runs)
+        rows.append([f"{kappa:g}", size(logits.mean), shown(loss, 3)])
     natural = interval(max(known(layer.largest) for layer in run.last.layers) for run in runs)
-    rows.append(["as trained", size(natural.mean),
-                 shown(interval(run.last.loss for run in runs))])  # fmt: skip
+    rows.append(["as trained", size(natural.mean), shown(interval(run.last.loss for run in runs), 3)])
     return table(["kappa", "largest logit", "loss"], rows)
 
 
-def ladder(results: Results) -> str:
+def ladder(results: Results, d_k: int) -> str:
     rows = []
-    for one in outcomes(results, task="text", rule="sqrt", d_k=64):
-        largest = interval(max(known(layer.largest) for layer in run.last.layers) for run in one.runs)
-        rows.append([f"{one.rate:g}", shown(one.entropy, 3), size(largest.mean), shown(one.loss)])
-    return table(["learning rate", "H / ln n of the sharpest layer", "largest logit", "loss"], rows)
+    for one in outcomes(results, task="text", rule="sqrt", d_k=d_k):
+        logits = interval(largest(run) for run in one.runs)
+        count = len(one.runs)
+        rows.append(
+            [
+                f"{one.rate:g}",
+                f"{sum(sharpest_ever(run) < COLLAPSED for run in one.runs)} of {count}",
+                size(logits.mean),
+                str(sum(run.spikes for run in one.runs)),
+                str(one.diverged),
+                f"{sum(unstable(run) for run in one.runs)} of {count}",
+                shown(one.loss, 3),
+            ]
+        )
+    head = ["learning rate", "collapsed", "largest logit", "spikes", "diverged", "unstable", "lowest loss"]
+    return table(head, rows)
 
 
 def text(results: Results | None = None) -> str:
     results = results or shipped()
+    parts = [what_it_is(results), without_it(results), start(results), causes_of_lag(results), additive_attention(results),
+             of_text(results), side_arms(results), meaning()]  # fmt: skip
+    return "\n".join(part for part in parts if part)
+
+
+def has(results: Results, **spec: Any) -> bool:
+    """Whether an arm was run, with two seeds of each learning rate at least."""
+    try:
+        setting(results, **spec)
+    except ArgumentError:
+        return False
+    return True
+
+
+def arm(rule: str, d_k: int, **more: Any) -> dict[str, Any]:
+    return {"rule": rule, "d_k": d_k, **more}
+
+
+def what_it_is(results: Results) -> str:
     about = results.about
-    model = results.runs[0].spec
-    wide = widths(results, "recall", "none")[-1]
-    without, root = (best(results, task="recall", rule=rule, d_k=wide) for rule in ("none", "sqrt"))
-    gain = {
-        task: difference(*(best(results, task=task, rule=rule, d_k=d_k).loss for rule in ("none", "sqrt")))[0]
-        for task in TASKS
-        for d_k in widths(results, task, "none")[-1:]
-    }
-    small = {
-        task: difference(*(best(results, task=task, rule=rule, d_k=d_k).loss for rule in ("none", "sqrt")))[0]
-        for task in TASKS
-        for d_k in widths(results, task, "none")[:1]
-    }
-    text_small = widths(results, "text", "none")[0]
+    budget = results.select(task="recall")[0].spec.steps
+    digits, texts = (results.select(task=task) for task in ("digits", "text"))
+    flat = sum(run.end == "flat" for run in digits)
     diverged = sum(run.diverged for run in results.runs)
-    added = widths(results, "digits", ADDITIVE)
-    behind = [
-        difference(*(best(results, task="digits", rule=rule, d_k=d_k).loss for rule in ("none", ADDITIVE)))[0]
-        for d_k in (added[0], added[-1])
-    ]
-    text_d_k = widths(results, "text", "none")[-1]
-    learned = best(results, task="text", rule="sqrt", d_k=text_d_k).runs
-    rise = interval(known(run.transplant[-1][1]) - known(run.last.loss) for run in learned)
-    worth = interval(known(run.transplant[0][1]) - known(run.last.loss) for run in learned)
-    steps = outcomes(results, task="text", rule="sqrt", d_k=64)
-    sharp = [
-        run
-        for run in results.select(task="recall", rule="sqrt")
-        if (run.last.accuracy or 0.0) > 0.99 and sharpest(run) < 0.05
-    ]
+    seconds = sum(run.seconds for run in results.runs)
+    of_text = (
+        f" Text: after {texts[0].spec.steps} steps, which is far from flat: it compares how fast is learned, not how well in the end."
+        if texts
+        else ""
+    )
     return f"""# Does the scale matter when a model learns?
 
 The argument for sqrt(d_k) is about the first step: with it, random queries and keys start in one state whatever d_k is
-([why-root-dk.md](why-root-dk.md)). What follows for training is a guess until somebody trains. These are small models on three
-tasks, {len(results.runs)} runs, made by `rootdk train-study` and shipped with the package: `rootdk.lab.training.shipped()` has them,
+([why-root-dk.md](why-root-dk.md)). What follows for training is a guess until somebody trains. These are very small models, {len(results.runs)}
+runs, made by `rootdk train-study` and shipped with the package: `rootdk.lab.training.shipped()` has them,
 `rootdk` draws them into its report, `rootdk claims --id 16` judges by them. Every number below is read off them by
-[training.py](training.py). Small models on one CPU: read it as what can happen, not as what must happen at scale.
+[training.py](training.py). Read it as what can happen, not as what must happen at scale.
+
+An earlier version of this page said that without the scale recall is never learned at d_k = 256 and more. That was its budget of 300
+steps speaking. It also said that 1/d_k is late because its gradients are small, and Adam does not care.
 
 ## What was run
 
-A Transformer with {model.layers} layers of width {model.width} and {model.heads} heads, norms before, no dropout, no warm-up. All
-weights start with variance 1/fan-in, so that queries and keys have variance 1. **Only the width of queries and keys changes with
-d_k**, and everything else keeps its size. Three tasks:
+A Transformer with 2 layers of width 32 and one head, norms before, no dropout, Adam. All weights start with variance 1/fan-in, so that
+queries and keys have variance 1, if an arm does not say otherwise. **Only the width of queries and keys changes with d_k**, and
+everything else keeps its size. Three tasks:
 
-- *recall*: 24 pairs of a name and a value, then names whose values are asked for. It needs attention and nothing else.
+- *recall*: 12 pairs of a name and a value, then 12 names whose values are asked for. It needs attention and nothing else.
 - *text*: the next character of the sources of Python's standard library, 64 at a time; a decoder. Another version of Python has another
-  text.
+  text.{"" if texts else " Its runs are planned, and none is shipped yet."}
 - *digits*: scikit-learn's images of 8 x 8 pixels, in 16 patches; an encoder.
 
-{runs_of_each_task(results)}
+{what_was_run(results)}
 
-Loss and accuracy belong to data that was not trained on. "±" is half of the 95 % interval of the mean over seeds (Student's t: with
-three seeds it is wide, and on recall, which a run either gets or does not, very wide). Where two intervals overlap the runs do not
-tell the two apart. {diverged or "No"} run{"" if diverged == 1 else "s"} ended in a loss that was no number. Made with torch {about["torch"]},
-Python {about["python"]}, kernel {about["kernel"]}, {about["cpus"]} CPUs.
+**When a run ends.** Recall: once 99 % of the validation set are right at three looks in a row, or after {budget:,} steps. A run that has
+not come so far is *censored*: it counts as "over {budget:,}", and where a mean is taken with the budget, which makes what is slow look
+faster than it is. Digits: once the second half of all steps has not lowered the validation loss by 1 %, or after {digits[0].spec.steps} steps
+({flat} of {len(digits)} runs were flat, the others used up their budget).{of_text} Looks are
+a tenth apart, and steps are known to a tenth.
 
-## Without the scale
+**What is compared.** Data are in three parts. The learning rate of every arm is chosen by the validation set; what is reported belongs to
+the test set, at the look where the validation loss is lowest. Where the best rate is at an end of those that were tried, the table says
+so: a better one may lie beyond. "±" is half of the 95 % interval of the mean over seeds (Student's t); a range in brackets is the middle
+95 % of a bootstrap that draws seeds and chooses the learning rates again. {"No run" if not diverged else f"{diverged} runs"} ended in a loss that was no
+number. Made with torch {about["torch"]}, Python {about["python"]}, kernel {about["kernel"]}, one thread each: {seconds / 3600:.1f} hours of runs on
+{about["cpus"]} cores that had other work.
 
-Each rule at the best of the learning rates that were tried, after equally many steps:
+{missing(results)}
+"""
 
-{with_and_without(results)}
 
-At d_k = {wide} the unscaled model answers {percent(without.accuracy.mean)} of recall, which is guessing, and the scaled one {percent(root.accuracy.mean)}.
-On text and digits it does learn, and ends {gain["text"]:.2f} and {gain["digits"]:.2f} nats behind: a model can work around attention
-that is frozen, where the task lets it. At d_k = 16 the difference on recall and digits is {small["recall"]:.2f} nats each, which these runs
-do not tell from none; on text it is {small["text"]:.2f} at d_k = {text_small} already.
+def without_it(results: Results) -> str:
+    budget = results.select(task="recall")[0].spec.steps
+    small, large = widths(results, "recall", "none")[0], WIDE
+    arms = [arm(rule, d_k) for d_k in (small, large) for rule in RULES if has(results, task="recall", **arm(rule, d_k))]
+    without = setting(results, task="recall", **arm("none", large))
+    best_root = setting(results, task="recall", **arm("sqrt", large))
+    rates = f"{without.best.rate:g} against {best_root.best.rate:g} with the scale"
+    tables, gains = [], []
+    for task in ("text", "digits"):
+        d_ks = [d_k for d_k in (16, 128) if all(has(results, task=task, **arm(rule, d_k)) for rule in ("none", "sqrt"))]
+        if d_ks:
+            tables.append(losses(results, task))
+            for d_k in d_ks:
+                gain = behind(results, {"task": task, **arm("none", d_k)}, {"task": task, **arm("sqrt", d_k)})
+                gains.append(f"{task} at d_k = {d_k}: {nats(gain)}")
+    return f"""## Without the scale
 
-## Where 1/d_k wins, and where it loses
+{recall(results, *arms)}
 
-Recall at d_k = {wide}, by learning rate:
+At d_k = {large} the unscaled model takes {times(slower(results, arm("none", large), arm("sqrt", large)))} times the steps of the scaled one, at d_k = {small} {times(slower(results, arm("none", small), arm("sqrt", small)))}.
+It is late, not dead: at d_k = {large} {without.best.learned} of {len(without.best.runs)} seeds come to {percent(LEARNED)} right within {budget:,} steps, at a learning rate of its own
+({rates}). Elsewhere the loss says how far behind it stays:
 
-{rate_by_rate(results, wide)}
+{chr(10).join(part + chr(10) for part in tables)}
+What the scale gains, in nats with the interval: {"; ".join(gains)}.
+"""
 
-At the lowest rate 1/d_k is late: its gradient to the queries is smaller by sqrt(d_k), and its weights start all but uniform. At higher
-rates it is the other way round. A run of recall gets it or does not, so what can be counted is how many do (more than 90 % right),
-over all d_k:
 
-{learned_runs(results)}
+def start(results: Results) -> str:
+    small, large, norm = (
+        arm("none", WIDE, qk_size=WIDE**-0.25), arm("dk", WIDE, qk_size=WIDE**0.25), arm("sqrt", WIDE, qk_norm=True),
+    )  # fmt: skip
+    if not has(results, task="recall", **small):
+        return ""
+    root = arm("sqrt", WIDE)
+    rows = [arm("none", WIDE), small, root]
+    ratio = times(slower(results, small, root))
+    words = [f"From the smaller start the unscaled model takes {ratio} times the steps of 1/sqrt(d_k)."]
+    if has(results, task="recall", **norm):
+        rows.append(norm)
+        words.append(f"Queries and keys that are normalised take {times(slower(results, norm, root))}.")
+    if has(results, task="recall", **large):
+        rows += [arm("dk", WIDE), large]
+        words.append(
+            f"1/d_k from a start that gives q.k/d_k variance 1 takes {times(slower(results, large, root))}, from its own "
+            f"{times(slower(results, arm('dk', WIDE), root))}."
+        )
+    return f"""## The start does it
 
-That much is clear. Adam moves every weight by about the learning rate, so the change of q.k adds up over d_k components in one direction
-and grows with d_k, not with its root: 1/d_k divides that away, 1/sqrt(d_k) does not. By that reasoning the highest rate at which
-1/sqrt(d_k) still learns should fall as d_k grows, and that of 1/d_k should not. The means say so on recall, with three seeds each: a hint and
-no proof. A rate counts here if the mean loss is within a tenth of the best (of what is learned from the start to the end):
+The scale can be left out if W_q and W_k start smaller by d_k^1/4 each (T5 has no scale and starts its W_q smaller): then q.k starts with
+variance 1 without it.
 
-{highest_rates(results)}
+{recall(results, *rows)}
 
-**A scale is a start and a learning rate.** q.k/d_k is (q d_k^-1/4).(k d_k^-1/4)/sqrt(d_k): the two rules are one model, whose W_q and W_k
-start smaller by d_k^1/4 and move less. Start them larger by d_k^1/4 and multiply their learning rate by sqrt(d_k) under SGD, or
-by d_k^1/4 under Adam, and 1/d_k *is* 1/sqrt(d_k), step by step. With the rate alone it keeps its own start:
+{" ".join(words)}
+"""
 
-{matched(results)}
 
-## Additive attention
+def causes_of_lag(results: Results) -> str:
+    rates = f"""By learning rate, at d_k = {WIDE} (how many came to {percent(LEARNED)}, and the median of their steps):
 
-The scale was proposed because dot products fell behind additive attention, v.tanh(q + k), at large d_k. On digits:
+{by_rate(results, WIDE)}
+
+and at d_k = 16:
+
+{by_rate(results, 16)}
+"""
+    if not all(has(results, task="recall", **{**CAUSES[name], "d_k": WIDE}) for name in list(CAUSES)[:4]):
+        return f"## By learning rate\n\n{rates}"
+    return f"""## Why 1/d_k is late at low learning rates
+
+Recall at d_k = {WIDE} and one learning rate for all, {CAUSE_RATE:g}:
+
+{causes(results)}
+
+It is often said that 1/d_k learns slowly because the gradients of W_q and W_k are smaller, by sqrt(d_k). Under Adam small gradients
+do not mean small updates: it divides them by their own size, and making them 16 times as large changes next to nothing. What is
+smaller is what an update does: the same step of W_q and W_k moves q.k/d_k less than q.k/sqrt(d_k), by sqrt(d_k). Let them move 4 times
+as fast (each by d_k^1/4, which is sqrt(d_k) for their product) and most of the lag is gone. Start them larger by as much as well, and
+1/d_k *is* 1/sqrt(d_k), step by step, as a test shows: a scale is a start and a learning rate.
+
+{rates}"""
+
+
+def additive_attention(results: Results) -> str:
+    if not has(results, task="digits", **arm(ADDITIVE, 16)):
+        return ""
+    return f"""## Additive attention
+
+The scale was proposed because dot products fell behind additive attention, v.tanh(q + k), at large d_k. How large its scores start
+depends on v. Both choices, on digits:
 
 {additive(results)}
 
-Without the scale the dot product is {behind[0]:+.2f} nats from additive attention at d_k = {added[0]} and {behind[1]:+.2f} at {added[-1]}: the shape that Britz
-et al. found for translation (22.03 against 22.23 BLEU at width 128, 18.22 against 22.10 at 1024). With the scale it does not fall
-behind.
+The last column is by how many nats the unscaled dot product ends above each. From a v that gives its scores the variance that q.k has
+at the start, additive attention is no longer clearly ahead: much of the difference was one of starts. Britz et al. found for translation 22.03 against 22.23
+BLEU at width 128, and 18.22 against 22.10 at 1024.
+"""
 
-## Other sizes for trained queries and keys
 
-A model of text at d_k = {text_d_k}, trained with 1/sqrt(d_k), then tried with every query and key set to one length,
+def of_text(results: Results) -> str:
+    if not has(results, task="text", **arm("sqrt", 128)):
+        return ""
+    learned = best(results, task="text", rule="sqrt", d_k=128).runs
+    rise = interval(known(run.transplant[-1][1]) - known(run.last.loss) for run in learned)
+    worth = interval(known(run.transplant[0][1]) - known(run.last.loss) for run in learned)
+    right = [run for run in results.select(task="recall", rule="sqrt") if (lowest(run).accuracy or 0.0) > 0.99]
+    sharp = sum(sharpest_ever(run) < COLLAPSED for run in right)
+    return f"""## Other sizes for trained queries and keys
+
+A model of text at d_k = 128, trained with 1/sqrt(d_k), then tried with every query and key set to one length,
 sqrt(kappa) x/rms(x):
 
-{transplants(results, text_d_k)}
+{transplants(results, 128)}
 
-It is said that the loss breaks when logits reach a thousand. Here it rises by {shown(rise, 3)} nats (seed by seed, which
-is why this interval is narrower than those of the table) and stays there: {percent(rise.mean / worth.mean)} of what attention is worth (the first row,
-where all keys weigh alike), and most of that is there before the logits are a hundred. A softmax
-with all its weight on one key still has it on the key that the model would have favoured. What large logits do to *training* is the next
-table.
+It is said of large models that the loss breaks when logits reach a thousand. Here it rises by {shown(rise, 3)} nats at the largest
+logits (seed by seed, which is why this interval is narrower than those of the table), where attention is worth {shown(worth, 3)} (the first
+row, in which all keys weigh alike). Models this small cannot refute it: `rootdk claims --id 22` has the verdict.
 
 ## Too fast
 
-Text at d_k = 64 under 1/sqrt(d_k), faster and faster:
+Text at d_k = 128 under 1/sqrt(d_k), faster and faster. *Collapsed*: a layer came below {COLLAPSED:g} ln n. *Spikes*: steps
+whose training loss was 6 standard deviations above the 50 before. *Unstable*: diverged, with a spike, or 5 % above its own lowest
+validation loss at the end.
 
-{ladder(results)}
+{ladder(results, 128)}
 
-From {steps[0].rate:g} to {steps[-1].rate:g} the entropy of the sharpest layer falls to {steps[-1].entropy.mean:.3f} of ln n and the loss is worse for it: collapse and
-instability do go together. The other way round they need not: {len(sharp)} runs of recall under 1/sqrt(d_k) have a layer that sharp and answer
-more than 99 % right, because looking up one pair is what they were asked to learn. So low entropy alone is no alarm; low entropy
-with large logits that grow is.
+The other way round a collapse is no alarm by itself: {sharp} of the {len(right)} runs of recall under 1/sqrt(d_k) that
+answer more than 99 % right have a layer that sharp, because looking up one pair is what they were asked to learn.
+"""
 
-## What it means for choosing a scale
 
-- Have one. At d_k = 256 and more the unscaled model is behind on every task here, and on recall it does not learn at all; at 64 it
-  depends on the seed.
-- 1/sqrt(d_k) is a good default: it learns at every d_k that was tried, at low learning rates too.
-- If you train fast, 1/d_k is the safer one here, at every d_k; that it keeps its learning rate as d_k grows is what maximal-update
-  parametrisation uses it for, and what these runs hint at. Do not call it wrong because a table at the first step shows uniform weights.
-- If you train slowly, 1/d_k is the later one.
+def meaning() -> str:
+    return """## What it means for choosing a scale
+
+- Have one: without it all tasks that were run are learned later or less well at large d_k.
+- 1/sqrt(d_k) is a good default: it learns at every d_k and on every task that was tried.
+- 1/d_k is late at low learning rates and bears higher ones; that it keeps its learning rate as d_k grows is what maximal-update
+  parametrisation uses it for. Do not call it wrong because a table at the first step shows uniform weights.
 - Comparing two scales at one learning rate compares learning rates. Match them, or tune both.
 - Watch logits and entropy in your own run (`rootdk.watch`, [audit.md](audit.md)).
 
 ## Do it again
 
 ```bash
-rootdk train-study --quick                  # minutes: usable curves
-rootdk train-study --out results.json --report training.html      # what is shipped here
-rootdk train-study --full                   # a night: 6 seeds, d_k from 8 to 512
+rootdk train-study --quick                  # minutes on two cores: one learning rate each, so it says nothing about the best
+rootdk train-study --out results.json --report training.html      # the plan of what is shipped here
+rootdk train-study --missing                # of that plan, what is not shipped
 rootdk train-study --spec runs.json         # your own: a list of specs, fields as in rootdk.lab.training.RunSpec
 ```
 
 Runs are kept by content and go on where they were interrupted. Ctrl-C ends a study and all that it has started within about a second, with exit code 130. A folder
 of runs is for one study at a time: a second one is refused, and told which process has it. The lock ends with that process, however that ends.
 """
+
+
+def side_arms(results: Results) -> str:
+    """Warm-up, and another width and depth: what there is of them."""
+    parts = []
+    for name, change in (
+        ("warm-up of 100 steps", {"warmup": 100}),
+        ("1 layer of width 64", {"layers": 1, "width": 64}),
+    ):
+        arms = [arm(rule, WIDE, **change) for rule in ("none", "sqrt")]
+        if all(has(results, task="recall", **each) for each in arms):
+            ratio = times(slower(results, *arms))
+            parts.append(
+                f"With {name} the unscaled model takes {ratio} times the steps of the scaled one at d_k = {WIDE}:\n\n"
+                f"{recall(results, *arms)}\n"
+            )
+    if not parts:
+        return ""
+    return (
+        "## Warm-up, another width and depth\n\nFewer seeds, because no verdict rests on them.\n\n"
+        + "\n".join(parts)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
+from test_claims_training import ladder, transplants
 
 from rootdk.cli.claims import lines
 from rootdk.lab.checks import (
@@ -20,6 +21,7 @@ from rootdk.lab.checks import (
     HOLDS,
     LEDGER,
     NOT_REPRODUCED,
+    OPEN,
     UNDECIDED,
     VERDICTS,
     CheckedClaim,
@@ -36,11 +38,12 @@ from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian
 
 QUICK = Sampling(rows=1024)
 EXPECTED = {
-    **dict.fromkeys((1, 3, 4, 5, 6, 8, 10, 14, 21), HOLDS),
-    **dict.fromkeys((2, 9, 11, 12, 13, 15, 16, 18, 19, 20, 23, 27, 28, 31, 33), CONDITIONAL),
-    **dict.fromkeys((7, 17, 24, 25, 26, 29), FAILS),
-    **dict.fromkeys((22, 32), NOT_REPRODUCED),
-    30: UNDECIDED,
+    **dict.fromkeys((1, 3, 4, 5, 6, 8, 10, 14), HOLDS),
+    **dict.fromkeys((2, 9, 11, 12, 13, 15, 16, 18, 19, 20, 27, 28, 31, 33), CONDITIONAL),
+    **dict.fromkeys((7, 17, 24, 25, 26, 29, 30), FAILS),
+    32: NOT_REPRODUCED,
+    21: UNDECIDED,
+    **dict.fromkeys((22, 23), OPEN),  # they need runs of text, which docs/training.md lists as missing
 }
 
 
@@ -56,7 +59,7 @@ def test_every_claim_is_there(records: dict[int, CheckedClaim]) -> None:
         assert record.source
         assert record.method
         assert record.verdict in VERDICTS
-        assert bool(record.condition) == (record.verdict != HOLDS)
+        assert bool(record.condition) == (record.verdict not in {HOLDS, OPEN})
 
 
 @pytest.mark.parametrize("number", EXPECTED)
@@ -153,22 +156,19 @@ PERTURBED: list[tuple[int, dict[str, Any], str]] = [
     (14, {"formula": all_positive}, FAILS),
     (15, {"scale": root}, FAILS),
     (15, {"spreads": (8, 16, 32, 64)}, HOLDS),
-    (16, {"without": "dk"}, UNDECIDED),
-    (16, {"tasks": ("text",)}, UNDECIDED),
+    (16, {"without": "dk"}, FAILS),
+    (16, {"tasks": ("recall",), "without": "sqrt"}, FAILS),
     (17, {"d_model": 1}, HOLDS),
     (18, {"exponent": 1.0}, FAILS),
-    (18, {"rule": "none"}, FAILS),
-    (18, {"tasks": ("digits",)}, HOLDS),
+    (18, {"rule": "none"}, UNDECIDED),
     (19, {"exponent": 1.0}, FAILS),
     (19, {"law": {-2: "1/2", 2: "1/2"}}, FAILS),
     (19, {"correlation": 0.0}, HOLDS),
     (20, {"divided": math.sqrt}, FAILS),
     (20, {"multiplied": root}, HOLDS),
-    (21, {"dot": "sqrt"}, UNDECIDED),
     (21, {"alike": -1.0}, FAILS),
-    (22, {"half": 0.05}, CONDITIONAL),
-    (23, {"collapsed": 1e-6}, FAILS),
-    (23, {"collapsed": 1e-4}, HOLDS),
+    (22, {"results": transplants(1.1, 3.0, 2.0)}, HOLDS),
+    (23, {"results": ladder(0.01, 3, 0.4)}, HOLDS),
     (24, {"laws": {"loaded": {-1: "1/4", 1: "3/4"}}}, HOLDS),
     (25, {"divisors": (math.sqrt,)}, HOLDS),
     (26, {"growth": lambda keys: math.sqrt(math.log(keys) / math.log(512))}, HOLDS),
@@ -245,12 +245,13 @@ def test_noise_pleases_no_claim(records: dict[int, CheckedClaim], number: int, t
         UNDECIDED: (UNDECIDED,),
         FAILS: (FAILS, UNDECIDED),
         NOT_REPRODUCED: (NOT_REPRODUCED, UNDECIDED),
+        OPEN: (OPEN,),
     }
     assert noisy in better[record.verdict]
 
 
 def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
-    verdicts = (HOLDS, CONDITIONAL, FAILS, NOT_REPRODUCED, UNDECIDED)
+    verdicts = (HOLDS, CONDITIONAL, FAILS, NOT_REPRODUCED, UNDECIDED, OPEN)
     found = [sum(record.verdict == verdict for record in records.values()) for verdict in verdicts]
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
     assert f"checks {len(records)} statements about the scale" in text
@@ -259,7 +260,7 @@ def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
         in text
     )
     assert "(one of them is a misprint)" in text
-    assert f"{found[3]} were not reproduced here, and {found[4]} is undecided" in text
+    assert f"{found[3]} was not reproduced here, {found[4]} is undecided, and {found[5]} need training runs" in text
     assert sum(found) == len(records)
 
 

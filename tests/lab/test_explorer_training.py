@@ -84,7 +84,7 @@ def test_a_d_k_that_the_task_was_not_trained_with_is_refused(chapter: Chapter) -
 
 
 def test_runs_that_diverged_say_so(results: Results) -> None:
-    lost = [replace(run, diverged=True) if run.spec.rule == "none" else run for run in results.runs]
+    lost = [replace(run, end="diverged") if run.spec.rule == "none" else run for run in results.runs]
     chapter = training_chapter(Results.of(lost))
     shown = chapter.compute(read_values(chapter, {}))
     assert {number.id: number.text for number in shown.numbers}["loss_none"] == "diverged"

@@ -81,7 +81,7 @@ def test_summary_results_and_what_is_kept(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "size", "tasks"),
     [((), "default", ("recall", "text", "digits")), (("--quick", "--task", "digits"), "quick", ("digits",)),
-     (("--full", "--task", "text", "--task", "recall"), "full", ("text", "recall"))],
+     (("--task", "text", "--task", "recall"), "default", ("text", "recall"))],
 )  # fmt: skip
 def test_without_a_spec_the_plan_is_run(
     place: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, size: str, tasks: Any
@@ -143,7 +143,7 @@ def test_rows_are_at_the_best_rate_and_count_what_diverged() -> None:
     row = list(lines(Results(runs)))[-1]
     losses = [run.last.loss for run in runs[:3]]
     assert row.split()[:3] == ["none", "64", f"{sum(losses) / 3:.3f}"]
-    assert row.endswith("0.001    3 of 6")
+    assert row.split()[-4:] == ["<0.001", "3", "of", "6"]  # the lowest that was tried: a lower one may be better
 
 
 def test_a_setting_that_always_diverges_says_so() -> None:
@@ -159,6 +159,43 @@ def test_what_sets_rows_apart_is_named_and_the_longest_row_fits() -> None:
     assert [row for row in rows if row.startswith("recall")] == ["recall, 20 steps, adam", "recall, 20 steps, sgd"]
     assert rows[-2] == "entropy_invariant, qk_rate √d_k"
     assert max(map(len, rows)) <= 80
+
+
+def test_one_learning_rate_is_never_called_the_best() -> None:
+    """--quick has one of each: neither summary nor page may say that it is the best, or what does not follow."""
+    from rootdk.lab.report import render_training
+
+    quick = Results(stand_in.runs(plan("quick")))
+    text = " ".join(" ".join(lines(quick)).split())
+    assert "One learning rate each: whether another would be better, these runs do not say" in text
+    assert "best" not in text
+    page = render_training(quick)
+    assert "est learning rate" not in page
+    assert "a bad one" not in page
+    several = " ".join(lines(Results(stand_in.runs(SPECS))))
+    assert "of those tried, the best by the validation set" in several
+
+
+def test_runs_that_end_when_they_have_learned_show_their_steps() -> None:
+    specs = [RunSpec(rule="sqrt", d_k=8, steps=1000, stop="learned", seed=seed, learning_rate=rate)
+             for rate in (1e-4, 1e-3) for seed in (0, 1, 2)]  # fmt: skip
+    runs = stand_in.runs(specs)
+    for right, steps in ((0.85, "- (0/3)"), (0.95, "1000 (3/3)")):
+        early = [tuple(replace(moment, accuracy=0.5) for moment in run.moments[:-1]) for run in runs]
+        changed = [replace(run, moments=(*before, replace(run.last, accuracy=right)))
+                   for run, before in zip(runs, early, strict=True)]  # fmt: skip
+        assert list(lines(Results(tuple(changed))))[-1].endswith(steps)
+
+
+def test_missing_runs_are_those_that_are_not_shipped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[RunSpec] = []
+    monkeypatch.setattr("rootdk.lab.training.sweep.sweep", lambda specs, *_: made.extend(specs) or stand_in.runs(specs))
+    asked = plan("default")
+    monkeypatch.setattr("rootdk.lab.training.shipped", lambda: Results.of(stand_in.runs(asked[:-3])))
+    assert study("--missing").exit_code == 0
+    assert tuple(made) == asked[-3:]
+    monkeypatch.setattr("rootdk.lab.training.shipped", lambda: Results.of(stand_in.runs(asked)))
+    assert "Nothing is missing" in study("--missing").output
 
 
 # How far it is.
@@ -247,6 +284,8 @@ def test_a_bad_spec_file(place: Path, content: str, message: str) -> None:
         (("--spec", "no.json"), "'--spec': File 'no.json' does not exist"),
         (("--spec", "spec.json", "--quick"), "--spec and --quick exclude each other"),
         (("--spec", "spec.json", "--task", "text"), "--spec and --task exclude each other"),
+        (("--spec", "spec.json", "--missing"), "--spec and --missing exclude each other"),
+        (("--full",), "No such option '--full'"),
         (("--task", "chess"), "'--task': 'chess' is not one of 'recall', 'text', 'digits'"),
         (("--workers", "0"), "'--workers': 0 is not in the range"),
         (("--engine", "slurm"), "'--engine': 'slurm' is not one of"),

@@ -56,11 +56,12 @@ def test_runs_come_in_the_order_of_their_specs_and_are_kept(place: Path) -> None
     assert sorted(file.suffix for file in (place / "runs").iterdir()) == [".json"] * 4
 
 
-def test_the_longest_begins_first(place: Path) -> None:
+def test_runs_begin_in_the_order_in_which_they_are_asked_for(place: Path) -> None:
+    """A plan has its questions in the order of their weight: what was interrupted has answered the first."""
     short, long = replace(SPEC, steps=4), replace(SPEC, d_k=512, steps=40)
     assert cost(long) > cost(SPEC) > cost(short)
-    _, events = told([short, SPEC, long], place, local(1))
-    assert [event.run.spec for event in events if isinstance(event, Finished)] == [long, SPEC, short]
+    _, events = told([short, long, SPEC], place, local(1))
+    assert [one.run.spec for one in events if isinstance(one, Finished)] == [short, long, SPEC]
 
 
 def threads(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:

@@ -258,6 +258,6 @@ def test_the_best_rate_is_not_one_at_which_a_seed_diverged() -> None:
     fast = stand_in.runs([RunSpec(seed=seed, steps=10, learning_rate=1e-2) for seed in (0, 1)])
     (group,) = grouped([*good, *fast])
     assert group.best.rate == 1e-2
-    (group,) = grouped([*good, fast[0], replace(fast[1], diverged=True)])
+    (group,) = grouped([*good, fast[0], replace(fast[1], end="diverged")])
     assert group.best.rate == 1e-3
     assert group.diverged == 1

@@ -77,9 +77,9 @@ def invented(spec: RunSpec) -> Run:
             for _ in range(spec.layers)
         )
         accuracy = None if loss is None else math.exp(-loss)
-        moments.append(Moment(step, None if step == 0 else loss, loss, accuracy, layers))
+        moments.append(Moment(step, None if step == 0 else loss, loss, accuracy, loss, accuracy, layers))
     transplant = tuple((kappa, 0.1 + math.log(kappa) ** 2, 8 * kappa) for kappa in spec.transplant)
-    return Run(spec, tuple(moments), end < spec.steps, transplant, 0.5)
+    return Run(spec, tuple(moments), "diverged" if end < spec.steps else "budget", 0, transplant, 0.5)
 
 
 def runs(specs: Sequence[RunSpec]) -> tuple[Run, ...]:

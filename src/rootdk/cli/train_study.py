@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .progress import Bars
 
 WIDTH = 80
-_NAME = 28
+_NAME = 25
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_DRAWINGS = 0.25
 
@@ -36,9 +36,9 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
     "--quick",
     "size",
     flag_value="quick",
-    help="Short runs: some minutes on two cores. Without --quick and --full, about an hour.",
+    help="Few and short runs, one learning rate each: minutes on two cores. Without it, about an hour.",
 )
-@click.option("--full", "size", flag_value="full", help="Long runs: a night on two cores.")
+@click.option("--missing", is_flag=True, help="Only the runs of the plan that the shipped results lack.")
 @click.option(
     "--task",
     "tasks",
@@ -87,8 +87,8 @@ def train_study(
     interrupted.
     """
     order = Order(size=size or "default", **asked)
-    if order.spec is not None and (size or order.tasks or order.rule):
-        other = f"--{size}" if size else "--task" if order.tasks else "--rule"
+    if order.spec is not None and (size or order.tasks or order.rule or order.missing):
+        other = f"--{size}" if size else "--task" if order.tasks else "--rule" if order.rule else "--missing"
         raise click.UsageError(f"--spec and {other} exclude each other", ctx)
     if order.address is not None and order.engine != "ray":
         raise click.UsageError("--address needs --engine ray", ctx)
@@ -108,6 +108,7 @@ class Order:
     size: str
     tasks: tuple[str, ...]
     rule: tuple[str, ...]
+    missing: bool
     spec: Path | None
     runs: Path | None
     workers: int | None
@@ -122,7 +123,13 @@ class Order:
 
         if self.spec is not None:
             return read_specs(self.spec)
-        return plan(self.size, self.tasks or TASKS, self.rule)
+        specs = plan(self.size, self.tasks or TASKS, self.rule)
+        if self.missing:
+            from rootdk.lab.training import shipped
+
+            have = {run.spec for run in shipped().runs}
+            specs = tuple(spec for spec in specs if spec not in have)
+        return specs
 
     def start_engine(self) -> "Engine":
         """Where the runs are done."""
@@ -143,6 +150,9 @@ def _answer(order: Order, out: Path | None, report: Path | None, form: str) -> N
     from rootdk.lab.training.engine import check_installed
 
     specs = order.specs()
+    if not specs:
+        click.echo("Nothing is missing: the shipped results have every run of this plan.")
+        return
     check_installed(specs)
     if out is not None:
         options.check_writable(out, "--out")
@@ -169,10 +179,14 @@ def _answer(order: Order, out: Path | None, report: Path | None, form: str) -> N
 
 
 def _ends(results: "Results") -> Iterator[dict[str, Any]]:
+    from rootdk.lab.training.results import lowest, steps_to
+
     for run in results.runs:
         spec = {name: value for name, value in run.spec.to_dict().items() if name != "transplant"}
-        end = {"loss": run.last.loss, "accuracy": run.last.accuracy, "train_loss": run.last.train_loss}
-        yield spec | end | {"diverged": run.diverged, "seconds": run.seconds}
+        best = lowest(run)
+        end = {"loss": best.loss, "accuracy": best.accuracy, "valid_loss": best.valid_loss, "best_step": best.step}
+        how = {"last_step": run.last.step, "end": run.end, "steps_to_90": steps_to(run), "spikes": run.spikes}
+        yield spec | end | how | {"seconds": run.seconds}
 
 
 def _results(order: Order, specs: Sequence["RunSpec"]) -> "Results":
@@ -266,7 +280,7 @@ def _draw(tally: "Tally", bars: "Bars") -> None:
 
 
 def lines(results: "Results") -> Iterator[str]:
-    """The summary: a row per task, rule and d_k; loss and accuracy belong to batches that were not trained on."""
+    """The summary: a row per task, rule and d_k. It says of learning rates only what these runs can."""
     from rootdk.lab.training import grouped, panels
 
     groups = grouped(results.runs)
@@ -274,24 +288,47 @@ def lines(results: "Results") -> Iterator[str]:
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
     count = f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}"
-    yield f"{count}. Loss at the end, at the best learning rate; {sure}"
+    yield f"{count}; {sure}"
+    yield from textwrap.wrap(
+        f"Loss: of the test set where that of the validation set is lowest. {_of_rates(groups)}", WIDTH
+    )
     for heading, panel in panels(groups).items():
         yield ""
         yield from textwrap.wrap(heading, WIDTH, subsequent_indent="  ")
-        yield f"{'rule':<{_NAME}} {'d_k':>4}  {'loss':>13}  {'accuracy':>8}  {'rate':>8}  {'diverged':>8}"
+        learning = panel[0].spec.stop == "learned"
+        last = "to 90%" if learning else "diverged"
+        yield f"{'rule':<{_NAME}} {'d_k':>4}  {'loss':>13}  {'accuracy':>8}  {'rate':>8}  {last:>11}"
         for group in sorted(panel, key=lambda group: group.spec.d_k):
-            yield from _row(group)
+            yield from _row(group, learning)
+        if learning and (lost := sum(group.diverged for group in panel)):
+            yield f"{lost} of {sum(len(group.runs) for group in panel)} runs diverged"
 
 
-def _row(group: "Group") -> Iterator[str]:
+def _of_rates(groups: Sequence["Group"]) -> str:
+    """What the learning rates of these groups are, and which of them may not be the best."""
+    several = [group for group in groups if len(group.rates) > 1]
+    if not several:
+        return "One learning rate each: whether another would be better, these runs do not say"
+    chosen = "Rate: of those tried, the best by the validation set"
+    only = "; where one was tried, that one" if len(several) < len(groups) else ""
+    ends = {group.edge for group in several} - {""}
+    marks = "; < > the lowest or highest tried: a better one may lie beyond" if ends else ""
+    return chosen + only + marks
+
+
+def _row(group: "Group", learning: bool) -> Iterator[str]:
     best = group.best
     right = f"{100 * best.accuracy.mean:.1f}%" if math.isfinite(best.loss.mean) else "-"
-    lost = f"{group.diverged} of {sum(len(outcome.runs) for outcome in group.outcomes)}" if group.diverged else "-"
+    last = f"{group.diverged} of {sum(len(outcome.runs) for outcome in group.outcomes)}" if group.diverged else "-"
+    if learning:
+        steps = best.median_steps
+        last = f"{'-' if steps is None else f'{steps:.0f}'} ({best.learned}/{len(best.runs)})"
+    rate = f"{ {'lowest': '<', 'highest': '>'}.get(group.edge, '') }{best.rate:.3g}"
     name = group.line
     if len(name) > _NAME:
         yield name
         name = ""
-    yield f"{name:<{_NAME}} {group.spec.d_k:>4}  {_spread(best.loss):>13}  {right:>8}  {best.rate:>8.3g}  {lost:>8}"
+    yield f"{name:<{_NAME}} {group.spec.d_k:>4}  {_spread(best.loss):>13}  {right:>8}  {rate:>8}  {last:>11}"
 
 
 def _spread(loss: "Interval") -> str:

@@ -7,8 +7,7 @@ from scipy.optimize import brentq
 from scipy.special import gammaln
 
 from rootdk.lab.training import Results, shipped
-from rootdk.lab.training.results import best, difference, widths
-from rootdk.lab.training.run import TASKS
+from rootdk.lab.training.results import tasks_of, widths
 from rootdk.theory import (
     attention_moments,
     exact_score_moments,
@@ -19,6 +18,7 @@ from rootdk.theory import (
 )
 
 from .comparison import EQUAL, LIMITS, SHOWN, Comparison
+from .learning import Gap
 from .ledger import COMMON, LEDGER
 from .moments import ENUMERABLE, Laws
 from .sampler import Sampling
@@ -227,23 +227,25 @@ def gradients_explode(
     title="1/d_k harms performance",
     statement="Dividing by d_k in place of sqrt(d_k) harms performance.",
     source=COMMON,
-    method="Small Transformers trained with either on three tasks under Adam: the loss at the end, after equally many "
-    "steps, each at its own best learning rate, at the largest d_k, over seeds.",
+    method="Small Transformers trained with either on three tasks under Adam, at the largest d_k: on recall the steps "
+    "until 90% are right, on text and digits the lowest loss, each at the learning rate that a validation set chooses, "
+    "on a test set, over seeds.",
 )
 def d_k_harms(
     _sampling: Sampling,
     results: Results | None = None,
     suspected: str = "dk",
     usual: str = "sqrt",
-    tasks: Sequence[str] = TASKS,
+    tasks: Sequence[str] | None = None,
 ) -> Iterator[Comparison]:
-    """suspected and usual are rules."""
+    """suspected and usual are rules; tasks are those that both were run on at two d_k, if no others are asked for."""
     results = results or shipped()
-    for task in tasks:
+    for task in tasks_of(results, suspected, usual) if tasks is None else tasks:
         d_k = widths(results, task, suspected)[-1]
-        harmed, fine = (best(results, task=task, rule=rule, d_k=d_k) for rule in (suspected, usual))
-        more, error = difference(harmed.loss, fine.loss)
-        yield Comparison(f"{task}, d_k = {d_k}: loss that it adds", more, ">", 0.0, error)
+        gap = Gap(results, task, suspected, usual)
+        more = gap.at(d_k)
+        what = "ln(steps with it / with the root)" if gap.steps else "loss that it adds"
+        yield Comparison(f"{task}, d_k = {d_k}: {what}", more.value, ">", gap.clear, more.error, choice=gap.choice)
 
 
 @LEDGER.claim(

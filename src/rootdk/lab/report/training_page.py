@@ -13,9 +13,10 @@ from .document import card, document, figures, foot, number, rich, table
 
 _LEAD = (
     "Small Transformers that differ in nothing but the scale of their scores, the width d_k of queries and keys, the "
-    "learning rate and the seed. Loss belongs to batches that were not trained on; lines are means over seeds, bands "
-    "and bars their confidence intervals, faint marks single seeds. Where intervals overlap, these "
-    "runs do not tell the lines apart."
+    "learning rate and the seed, and where a line says so in the start or the training of W_q and W_k. Learning rates "
+    "are chosen by a validation set, loss and accuracy belong to a test set; lines are means over seeds, bands and "
+    "bars their confidence intervals, faint marks single seeds. Where intervals overlap, these runs do not tell the "
+    "lines apart."
 )
 
 
@@ -86,16 +87,16 @@ CHAPTERS = (
     Chapter(
         "learning",
         "How fast it is learned",
-        "Each rule at the learning rate that suits it best, of those that were tried. A rule that is slow even then is "
-        "slow because of what it does to attention, and not because its learning rate was a bad one.",
+        "Each rule at the best of the learning rates that were tried for it. The captions say which that is, and where "
+        "it is the only one or at an end of those tried: there a comparison of rules is one of learning rates as well.",
         _learning,
     ),
     Chapter(
         "width",
-        "The same number of steps, wider queries and keys",
-        "At one learning rate for all, and at the best of each. 1/d_k hands a smaller gradient to queries and keys "
-        "than 1/√d_k does, by a factor of √d_k. Where it falls behind at one learning rate and catches up at its own, "
-        "this is the reason.",
+        "Wider queries and keys",
+        "At one learning rate for all, and at the best of each where several were tried. 1/d_k hands a smaller "
+        "gradient to queries and keys than 1/√d_k does. Under Adam that is no reason to be late: it divides by the "
+        "size of the gradient. The same step of W_q and W_k moves the logits of 1/d_k less, by a factor of √d_k.",
         _widths,
     ),
     Chapter(
@@ -179,19 +180,24 @@ def training_section(results: Results) -> str:
 
 def numbers(results: Results) -> str:
     """A row per rule, d_k and learning rate."""
-    head = ["task", "rule", "d_k", "learning rate", "seeds", "loss", "± half", "accuracy", "diverged"]
+    head = ["task", "rule", "d_k", "learning rate", "chosen", "seeds", "loss", "± half", "accuracy",
+            "came to 90 %", "median steps", "spikes", "diverged"]  # fmt: skip
     rows = []
     for panel, groups in panels(grouped(results.runs)).items():
         for group in sorted(groups, key=lambda group: (group.spec.d_k, group.line)):
             for outcome in group.outcomes:
                 loss, right, rate, lost = outcome.loss, outcome.accuracy, outcome.rate, outcome.diverged
-                rows.append([panel, group.line, str(group.spec.d_k), f"{rate:.3g}", str(loss.count), number(loss.mean),
-                             number(loss.half), number(right.mean), str(lost or "–")])  # fmt: skip
+                chosen = (f"yes, {group.edge} tried" if group.edge else "yes") if rate == group.best.rate else "–"
+                steps = "–" if outcome.median_steps is None else number(outcome.median_steps)
+                spikes = sum(run.spikes for run in outcome.runs)
+                rows.append([panel, group.line, str(group.spec.d_k), f"{rate:.3g}", chosen, str(loss.count),
+                             number(loss.mean), number(loss.half), number(right.mean), str(outcome.learned), steps,
+                             str(spikes or "–"), str(lost or "–")])  # fmt: skip
     return table(head, rows)
 
 
 def _folded(results: Results) -> str:
-    return f"<details><summary>loss and accuracy at the end, every setting</summary>{numbers(results)}</details>"
+    return f"<details><summary>loss and accuracy, every setting</summary>{numbers(results)}</details>"
 
 
 def _cards(results: Results) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from rootdk.lab.drawing import HUES, POWERS, Picture, colour_of, plot, short, ticks_at
 from rootdk.lab.training import Group, Interval, Run, interval
+from rootdk.lab.training.results import METRICS, steps_to
 
 _STEPS = "step"
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -28,13 +29,13 @@ Line = tuple[str, str, str, list[Any]]  # name, colour, dash, and a curve (steps
 
 
 def learning_curves(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
-    """Loss along training, each line at the learning rate that suits it best."""
+    """Loss along training, each line at the best of the learning rates tried."""
     chosen = _at(groups, d_k)
     traces = curves_of(by_rule(chosen, lambda run: run.along("loss")))
     means = [trace["y"] for trace in traces if trace.get("name")]
     span = _span_of_curves(means)
     figure = plain_figure(traces, _STEPS, "loss", yaxis=span)
-    caption = f"{_seeds(chosen)} {_rates(chosen)}{_diverged(chosen)}{_cut(span, means)}"
+    caption = f"{_seeds(chosen)} {_rates(chosen)}{_ended(chosen)}{_diverged(chosen)}{_cut(span, means)}"
     return Picture(f"curves-{_slug(panel)}-{d_k}", f"Loss along training: {panel}, d_k = {d_k}", caption, figure)
 
 
@@ -52,7 +53,7 @@ def layer_curves(
             Picture(
                 f"{name}-{_slug(panel)}-{d_k}-{layer}",
                 f"{label[0].upper()}{label[1:]}, layer {layer + 1} of {chosen[0].spec.layers}: {panel}, d_k = {d_k}",
-                f"{_seeds(chosen)}{mean} Each at its best learning rate.",
+                f"{_seeds(chosen)}{mean} {_rates(chosen)}{_ended(chosen)}",
                 figure,
             )
         )
@@ -60,29 +61,36 @@ def layer_curves(
 
 
 def over_d_k(panel: str, groups: Sequence[Group], rate: float | None = None) -> Picture:
-    """Loss at the end against d_k: at one learning rate for all, or at the best of each."""
-    chosen = [group for group in groups if rate is None or rate in group.rates]
+    """What a run is judged by against d_k: at one learning rate for all, or at the best of those tried for each."""
+    chosen = [one for one in groups if rate is None or rate in one.rates]
     points = points_of(chosen, lambda group: [_final(group, group.spec.d_k, group.best.rate if rate is None else rate)])
-    figure = loss_figure(points, "d<sub>k</sub>")
+    label = judged_by(chosen[0])
+    figure = loss_figure(points, "d<sub>k</sub>", label=label)
+    what = f"{label[0].upper()}{label[1:]}"
     if rate is None:
-        return Picture(
-            f"best-{_slug(panel)}",
-            f"Loss at the end, best learning rate: {panel}",
-            f"{_seeds(chosen)} Each point has the learning rate, of those tried, that is best for it."
-            f"{_missing(points)}",
-            figure,
-        )
-    title, caption = f"Loss at the end, one learning rate: {panel}", f"{_seeds(chosen)} Learning rate {rate:g} for all."
-    return Picture(f"equal-{_slug(panel)}", title, caption + _missing(points), figure)
+        several = any(len(one.rates) > 1 for one in chosen)
+        each = "Each point has the learning rate, of those tried, that the validation set chose."
+        caption = f"{_seeds(chosen)} {each if several else _rates(chosen)}{_edges(chosen)}"
+        title = f"{what}, {'best learning rate' if several else 'one learning rate each'}: {panel}"
+        return Picture(f"best-{_slug(panel)}", title, f"{caption}{_missing(points)}{_censored(chosen)}", figure)
+    title, caption = f"{what}, one learning rate: {panel}", f"{_seeds(chosen)} Learning rate {rate:g} for all."
+    return Picture(f"equal-{_slug(panel)}", title, f"{caption}{_missing(points)}{_censored(chosen, rate)}", figure)
 
 
 def over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
-    """Loss at the end against the learning rate."""
+    """What a run is judged by against the learning rate."""
     chosen = _at(groups, d_k)
     points = points_of(chosen, lambda group: [_final(group, rate, rate) for rate in group.rates])
-    figure = loss_figure(points, "learning rate")
-    caption = f"{_seeds(chosen)}{_missing(points)}"
-    return Picture(f"rates-{_slug(panel)}-{d_k}", f"Loss against learning rate: {panel}, d_k = {d_k}", caption, figure)
+    label = judged_by(chosen[0])
+    figure = loss_figure(points, "learning rate", label=label)
+    caption = f"{_seeds(chosen)}{_missing(points)}{_censored(chosen, *{rate for one in chosen for rate in one.rates})}"
+    title = f"{label[0].upper()}{label[1:]} against learning rate: {panel}, d_k = {d_k}"
+    return Picture(f"rates-{_slug(panel)}-{d_k}", title, caption, figure)
+
+
+def judged_by(group: Group) -> str:
+    """What the runs of a group are compared by, in words."""
+    return "steps to 90 % right" if group.spec.stop == "learned" else "lowest loss"
 
 
 def entropy_over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
@@ -131,11 +139,10 @@ def ladder(panel: str, group: Group) -> list[Picture]:
 
 
 def _sharpest(run: Run) -> tuple[list[int], list[float | None]]:
-    """Steps, and the smallest entropy of any layer at each."""
-    steps = [moment.step for moment in run.moments]
-    return steps, [
-        min((layer.entropy for layer in moment.layers if layer.entropy is not None), default=None)
-        for moment in run.moments
+    """Steps at which layers were looked at, and the smallest entropy of any of them."""
+    inside = [one for one in run.moments if one.layers]
+    return [one.step for one in inside], [
+        min((layer.entropy for layer in one.layers if layer.entropy is not None), default=None) for one in inside
     ]
 
 
@@ -159,8 +166,11 @@ def _at(groups: Sequence[Group], d_k: int) -> list[Group]:
 
 
 def _final(group: Group, x: float, rate: float) -> Point:
-    """The loss at the end; none of a run that diverged."""
-    return point_of(x, (None if run.diverged else run.last.loss for run in group.at(rate).runs))
+    """Steps to 90 %, or the loss where that of the validation set is lowest; none of a run that diverged."""
+    runs = group.at(rate).runs
+    if group.spec.stop == "learned":
+        return point_of(x, (float(steps_to(run) or run.spec.steps) for run in runs))
+    return point_of(x, (None if run.diverged else METRICS["loss"](run) for run in runs))
 
 
 def _span_of_curves(means: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -185,7 +195,27 @@ def _rates(groups: Sequence[Group]) -> str:
     rates = {rate for group in groups for rate in group.rates}
     if len(rates) == 1:
         return f"Learning rate {min(rates):.3g}, the only one tried."
-    return f"Best learning rate of each: {'; '.join(f'{group.line} {group.best.rate:.3g}' for group in groups)}."
+    each = "; ".join(f"{one.line} {one.best.rate:.3g}" for one in groups)
+    return f"Learning rates, of those tried the best by the validation set: {each}.{_edges(groups)}"
+
+
+def _edges(groups: Sequence[Group]) -> str:
+    """Where the best learning rate is at an end of those tried, so that a better one may lie beyond."""
+    words = [f"{one.line}, d_k = {one.spec.d_k} ({one.edge})" for one in groups if one.edge in {"lowest", "highest"}]
+    return f" At an end of the rates tried: {'; '.join(words)}." if words else ""
+
+
+def _ended(groups: Sequence[Group]) -> str:
+    early = any(len({run.last.step for run in one.best.runs}) > 1 for one in groups)
+    return " A run that has ended keeps its last value." if early else ""
+
+
+def _censored(groups: Sequence[Group], *rates: float) -> str:
+    """How many runs did not come to 90 %, at these rates or at the best of each."""
+    runs = [run for one in groups if one.spec.stop == "learned" for rate in rates or (one.best.rate,)
+            for run in one.at(rate).runs]  # fmt: skip
+    late = sum(steps_to(run) is None for run in runs)
+    return f" {late} of {len(runs)} runs did not come so far, and stand at their budget." if late else ""
 
 
 def _lost(group: Group) -> str:
@@ -242,10 +272,10 @@ def plain_figure(traces: list[Any], x: str, y: str, **axes: Any) -> dict[str, An
     return plot(traces, x, y, showlegend=True, **axes)
 
 
-def loss_figure(points: Points, x: str, axis: dict[str, Any] | None = None) -> dict[str, Any]:
+def loss_figure(points: Points, x: str, axis: dict[str, Any] | None = None, label: str = "loss") -> dict[str, Any]:
     """Loss against x, which is logarithmic: ticks where something was measured, if no others are asked for."""
     losses = [y for line in points.values() for point in line for y in (point.over.mean, *point.seeds)]
-    return plain_figure(marked(points), x, "loss", xaxis=axis or ticks_of(points), yaxis=span_of(losses))
+    return plain_figure(marked(points), x, label, xaxis=axis or ticks_of(points), yaxis=span_of(losses))
 
 
 def _style(name: str, number: int, names: Sequence[str]) -> tuple[str, str]:
@@ -310,12 +340,14 @@ def curves_of(lines: Sequence[Line], *, log: bool = False) -> list[dict[str, Any
 
 
 def _band(curves: Sequence[Any], log: bool) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Steps, means and both ends of the interval, of curves (steps, values)."""
+    """Steps, means and both ends of the interval, of curves (steps, values). What has ended keeps its last value."""
     into, back = (math.log, math.exp) if log else (float, float)
     steps, means, low, high = [], [], [], []
-    shortest = min(len(curve[0]) for curve in curves)
-    for at, step in enumerate(curves[0][0][:shortest]):
-        values = [curve[1][at] for curve in curves]
+    at = [dict(zip(*curve, strict=True)) for curve in curves]
+    for step in sorted(set().union(*at)):
+        values = [values.get(step, curve[1][-1]) for values, curve in zip(at, curves, strict=True)]
+        if any(step not in values and step < curve[0][-1] for values, curve in zip(at, curves, strict=True)):
+            continue  # the last look into the layers of one run, which another went past
         if any(value is None or (log and value <= 0) for value in values):
             break
         over_seeds = interval(into(value) for value in values)

@@ -1,6 +1,6 @@
 """A Transformer on one screen: pre-norm, encoder or decoder, any scale rule, queries and keys of any width.
 
-What it leaves out: dropout, biases, weight tying, warm-up. Every weight starts normal with variance 1/fan_in, so that
+What it leaves out: dropout, biases, weight tying. Every weight starts normal with variance 1/fan_in, so that
 behind a norm queries and keys have unit variance and q.k has variance d_k: the premise that the scale is derived from.
 
 Beside it additive attention (Bahdanau et al. 2014), which the scale was invented to keep up with.
@@ -22,9 +22,10 @@ from .run import ADDITIVE, RunSpec
 class AdditiveAttention(nn.Module):  # type: ignore[misc]
     """softmax_j(v . tanh(q_i + k_j)) over values, per head, called as nn.MultiheadAttention is.
 
-    tanh bounds every score by the sum of |v|, whatever d_k is; with v normal of variance 1/d_k scores start with a
-    variance under 1. It holds n x n x d_k numbers per head, which is what it costs. The scores go to rootdk as the bias
-    of queries and keys that are nothing, so that they can be measured like those of a dot product.
+    tanh bounds every score by the sum of |v|, whatever d_k is. v starts normal with variance size^2/(c d_k), where
+    c = E Var[tanh(q + k) | q] for normal q and k: the scores of one row then have variance size^2, as those of
+    size q.k/sqrt(d_k) have. It holds n x n x d_k numbers per head, which is what it costs. The scores go to rootdk as
+    the bias of queries and keys that are nothing, so that they can be measured like those of a dot product.
 
     >>> import torch
     >>> layer = AdditiveAttention(8, 2, 4)
@@ -33,17 +34,22 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
     torch.Size([1, 3, 8])
     """
 
-    def __init__(self, width: int, heads: int, d_k: int) -> None:
+    def __init__(self, width: int, heads: int, d_k: int, size: float = 1.0) -> None:
         super().__init__()
-        self.heads, self.measure = heads, False
+        self.heads, self.measure, self.size = heads, False, size
         self.last_reading: Reading | None = None
         self.q_proj_weight = nn.Parameter(torch.empty(heads * d_k, width))
         self.k_proj_weight = nn.Parameter(torch.empty(heads * d_k, width))
         self.v_proj_weight = nn.Parameter(torch.empty(width, width))
         self.direction = nn.Parameter(torch.empty(heads, d_k))
         self.out_proj = nn.Linear(width, width, bias=False)
-        for weight in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight, self.direction):
+        for weight in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1]))
+        self.start()
+
+    def start(self) -> None:
+        """Draw v."""
+        nn.init.normal_(self.direction, std=self.size / math.sqrt(_SPREAD_OF_TANH * self.direction.shape[1]))
 
     def forward(
         self,
@@ -67,8 +73,14 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        scores: Tensor = torch.tanh(q[:, :, :, None] + k[:, :, None]) @ self.direction[:, None, :, None]
-        return scores.squeeze(-1)
+        # Head by head: a product of a matrix and a vector, which is faster than a batch of products of matrices.
+        return torch.stack(
+            [torch.tanh(q[:, head, :, None] + k[:, head, None]) @ v for head, v in enumerate(self.direction)], dim=1
+        )
+
+
+# E Var[tanh(q + k) | q] for independent standard normal q and k; a test integrates it again.
+_SPREAD_OF_TANH = 0.28396841
 
 
 def _rows_at_once(k: Tensor) -> int:
@@ -81,8 +93,8 @@ class TransplantAttention(MultiHeadAttention):
 
     kappa: float | None = None
 
-    def __init__(self, width: int, heads: int, d_k: int, scale: str) -> None:
-        super().__init__(width, heads, bias=False, batch_first=True, d_k=d_k, scale=scale)
+    def __init__(self, width: int, heads: int, d_k: int, scale: str, qk_norm: bool = False) -> None:
+        super().__init__(width, heads, bias=False, batch_first=True, d_k=d_k, scale=scale, qk_norm=qk_norm)
         if self.in_proj_weight is not None:
             self._project_apart({})
 
@@ -101,9 +113,9 @@ class Block(nn.Module):  # type: ignore[misc]
         width, made = spec.width, {"bias": False}
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width, **made), nn.LayerNorm(width, **made)
         self.attention: Any = (
-            AdditiveAttention(width, spec.heads, spec.d_k)
+            AdditiveAttention(width, spec.heads, spec.d_k, spec.v_size)
             if spec.rule == ADDITIVE
-            else TransplantAttention(width, spec.heads, spec.d_k, spec.rule)
+            else TransplantAttention(width, spec.heads, spec.d_k, spec.rule, spec.qk_norm)
         )
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width, **made), nn.GELU(), nn.Linear(4 * width, width, **made))
 
@@ -141,8 +153,10 @@ class Transformer(nn.Module):  # type: ignore[misc]
                 # A table of embeddings is looked up, not summed over: its fan-in is one.
                 looked_up = name == "position" or isinstance(self.get_submodule(name.rpartition(".")[0]), nn.Embedding)
                 nn.init.normal_(weight, std=1.0 if looked_up else weight.shape[1] ** -0.5)
-        with torch.no_grad():
-            for block in self.blocks:
+        for block in self.blocks:
+            if isinstance(block.attention, AdditiveAttention):
+                block.attention.start()
+            with torch.no_grad():
                 for weight in projections(block):
                     weight.mul_(qk_size)
 

@@ -4,12 +4,16 @@ Results    all runs, with what made them
 Outcome    runs that differ in their seeds alone
 Group      runs that differ in their learning rates too: an Outcome for each rate
 interval   a mean over seeds, and how sure of it one may be
+estimate   a number that several groups give, with a bootstrap over seeds that chooses their learning rates again
+
+Learning rates are chosen by the validation set; what is reported belongs to the test set.
 """
 
 import functools
+import gzip
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from typing import Any
@@ -20,11 +24,12 @@ from rootdk.errors import ArgumentError
 from rootdk.rendering import expect_fields, expect_kind
 from rootdk.untrusted import parse_json
 
-from .run import Run, RunSpec
+from .run import TASKS, Moment, Run, RunSpec
 
 # The name of the file format, which is older than this module: files of earlier versions can be read.
 _KIND = "rootdk.trained.Results"
-_SHIPPED = "shipped.json"
+_SHIPPED = "shipped.json.gz"
+LEARNED = 0.9  # a run has learned once so many of the answers are right
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,30 +143,61 @@ def shipped() -> Results:
     >>> "torch" in shipped().about
     True
     """
-    return Results.from_dict(parse_json(files(__package__).joinpath(_SHIPPED).read_bytes()))
+    return Results.from_dict(parse_json(gzip.decompress(files(__package__).joinpath(_SHIPPED).read_bytes())))
+
+
+def lowest(run: Run) -> Moment:
+    """The look at which the validation loss is lowest: what a run is judged by, whatever it does afterwards."""
+    return min(run.moments, key=lambda moment: known(moment.valid_loss))
+
+
+def steps_to(run: Run, accuracy: float = LEARNED, name: str = "accuracy") -> int | None:
+    """The first look at which so many answers are right; None if the run ended before. Looks are a tenth apart."""
+    return next((moment.step for moment in run.moments if (getattr(moment, name) or 0.0) >= accuracy), None)
+
+
+def _within_budget(run: Run, name: str = "accuracy") -> float:
+    """The steps to 90 %, or the budget where they were not enough: a bound from below."""
+    step = steps_to(run, LEARNED, name)
+    return float(run.spec.steps if step is None else step)
+
+
+def choice_of(run: Run) -> float:
+    """What a learning rate is chosen by: the smaller its mean over seeds, the better.
+
+    Steps to 90 % right of the validation set where runs end when they have learned, else the lowest validation loss.
+    """
+    if run.spec.stop == "learned":
+        return _within_budget(run, "valid_accuracy")
+    return math.inf if run.diverged else known(lowest(run).valid_loss)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Runs that differ in their seeds alone, at one learning rate.
 
-    >>> best = grouped(shipped().select(task="text", rule="sqrt"))[0].best
-    >>> len(best.runs), best.loss.count
-    (3, 3)
+    >>> best = grouped(shipped().select(task="digits", rule="sqrt"))[0].best
+    >>> len(best.runs) == best.loss.count
+    True
     """
 
     rate: float
     runs: tuple[Run, ...]
 
     @property
+    def choice(self) -> float:
+        """What is compared when a learning rate is chosen, from the validation set; smaller is better."""
+        return interval(choice_of(run) for run in self.runs).mean
+
+    @property
     def loss(self) -> Interval:
-        """At the end, on what is not trained on. A run that diverged has none, and makes the mean infinite."""
-        return interval(None if run.diverged else run.last.loss for run in self.runs)
+        """On the test set, where the validation loss is lowest. A run that diverged makes the mean infinite."""
+        return interval(METRICS["loss"](run) for run in self.runs)
 
     @property
     def accuracy(self) -> Interval:
-        """At the end; nothing is right in a run that diverged."""
-        return interval(0.0 if run.diverged else run.last.accuracy or 0.0 for run in self.runs)
+        """At the same look; nothing is right in a run that diverged."""
+        return interval(METRICS["accuracy"](run) for run in self.runs)
 
     @property
     def start(self) -> float:
@@ -174,6 +210,23 @@ class Outcome:
         return interval(sharpest(run) for run in self.runs)
 
     @property
+    def steps(self) -> list[int | None]:
+        """Steps to 90 % right, one per run; None where the run ended before."""
+        return [steps_to(run) for run in self.runs]
+
+    @property
+    def learned(self) -> int:
+        """How many of the runs came to 90 % right."""
+        return sum(step is not None for step in self.steps)
+
+    @property
+    def median_steps(self) -> float | None:
+        """The median of the steps to 90 % right; None where fewer than half of the runs came so far."""
+        ordered = sorted(math.inf if step is None else step for step in self.steps)
+        middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        return middle if math.isfinite(middle) else None
+
+    @property
     def diverged(self) -> int:
         """How many of the runs did."""
         return sum(run.diverged for run in self.runs)
@@ -184,16 +237,112 @@ def sharpest(run: Run) -> float:
     return min(known(layer.entropy) for layer in run.last.layers)
 
 
-def lost(outcome: Outcome, against: Outcome) -> tuple[float, float]:
-    """How much less was learned than `against`, as a share of what that learned from start to end, and its error."""
-    learned = against.start - against.loss.mean
-    less, error = difference(outcome.loss, against.loss)
-    return less / learned, error / learned
+def sharpest_ever(run: Run) -> float:
+    """The smallest entropy / ln n of any layer at any look."""
+    return min(known(layer.entropy) for moment in run.moments for layer in moment.layers)
+
+
+def largest(run: Run) -> float:
+    """The largest |logit| of any layer at any look."""
+    return max(known(layer.largest) for moment in run.moments for layer in moment.layers)
+
+
+def unstable(run: Run) -> bool:
+    """Whether it diverged, had a spike, or ended with a validation loss 5 % above its lowest."""
+    forgot = known(run.last.valid_loss) > 1.05 * known(lowest(run).valid_loss)
+    return run.diverged or run.spikes > 0 or forgot
+
+
+# One number of a run, for means over seeds.
+METRICS: dict[str, Callable[[Run], float]] = {
+    "loss": lambda run: math.inf if run.diverged else known(lowest(run).loss),
+    "accuracy": lambda run: 0.0 if run.diverged else lowest(run).accuracy or 0.0,
+    "start": lambda run: known(run.moments[0].loss),
+    "log_steps": lambda run: math.log(_within_budget(run)),
+    "learned": lambda run: float(steps_to(run) is not None),
+    "sharpest": sharpest,
+    "unstable": lambda run: float(unstable(run)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number from runs over seeds: its bootstrap standard error, and the middle 95 % of what the bootstrap gave."""
+
+    value: float
+    error: float
+    low: float
+    high: float
+    seeds: int
+
+
+class Arm:
+    """One number of the runs of a group, at the learning rate that the validation set chooses, or at a given one.
+
+    >>> runs = shipped().select(task="digits", rule="sqrt", d_k=16, optimizer="adam")
+    >>> arm = Arm(Group(runs), "loss")
+    >>> 0 < arm.mean(range(len(arm.seeds))) < 1
+    True
+    """
+
+    def __init__(self, group: "Group", metric: str, rate: float | None = None) -> None:
+        by_rate = [outcome for outcome in group.outcomes if rate is None or outcome.rate == rate]
+        runs = [{run.spec.seed: run for run in outcome.runs} for outcome in by_rate]
+        self.seeds = sorted(set.intersection(*map(set, runs))) if runs else []
+        if len(self.seeds) < 2:
+            raise ArgumentError(f"results: must hold two seeds of each learning rate of {group.line}, got {self.seeds}")
+        self.choice = np.array([[choice_of(one[seed]) for seed in self.seeds] for one in runs])
+        self.values = np.array([[METRICS[metric](one[seed]) for seed in self.seeds] for one in runs])
+
+    def mean(self, places: Sequence[int]) -> float:
+        """Over the seeds at these places, at the rate that is best for them."""
+        rate = int(np.argmin(self.choice[:, places].mean(axis=1)))
+        return float(self.values[rate, places].mean())
+
+
+DRAWS = 400
+
+
+def estimate(combine: Callable[..., float], *arms: Arm) -> Estimate:
+    """combine(mean of the first arm, of the second, ...) with its bootstrap over seeds.
+
+    A draw takes as many seeds as the arms have in common, with repetition and the same for all arms, whose runs of one
+    seed share their batches; it chooses the learning rate of every arm again. The deviation of the draws is larger by
+    sqrt(n/(n - 1)) here, because n seeds vary less around their own mean than around the true one.
+    """
+    common = sorted(set.intersection(*(set(arm.seeds) for arm in arms)))
+    if len(common) < 2:
+        seeds = [arm.seeds for arm in arms]
+        raise ArgumentError(f"results: must hold two seeds that all that is compared has in common, got {seeds}")
+    rows = [[arm.seeds.index(seed) for seed in common] for arm in arms]
+
+    def combined(places: Sequence[int]) -> float:
+        return combine(*(arm.mean([row[at] for at in places]) for arm, row in zip(arms, rows, strict=True)))
+
+    return resampled(combined, len(common))
+
+
+def resampled(statistic: Callable[[Sequence[int]], float], count: int) -> Estimate:
+    """A statistic of the seeds at the places 0 to count - 1, and what drawing among them with repetition makes of it.
+
+    >>> values = np.array([1.0, 2.0, 3.0, 4.0])
+    >>> found = resampled(lambda places: float(values[list(places)].mean()), 4)
+    >>> found.value, found.low < 2.5 < found.high
+    (2.5, True)
+    """
+    value = statistic(range(count))
+    rng = np.random.default_rng(0)
+    drawn = [statistic(places) for places in rng.integers(0, count, (DRAWS, count)).tolist()]
+    if not np.isfinite([value, *drawn]).all():
+        return Estimate(value, math.inf, -math.inf, math.inf, count)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    error = float(np.std(drawn, ddof=1)) * math.sqrt(count / (count - 1))
+    return Estimate(value, error, float(low), float(high), count)
 
 
 # transplant does not count: it happens after the training and changes none of it.
 _IN_COMMON = tuple(entry.name for entry in fields(RunSpec) if entry.name not in {"seed", "learning_rate", "transplant"})
-_OF_A_PANEL = ("optimizer", "layers", "width", "heads")
+_OF_A_PANEL = ("optimizer", "layers", "width", "heads", "stop")
 _POWERS = {0.25: "√√d_k", 0.5: "√d_k", 1.0: "d_k", -0.25: "1/√√d_k", -0.5: "1/√d_k", -1.0: "1/d_k"}
 
 
@@ -201,7 +350,7 @@ _POWERS = {0.25: "√√d_k", 0.5: "√d_k", 1.0: "d_k", -0.25: "1/√√d_k", -
 class Group:
     """Runs of one setting at several learning rates, each with several seeds.
 
-    >>> group = grouped(shipped().select(task="text", rule="sqrt"))[0]
+    >>> group = grouped(shipped().select(task="digits", rule="sqrt"))[0]
     >>> group.best.rate in group.rates, group.line
     (True, 'sqrt')
     """
@@ -215,11 +364,12 @@ class Group:
 
     @property
     def line(self) -> str:
-        """The rule, and what else is special about W_q and W_k: groups of one line differ in d_k alone."""
-        extra = [(name, getattr(self.spec, name)) for name in ("qk_rate", "qk_size")]
-        return ", ".join(
-            [self.spec.rule, *(f"{name} {_power(value, self.spec.d_k)}" for name, value in extra if value != 1.0)]
-        )
+        """The rule, and what else is special about attention or its training: those of one line differ in d_k alone."""
+        extra = [(name, getattr(self.spec, name)) for name in ("qk_rate", "qk_size", "qk_gradient", "v_size")]
+        words = [f"{name} {_power(value, self.spec.d_k)}" for name, value in extra if value != 1.0]
+        words += ["qk_norm"] * self.spec.qk_norm
+        words += [f"warmup {self.spec.warmup}"] * bool(self.spec.warmup)
+        return ", ".join([self.spec.rule, *words])
 
     @property
     def rates(self) -> list[float]:
@@ -240,8 +390,19 @@ class Group:
 
     @property
     def best(self) -> Outcome:
-        """At the learning rate with the smallest loss at the end; the smallest rate where all diverged."""
-        return min(self.outcomes, key=lambda outcome: outcome.loss.mean)
+        """At the learning rate that the validation set chooses; the smallest of rates that do equally well."""
+        return min(self.outcomes, key=lambda outcome: outcome.choice)
+
+    @property
+    def edge(self) -> str:
+        """At which end of the rates tried the best one is, if at one: then a better one may lie beyond.
+
+        It is "lowest", "highest" or nothing; "only" where there is no other.
+        """
+        rates = self.rates
+        if len(rates) == 1:
+            return "only"
+        return {rates[0]: "lowest", rates[-1]: "highest"}.get(self.best.rate, "")
 
     @property
     def diverged(self) -> int:
@@ -252,7 +413,7 @@ class Group:
 def grouped(runs: Iterable[Run]) -> tuple[Group, ...]:
     """Groups by everything in the spec but seed, learning rate and transplant, in the order in which they come.
 
-    >>> {group.spec.rule for group in grouped(shipped().select(task="text"))} == {"none", "sqrt", "dk"}
+    >>> {"none", "sqrt", "dk"} <= {group.spec.rule for group in grouped(shipped().select(task="digits"))}
     True
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
@@ -264,15 +425,17 @@ def grouped(runs: Iterable[Run]) -> tuple[Group, ...]:
 def panels(groups: Iterable[Group]) -> dict[str, tuple[Group, ...]]:
     """Groups that may stand beside one another: of one task, optimizer and model, for as many steps.
 
-    The name of a panel says what sets it apart from the others.
+    The name of a panel says what sets it apart from the others of its task.
 
-    >>> list(panels(grouped(shipped().select(task="text"))))
-    ['text, 400 steps']
+    >>> list(panels(grouped(shipped().select(task="digits", optimizer="adam"))))
+    ['digits, 400 steps']
     """
     groups = list(groups)
-    varied = [name for name in _OF_A_PANEL if len({getattr(group.spec, name) for group in groups}) > 1]
+    specs = [group.spec for group in groups]
     members: dict[str, list[Group]] = {}
     for group in groups:
+        alike = [spec for spec in specs if spec.task == group.spec.task]
+        varied = [name for name in _OF_A_PANEL if len({getattr(spec, name) for spec in alike}) > 1]
         more = [(name, getattr(group.spec, name)) for name in varied]
         parts = [value if isinstance(value, str) else f"{name} {value}" for name, value in more]
         members.setdefault(", ".join([group.spec.task, f"{group.spec.steps} steps", *parts]), []).append(group)
@@ -292,22 +455,36 @@ def _power(value: float, d_k: int) -> str:
 
 
 # What a claim asks for, unless it says otherwise.
-_USUAL = {"optimizer": "adam", "qk_rate": 1.0, "qk_size": 1.0}
+_NAMES = ("optimizer", "qk_rate", "qk_size", "qk_gradient", "qk_norm", "v_size", "warmup", "layers", "width", "heads")
+_USUAL = {name: getattr(RunSpec(), name) for name in _NAMES}
+
+
+def setting(results: Results, **spec: Any) -> Group:
+    """The runs with this spec at all learning rates; there must be some, with two seeds of each at least."""
+    asked = {**_USUAL, **spec}
+    group = Group(results.select(**asked))
+    fewest = min((len(outcome.runs) for outcome in group.outcomes), default=0)
+    if fewest < 2:
+        named = ", ".join(f"{name} = {value}" for name, value in asked.items() if name in spec or value != 1)
+        raise ArgumentError(f"results: must hold at least two runs with {named}, got {fewest}")
+    return group
 
 
 def outcomes(results: Results, **spec: Any) -> tuple[Outcome, ...]:
     """The runs with this spec, one outcome per learning rate; there must be some, with two seeds at least."""
-    spec = {**_USUAL, **spec}
-    by_rate = Group(results.select(**spec)).outcomes
-    if not by_rate or min(len(outcome.runs) for outcome in by_rate) < 2:
-        wanted = ", ".join(f"{name} = {value}" for name, value in spec.items())
-        raise ArgumentError(f"results: must hold at least two runs with {wanted}, got {len(by_rate) and 1}")
-    return by_rate
+    return setting(results, **spec).outcomes
 
 
 def best(results: Results, **spec: Any) -> Outcome:
-    """At the learning rate whose mean loss at the end is lowest: the same choice for every rule."""
-    return min(outcomes(results, **spec), key=lambda outcome: outcome.loss.mean)
+    """At the learning rate that the validation set chooses: the same choice for every rule."""
+    return setting(results, **spec).best
+
+
+def tasks_of(results: Results, *rules: str) -> list[str]:
+    """The tasks that each of these rules was run on at two d_k or more."""
+    return [
+        task for task in TASKS if all(len(results.values("d_k", task=task, rule=rule, **_USUAL)) > 1 for rule in rules)
+    ]
 
 
 def widths(results: Results, task: str, rule: str) -> list[int]:

@@ -1,15 +1,20 @@
 """Which runs a study makes: those of a size, or those of a JSON file. A run that two questions ask for is made once.
 
-    rules     rule x d_k x learning rate: does learning slow without the scale, over which d_k does each rule work
-    additive  against dot products as d_k grows, on the task whose sequences are short enough for it
-    matched   1/d_k with the learning rate and the start that make it 1/sqrt(d_k), and with the learning rate alone
-    ladder    learning rates up to where training breaks, with the entropy along the way
+The default size asks, in this order, so that a study that is interrupted has answered the first questions:
 
-Every run of a dot product on text ends in a transplant: the trained model with queries and keys of other sizes.
+    rules     rule x d_k x learning rate on recall: does learning slow without the scale
+    causes    1/d_k under Adam: with larger gradients, with a larger rate of W_q and W_k, with start and rate matched
+    starts    no scale from W_q and W_k smaller by d_k^1/4, 1/d_k from larger ones, queries and keys normalised
+    digits    rule x d_k x learning rate on images, and additive attention from the start of either dot product
+    text      the same on characters, up to learning rates at which the entropy collapses; each run of it ends in a
+              transplant: the trained model with queries and keys of other sizes
+    warm-up, and another width and depth, on recall: fewer seeds, because no verdict rests on them
+
+Learning rates are half a power of ten apart. Where the best of a setting was at an end of them, more were added.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,54 +24,34 @@ from rootdk.untrusted import read_json
 
 from .run import ADDITIVE, TASKS, RunSpec
 
-SIZES = ("quick", "default", "full")
-RULES = ("none", "sqrt", "dk")
+SIZES = ("quick", "default")
+RULES = ("sqrt", "none", "dk")
 KAPPAS = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4)
 MATCHED_D_K = 256  # its fourth root is a whole number, and a power of two changes no digit
+_WARMUP = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
-    """How much of everything."""
+class _Grid:
+    """What all runs of a task have in common, and how far they reach."""
 
-    seeds: dict[str, int]
-    steps: dict[str, int]
-    d_k: dict[str, tuple[int, ...]]
-    rates: dict[str, tuple[float, ...]]
-    additive: tuple[int, ...]
-    sgd: tuple[float, ...]
-    ladder: tuple[float, ...]
+    common: dict[str, Any]
+    d_k: tuple[int, ...]
+    rates: tuple[float, ...]
+    seeds: int
 
 
-_SIZES = {
-    "quick": _Size(
-        seeds=dict.fromkeys(TASKS, 3),
-        steps={"recall": 200, "text": 150, "digits": 100},
-        d_k={"recall": (16, 256), "text": (64,), "digits": (16, 128)},
-        rates={"recall": (3e-3,), "text": (3e-3,), "digits": (1e-3,)},
-        additive=(16, 128),
-        sgd=(),
-        ladder=(),
-    ),
-    "default": _Size(
-        # Few images are held out, so that chance speaks louder there.
-        seeds={"recall": 3, "text": 3, "digits": 5},
-        steps={"recall": 300, "text": 400, "digits": 200},
-        d_k={"recall": (16, 64, 256, 512), "text": (32, 256), "digits": (16, 64, 256, 512)},
-        rates={"recall": (1e-3, 3e-3, 1e-2, 3e-2), "text": (1e-3, 3e-3, 1e-2, 3e-2), "digits": (3e-4, 1e-3, 3e-3)},
-        additive=(16, 64, 256, 512),
-        sgd=(0.01, 0.03, 0.1),
-        ladder=(1e-3, 3e-3, 1e-2, 3e-2, 0.1),
-    ),
-    "full": _Size(
-        seeds=dict.fromkeys(TASKS, 6),
-        steps={"recall": 1000, "text": 2000, "digits": 400},
-        d_k=dict.fromkeys(TASKS, (8, 16, 32, 64, 128, 256, 512)),
-        rates=dict.fromkeys(TASKS, (0.0003, 0.001, 0.003, 0.01, 0.03)),
-        additive=(16, 32, 64, 128, 256, 512),
-        sgd=(0.003, 0.01, 0.03, 0.1),
-        ladder=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3),
-    ),
+_GRIDS = {
+    "quick": {
+        "recall": _Grid({"steps": 600, "stop": "learned"}, (16, 256), (3e-3,), 3),
+        "digits": _Grid({"steps": 150, "stop": "flat"}, (16, 128), (3e-3,), 3),
+        "text": _Grid({"steps": 150, "transplant": KAPPAS}, (16, 128), (1e-2,), 3),
+    },
+    "default": {
+        "recall": _Grid({"steps": 1500, "stop": "learned"}, (256, 16), (1e-3, 3e-3, 1e-2), 8),
+        "digits": _Grid({"steps": 400, "stop": "flat"}, (16, 128), (1e-3, 3e-3, 1e-2), 8),
+        "text": _Grid({"steps": 400, "transplant": KAPPAS}, (128, 16), (1e-2, 3e-2, 1e-1), 8),
+    },
 }
 
 
@@ -74,56 +59,91 @@ def plan(size: str = "default", tasks: Sequence[str] = TASKS, rules: Sequence[st
     """The specs of one size; with rules those alone, at every d_k and learning rate of the size.
 
     >>> len(plan("quick")), {spec.seed for spec in plan("quick")}
-    (51, {0, 1, 2})
+    (60, {0, 1, 2})
     >>> len(plan("quick", ["text"], ["sqrt", "mup(64)"]))
-    6
+    12
     """
     if size not in SIZES:
         raise ArgumentError(f"size: must be one of {', '.join(map(repr, SIZES))}, got {size!r}")
     for task in tasks:
         if task not in TASKS:
             raise ArgumentError(f"tasks: must be among {', '.join(map(repr, TASKS))}, got {task!r}")
-    sizes = _SIZES[size]
-    return tuple(dict.fromkeys(spec for task in tasks for spec in _of(sizes, task, rules)))
-
-
-def _of(sizes: _Size, task: str, rules: Sequence[str]) -> Iterator[RunSpec]:
-    for seed in range(sizes.seeds[task]):
-        common: dict[str, Any] = {"task": task, "steps": sizes.steps[task], "seed": seed}
-        if task == "text":
-            common["transplant"] = KAPPAS
-        for rule, d_k, rate in product(rules or RULES, sizes.d_k[task], sizes.rates[task]):
-            yield RunSpec(rule=rule, d_k=d_k, learning_rate=rate, **common)
-        if rules:
-            continue
-        if task == "text":
-            for rate in sizes.ladder:
-                yield RunSpec(d_k=64, learning_rate=rate, **common)
-        if task == "digits":
-            # The lowest rate is left out: additive attention takes ten times as long, and is best at higher ones.
-            for d_k, rate in product(sizes.additive, sizes.rates[task][-2:]):
-                yield RunSpec(rule=ADDITIVE, d_k=d_k, learning_rate=rate, **common)
-            for rule, d_k, rate in product(RULES, (sizes.d_k[task][0], MATCHED_D_K), sizes.sgd):
-                yield RunSpec(rule=rule, d_k=d_k, optimizer="sgd", learning_rate=rate, **common)
-            # z = scale q.k: 1/d_k with weights larger by d_k^(1/4) is 1/sqrt(d_k), and SGD's steps, which are
-            # smaller by d_k^(1/4), must then be made larger by its square to move the same distance.
-            yield from _matched("sgd", sizes.sgd, MATCHED_D_K**0.5, common)
-        if task == "recall" and sizes.sgd:
-            # Adam's steps do not depend on the size of the gradient.
-            yield from _matched("adam", sizes.rates[task], MATCHED_D_K**0.25, common)
-
-
-def _matched(optimizer: str, rates: Sequence[float], qk_rate: float, common: dict[str, Any]) -> Iterator[RunSpec]:
-    for rate, qk_size in product(rates, (1.0, MATCHED_D_K**0.25)):
-        yield RunSpec(
-            rule="dk",
-            d_k=MATCHED_D_K,
-            optimizer=optimizer,
-            learning_rate=rate,
-            qk_rate=qk_rate,
-            qk_size=qk_size,
-            **common,
+    parts = _own(size, rules) if rules else _quick() if size == "quick" else _default()
+    # Seed by seed, so that what is interrupted has as many of each setting.
+    return tuple(
+        dict.fromkeys(
+            replace(spec, seed=seed)
+            for seeds, specs in parts
+            for seed in range(seeds)
+            for spec in specs
+            if spec.task in tasks
         )
+    )
+
+
+_Part = tuple[int, list[RunSpec]]  # how many seeds, and the specs with the first of them
+
+
+def _own(size: str, rules: Sequence[str]) -> Iterator[_Part]:
+    for task, grid in _GRIDS[size].items():
+        yield grid.seeds, _cells(size, task, [{"rule": rule} for rule in rules])
+
+
+def _quick() -> Iterator[_Part]:
+    for task, grid in _GRIDS["quick"].items():
+        yield grid.seeds, _cells("quick", task, [{"rule": rule} for rule in RULES])
+    yield 3, _cells("quick", "digits", [{"rule": ADDITIVE}])
+
+
+def _default() -> Iterator[_Part]:
+    recall, digits, text = (_GRIDS["default"][task] for task in ("recall", "digits", "text"))
+    usual, wide = [{"rule": rule} for rule in RULES], (MATCHED_D_K,)
+    root, no_scale, over_d_k = usual
+    yield recall.seeds, _cells("default", "recall", usual)
+    yield (
+        recall.seeds,
+        _cells("default", "recall", [no_scale], wide, (3e-4,))
+        + _cells("default", "recall", [over_d_k], wide, (3e-2,))
+        + _cells("default", "recall", [root, over_d_k], (16,), (3e-2,)),
+    )
+    quarter = MATCHED_D_K**0.25
+    # Adam's steps do not depend on the size of the gradient, so that the rate is matched by the fourth root of d_k.
+    causes = [
+        {"qk_gradient": quarter**2},
+        {"qk_rate": quarter},
+        {"qk_rate": quarter, "qk_size": quarter},
+    ]
+    starts = [{**no_scale, "qk_size": 1 / quarter}, {**over_d_k, "qk_size": quarter}, {**root, "qk_norm": True}]
+    yield (
+        recall.seeds,
+        _cells("default", "recall", [{**over_d_k, **cause} for cause in causes], wide, (1e-3,))
+        + _cells("default", "recall", starts, wide),
+    )
+    yield digits.seeds, _cells("default", "digits", usual)
+    starts_of_v = {d_k: [{"rule": ADDITIVE}, {"rule": ADDITIVE, "v_size": d_k**0.5}] for d_k in digits.d_k}
+    additive = (_cells("default", "digits", arms, (d_k,)) for d_k, arms in starts_of_v.items())
+    yield digits.seeds, [spec for cells in additive for spec in cells]
+    yield (
+        text.seeds,
+        _cells("default", "text", [root, no_scale]) + _cells("default", "text", [over_d_k], text.d_k[:1]),
+    )
+    for change in ({"warmup": _WARMUP}, {"layers": 1, "width": 64}):
+        yield 5, _cells("default", "recall", [{**root, **change}, {**no_scale, **change}], wide)
+
+
+def _cells(
+    size: str,
+    task: str,
+    arms: Sequence[dict[str, Any]],
+    d_ks: Sequence[int] | None = None,
+    rates: Sequence[float] | None = None,
+) -> list[RunSpec]:
+    """Every arm at every d_k and learning rate: those of the task, if no others are asked for."""
+    grid = _GRIDS[size][task]
+    return [
+        RunSpec(task=task, d_k=d_k, learning_rate=rate, **grid.common, **arm)
+        for d_k, rate, arm in product(d_ks or grid.d_k, rates or grid.rates, arms)
+    ]
 
 
 def read_specs(path: Path) -> tuple[RunSpec, ...]:

@@ -17,7 +17,7 @@ from .store import Store, StoreError
 
 _MOST_NAMED = 10
 # Sequences in a batch and places in each: what rootdk.lab.training.tasks draws, which only torch could be asked.
-_BATCHES = {"recall": (32, 48), "text": (16, 64), "digits": (32, 16)}
+_BATCHES = {"recall": (16, 24), "text": (8, 64), "digits": (16, 16)}
 # A run that was kept, or goes on from a state, says nothing about the pace of this sweep.
 _SECONDS_BEFORE_A_GUESS = 5.0
 _LOOKS = 60  # looking at a model from time to time takes about as long as so many steps
@@ -63,8 +63,8 @@ def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callabl
         if kept is not None:
             runs[spec] = kept
             tell(Finished(kept))
-    # The longest first, so that the last to finish is a short one.
-    rest = sorted((spec for spec in dict.fromkeys(specs) if spec not in runs), key=cost, reverse=True)
+    # In the order in which they are asked for: what was interrupted has the first of them.
+    rest = [spec for spec in dict.fromkeys(specs) if spec not in runs]
     failures: list[Failed] = []
     # A generator of an engine ends its processes when it is closed, whatever the reason.
     with closing(cast("Any", engine([_task(spec, store) for spec in rest]))) as events:

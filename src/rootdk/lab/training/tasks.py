@@ -18,7 +18,9 @@ from rootdk.errors import RootdkError
 
 Batch = tuple[Tensor, Tensor]
 IGNORED = -100  # cross_entropy passes over this target
-_HELD_OUT = 2**32 - 1  # in the place of a step: batches that are never trained on
+# In the place of a seed: batches that are never trained on. Choices are made on the first, reports on the second.
+TRAIN, VALID, TEST = "train", "valid", "test"
+_HELD_OUT = {VALID: 2**32 - 2, TEST: 2**32 - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +35,20 @@ class Task:
     batch_size: int
     held_out_size: tuple[int, int]  # how many batches for judging, and of how many sequences
     embedding: Callable[[int], nn.Module]
-    draw: Callable[[np.random.Generator, int, bool], tuple[Any, Any]]
+    draw: Callable[[np.random.Generator, int, str], tuple[Any, Any]]
 
     def batch(self, seed: int, step: int) -> Batch:
         """The step-th batch of a run."""
-        return self._tensors(np.random.default_rng([seed, step]), self.batch_size, False)
+        return self._tensors(np.random.default_rng([seed, step]), self.batch_size, TRAIN)
 
-    def held_out(self) -> list[Batch]:
-        """Batches for judging, the same for every seed."""
+    def held_out(self, part: str = TEST) -> list[Batch]:
+        """Batches for judging, the same for every seed; part is VALID or TEST."""
         batches, size = self.held_out_size
-        return [self._tensors(np.random.default_rng([_HELD_OUT, number]), size, True) for number in range(batches)]
+        rngs = (np.random.default_rng([_HELD_OUT[part], number]) for number in range(batches))
+        return [self._tensors(rng, size, part) for rng in rngs]
 
-    def _tensors(self, rng: np.random.Generator, count: int, held_out: bool) -> Batch:
-        inputs, targets = self.draw(rng, count, held_out)
+    def _tensors(self, rng: np.random.Generator, count: int, part: str) -> Batch:
+        inputs, targets = self.draw(rng, count, part)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
@@ -68,10 +71,10 @@ class PairEmbedding(nn.Module):  # type: ignore[misc]
         return embedded
 
 
-def _recall(pairs: int = 24, asked: int = 24, names: int = 64, values: int = 32) -> Task:
+def _recall(pairs: int = 12, asked: int = 12, names: int = 24, values: int = 16) -> Task:
     """A sequence of pairs, each at one place, then names whose values are asked for."""
 
-    def draw(rng: np.random.Generator, count: int, _held_out: bool) -> tuple[Any, Any]:
+    def draw(rng: np.random.Generator, count: int, _part: str) -> tuple[Any, Any]:
         name = rng.permuted(np.tile(np.arange(names), (count, 1)), axis=1)[:, :pairs]
         value = rng.integers(1, values + 1, (count, pairs))
         which = rng.integers(0, pairs, (count, asked))
@@ -83,54 +86,55 @@ def _recall(pairs: int = 24, asked: int = 24, names: int = 64, values: int = 32)
         return np.concatenate([shown, question], axis=1), targets
 
     embedding = functools.partial(PairEmbedding, names, values + 1)
-    return Task("recall", pairs + asked, values + 1, False, False, 32, (2, 64), embedding, draw)
+    return Task("recall", pairs + asked, values + 1, False, False, 16, (1, 64), embedding, draw)
 
 
 def _text(length: int = 64) -> Task:
     """The next character of Python's standard library."""
-    train, held = _sources()
+    texts = _sources()
 
-    def draw(rng: np.random.Generator, count: int, held_out: bool) -> tuple[Any, Any]:
-        text = held if held_out else train
+    def draw(rng: np.random.Generator, count: int, part: str) -> tuple[Any, Any]:
+        text = texts[part]
         start = rng.integers(0, len(text) - length - 1, count)
         windows = text[start[:, None] + np.arange(length + 1)]
         return windows[:, :-1], windows[:, 1:]
 
     embedding = functools.partial(nn.Embedding, _CHARACTERS)
-    return Task("text", length, _CHARACTERS, True, False, 16, (3, 32), embedding, draw)
+    return Task("text", length, _CHARACTERS, True, False, 8, (2, 24), embedding, draw)
 
 
 _CHARACTERS = 98  # printable ASCII, the end of a line, and one for everything else
 
 
 @functools.cache
-def _sources() -> tuple[Any, Any]:
-    """Every tenth file is held out. Tabs and whatever is not ASCII become one character."""
+def _sources() -> dict[str, Any]:
+    """Of ten files one is for choosing and one for reporting. Tabs and whatever is not ASCII become one character."""
     home = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(home.glob("*.py"))
     if len(paths) < 10:
         raise RootdkError(f"text: needs the sources of Python's standard library, and finds {len(paths)} files of them")
-    parts: tuple[list[Any], list[Any]] = ([], [])
+    parts: dict[str, list[Any]] = {TRAIN: [], VALID: [], TEST: []}
     for number, path in enumerate(paths):
         raw = np.frombuffer(path.read_bytes(), np.uint8)
         printable = (raw >= 32) & (raw < 127)
-        parts[number % 10 == 9].append(np.where(printable, raw - 32, np.where(raw == 10, 95, 96)).astype(np.int64))
-    return np.concatenate(parts[0]), np.concatenate(parts[1])
+        part = {4: VALID, 9: TEST}.get(number % 10, TRAIN)
+        parts[part].append(np.where(printable, raw - 32, np.where(raw == 10, 95, 96)).astype(np.int64))
+    return {part: np.concatenate(pieces) for part, pieces in parts.items()}
 
 
 def _digits() -> Task:
-    """Images of 8 x 8 pixels in 16 patches of 2 x 2; a quarter of them is held out."""
+    """Images of 8 x 8 pixels in 16 patches of 2 x 2; an eighth of them is for choosing, an eighth for reporting."""
     patches, labels = _images()
-    held = np.arange(len(labels)) % 4 == 3
+    rest = np.arange(len(labels)) % 8
+    parts = {VALID: np.flatnonzero(rest == 3), TEST: np.flatnonzero(rest == 7), TRAIN: np.flatnonzero(rest % 4 != 3)}
 
-    def draw(rng: np.random.Generator, count: int, held_out: bool) -> tuple[Any, Any]:
+    def draw(rng: np.random.Generator, count: int, part: str) -> tuple[Any, Any]:
         # What is held out is so little that all of it is looked at.
-        which = np.flatnonzero(held) if held_out else rng.choice(np.flatnonzero(~held), count)
+        which = rng.choice(parts[part], count) if part == TRAIN else parts[part]
         return patches[which], labels[which]
 
-    return Task(
-        "digits", 16, 10, False, True, 32, (1, int(held.sum())), functools.partial(nn.Linear, 4, bias=False), draw
-    )
+    embedding = functools.partial(nn.Linear, 4, bias=False)
+    return Task("digits", 16, 10, False, True, 16, (1, len(parts[TEST])), embedding, draw)
 
 
 @functools.cache

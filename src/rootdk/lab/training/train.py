@@ -6,8 +6,9 @@ Between two steps the model is looked at, without changing it: loss, accuracy, r
 import io
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from rootdk.files import write_atomically
 from rootdk.reading import Reading
 
 from .model import Transformer, projections
-from .run import Layer, Moment, Run, RunSpec
-from .tasks import IGNORED, Batch, Task, task_named
+from .run import DIVERGED, Layer, Moment, Run, RunSpec
+from .tasks import IGNORED, TEST, VALID, Batch, Task, task_named
 
-MOMENTS = 20  # how often a run is looked at, next to its start
+_INSIDE = 3  # layers are looked at in every third look
 _SECONDS_BETWEEN_STATES = 5.0
+_LEARNED, _IN_A_ROW = 0.99, 3
+_FLAT, _FEWEST_STEPS = 0.99, 100
+_BEFORE, _SPIKE = 50, 6.0  # a spike is so many standard deviations above the mean of so many steps before it
 _FEWEST_KEYS = 8  # rows of fewer are sharp by nature, and are not looked at
 
 
@@ -35,43 +39,98 @@ def train(spec: RunSpec, *, keep: Path | None = None, progress: Callable[[int], 
     progress  is called with the number of steps that are done
 
     >>> run = train(RunSpec(task="digits", d_k=8, steps=2, width=16))
-    >>> [moment.step for moment in run.moments]
-    [0, 1, 2]
+    >>> [moment.step for moment in run.moments], run.end
+    ([0, 1, 2], 'budget')
     """
     task, start = task_named(spec.task), time.perf_counter()
     model, optimizer = _begin(spec, task)
-    held_out = task.held_out()
-    looks = sorted({round(spec.steps * part / MOMENTS) for part in range(MOMENTS + 1)})
-    step, moments, losses, spent, diverged = 0, [], [], 0.0, False
+    held_out = {part: task.held_out(part) for part in (VALID, TEST)}
+    looks = looks_of(spec.steps)
+    step, moments, losses, recent, spikes, spent, end = 0, list[Moment](), list[float](), list[float](), 0, 0.0, ""
     kept = _read(keep)
     if kept is not None:
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
-        step, losses, spent = kept["step"], kept["losses"], kept["seconds"]
-        moments = list(Run.from_dict(kept["run"]).moments)
+        step, losses, recent, spent = kept["step"], kept["losses"], kept["recent"], kept["seconds"]
+        run = Run.from_dict(kept["run"])
+        moments, spikes = list(run.moments), run.spikes
     else:
         moments.append(look(model, task, 0, None, held_out))
+    rates = [group["lr"] for group in _groups(spec, model)]
     written = time.perf_counter()
-    while step < spec.steps and not diverged:
+    while not end:
         loss = loss_of(model, task, task.batch(spec.seed, step))
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        _take_step(spec, optimizer, rates, step)
         step += 1
         losses.append(loss.item())
-        diverged = not math.isfinite(losses[-1])
-        if step in looks or diverged:
-            moments.append(look(model, task, step, sum(losses) / len(losses), held_out))
+        spikes += is_spike(losses[-1], recent)
+        recent = [*recent[1 - _BEFORE :], losses[-1]]
+        if not math.isfinite(losses[-1]):
+            end = DIVERGED
+        if step in looks or end:
+            inside = len(moments) % _INSIDE == 0
+            moments.append(look(model, task, step, sum(losses) / len(losses), held_out, inside))
             losses = []
+            end = end or ended(spec, moments)
+            if end and not inside:
+                moments[-1] = replace(moments[-1], layers=look(model, task, step, None, held_out).layers)
         progress(step)
         # A run that has diverged is over: its state must not be gone on from.
-        if keep is not None and not diverged and time.perf_counter() - written > _SECONDS_BETWEEN_STATES:
-            run = Run(spec, tuple(moments))
+        if keep is not None and not end and time.perf_counter() - written > _SECONDS_BETWEEN_STATES:
+            run = Run(spec, tuple(moments), spikes=spikes)
             seconds = spent + time.perf_counter() - start
-            _write(keep, model=model, optimizer=optimizer, step=step, losses=losses, seconds=seconds, run=run)
+            counted = {"step": step, "losses": losses, "recent": recent, "seconds": seconds}
+            _write(keep, model=model, optimizer=optimizer, run=run, **counted)
             written = time.perf_counter()
-    curve = tuple(transplanted(model, task, kappa, held_out) for kappa in spec.transplant)
-    return Run(spec, tuple(moments), diverged, curve, spent + time.perf_counter() - start)
+    curve = tuple(transplanted(model, task, kappa, held_out[TEST]) for kappa in spec.transplant)
+    return Run(spec, tuple(moments), end, spikes, curve, spent + time.perf_counter() - start)
+
+
+def looks_of(steps: int) -> list[int]:
+    """The steps at which a run is looked at: the first, then always a tenth later, and the last.
+
+    >>> looks_of(30), looks_of(2000)[-3:]
+    ([0, 1, 2, 4, 6, 8, 10, 12, 15, 18, 21, 25, 29, 30], [1651, 1817, 2000])
+    """
+    looks, step, least = [0], 0, max(1, steps // 100)
+    while step < steps:
+        step = min(steps, step + max(least, step // 10, 1 if step < 2 else 2))
+        looks.append(step)
+    return looks
+
+
+def ended(spec: RunSpec, moments: Sequence[Moment]) -> str:
+    """Why a run ends here: a word of `RunSpec.stop`; empty if it goes on."""
+    last = moments[-1]
+    if spec.stop == "learned":
+        right = [moment.valid_accuracy or 0.0 for moment in moments[-_IN_A_ROW:]]
+        if len(right) == _IN_A_ROW and min(right) >= _LEARNED:
+            return "learned"
+    if spec.stop == "flat" and last.step >= _FEWEST_STEPS:
+        half = [known for moment in moments if moment.step <= last.step / 2 if (known := moment.valid_loss) is not None]
+        rest = [known for moment in moments if moment.step > last.step / 2 if (known := moment.valid_loss) is not None]
+        if half and (not rest or min(rest) > _FLAT * min(half)):
+            return "flat"
+    return "budget" if last.step >= spec.steps else ""
+
+
+def is_spike(loss: float, recent: Sequence[float]) -> bool:
+    """Whether a training loss stands out of the 50 before it: 6 standard deviations above their mean."""
+    if len(recent) < _BEFORE or not np.isfinite(recent).all():
+        return False
+    return not loss <= float(np.mean(recent)) + _SPIKE * float(np.std(recent))
+
+
+def _take_step(spec: RunSpec, optimizer: torch.optim.Optimizer, rates: Sequence[float], step: int) -> None:
+    warm = min(1.0, (step + 1) / spec.warmup) if spec.warmup else 1.0
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = warm * rate
+    if spec.qk_gradient != 1.0:
+        for weight in optimizer.param_groups[1]["params"]:
+            weight.grad.mul_(spec.qk_gradient)
+    optimizer.step()
 
 
 def _begin(spec: RunSpec, task: Task) -> tuple[Transformer, torch.optim.Optimizer]:
@@ -79,15 +138,21 @@ def _begin(spec: RunSpec, task: Task) -> tuple[Transformer, torch.optim.Optimize
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         model = Transformer(spec, task.embedding(spec.width), task.length, task.classes, task.causal)
+    groups = _groups(spec, model)
+    if spec.optimizer == "adam":
+        return model, torch.optim.Adam(groups, lr=spec.learning_rate, fused=True)
+    return model, torch.optim.SGD(groups, lr=spec.learning_rate, momentum=0.9)
+
+
+def _groups(spec: RunSpec, model: Transformer) -> list[dict[str, Any]]:
+    """The weights and their learning rates: W_q and W_k are the second group."""
     own = [weight for block in model.blocks for weight in projections(block)]
     ids = {id(weight) for weight in own}
-    groups = [
-        {"params": [weight for weight in model.parameters() if id(weight) not in ids]},
+    rest = [weight for weight in model.parameters() if id(weight) not in ids]
+    return [
+        {"params": rest, "lr": spec.learning_rate},
         {"params": own, "lr": spec.learning_rate * spec.qk_rate},
     ]
-    if spec.optimizer == "adam":
-        return model, torch.optim.Adam(groups, lr=spec.learning_rate)
-    return model, torch.optim.SGD(groups, lr=spec.learning_rate, momentum=0.9)
 
 
 def _read(keep: Path | None) -> Any:
@@ -116,13 +181,32 @@ def loss_of(model: nn.Module, task: Task, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED)
 
 
-def look(model: Any, task: Task, step: int, train_loss: float | None, held_out: Sequence[Batch]) -> Moment:
-    """One Moment. Gradients are those of the first sequences that are held out; they are taken and thrown away."""
-    loss, accuracy, spread = _judge(model, task, held_out)
-    inputs, targets = held_out[0]
-    gradients = _gradients(model, task, (inputs[: task.batch_size], targets[: task.batch_size]))
-    layers = (Layer(*map(finite, (*numbers, *norms))) for numbers, norms in zip(spread, gradients, strict=True))
-    return Moment(step, finite(train_loss), finite(loss), finite(accuracy), tuple(layers))
+def look(
+    model: Any,
+    task: Task,
+    step: int,
+    train_loss: float | None,
+    held_out: Mapping[str, Sequence[Batch]],
+    inside: bool = True,
+) -> Moment:
+    """One Moment, with its layers if inside. Gradients are of the first batch that is held out, and are thrown away."""
+    valid_loss, valid_accuracy, _ = _judge(model, task, held_out[VALID])
+    with _measuring(model) if inside else nullcontext():
+        loss, accuracy, spread = _judge(model, task, held_out[TEST])
+    layers: Any = ()
+    if inside:
+        inputs, targets = held_out[TEST][0]
+        gradients = _gradients(model, task, (inputs[: task.batch_size], targets[: task.batch_size]))
+        layers = (Layer(*map(rough, (*numbers, *norms))) for numbers, norms in zip(spread, gradients, strict=True))
+    return Moment(
+        step,
+        finite(train_loss),
+        finite(loss),
+        finite(accuracy),
+        finite(valid_loss),
+        finite(valid_accuracy),
+        tuple(layers),
+    )
 
 
 def transplanted(
@@ -132,7 +216,8 @@ def transplanted(
     for block in model.blocks:
         block.attention.kappa = kappa
     try:
-        loss, _, spread = _judge(model, task, held_out)
+        with _measuring(model):
+            loss, _, spread = _judge(model, task, held_out)
     finally:
         for block in model.blocks:
             block.attention.kappa = None
@@ -140,17 +225,22 @@ def transplanted(
 
 
 def _judge(model: Any, task: Task, held_out: Sequence[Batch]) -> tuple[float, float, NDArray[np.float64]]:
-    """Loss and accuracy over all batches, and per layer what `_spread` gives: means, and the largest of the largest."""
+    """Loss and accuracy over all batches, and per layer that is measured what `_spread` gives, averaged over them.
+
+    Of the largest logit it is the largest.
+    """
     losses, right, spread = [], [], []
-    with torch.no_grad(), _measuring(model):
+    with torch.no_grad():
         for batch in held_out:
             logits, targets = answers(model, task, batch)
             losses.append(nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED).item())
             right.append((logits.argmax(-1) == targets)[targets != IGNORED].float().mean().item())
-            spread.append([_spread(block.attention.last_reading) for block in model.blocks])
+            readings = [block.attention.last_reading for block in model.blocks]
+            spread.append([_spread(reading) for reading in readings if reading is not None])
     by_batch = np.array(spread)
     means = by_batch.mean(axis=0)
-    means[:, -1] = by_batch[..., -1].max(axis=0)
+    if len(means):
+        means[:, -1] = by_batch[..., -1].max(axis=0)
     return float(np.mean(losses)), float(np.mean(right)), means
 
 
@@ -182,6 +272,11 @@ def _gradients(model: Any, task: Task, batch: Batch) -> list[tuple[float, float]
     return list(zip(norms[::2], norms[1::2], strict=True))
 
 
-def finite(value: float | None) -> float | None:
-    """Six digits, or None for what is not a number: JSON knows no other word."""
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+def finite(value: float | None, digits: int = 5) -> float | None:
+    """So many digits, or None for what is not a number: JSON knows no other word."""
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
+
+
+def rough(value: float) -> float | None:
+    """Three digits, enough for what happens inside a layer."""
+    return finite(value, 3)

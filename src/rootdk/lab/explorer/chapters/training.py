@@ -42,11 +42,10 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
         title="Training curves",
         formula=ATTENTION,
         to_try="Choose what is learned and d_k, and compare the rules.",
-        to_see="Lines are means over seeds with their 95 % interval, each rule at the learning rate that suits it.",
+        to_see="Lines are means over seeds with their 95 % interval, each rule at the best learning rate tried.",
         said="Without the scale learning slows or fails, the more so the larger d_k is.",
-        true="Where the task is nothing but attention it fails at large d_k, elsewhere it falls behind, and 1/d_k is "
-        "late at the lowest learning rates and learns at higher ones than 1/√d_k does, in these small models, by which "
-        "claims 16 and 18 of the ledger are judged.",
+        true="It is late, not dead: without the scale recall takes several times the steps at large d_k, and less so "
+        "at small d_k. These are small models, by which claims 16 and 18 of the ledger are judged.",
         controls=(
             Control(
                 "panel", "task", "choice", slug(largest), choices=tuple(names), labels=tuple(names.values()),
@@ -83,7 +82,7 @@ def _loss(group: Group) -> Number:
     loss = group.best.loss
     half = "" if loss.half is None else f" ± {loss.half:.2g}"
     text = f"{written(loss.mean)}{half}" if math.isfinite(loss.mean) else "diverged"
-    label = f"{group.line}: loss at the end, learning rate {group.best.rate:g}"
+    label = f"{group.line}: lowest loss, learning rate {group.best.rate:g}"
     return Number(f"loss_{slug(group.line)}", label, loss.mean, text, "measured")
 
 
