@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,16 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     text = f"One query at d_k = {d_k} over {len(places)} keys, few enough to be seen. The largest weight is {tops}."
     figures = (Figure("row", "The weights of one row", weights, text), _spread(values, words, colours))
     # Of queries of the length sqrt(d_k): all that rootdk.predict adds is that lengths vary, which takes far longer.
-    alone = {rule: float(saturation(keys, scales[rule] * math.sqrt(d_k))) for rule in ("none", "sqrt")}
+    alone = {rule: _alone(keys, round(scales[rule] * math.sqrt(d_k), 12)) for rule in ("none", "sqrt")}
     shares = {rule: (share, float(readings[rule].entropy_ratio.mean(dtype=float))) for rule, share in alone.items()}
     lead = answer(d_k, keys, shares).replace(" %", "\u00a0%")
     return View(figures, tuple(numbers), _python(values, added), lead=lead)
+
+
+@lru_cache(maxsize=256)
+def _alone(keys: int, sigma: float) -> float:
+    """The share of rows of one key. With 1/√d_k sigma is 1 at every d_k, so that a knob that moves d_k asks once."""
+    return float(saturation(keys, sigma))
 
 
 def _spread(values: Mapping[str, Any], words: Mapping[str, str], colours: Mapping[str, str]) -> Figure:
