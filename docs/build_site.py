@@ -28,6 +28,7 @@ PAGES = {
     "docs/training.md": "guides/training.md",
     "docs/scaling.md": "guides/distributed.md",
     "docs/gpu.md": "guides/gpu.md",
+    "docs/jax.md": "guides/jax.md",
     "docs/why-root-dk.md": "learn/why-root-dk.md",
     "docs/statements.md": "learn/statements.md",
     "docs/explorer.md": "learn/explorer.md",
@@ -73,7 +74,7 @@ PICTURES = {
     "learn/why-root-dk.md": ("variance", "entropy-sigma"),
     "learn/explorer.md": ("one-row-64",),
 }
-MODULES = ("rootdk", "rootdk.scaling", "rootdk.theory", "rootdk.torch", "rootdk.audit", "rootdk.integrations", "rootdk.distributed",
+MODULES = ("rootdk", "rootdk.scaling", "rootdk.theory", "rootdk.torch", "rootdk.jax", "rootdk.audit", "rootdk.integrations", "rootdk.distributed",
            "rootdk.lab.checks", "rootdk.lab.training", "rootdk.lab.report")  # fmt: skip
 
 

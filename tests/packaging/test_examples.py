@@ -14,6 +14,7 @@ PRINTED = {
     "02_transformers_model": r"largest difference between the logits: \d\.\de-0[6-9]\n.*\(2, 17\)",
     "03_watch_and_clip": r"step 0: .*clipped: layers\.1\.self_attn",
     "04_audit_a_checkpoint": r"3 layers, verdict: healthy\n.*head by head: 0\.\d+, ",
+    "06_jax": r"nnx: largest difference \d\.?\d*e-0[6-9]\nlinen: effective keys.*\nequinox: loss 0\.\d+",
     "05_theory_against_measurement": r"1/sqrt\(d_k\) +largest difference 0\.0",
 }
 
