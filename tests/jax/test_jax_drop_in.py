@@ -84,6 +84,13 @@ def test_under_vmap_with_shared_bias(qkv: Any) -> None:
     assert_close(ours, theirs)
 
 
+def test_where_jax_refuses_to_add_axes_by_itself(qkv: Any) -> None:
+    with jax.numpy_rank_promotion("raise"):
+        lengths = jnp.array([7, 12], jnp.int32)
+        call = lambda q: (dot_product_attention(q, *qkv[1:], query_seq_lengths=lengths, is_causal=True) ** 2).sum()  # noqa: E731
+        jax.jvp(jax.grad(call), qkv[:1], qkv[:1])
+
+
 def test_a_row_that_is_hidden_altogether_is_zero(qkv: Any) -> None:
     out = dot_product_attention(*qkv, mask=jnp.zeros((1, 1, 1, S), bool))
     assert not out.any()

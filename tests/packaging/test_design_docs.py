@@ -68,7 +68,7 @@ def absent_names(row: str) -> list[str]:
 
 def test_the_areas() -> None:
     names = [area.stem for area in AREAS]
-    assert names == ["audit", "distributed", "kernel", "lab", "operator", "packaging", "theory", "torch"]
+    assert names == ["audit", "distributed", "jax", "kernel", "lab", "operator", "packaging", "theory", "torch"]
     page = (ROOT / "DESIGN.md").read_text("utf-8")
     assert len(page.splitlines()) < 90
     assert all(f"(docs/design/{name}.md)" in page for name in names)

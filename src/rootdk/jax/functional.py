@@ -172,5 +172,5 @@ def _first_rows(out: Any, lengths: Any) -> Any:
     """The output, 0 from each entry's length on."""
     if lengths is None:
         return out
-    row = jnp.arange(out.shape[-3])
-    return jnp.where((row < jnp.asarray(lengths)[..., None])[..., None, None], out, 0)
+    row = jnp.arange(out.shape[-3]).reshape(*(1,) * (out.ndim - 3), out.shape[-3], 1, 1)
+    return jnp.where(row < jnp.asarray(lengths)[..., None, None, None], out, 0)

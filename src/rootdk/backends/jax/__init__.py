@@ -302,7 +302,7 @@ def _with_rows(problem: Problem, rows: Any) -> Problem:
             raise ArgumentError("rows: must be None where segments are traced, got rows")
         offset = problem.query_offset
         offset = problem.key_lengths - problem.query.shape[-2] if offset is None else offset
-        position = np.arange(problem.query.shape[-2]) + offset[:, None]
+        position = np.arange(problem.query.shape[-2])[None] + offset[:, None]
 
     def of_entries(array: Any) -> Any:
         return None if array is None else array[:, rows]

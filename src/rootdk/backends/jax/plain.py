@@ -5,6 +5,7 @@ It follows the reference line by line, on operands as primitives.py lays them ou
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 _FAR = 2**30  # further than any key, and an int32
@@ -20,6 +21,11 @@ def attention(given: dict[str, Any], facts: Any) -> Any:
 
 def weights(given: dict[str, Any], facts: Any) -> Any:
     """The weights of all pairs, (*leading, heads, n_query, n_key); 0 where hidden."""
+    with jax.numpy_rank_promotion("allow"):  # whatever the caller has set for arrays of its own
+        return _weights(given, facts)
+
+
+def _weights(given: dict[str, Any], facts: Any) -> Any:
     wide = _wide(given)
     query = _heads_first(given["query"], facts).astype(wide)
     key = _per_query_head(given, facts, _heads_first(given["key"], facts).astype(wide))
