@@ -24,7 +24,7 @@ PAGES = {
     "docs/faq.md": "faq.md",
     "docs/install.md": "install.md",
     "docs/audit.md": "guides/watch-and-audit.md",
-    "docs/audit-models.md": "guides/audited-models.md",
+    "docs/audit-models.md": "project/audited-models.md",
     "docs/training.md": "guides/training.md",
     "docs/scaling.md": "guides/distributed.md",
     "docs/gpu.md": "guides/gpu.md",
