@@ -200,9 +200,12 @@ def _rates(groups: Sequence[Group]) -> str:
 
 
 def _edges(groups: Sequence[Group]) -> str:
-    """Where the best learning rate is at an end of those tried, so that a better one may lie beyond."""
-    words = [f"{one.line}, d_k = {one.spec.d_k} ({one.edge})" for one in groups if one.edge in {"lowest", "highest"}]
-    return f" At an end of the rates tried: {'; '.join(words)}." if words else ""
+    """Where a better learning rate may lie beyond those tried: the best is at an end of them, or the only one."""
+    ends = [f"{one.line}, d_k = {one.spec.d_k} ({one.edge})" for one in groups if one.edge in {"lowest", "highest"}]
+    only = [f"{one.line}, d_k = {one.spec.d_k}" for one in groups if one.edge == "only"]
+    text = f" At an end of the rates tried: {'; '.join(ends)}." if ends else ""
+    # Where no line has a second rate, the caption has said so.
+    return text + (f" One rate alone was tried: {'; '.join(only)}." if only and len(only) < len(groups) else "")
 
 
 def _ended(groups: Sequence[Group]) -> str:
