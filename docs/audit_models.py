@@ -63,4 +63,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(page(), "utf-8", newline="\n")

@@ -66,6 +66,7 @@ PICTURES = {
     "guides/torch.md": ("flow",),
     "guides/theory.md": ("entropy-dk", "trace-dk"),
     "guides/gpu.md": ("trace-dk",),
+    "guides/jax.md": ("entropy-dk",),
     "guides/commands.md": ("scores-none", "scores-sqrt"),
     "guides/watch-and-audit.md": ("layers",),
     "guides/training.md": ("best-digits-400-steps", "curves-recall-1500-steps-256"),

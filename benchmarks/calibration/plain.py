@@ -27,7 +27,7 @@ class Plain(nn.Module):  # type: ignore[misc]
         """Weights, and how many heads they have."""
         state = {name: value.contiguous() for name, value in self.state_dict().items()}
         save_file(state, Path(folder, "model.safetensors"))
-        Path(folder, "config.json").write_text(json.dumps({"HEADS": self.heads}), "utf-8")
+        Path(folder, "config.json").write_text(json.dumps({"HEADS": self.heads}), "utf-8", newline="\n")
 
 
 def _renamed(state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

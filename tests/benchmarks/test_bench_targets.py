@@ -76,6 +76,10 @@ def full_report() -> Report:
         ],
         "avx2": [row("short", rootdk=1.0, torch=1.1), row("long", rootdk=1.0, torch=1.92)],
         "tangent": [row(rootdk=1.0, torch=5.01)],
+        "jax": [
+            row(kind, rootdk=1.0, jax=wanted) | {"kind": kind}
+            for kind, wanted in (("forward", 4.01), ("gradient", 3.01))
+        ],
         "tiny": [
             row(rootdk=15e-6, rootdk_on_tensors=15e-6, torch=10e-6)
             | {"gradient": gradient, "shape": asdict(tiny.TINY[0])}
@@ -179,6 +183,8 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
     ("documents as segments", seconds("masks", 2, "seconds", "torch"), 0.7),
     ("documents as segments over documents as a batch", seconds("masks", 2, "over_batch"), 1.01),
     ("forward derivative against torch, geometric mean", seconds("tangent", 0, "seconds", "torch"), 0.99),
+    ("jax forward against jax.nn, geometric mean", seconds("jax", 0, "seconds", "jax"), 0.99),
+    ("jax forward and gradient against jax.nn, geometric mean", seconds("jax", 1, "seconds", "jax"), 0.99),
     ("between torch's layers, 128 tokens", seconds("beside", 0, "seconds", "torch"), 0.99),
     *((name, seconds("models", i, "seconds", "torch"), 0.99) for i, name in enumerate(models.MODELS)),
     ("training step, watched exactly / unwatched", seconds("watch", 0, "watched_over_unwatched"), 1.01),

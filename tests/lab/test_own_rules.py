@@ -159,9 +159,9 @@ def test_a_training_run_takes_it_into_its_process(folder: Path) -> None:
     sys.path.append(str(folder))
     scaling.load("own_rules:mine")
     mine, number = sweep(
-        [RunSpec(rule="mine", **tiny), RunSpec(rule=str(48**0.1 / 4), **tiny)], Store(folder / "runs"), LocalEngine(1)
+        [RunSpec(rule="mine", **tiny), RunSpec(rule=str(24**0.1 / 4), **tiny)], Store(folder / "runs"), LocalEngine(1)
     )
-    # Sequences of recall have 48 keys, so that both runs are the same.
+    # Sequences of recall have 24 keys, so that both runs are the same.
     assert mine.last == number.last
     assert not list((folder / "runs").glob("*(*"))
     scaling.unregister("mine")
@@ -200,7 +200,7 @@ from rootdk.lab.training.sweep import sweep
 if __name__ == "__main__":
     scaling.load("own_rules:mine")
     tiny = {"steps": 2, "d_k": 4, "width": 8, "heads": 1, "layers": 1}
-    specs = [RunSpec(rule="mine", **tiny), RunSpec(rule="mine", seed=1, **tiny), RunSpec(rule=str(48**0.1 / 4), **tiny)]
+    specs = [RunSpec(rule="mine", **tiny), RunSpec(rule="mine", seed=1, **tiny), RunSpec(rule=str(24**0.1 / 4), **tiny)]
     runs = sweep(specs, Store(Path("runs")), RayEngine(workers=1))
     print(runs[0].last == runs[2].last, runs[0].last == runs[1].last)
 """
@@ -213,7 +213,10 @@ if __name__ == "__main__":
 def test_train_study_runs_these_rules_alone() -> None:
     from rootdk.cli.train_study import Order
 
-    order = Order("quick", ("text",), ("mup(64)", "0.2"), None, None, None, "local", None, False)
+    order = Order(
+        "quick", ("text",), ("mup(64)", "0.2"), missing=False,
+        spec=None, runs=None, workers=None, engine="local", address=None, fresh=False,
+    )  # fmt: skip
     assert {spec.rule for spec in order.specs()} == {"mup(64)", "0.2"}
 
 

@@ -133,7 +133,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
     """Embedded inputs and positions, blocks, logits for every place. causal makes it a decoder.
 
     >>> import torch
-    >>> model = Transformer(RunSpec(d_k=16), nn.Embedding(10, 64), length=5, classes=10, causal=True)
+    >>> model = Transformer(RunSpec(d_k=16), nn.Embedding(10, 32), length=5, classes=10, causal=True)
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 10])
     """

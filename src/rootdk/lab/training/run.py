@@ -124,7 +124,7 @@ class Layer:
     than 8 keys are left out. query_gradient and key_gradient are the norms of the gradients of W_q and W_k.
 
     >>> from rootdk.lab.training import shipped
-    >>> layer = shipped().select(rule="none", d_k=512)[0].last.layers[0]
+    >>> layer = shipped().select(rule="none", d_k=256)[0].moments[0].layers[0]
     >>> layer.saturated > 0.5
     True
     """
@@ -147,7 +147,7 @@ class Moment:
     empty at two looks of three.
 
     >>> from rootdk.lab.training import shipped
-    >>> start, *_, end = shipped().select(task="text", rule="sqrt")[0].moments
+    >>> start, *_, end = shipped().select(task="recall", rule="sqrt")[0].moments
     >>> start.step, end.loss < start.loss
     (0, True)
     """

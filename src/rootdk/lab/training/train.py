@@ -89,10 +89,12 @@ def train(spec: RunSpec, *, keep: Path | None = None, progress: Callable[[int], 
 
 
 def looks_of(steps: int) -> list[int]:
-    """The steps at which a run is looked at: the first, then always a tenth later, and the last.
+    """The steps at which a run is looked at: the first, the last, and between them each a tenth after the one before.
 
-    >>> looks_of(30), looks_of(2000)[-3:]
-    ([0, 1, 2, 4, 6, 8, 10, 12, 15, 18, 21, 25, 29, 30], [1651, 1817, 2000])
+    At least two steps lie between two looks after the first, and at least a hundredth of all.
+
+    >>> looks_of(12), looks_of(2000)[-3:]
+    ([0, 1, 2, 4, 6, 8, 10, 12], [1763, 1939, 2000])
     """
     looks, step, least = [0], 0, max(1, steps // 100)
     while step < steps:
