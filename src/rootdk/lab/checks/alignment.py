@@ -1,6 +1,7 @@
 """Claim 33: whether training makes q and k know of each other, by trained models that packages bring.
 
-`python -m benchmarks.calibration.alignment` measured them once; alignment.json beside this file has what it found.
+alignment.json beside this file has them, measured once by an earlier form of benchmarks/calibration/alignment.py;
+`python -m benchmarks.calibration.alignment` measures them again.
 """
 
 import json
