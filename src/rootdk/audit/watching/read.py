@@ -95,24 +95,38 @@ def _on_device(device: Any, call: Call, sight: Sight, scale: float, rows: int, b
 
 def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torch: bool) -> dict[str, Any]:
     """By the kernel of the CPU, or by torch's operations alone, on any device."""
-    query, sight, positions = call.query, whole, None
-    n_query = query.shape[-2]
-    if by_torch or rows < n_query:
-        positions = sampled_rows(n_query, rows, query.device)
-        query, sight = query.index_select(-2, positions), at_rows(whole, call, positions)
+    query, n_query = call.query, call.query.shape[-2]
+    some = by_torch or rows < n_query
+    positions = sampled_rows(n_query, rows, query.device) if some else None
+    query, sight = _picked(call, whole, positions)
 
-    def run(bare: bool) -> Reading:
+    def run(bare: bool, positions: Tensor | None) -> Reading:
         if by_torch:
-            return _by_torch(query, call, sight, scale, bare)
+            return _by_torch(*_picked(call, whole, positions), call, scale, bare)
         return read_scores(call.query, call.key, rows=positions, **_options(call, whole, scale, bare))
 
-    logits = run(bare=False)
+    logits = run(False, positions)
+    pointed = None
+    if 0 not in call.query.shape and 0 not in call.key.shape:
+        asked = sampled_rows(n_query, min(n_query, _ASKED), query.device)
+        of_asked = run(False, asked) if some else logits
+        sums, keys = (
+            field if some else field.index_select(-1, asked) for field in (of_asked.log_sum_exp, of_asked.keys)
+        )
+        pointed = _pointed(*_picked(call, whole, asked), call, scale, sums, keys)
     return {
         "reading": logits,
-        "scores": logits if bare else run(bare=True),
+        "scores": logits if bare else run(True, positions),
         "first_weight": _first_weight(query, call, sight, scale, logits),
-        "pointed": _pointed(call, whole, scale),
+        "pointed": pointed,
     }
+
+
+def _picked(call: Call, whole: Sight, positions: Tensor | None) -> tuple[Tensor, Sight]:
+    """The queries at these positions, and what they see."""
+    if positions is None:
+        return call.query, whole
+    return call.query.index_select(-2, positions), at_rows(whole, call, positions)
 
 
 def _options(call: Call, sight: Sight, scale: float, bare: bool) -> dict[str, Any]:
@@ -122,15 +136,10 @@ def _options(call: Call, sight: Sight, scale: float, bare: bool) -> dict[str, An
     return options if bare else options | {"bias": sight.bias, "softcap": call.softcap, "sinks": call.sinks}
 
 
-def _pointed(call: Call, whole: Sight, scale: float) -> Pointed | None:
-    """Which key most of some evenly spread rows point at."""
-    n_query = call.query.shape[-2]
-    if 0 in call.query.shape or 0 in call.key.shape:
-        return None
-    positions = sampled_rows(n_query, min(n_query, _ASKED), call.query.device)
-    sight = at_rows(whole, call, positions)
-    logits = _finished(scale * grouped_scores(call.query.index_select(-2, positions), call.key), call, sight.bias)
-    return most_pointed(logits, sight.mask, call.sinks)
+def _pointed(query: Tensor, sight: Sight, call: Call, scale: float, log_sum_exp: Tensor, keys: Tensor) -> Pointed:
+    """Which key most of these rows point at."""
+    logits = _finished(grouped_scores(scale * query, call.key), call, sight.bias)
+    return most_pointed(logits, sight.mask, log_sum_exp, keys)
 
 
 def _silent(call: Call) -> Any:
@@ -138,7 +147,12 @@ def _silent(call: Call) -> Any:
     out = call.out
     if out.shape[:-1] != call.query.shape[:-1] or not out.numel():
         return None
-    return out.any(dim=(*range(out.dim() - 3), -2, -1)).logical_not()
+    others = tuple(range(out.dim() - 3))
+    if out.is_cpu:  # the last row is seldom 0, and then the others need not be looked at
+        ended = out[..., -1, :].any(dim=(*others, -1)).logical_not()
+        if not bool(ended.any()):
+            return ended
+    return out.any(dim=(*others, -2, -1)).logical_not()
 
 
 def check_readable(call: Call) -> None:
@@ -153,7 +167,7 @@ def check_readable(call: Call) -> None:
         raise UnreadableError("a CUDA graph is being captured")
 
 
-def _by_torch(query: Tensor, call: Call, sight: Sight, scale: float, bare: bool) -> Reading:
+def _by_torch(query: Tensor, sight: Sight, call: Call, scale: float, bare: bool) -> Reading:
     logits = scale * grouped_scores(query, call.key)
     if not bare:
         logits = _finished(logits, call, sight.bias)
@@ -243,10 +257,11 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
     sampled = rows is not None and rows < n_query
     if sampled:
         logits = logits.index_select(-2, sampled_rows(n_query, rows or 1, logits.device))
-    asked = logits.index_select(-2, sampled_rows(logits.shape[-2], min(_ASKED, logits.shape[-2]), logits.device))
     visible = logits > HIDES
     some_hidden = not visible.is_cpu or not bool(visible.all())
     reading = Reading(**fields_of_logits(logits, visible if some_hidden else None, None), has_sinks=False)
+    asked = sampled_rows(logits.shape[-2], min(_ASKED, logits.shape[-2]), logits.device)
+    sums, keys = (field.index_select(-1, asked) for field in (reading.log_sum_exp, reading.keys))
     first = visible.any(dim=-2, keepdim=True).to(torch.uint8).argmax(dim=-1, keepdim=True).expand(*logits.shape[:-1], 1)
     weight = (logits.gather(-1, first)[..., 0].to(reading.log_sum_exp.dtype) - reading.log_sum_exp).exp()
     return LayerReading(
@@ -255,7 +270,7 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
         reading=reading,
         scores=reading,
         first_weight=torch.where(reading.keys > 0, weight, 0.0),
-        pointed=most_pointed(asked.float(), asked > HIDES, None),
+        pointed=most_pointed(logits.index_select(-2, asked).float(), visible.index_select(-2, asked), sums, keys),
         route="softmax",
         dtype=str(logits.dtype).removeprefix("torch."),
         d_k=0,

@@ -115,22 +115,24 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     return {name: torch.where(broken, torch.nan, field) for name, field in fields.items()} | {"keys": keys}
 
 
-def most_pointed(logits: Tensor, visible: Tensor | None, sinks: Tensor | None) -> Pointed:
-    """The key that most of these rows point at, for logits (..., heads, rows, keys); rows with a NaN do not count."""
+def most_pointed(logits: Tensor, visible: Tensor | None, log_sum_exp: Tensor, keys: Tensor) -> Pointed:
+    """The key that most of these rows point at, for logits (..., heads, rows, keys); rows with a NaN do not count.
+
+    log_sum_exp, keys   (..., heads, rows), as in the Reading of these rows
+    """
     heads, rows, n_key = logits.shape[-3:]
-    logits = logits.reshape(-1, heads, rows, n_key)
     if visible is not None:
-        logits = torch.where(visible.expand(*visible.shape[:-3], heads, rows, n_key), logits, -torch.inf)
-    total = torch.logsumexp(logits, dim=-1, keepdim=True)
-    if sinks is not None:
-        total = torch.logaddexp(total, sinks.to(logits)[:, None, None].expand_as(total))
-    used = ((logits > -torch.inf).sum(dim=-1) >= MIN_KEYS) & torch.isfinite(total[..., 0])
-    weights = torch.where(used[..., None], (logits - total).exp(), 0.0)
-    votes = torch.zeros_like(logits[..., 0, :]).scatter_add_(-1, weights.argmax(dim=-1), used.to(logits.dtype))
-    most, key = votes.max(dim=-1, keepdim=True)
+        logits = torch.where(visible, logits, -torch.inf)
+    logits = logits.reshape(-1, heads, rows, n_key)
+    sums, seen = (field.reshape(-1, heads, rows) for field in (log_sum_exp, keys))
+    used = (seen >= MIN_KEYS) & torch.isfinite(sums)
+    # max and not argmax, which takes twice as long.
+    votes = torch.zeros_like(logits[..., 0, :]).scatter_add_(-1, logits.max(dim=-1).indices, used.to(logits.dtype))
+    most, key = votes.max(dim=-1)
+    of_key = logits.gather(-1, key[..., None, None].expand(-1, -1, rows, 1))[..., 0]
     count = used.sum(dim=-1).to(logits.dtype)
-    mass = weights.sum(dim=-2).gather(-1, key)[..., 0] / count  # 0 / 0 is NaN: no row sees enough
-    return Pointed(key[..., 0], most[..., 0] / count, mass)
+    mass = torch.where(used, (of_key - sums).exp(), 0.0).sum(dim=-1) / count  # 0 / 0 is NaN: no row sees enough
+    return Pointed(key, most / count, mass)
 
 
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
@@ -138,6 +140,7 @@ def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     *leading, heads, rows, d = query.shape
     kv_heads, n_key = key.shape[-3], key.shape[-2]
-    shared = query.to(wide).reshape(*leading, kv_heads, heads // kv_heads * rows, d)
-    scores: Tensor = (shared @ key.to(wide).transpose(-1, -2)).reshape(*leading, heads, rows, n_key)
-    return scores
+    shared, keys = query.to(wide).reshape(*leading, kv_heads, heads // kv_heads * rows, d), key.to(wide)
+    # Of one key a product of matrices takes three times as long as the sum.
+    scores = (shared * keys).sum(dim=-1) if n_key == 1 else shared @ keys.transpose(-1, -2)
+    return scores.reshape(*leading, heads, rows, n_key)
