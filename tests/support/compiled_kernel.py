@@ -24,6 +24,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+SEGMENTS = {"row_starts", "row_ends", "row_places", "row_segments", "key_segments", "key_places"}
 # Type of query and key, d_k, and which of the arguments that a call may leave out it has.
 VARIANTS: dict[str, tuple[str, int, set[str]]] = {
     "bf16 64 causal": ("bf16", 64, {"right"}),
@@ -32,6 +33,8 @@ VARIANTS: dict[str, tuple[str, int, set[str]]] = {
         "fp16", 128,
         {"mask", "bias", "sinks", "alibi", "row_scale", "offsets", "lengths", "rows", "softcap", "left", "right"},
     ),
+    "bf16 128 causal, documents": ("bf16", 128, {"row_starts", "row_ends", "row_places"}),
+    "fp16 128 segments inside others": ("fp16", 128, {"alibi", *SEGMENTS}),
     "bf16 256": ("bf16", 256, set()),
     "bf16 128 causal, watched": ("bf16", 128, {"right", "first_weight", "first_key"}),
     "bf16 128 causal, pointed at": ("bf16", 128, {"right", "top_key", "top_share", "top_mass"}),
@@ -47,10 +50,11 @@ _POINTERS = {
     "rows": "i64",
 }
 _POINTERS |= {"fields": "fp32", "keys": "i64", "first_key": "i64", "first_weight": "fp32"}
+_POINTERS |= dict.fromkeys(SEGMENTS, "i32")
 _POINTED = {"top_key": "i64", "top_share": "fp32", "top_mass": "fp32"}
 _POINTERS |= _POINTED
 _OPTIONAL = {"mask", "bias", "sinks", "alibi", "row_scale", "offsets", "lengths", "rows", "softcap", "left", "right"}
-_OPTIONAL |= {"first_key", "first_weight", *_POINTED}
+_OPTIONAL |= {"first_key", "first_weight", *_POINTED, *SEGMENTS}
 
 
 def compiled(target: GPUTarget, dtype: str, d_k: int, has: set[str]) -> Any:

@@ -22,7 +22,7 @@ from rootdk.torch.triton import read
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-NAMES = [name for name, options in option_sets(np.random.default_rng(0)).items() if set(options) != {"segments"}]
+NAMES = list(option_sets(np.random.default_rng(0)))
 SMALL = {"leading": (2,), "heads": 2, "kv_heads": 1}
 
 
@@ -65,7 +65,6 @@ OF_TYPES = ["nothing", "bias", "softcap", "everything"]
 def test_every_option_and_type(rng: np.random.Generator, name: str, dtype: str) -> None:
     sizes = {"n_query": 18, "n_key": 35}
     options = logit_options(option_sets(rng, heads=2, **sizes)[name])
-    options.pop("segments", None)
     q, k, _ = random_arrays(rng, **SMALL, **sizes, d_k=24, dtype=DTYPES[dtype])
     if "bias" in options:
         options["bias"] = options["bias"].astype(DTYPES[dtype])
@@ -76,9 +75,12 @@ def test_every_option_and_type(rng: np.random.Generator, name: str, dtype: str) 
 @pytest.mark.parametrize(
     ("n_query", "n_key"), [(1, 1), (1, 50), (16, 16), (17, 15), (33, 65), (3, 0), (0, 3), (40, 16)]
 )
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (5, 2)}], ids=["full", "causal", "window"])
-def test_ragged_shapes(rng: np.random.Generator, n_query: int, n_key: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["full", "causal", "window", "documents", "documents, causal"])
+def test_ragged_shapes(rng: np.random.Generator, n_query: int, n_key: int, name: str) -> None:
     q, k, _ = random_arrays(rng, (), 2, 1, n_query, n_key, d_k=7, dtype=np.float32)
+    options: dict[str, Any] = {"window": (5, 2)} if name == "window" else {"causal": "causal" in name}
+    if "documents" in name:  # of 7 tokens; the last ones of the longer side have no other
+        options["segments"] = (np.arange(n_query) // 7, np.arange(n_key) // 7)
     assert_reading(read(there(q), there(k), **options), q, k, **options)
 
 
@@ -92,7 +94,6 @@ def test_widths_whole_and_in_pieces(rng: np.random.Generator, d_k: int) -> None:
 def test_chosen_rows_keep_their_positions(rng: np.random.Generator, name: str) -> None:
     rows = [20, 0, 7, 7, -2]
     options = logit_options(option_sets(rng, heads=2, n_query=21, n_key=39)[name])
-    options.pop("segments", None)
     q, k, _ = random_arrays(rng, **SMALL, n_query=21, n_key=39, dtype=np.float32)
     given = {name: there(value) for name, value in tensor_options(options).items()}
     for chosen in (rows, torch.tensor(rows), there(torch.tensor(rows))):
@@ -128,6 +129,19 @@ def test_options_that_lie_on_the_device(rng: np.random.Generator, monkeypatch: p
     for more in ({"causal": True}, {"causal": True, "query_offset": np.array([3, 9])}):
         given = {name: there(torch.as_tensor(value)) for name, value in (options | more).items() if name != "causal"}
         assert_reading(read(there(q), there(k), causal=True, **given), q, k, **options, **more)
+
+
+def test_segments_that_lie_on_the_device_are_refused(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As are lengths and offsets there beside them: which keys a row sees between is found on the CPU."""
+    q, k, _ = (there(a) for a in random_arrays(rng, **SMALL, n_query=9, n_key=9, dtype=np.float32))
+    of_tokens = torch.arange(9) // 4
+    monkeypatch.setattr(gpu, "_on_device", lambda given: given is of_tokens)
+    with pytest.raises(ArgumentTypeError, match=r"^segments: must be on the CPU, got a tensor on cpu$"):
+        read(q, k, segments=of_tokens)
+    monkeypatch.setattr(gpu, "_on_device", lambda given: isinstance(given, torch.Tensor))
+    for name in ("key_lengths", "query_offset"):
+        with pytest.raises(ArgumentTypeError, match=rf"^{name}: must be on the CPU with segments, got a tensor on"):
+            read(q, k, segments=of_tokens.numpy(), **{name: there(torch.tensor([9, 4]))})
 
 
 @pytest.mark.parametrize(

@@ -47,4 +47,4 @@ def test_nothing_is_spilled(tmp_path: Path) -> None:
 def test_nothing_is_spilled_in_any_variant(tmp_path: Path) -> None:
     found = compiled(tmp_path, *TARGETS)
     assert_frugal(found)
-    assert {len(variants) for variants in found.values()} == {7}
+    assert {len(variants) for variants in found.values()} == {9}

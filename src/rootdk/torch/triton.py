@@ -30,6 +30,7 @@ def read(
     softcap: float | None = None,
     sinks: Any = None,
     alibi: Any = None,
+    segments: Any = None,
     rows: Any = None,
 ) -> Reading:
     """rootdk.read by the Triton kernel. The fields are float32 tensors on the device of query.
@@ -38,7 +39,8 @@ def read(
 
     The options mean what they mean in rootdk.attention. mask and bias lie on the device of query and are read by their
     strides, never expanded. key_lengths, query_offset, sinks, alibi, scale and rows may lie there too: then nothing
-    waits for the device, the call can be captured in a CUDA graph, and their values are not checked.
+    waits for the device, the call can be captured in a CUDA graph, and their values are not checked. segments lie on
+    the CPU.
 
     >>> import torch, rootdk
     >>> from rootdk.torch import triton
@@ -54,5 +56,5 @@ def read(
             f"query: must be on a CUDA or ROCm device, got one on device '{query.device}' "
             "(tensors on the CPU: rootdk.read, or set TRITON_INTERPRET=1 before triton is imported)"
         )
-    options = Options(scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi)
+    options = Options(scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments)
     return gpu.read(query, key, options, rows)

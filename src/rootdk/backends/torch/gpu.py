@@ -13,6 +13,7 @@ from itertools import product
 from os import environ
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -27,10 +28,12 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # What of a Problem the kernel knows. Anything else that is not None is refused, not left out.
 _KNOWN = frozenset({
     "query", "key", "value", "scale", "row_scale", "softcap", "left", "right", "query_offset", "key_lengths", "mask",
-    "bias", "sinks", "alibi", "dropout", "seed",
+    "bias", "sinks", "alibi", "dropout", "seed", "query_segments", "key_segments", "query_positions", "key_positions",
 })  # fmt: skip
 # What a launch can write.
 _OUTPUTS = ("fields", "keys", "first_weight", "top_key", "top_share", "top_mass")
+# What a launch is told of segments.
+_SEGMENTS = ("row_starts", "row_ends", "row_places", "row_segments", "key_segments", "key_places")
 # Options that may be tensors on the device.
 _ON_DEVICE = ("key_lengths", "query_offset", "sinks", "alibi")
 _LOG2_E, _LARGEST = 1.4426950408889634, 3.4e38
@@ -189,6 +192,52 @@ def _check_device_tensors(query: Tensor, options: Options, given: dict[str, Tens
         raise ArgumentError("key_lengths: must be on the CPU for a scale that varies with them, got a tensor on a GPU")
 
 
+def _check_segments(segments: Any, given: dict[str, Tensor]) -> None:
+    """Which keys a row sees between is found on the CPU."""
+    parts = segments if isinstance(segments, tuple) else (segments,)
+    there = [tensor for tensor in parts if _on_device(tensor)]
+    if there:
+        raise ArgumentTypeError(f"segments: must be on the CPU, got a tensor on {there[0].device}")
+    for name in ("key_lengths", "query_offset"):
+        if name in given:
+            raise ArgumentTypeError(f"{name}: must be on the CPU with segments, got a tensor on {given[name].device}")
+
+
+def _segments(problem: Problem) -> dict[str, Any]:
+    """What the kernel is told of them, int32 (batch, n) each.
+
+    The keys of a segment stand in the order in which they lie, so those that a row sees lie between two of them. Where
+    no segment lies inside another that says everything; else the kernel looks at every key.
+    """
+    shape, n_key = problem.query_segments.shape, problem.key_segments.shape[1]
+    starts, ends, places, firsts, row_ids = np.zeros((5, *shape), np.int32)
+    key_ids, apart = np.zeros(problem.key_segments.shape, np.int32), True
+    for b in range(len(starts)):
+        length = n_key if problem.key_lengths is None else int(problem.key_lengths[b])
+        names, key_ids[b] = np.unique(problem.key_segments[b], return_inverse=True)
+        # One more name than there are, for rows whose segment has no key.
+        number = np.searchsorted(names, problem.query_segments[b])
+        known = np.append(names, 0)[number] == problem.query_segments[b]
+        row_ids[b] = number = np.where(known & (number < len(names)), number, len(names))
+        counts = np.bincount(key_ids[b, :length], minlength=len(names) + 1)
+        begins = np.cumsum(counts) - counts
+        order = np.append(np.argsort(key_ids[b, :length], kind="stable"), 0)  # one more, where an empty one begins
+        first, last = order[begins], order[begins + np.maximum(counts, 1) - 1]
+        apart &= bool((last - first < np.maximum(counts, 1)).all())
+        position, count = problem.query_positions[b], counts[number]
+        low = np.zeros_like(count) if problem.left is None else np.clip(position - problem.left, 0, count)
+        high = count if problem.right is None else np.clip(position + problem.right + 1, 0, count)
+        sees = low < high
+        starts[b], ends[b] = (
+            np.where(sees, order[np.where(sees, begins[number] + at, 0)] + more, 0)
+            for at, more in ((low, 0), (high - 1, 1))
+        )
+        places[b], firsts[b] = np.clip(position, -(2**30), 2**30), first[number]
+    told = {"row_starts": starts, "row_ends": ends, "row_places": places + firsts if apart else places}
+    tangled = {"row_segments": row_ids, "key_segments": key_ids, "key_places": problem.key_positions.astype(np.int32)}
+    return told | (dict.fromkeys(tangled) if apart else tangled)
+
+
 class _DeviceBackend:
     """What resolve() asks of an array library, for tensors on a GPU."""
 
@@ -269,7 +318,7 @@ class _Call:
         _check_device_tensors(query, options, given, scale)
         checked = options._replace(scale=1.0 if scale is not None else options.scale, **dict.fromkeys(given))
         if options.segments is not None:
-            raise ArgumentError("segments: must be None on a GPU, where rootdk has none yet, got segments")
+            _check_segments(options.segments, given)
         problem, self.one_head = resolve(_BACKEND, query, key, key, checked)
         for name in problem._fields:
             if name not in _KNOWN and getattr(problem, name) is not None:
@@ -282,9 +331,13 @@ class _Call:
         *self.leading, self.heads, self.n_query, _ = self._query.shape
         self.n_key = self._key.shape[-2]
         self._shared: dict[str, Any] = {"scale": problem.scale, "left": problem.left, "right": problem.right}
+        segments = {} if problem.query_segments is None else _segments(problem)
+        if problem.query_segments is not None:
+            self._shared |= {"left": None, "right": None}
         self._shared["softcap"] = None if problem.softcap is None else min(problem.softcap * _LOG2_E, _LARGEST)
         detached = {name: tensor.detach() for name, tensor in given.items()}
         self._per_entry = self._entries(detached, scale, options.query_offset is None)
+        self._per_entry |= {name: _uploaded(segments.get(name), self._query) for name in _SEGMENTS}
 
     def _entries(self, given: dict[str, Tensor], scale: Tensor | None, aligned: bool) -> dict[str, Tensor | None]:
         """What every batch entry has of its own, with one axis for all of them."""

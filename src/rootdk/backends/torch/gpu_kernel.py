@@ -130,18 +130,23 @@ def _pointed_at(s, start, maximum, top):
 
 @triton.jit
 def _logits(
-    raw, factor, softcap, slope, behind, bias, b_row, b_key, mask, m_row, m_key, row, sees_from, sees_to, keys_here,
-    LIMITS: tl.constexpr,
+    raw, factor, softcap, slope, behind, bias, b_row, b_key, mask, m_row, m_key, row, sees_from, sees_to, segment,
+    key_segments, key_places, keys_here, LIMITS: tl.constexpr,
 ):  # fmt: skip
     """Products -> logits in units of log2: scale, softcap, slope, bias, and -inf where hidden."""
     s = raw * factor[:, None]
     if softcap is not None:
         y = s / softcap
         s = tl.where(tl.abs(y) < 1.0 / 8192, s, softcap * _tanh(y))  # below it the cap changes no bit
-    if slope is not None:
-        s = s - slope * tl.abs(behind[:, None] - keys_here[None, :]).to(tl.float32)
     at_key = keys_here[None, :].to(tl.int64)
     seen = (keys_here[None, :] >= sees_from[:, None]) & (keys_here[None, :] < sees_to[:, None])
+    places = keys_here[None, :]
+    if key_segments is not None:
+        live = places < tl.max(sees_to)
+        seen = seen & (segment[:, None] == tl.load(key_segments + places, mask=live, other=0))
+        places = tl.load(key_places + places, mask=live, other=0)
+    if slope is not None:
+        s = s - slope * tl.abs(behind[:, None] - places).to(tl.float32)
     if bias is not None:
         added = tl.load(bias + row[:, None] * b_row + at_key * b_key, mask=seen, other=0.0)
         s = s + _bounded_log2(added.to(tl.float32))
@@ -155,6 +160,7 @@ def _logits(
 @triton.jit(do_not_specialize=VARYING)
 def read_rows(
     query, key, mask, bias, sinks, alibi, row_scale, offsets, lengths, rows, first_key,
+    row_starts, row_ends, row_places, row_segments, key_segments, key_places,
     fields, keys, first_weight, top_key, top_share, top_mass,
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     m_batch, m_head, m_row, m_key, b_batch, b_head, b_row, b_key,
@@ -167,7 +173,10 @@ def read_rows(
 
     Outputs: fields and keys of a Reading; first_weight, what every row gives the key first_key of its batch entry (key
     0 without one); top_key, top_share and top_mass, the key that most rows of a head point at, for which all of them
-    must be one block. SPREAD takes n_rows evenly spread rows of the query in place of all, or of those in `rows`.
+    must be one block. row_starts and row_ends, the keys between which a row sees, and row_places, where it stands among
+    them, replace offset and limits; with row_segments, key_segments and key_places it sees those of its segment alone,
+    and distances are between places. SPREAD takes n_rows evenly spread rows of the query in place of all, or of those
+    in `rows`.
     """
     blocks = tl.cdiv(n_rows, BLOCK_ROWS)
     program = tl.program_id(0)
@@ -200,13 +209,23 @@ def read_rows(
         sees_from = tl.minimum(tl.maximum(position - left, 0), n_key).to(tl.int32)
     if right is not None:
         sees_to = tl.minimum(tl.maximum(position + right + 1, 0), length).to(tl.int32)
+    segment = row
+    if row_starts is not None:
+        entry = batch * n_query + row
+        sees_from = tl.load(row_starts + entry, mask=live, other=0)
+        sees_to = tl.minimum(tl.load(row_ends + entry, mask=live, other=0), length)
+        near = tl.load(row_places + entry, mask=live, other=0)
+        if row_segments is not None:
+            segment = tl.load(row_segments + entry, mask=live, other=0)
+            key_segments += batch * n_key
+            key_places += batch * n_key
     sees_to = tl.where(live, sees_to, 0)
     # What some row sees, in whole blocks, and the blocks that all rows see whole: there no limit has to be looked at.
     first = tl.min(tl.where(live, sees_from, n_key)) // BLOCK_KEYS * BLOCK_KEYS
     last = tl.max(sees_to)
     full_first = tl.cdiv(tl.max(tl.where(live, sees_from, 0)), BLOCK_KEYS) * BLOCK_KEYS
     full_last = tl.min(tl.where(live, sees_to, n_key)) // BLOCK_KEYS * BLOCK_KEYS
-    if mask is not None:
+    if mask is not None or key_segments is not None:
         full_last = full_first
     none_full = full_last <= full_first
     full_first, full_last = tl.where(none_full, first, full_first), tl.where(none_full, first, full_last)
@@ -231,7 +250,7 @@ def read_rows(
         raw = _scores(q_rows, q_block, key, k_row, here, live, here < length, d, d_k, WHOLE, WIDTH, WIDEN)
         s = _logits(
             raw, factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
-            row, sees_from, sees_to, here, False,
+            row, sees_from, sees_to, segment, key_segments, key_places, here, False,
         )  # fmt: skip
         if top_key is not None:
             top = _pointed_at(s, start, maximum, top)
@@ -246,7 +265,7 @@ def read_rows(
         raw = _scores(q_rows, q_block, key, k_row, here, live, here < length, d, d_k, WHOLE, WIDTH, WIDEN)
         s = _logits(
             raw, factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
-            row, sees_from, sees_to, here, True,
+            row, sees_from, sees_to, segment, key_segments, key_places, here, True,
         )  # fmt: skip
         if top_key is not None:
             top = _pointed_at(s, start, maximum, top)
@@ -279,7 +298,7 @@ def read_rows(
         raw = _score_of_key(q_rows, key + chosen.to(tl.int64) * k_row, live, d_k)
         s = _logits(
             raw[:, None], factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
-            row, sees_from, sees_to, chosen, True,
+            row, sees_from, sees_to, segment, key_segments, key_places, chosen, True,
         )  # fmt: skip
         weight = tl.where(used, tl.minimum(tl.exp2(tl.max(s, 1) - maximum) * inverse, 1.0), 0.0)
         number = tl.maximum(voters, 1).to(tl.float32)
@@ -295,7 +314,7 @@ def read_rows(
             raw = _score_of_key(q_rows, key + at.to(tl.int64) * k_row, live, d_k)
             s = _logits(
                 raw[:, None], factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
-                row, sees_from, sees_to, at, True,
+                row, sees_from, sees_to, segment, key_segments, key_places, at, True,
             )  # fmt: skip
             weight = tl.minimum(tl.exp2(tl.max(s, 1) - maximum) * inverse, 1.0)
             tl.store(first_weight + flat, tl.where(sound, tl.where(has_weight, weight, 0.0), nan), mask=live)
