@@ -138,7 +138,7 @@ def test_every_number_is_in_a_table(page: Page, results: list[Result]) -> None:
 
 
 def test_the_ledger_is_there(page: Page, claims: list[dict[str, Any]]) -> None:
-    text = "".join(page.words)
+    text = "".join(page.words).replace("\u00a0", " ")
     for claim in claims:
         assert f"claim-{claim['id']}" in page.ids
         assert re.sub(r"\b([A-Za-z])_([a-z])\b", r"\1\2", claim["statement"]) in text

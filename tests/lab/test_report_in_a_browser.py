@@ -19,9 +19,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def claims() -> list[dict[str, Any]]:
+    return [record.to_dict() for record in LEDGER.check(sampling=Sampling(rows=1024))]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, claims: list[dict[str, Any]]) -> Path:
     path = tmp_path_factory.mktemp("report") / "rootdk-report.html"
-    claims = [record.to_dict() for record in LEDGER.check(sampling=Sampling(rows=1024))]
     write_atomically(path, render(run_all(plan("quick")), claims, {"seed": "0"}, [("0.125", "the scale for d_k = 64")]))
     return path
 
@@ -33,10 +37,9 @@ def test_opens_offline_and_fits(browser: Any, report: Path, tmp_path: Path, widt
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, claims: list[dict[str, Any]]) -> Path:
     """As `rootdk` writes it, with the section of training."""
     path = tmp_path_factory.mktemp("report") / "whole.html"
-    claims = [record.to_dict() for record in LEDGER.check([2, 7, 8])]
     write_atomically(path, render(run_all(plan("quick")), claims, {}, [("0.125", "the scale")], shipped()))
     return path
 
@@ -50,6 +53,20 @@ def test_a_figure_is_drawn_when_it_comes_into_view(browser: Any, whole: Path) ->
     page.evaluate("document.getElementById('rules').scrollIntoView()")
     until(lambda: page.evaluate("document.querySelector('#plot-entropy-dk svg.main-svg') !== null"))
     assert page.evaluate("document.querySelector('#plot-formats svg.main-svg') === null")
+    assert visit.complaints == []
+
+
+def test_plotly_runs_when_the_reader_moves_on_and_not_before(browser: Any, whole: Path) -> None:
+    visit = Visit(browser, 1280)
+    page = visit.open(whole)
+    page.mouse.move(640, 400)
+    page.wait_for_timeout(1000)
+    assert page.evaluate("typeof Plotly") == "undefined"
+    page.locator("nav a[href='#rules']").hover()
+    until(lambda: page.evaluate("typeof Plotly") == "object")
+    assert page.evaluate("document.querySelectorAll('.plot svg.main-svg').length") == 0
+    words = "getComputedStyle(document.querySelector('#plot-entropy-dk'), '::before').content"
+    assert "drawn" in page.evaluate(words)
     assert visit.complaints == []
 
 

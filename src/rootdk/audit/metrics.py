@@ -175,13 +175,13 @@ def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> 
     together: dict[str, list[str]] = {}
     for layer, numbers in heads.items():
         together.setdefault(_numbers(numbers, sizes.get(layer)), []).append(layer)
-    return "; ".join(_names(layers) + words for words, layers in together.items())
+    return "; ".join(named(layers) + words for words, layers in together.items())
 
 
-def _names(layers: Sequence[str]) -> str:
+def named(layers: Sequence[str]) -> str:
     """Paths that differ in one part only, with what differs in braces.
 
-    >>> _names(["h.0.attn", "h.1.attn"]), _names(["h.0.attn"])
+    >>> named(["h.0.attn", "h.1.attn"]), named(["h.0.attn"])
     ('h.{0,1}.attn', 'h.0.attn')
     """
     if list(layers) == [""]:

@@ -6,7 +6,7 @@ says beneath, or, in a terminal, maps of every head: darker is larger, in signs 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -20,7 +20,7 @@ from rootdk import rendering
 from rootdk.untrusted import shown_text, shown_values
 
 from .layer import MIN_KEYS, MIN_ROWS
-from .metrics import FindingGroup, Metric, grid, grouped, present, short_names
+from .metrics import METRICS, FindingGroup, Metric, grid, grouped, named, present, short_names
 from .result import SEVERITIES, WORDS
 
 STYLES = {"healthy": "green", "unjudged": "dim", "note": "cyan", "warning": "yellow", "critical": "bold red"}
@@ -93,8 +93,9 @@ def view_html(audit: Mapping[str, Any]) -> str:
     columns = ["severity", "metric", "value", "limit", "where", "what to do", "source"]
     table = rendering.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
     lines = [*_not_read(audit), *([SEEN] if "seen." in table else [])]
+    answer = f"<p>{escape(_answer(audit))}</p>" if _answer(audit) else ""
     legend = f"<p>{escape(_words(audit))}</p>" if audit["layers"] else ""
-    return "".join([layers, legend, table, *(f"<p>{escape(line)}</p>" for line in lines)])
+    return "".join([answer, layers, legend, table, *(f"<p>{escape(line)}</p>" for line in lines)])
 
 
 def page_html(audit: Mapping[str, Any]) -> str:
@@ -114,6 +115,8 @@ class _View:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield headline(self._audit)
+        if answer := _answer(self._audit):
+            yield Text(answer)
         yield Text()
         if self._with_maps:
             yield from _maps(self._audit, options.max_width)
@@ -141,6 +144,19 @@ def headline(audit: Mapping[str, Any]) -> Text:
     name = model.get("model_type") or "attention"
     verdict = Text(WORDS.get(audit["verdict"], audit["verdict"]), style=STYLES[audit["verdict"]])
     return Text.assemble((name, "bold"), ": ", verdict, "  (", ", ".join(facts), ")")
+
+
+def _answer(audit: Mapping[str, Any]) -> str:
+    """Which layers are not healthy, and the worst number; nothing where the headline has said it all."""
+    ill = [layer["name"] for layer, mark in zip(audit["layers"], _marks(audit), strict=True) if mark in SEVERITIES]
+    if not ill:
+        return ""
+    worst = grouped(audit)[0]
+    short = next((metric.short for metric in METRICS if metric.name == worst.metric), worst.metric.replace("_", " "))
+    return (
+        f"Not healthy: {len(ill)} of {len(audit['layers'])} layers, {named(ill)}. The worst: {short} {worst.value}, "
+        f"limit {rendering.brief(worst.threshold)}. What to do is below the table."
+    )
 
 
 def _table(audit: Mapping[str, Any]) -> Table:
@@ -245,8 +261,11 @@ def _findings(audit: Mapping[str, Any]) -> list[Any]:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
+    before = ""
     for group in grouped(audit):
-        table.add_row(Text(group.severity, style=STYLES[group.severity]), _finding_text(group))
+        repeated = replace(group, remedy="as above") if group.remedy == before else group
+        table.add_row(Text(group.severity, style=STYLES[group.severity]), _finding_text(repeated))
+        before = group.remedy
     return [table]
 
 

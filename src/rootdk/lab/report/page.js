@@ -1,5 +1,6 @@
 // Draws a figure when it comes into view, in the page's own colours, and again when light becomes dark. Beside it are
-// buttons that save it. plotly.js runs before the first figure and not before: the page opens without waiting for it.
+// buttons that save it. plotly.js takes the browser a second, in one piece: so the page opens without it, and it runs
+// once the reader moves on from the first screen, before a figure is reached.
 (function () {
   "use strict";
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -14,6 +15,15 @@
     running.textContent = held.textContent;
     held.replaceWith(running);
   }
+
+  const whenIdle = window.requestIdleCallback ?? setTimeout;
+  const movesOn = ["scroll", "pointerover", "focusin", "keydown"];
+  function loadAhead({ type, target }) {
+    if (type === "pointerover" && !target.closest("nav, summary")) return;
+    for (const event of movesOn) removeEventListener(event, loadAhead);
+    whenIdle(loadPlotly);
+  }
+  for (const event of movesOn) addEventListener(event, loadAhead, { passive: true });
 
   function draw(source) {
     loadPlotly();
@@ -31,6 +41,8 @@
   // One figure at a time, so that the page answers between two of them.
   const waiting = [];
   async function drawWaiting() {
+    // The place of the figure is seen, with its words, before plotly.js runs.
+    if (!window.Plotly) await new Promise((next) => { requestAnimationFrame(() => setTimeout(next)); });
     for (let source; (source = waiting[0]); waiting.shift()) {
       await draw(source);
       await new Promise((next) => { setTimeout(next); });

@@ -1,6 +1,5 @@
 """The page of the study: figures, tables and claims. Every text is escaped."""
 
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -75,7 +74,6 @@ def _answer(results: Sequence[Result], cards: Sequence[tuple[str, str]], claims:
     rules = next((result for result in results if result.experiment == "rules"), None)
     text = answer_of(rules) if rules is not None else answer(512, 1024)
     rows = rows_as_widths_grow()
-    text = re.sub(r" (?=[=%])|(?<==) ", "\u00a0", text)  # no line begins with % or ends with =
     return (
         "<section class='answer'><h1 id='answer'>Why divide by √<i>d<sub>k</sub></i>, and is it true?</h1>"
         f"<div class='beside'><div><p class='lead'>{rich(text)}</p>{formulas.ATTENTION}{_cards(cards, claims)}</div>"
@@ -142,11 +140,18 @@ def _plural(verdict: str, count: int) -> str:
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     if not claims:
         return ""
-    blocks = "".join(
-        f"<h3>{len(group)} {escape(_plural(verdict, len(group)))}</h3>{ledger(group)}"
-        for verdict, group in _by_verdict(claims).items()
+    many, few = "", ""
+    for verdict, group in _by_verdict(claims).items():
+        block = f"<h3>{len(group)} {escape(_plural(verdict, len(group)))}</h3>{ledger(group)}"
+        # A verdict on one claim or two does not fill a row: these stand side by side.
+        if len(group) > 2:
+            many += block
+        else:
+            few += f"<div>{block}</div>"
+    return (
+        f"<section><h2 id='claims'>What is true and what is not</h2><p>{_CLAIMS}</p>{many}"
+        f"<div class='few'>{few}</div></section>"
     )
-    return f"<section><h2 id='claims'>What is true and what is not</h2><p>{_CLAIMS}</p>{blocks}</section>"
 
 
 def _by_verdict(claims: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
