@@ -5,7 +5,7 @@ SciPy, rootdk.torch and rootdk.distributed load torch, rootdk.jax loads jax.
 """
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 from . import _starting as _starting  # isort: skip -- first: it is for the time that the others take
@@ -17,7 +17,7 @@ from .scaling import ScaleRule
 from .summary import HeadSummary
 from .version import __version__
 
-if _TYPE_CHECKING:
+if TYPE_CHECKING:
     from . import audit, distributed, integrations, jax, lab, theory, torch
     from .audit import watch
     from .theory import predict
@@ -56,14 +56,16 @@ _LATER = {"predict": "theory", "watch": "audit"}
 _ROOMS = ("audit", "distributed", "integrations", "jax", "lab", "theory", "torch")
 
 
-def __getattr__(name: str) -> _Any:
-    if name in _ROOMS:
-        return _import_module(f".{name}", __name__)
-    if name in _LATER:
-        function = getattr(_import_module(f".{_LATER[name]}", __name__), name)
-        globals()[name] = function
-        return function
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker knows the names from above, and sees one that is misspelt
+
+    def __getattr__(name: str) -> _Any:
+        if name in _ROOMS:
+            return _import_module(f".{name}", __name__)
+        if name in _LATER:
+            function = getattr(_import_module(f".{_LATER[name]}", __name__), name)
+            globals()[name] = function
+            return function
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

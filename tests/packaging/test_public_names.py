@@ -65,6 +65,33 @@ def test_the_test_above_can_fail() -> None:
     assert unresolved(module) == [f"function: {absent}", f"Kind.method: {absent}"]
 
 
+# What only the caller's library knows: arrays of a Reading, a rule of one's own, a trainer's class. And watch(), whose
+# type only a checker is told, because it would load torch.
+OF_ANY_KIND = {
+    "Reading.effective_keys", "Reading.entropy_ratio", "Reading.jacobian_norm", "Reading.jacobian_trace",
+    "Reading.non_finite", "Reading.saturated", "Reading.std", "Reading.top_probability", "ScaleRule.score_variance",
+    "lightning_callback", "spec_from_dict", "trainer_callback", "watch",
+}  # fmt: skip
+
+
+def of_any_kind(module: Any) -> set[str]:
+    """Functions that do not say what they return."""
+    functions = ((name, thing) for name, thing in public_functions(module) if not inspect.isclass(thing))
+    return {name for name, function in functions if typing.get_type_hints(function).get("return", Any) is Any}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_functions_say_what_they_return(module: str) -> None:
+    assert of_any_kind(import_module(module)) <= OF_ANY_KIND
+
+
+def test_a_function_that_does_not_say_would_be_seen() -> None:
+    def function():  # type: ignore[no-untyped-def]
+        """Returns nobody knows what."""
+
+    assert of_any_kind(SimpleNamespace(function=function, __all__=["function"])) == {"function"}
+
+
 def without_example(module: Any) -> list[str]:
     """Names whose docstring has no line to run; those that have one are run by --doctest-modules."""
     finder = doctest.DocTestParser()

@@ -50,7 +50,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 @click.option(
     "--spec",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A JSON file that lists the runs; replaces --quick, --full, --task and --rule.",
+    help="A JSON file that lists the runs; replaces --quick, --missing, --task and --rule.",
 )
 @click.option(
     "--runs",

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["attention", "measure", "positions", "shard", "unshard"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_torch(f"rootdk.distributed.{name}")
-    return getattr(import_module(".calls", __name__), name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        require_torch(f"rootdk.distributed.{name}")
+        return getattr(import_module(".calls", __name__), name)

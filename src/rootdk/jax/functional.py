@@ -3,7 +3,7 @@
 The kernel walks such arrays where they lie, so nothing is transposed.
 """
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,58 @@ from ..errors import ArgumentError
 from ..options import Options, check_shapes
 from ..reading import Reading
 
-_Array = Any
+
+@overload
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    scale: float | jax.Array | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: jax.Array | None = None,
+    key_value_seq_lengths: jax.Array | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: None = None,
+    return_residual: Literal[False] = False,
+) -> jax.Array: ...
+
+
+@overload
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    scale: float | jax.Array | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: jax.Array | None = None,
+    key_value_seq_lengths: jax.Array | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: None = None,
+    return_residual: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
 
 
 def dot_product_attention(
-    query: _Array,
-    key: _Array,
-    value: _Array,
-    bias: _Array | None = None,
-    mask: _Array | None = None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
-    scale: Any = None,
+    scale: float | jax.Array | None = None,
     is_causal: bool = False,
-    query_seq_lengths: _Array | None = None,
-    key_value_seq_lengths: _Array | None = None,
+    query_seq_lengths: jax.Array | None = None,
+    key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: None = None,
     return_residual: bool = False,
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """jax.nn.dot_product_attention, on rootdk: the same arguments, the same meaning, (B, T, N, H) or (T, N, H).
 
     key, value              (B, S, K, H), where N is a multiple of K
@@ -65,17 +99,17 @@ def dot_product_attention(
 
 
 def measured_dot_product_attention(
-    query: _Array,
-    key: _Array,
-    value: _Array,
-    bias: _Array | None = None,
-    mask: _Array | None = None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
-    scale: Any = None,
+    scale: float | jax.Array | None = None,
     is_causal: bool = False,
-    key_value_seq_lengths: _Array | None = None,
+    key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-) -> tuple[Any, Reading]:
+) -> tuple[jax.Array, Reading]:
     """dot_product_attention() and a Reading out of the same pass, a pytree whose fields are (B, N, T).
 
     The Reading has no gradient, as under jax.lax.stop_gradient.
@@ -92,11 +126,11 @@ def measured_dot_product_attention(
 
 
 def flax_attention(
-    query: _Array,
-    key: _Array,
-    value: _Array,
-    bias: _Array | None = None,
-    mask: _Array | None = None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     broadcast_dropout: bool = False,  # noqa: ARG001 -- every pair has its own draw, whatever this says
     dropout_rng: Any = None,
     dropout_rate: float = 0.0,
@@ -105,7 +139,7 @@ def flax_attention(
     precision: Any = None,
     module: Any = None,
     is_causal: bool = False,
-) -> Any:
+) -> jax.Array:
     """What the layers of Flax call: flax.nnx.MultiHeadAttention(..., attention_fn=flax_attention), and linen's alike.
 
     query, key, value   (..., n, heads, d)

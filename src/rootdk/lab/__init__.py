@@ -10,20 +10,22 @@ drawing, formulas, palette.css   what report, explorer and experiments draw with
 """
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-if _TYPE_CHECKING:
+if TYPE_CHECKING:
     from . import checks, first_look, proof, recommendation, report, training
 
 __all__ = ["checks", "first_look", "proof", "recommendation", "report", "training"]
 
 
-def __getattr__(name: str) -> _Any:
-    """Modules arrive when they are touched, as those of rootdk do."""
-    if name in __all__:
-        return _import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _Any:
+        """Modules arrive when they are touched, as those of rootdk do."""
+        if name in __all__:
+            return _import_module(f".{name}", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -28,6 +28,12 @@ def numbers(
     return array
 
 
+def result(values: Any) -> Floats:
+    """What a function returns: an array or, for one setting, a float64 of NumPy, which has the methods of an array."""
+    returned: Floats = np.asarray(values)[()]
+    return returned
+
+
 def whole(argument: str, given: Any, least: int, most: float) -> Floats:
     """The same for whole numbers, which may come as floats: 1e9 keys."""
     array = numbers(argument, given)

@@ -33,18 +33,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import gammaincc, gammainccinv, gammaincinv, gammaln, loggamma
 
 from rootdk.errors import ArgumentError
 
-from ._arguments import Floats, broadcast, keys_of, numbers, whole
+from ._arguments import Floats, broadcast, keys_of, numbers, result, whole
 from .softmax import AVERAGES, SoftmaxMoments, averages_of, record
 
 MOST_D_K = 1e6
 _NARROW_SCALE = 1e6
 
 
-def attention_moments(keys: Any, d_k: Any, scale: Any) -> SoftmaxMoments:
+def attention_moments(keys: ArrayLike, d_k: ArrayLike, scale: ArrayLike) -> SoftmaxMoments:
     """The averages over rows of softmax(scale q k') for standard normal q and k with d_k components.
 
     keys from 2 to 1e15, d_k from 1 to 1e6, scale any number up to 1e50 in size, up to 1e6 where d_k is 1 or 2; all
@@ -60,7 +61,7 @@ def attention_moments(keys: Any, d_k: Any, scale: Any) -> SoftmaxMoments:
     return record(_attention_averages(counts, sizes, scales))
 
 
-def relative_gradient(keys: Any, d_k: Any, scale: Any) -> Any:
+def relative_gradient(keys: ArrayLike, d_k: ArrayLike, scale: ArrayLike) -> Floats:
     """sqrt(E |do/dq|_F^2 / E |o|^2) for standard normal q, k and v, whatever the width of v. Exact, by quadrature.
 
     keys from 2 to 1e15, d_k from 1 to 1e6; all arguments broadcast. Only the scale 1/sqrt(d_k) keeps it near 1 at
@@ -73,7 +74,7 @@ def relative_gradient(keys: Any, d_k: Any, scale: Any) -> Any:
     """
     counts, sizes, scales = _checked(keys, d_k, scale)
     average = dict(zip(AVERAGES, _attention_averages(counts, sizes, scales), strict=True))
-    return np.sqrt(_query_gradient_squared(average, sizes, scales) / average["p_squared"])[()]
+    return result(np.sqrt(_query_gradient_squared(average, sizes, scales) / average["p_squared"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,12 @@ class GradientSizes:
     True
     """
 
-    query: Any
-    key: Any
-    value: Any
+    query: Floats
+    key: Floats
+    value: Floats
 
 
-def gradient_sizes(keys: Any, d_k: Any, scale: Any) -> GradientSizes:
+def gradient_sizes(keys: ArrayLike, d_k: ArrayLike, scale: ArrayLike) -> GradientSizes:
     """sqrt(E |dq|^2), sqrt(E |dK|^2) and sqrt(E |dV|^2), each over sqrt(d_v), per row. Exact, by quadrature.
 
     For standard normal q, k and v and a gradient of the output with independent components of variance 1. dK and dV are

@@ -25,9 +25,9 @@ and both averages over c are products of matrices. As in `softmax`, all is analy
 """
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ._arguments import Floats, broadcast, count, numbers, whole
 from .softmax import softmax_moments
@@ -37,7 +37,7 @@ _MOST_KEYS, _MOST_SIGMA = 1e9, 64.0
 _FEW = np.polynomial.hermite_e.hermegauss(32)
 
 
-def row_overlap(keys: Any, sigma: Any, correlation: Any) -> Any:
+def row_overlap(keys: ArrayLike, sigma: ArrayLike, correlation: ArrayLike) -> Floats:
     """E sum_j p_j p'_j of two rows of n normal logits that have this correlation at each key. Exact, by quadrature.
 
     1/n where the rows know nothing of each other, E sum p^2 where they are the same. keys from 2 to 1e9, sigma from 0
@@ -55,7 +55,9 @@ def row_overlap(keys: Any, sigma: Any, correlation: Any) -> Any:
     return np.array(overlaps).reshape(counts.shape)[()]
 
 
-def token_similarity(keys: Any, sigma: Any, similarity: Any, residual: Any = 0.0, layers: int = 1) -> Any:
+def token_similarity(
+    keys: ArrayLike, sigma: ArrayLike, similarity: ArrayLike, residual: ArrayLike = 0.0, layers: int = 1
+) -> Floats:
     """The mean cosine of two tokens after so many random attention layers, each behind a norm.
 
     similarity is that before the first. sigma is the deviation of q.k times its scale for tokens that have nothing in

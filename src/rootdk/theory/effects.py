@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.scaling import ScaleRule, rule
@@ -11,7 +12,9 @@ from rootdk.scaling import ScaleRule, rule
 from ._arguments import Floats, broadcast, numbers, sigmas, whole
 
 
-def rule_variance(scale: Any, d_k: Any, keys: Any = None, position: Any = None) -> Any:
+def rule_variance(
+    scale: str | ScaleRule, d_k: ArrayLike, keys: ArrayLike | None = None, position: ArrayLike | None = None
+) -> Floats:
     """Variance of z = factor <q, k> at unit inputs, for a rule of rootdk.scaling or the name of one.
 
     d_k factor^2, or factor^2/d_k for a rule that wants q and k of length 1. keys and position are needed only by rules
@@ -34,7 +37,9 @@ def rule_variance(scale: Any, d_k: Any, keys: Any = None, position: Any = None) 
     return np.array(variances, np.float64).reshape(arrays[0].shape)[()]
 
 
-def correlated_score_variance(d_k: Any, correlation_query: Any, correlation_key: Any = None) -> Any:
+def correlated_score_variance(
+    d_k: ArrayLike, correlation_query: ArrayLike, correlation_key: ArrayLike | None = None
+) -> Floats:
     """d_k (1 + (d_k - 1) r_q r_k): unit components, any two with correlation r_q in the query and r_k in the key.
 
     tr(S_q S_k) for S = (1 - r) I + r 1 1'. It is the product that counts: uncorrelated keys alone keep the variance at
@@ -62,7 +67,7 @@ def correlated_score_variance(d_k: Any, correlation_query: Any, correlation_key:
     return (size * (1 + (size - 1) * r_query * r_key))[()]
 
 
-def shared_mean_variance(d_k: Any, mean_query: Any, mean_key: Any) -> tuple[Any, Any]:
+def shared_mean_variance(d_k: ArrayLike, mean_query: ArrayLike, mean_key: ArrayLike) -> tuple[Floats, Floats]:
     """(whole, inside a row) = (d_k (1 + m_q^2 + m_k^2), d_k (1 + m_q^2)), where all components have one mean.
 
     Of the two means only the query's reaches softmax: the key's moves all scores of a row together.
@@ -80,7 +85,7 @@ def shared_mean_variance(d_k: Any, mean_query: Any, mean_key: Any) -> tuple[Any,
     return (inside + size * m_key * m_key)[()], inside[()]
 
 
-def softcap_variance(sigma: Any, softcap: Any) -> Any:
+def softcap_variance(sigma: ArrayLike, softcap: ArrayLike) -> Floats:
     """Var c tanh(z/c) for z of law N(0, sigma^2): sigma^2 - 2 sigma^4/c^2 + ..., never above min(sigma^2, c^2). Exact.
 
     sigma from 0, softcap above 0; both broadcast.
@@ -92,7 +97,7 @@ def softcap_variance(sigma: Any, softcap: Any) -> Any:
     return (caps * caps * _capped(spreads / caps, square=True))[()]
 
 
-def softcap_slope(sigma: Any, softcap: Any) -> Any:
+def softcap_slope(sigma: ArrayLike, softcap: ArrayLike) -> Floats:
     """E of d(c tanh(z/c))/dz = E sech^2(z/c): the share of the gradient that passes the cap on average.
 
     >>> print(f"{softcap_slope(1.0, 50.0):.5f} {softcap_slope(1000.0, 50.0):.3f}")
@@ -102,7 +107,7 @@ def softcap_slope(sigma: Any, softcap: Any) -> Any:
     return _capped(spreads / caps, square=False)[()]
 
 
-def qk_norm_variance(scale: Any, gain_query: Any, gain_key: Any) -> tuple[Any, Any]:
+def qk_norm_variance(scale: ArrayLike, gain_query: ArrayLike, gain_key: ArrayLike) -> tuple[Floats, Floats]:
     """(variance, largest |z|) of z = scale <g_q q', g_k k'>, where q' and k' are scaled to a mean square of 1.
 
     The variance is scale^2 sum g_q^2 g_k^2, for q and k whose components are exchangeable and symmetric about 0; the

@@ -6,14 +6,14 @@ numbers: `sum_bias` says by how much.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr
 
 from rootdk.errors import ArgumentError
 
-from ._arguments import Floats, broadcast, numbers, sigmas
+from ._arguments import Floats, broadcast, numbers, result, sigmas
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class FormatEffect:
     (0.037, 0.0)
     """
 
-    score_error: Any
-    weight_error: Any
-    overflow: Any
+    score_error: Floats
+    weight_error: Floats
+    overflow: Floats
 
 
 def spacing(size: float, name: str) -> float:
@@ -70,7 +70,7 @@ def spacing(size: float, name: str) -> float:
     return math.inf if abs(size) > kind.largest else math.ldexp(1.0, exponent + 1 - kind.digits)
 
 
-def format_effect(sigma: Any, name: str) -> FormatEffect:
+def format_effect(sigma: ArrayLike, name: str) -> FormatEffect:
     """The effect of storing a score as "float64", "float32", "bfloat16", "float16" or an 8-bit float, to nearest.
 
     Between 2^e and 2^(e+1) numbers of b digits are 2^(e+1-b) apart and the error is uniform within half of that, so
@@ -92,7 +92,7 @@ def format_effect(sigma: Any, name: str) -> FormatEffect:
     return FormatEffect(np.sqrt(variance)[()], np.sqrt(weight_square)[()], overflow[()])
 
 
-def sum_bias(size: Any, rest: Any, name: str) -> Any:
+def sum_bias(size: ArrayLike, rest: ArrayLike, name: str) -> Floats:
     """E (stored - exact) of a + b + rest, where a and b are stored numbers from 2^e to 2^(e+1) and rest is small.
 
     a and b are multiples of their spacing u (`size` is that of either, such as 1.5), and their sum is stored with a
@@ -121,7 +121,7 @@ def sum_bias(size: Any, rest: Any, name: str) -> Any:
         raise ArgumentError(
             f"rest: must be below the spacing {unit[far].flat[0]:.3g} of the two numbers, got {rests[far].flat[0]:g}"
         )
-    return (np.sign(rests) * unit / 2 - rests)[()]
+    return result(np.sign(rests) * unit / 2 - rests)
 
 
 def _format(name: str) -> NumberFormat:

@@ -7,14 +7,15 @@ everywhere.
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import log_ndtr, ndtr
 
 from rootdk.errors import ArgumentError
 
-from ._arguments import Floats, broadcast, keys_and_sigma, keys_of, numbers
+from ._arguments import Floats, broadcast, keys_and_sigma, keys_of, numbers, result
 
 
-def critical_sigma(keys: Any) -> Any:
+def critical_sigma(keys: ArrayLike) -> Floats:
     """sqrt(2 ln n): past it a few keys take all the weight, however many there are (the random-energy transition).
 
     keys from 2.
@@ -22,10 +23,10 @@ def critical_sigma(keys: Any) -> Any:
     >>> print(f"{critical_sigma(1024):.3f} {critical_sigma(1e9):.3f}")
     3.723 6.438
     """
-    return np.sqrt(2 * np.log(keys_of(keys)))[()]
+    return result(np.sqrt(2 * np.log(keys_of(keys))))
 
 
-def expected_maximum(keys: Any) -> Any:
+def expected_maximum(keys: ArrayLike) -> Floats:
     """E max of n standard normal numbers = integral of Phi(x) - Phi(x)^n, exact by quadrature. keys from 1.
 
     The largest logit is sigma times this, about 10 to 20 % below sigma sqrt(2 ln n) for the usual n.
@@ -43,7 +44,7 @@ def expected_maximum(keys: Any) -> Any:
     return np.array(maxima)[back].reshape(counts.shape)[()]
 
 
-def warm_entropy(keys: Any, sigma: Any) -> Any:
+def warm_entropy(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     """E H ~ ln n - sigma^2/2, for sigma < sqrt(2 ln n)/2: the weight is spread over a share e^(-sigma^2/2) of the keys.
 
     >>> print(f"{warm_entropy(1024, 1.0):.3f}")
@@ -53,7 +54,7 @@ def warm_entropy(keys: Any, sigma: Any) -> Any:
     return (np.log(counts) - spreads * spreads / 2)[()]
 
 
-def warm_p_squared(keys: Any, sigma: Any) -> Any:
+def warm_p_squared(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     """E sum p^2 ~ e^(sigma^2)/n, for sigma < sqrt(2 ln n)/2.
 
     >>> print(f"{warm_p_squared(1024, 1.0):.4f}")
@@ -63,17 +64,17 @@ def warm_p_squared(keys: Any, sigma: Any) -> Any:
     return (np.exp(spreads * spreads) / counts)[()]
 
 
-def frozen_jacobian_trace(keys: Any, sigma: Any) -> Any:
+def frozen_jacobian_trace(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     """E tr J ~ sqrt(2 ln n)/sigma, for sigma > sqrt(2 ln n); too high by 10 to 40 % at the n of practice.
 
     >>> print(f"{frozen_jacobian_trace(1024, 16.0):.3f}")
     0.233
     """
     counts, spreads = _frozen(keys, sigma)
-    return (np.sqrt(2 * np.log(counts)) / spreads)[()]
+    return result(np.sqrt(2 * np.log(counts)) / spreads)
 
 
-def frozen_saturation(keys: Any, sigma: Any, gap: Any) -> Any:
+def frozen_saturation(keys: ArrayLike, sigma: ArrayLike, gap: ArrayLike) -> Floats:
     """P(p_max > 1 - gap) ~ sin(pi m)/(pi m) gap^m with m = sqrt(2 ln n)/sigma, for m < 1 and gap from 0 to 1/2.
 
     The law of the largest of the Poisson-Dirichlet weights to which a frozen softmax tends; gap^m alone has the right
@@ -87,7 +88,7 @@ def frozen_saturation(keys: Any, sigma: Any, gap: Any) -> Any:
     counts, spreads = _frozen(keys, sigma)
     counts, spreads, gaps = broadcast(keys=counts, sigma=spreads, gap=numbers("gap", gap, least=0.0, most=0.5))
     share = np.sqrt(2 * np.log(counts)) / spreads
-    return (np.sinc(share) * gaps**share)[()]
+    return result(np.sinc(share) * gaps**share)
 
 
 def _warm(keys: Any, sigma: Any) -> tuple[Floats, ...]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import gammainc, gammaincinv, gammaln
 
 from ..errors import ArgumentError
-from ..scaling import factor_at
+from ..scaling import ScaleRule, factor_at
 from ..summary import HeadSummary
 from ._arguments import broadcast, numbers, whole
 from .attention import spread_nodes
@@ -49,7 +49,14 @@ class Prediction(HeadSummary):
         return "d_k", self.d_k.tolist(), "setting"
 
 
-def predict(d_k: Any, keys: Any, rule: Any = "sqrt", *, rows: Any = None, position: Any = None) -> Prediction:
+def predict(
+    d_k: ArrayLike,
+    keys: ArrayLike,
+    rule: float | str | ScaleRule = "sqrt",
+    *,
+    rows: ArrayLike | None = None,
+    position: ArrayLike | None = None,
+) -> Prediction:
     """The fields of `Reading.by_head()` for standard normal q and k, one entry per setting.
 
     d_k       components of q and k, from 1 to 1e6

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import loggamma, ndtr, ndtri
 
 from rootdk.errors import ArgumentError
@@ -15,7 +16,7 @@ _LEAST_SIGMA = 0.35
 _PANEL = np.polynomial.legendre.leggauss(12)
 
 
-def top_probability(keys: Any, sigma: Any) -> Any:
+def top_probability(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     """E max p, by quadrature over the largest logit x and over t = e^v.
 
         n integral of density(x) e^(v - e^v) P(x, v)^(n-1),    P(x, v) = E[exp(-e^(v - sigma (x - X))); X < x]
@@ -30,7 +31,7 @@ def top_probability(keys: Any, sigma: Any) -> Any:
     return np.array(tops).reshape(counts.shape)[()]
 
 
-def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
+def saturation(keys: ArrayLike, sigma: ArrayLike, threshold: ArrayLike = 0.99) -> Floats:
     """P(max p > threshold), threshold from 0.5 to below 1, where only one key can be above.
 
     One key beats the other m = n - 1 by that much if D = ln Z_m - sigma X < ln((1 - threshold)/threshold). The
@@ -57,7 +58,7 @@ def saturation(keys: Any, sigma: Any, threshold: Any = 0.99) -> Any:
     return shares[()]
 
 
-def effective_keys(keys: Any, sigma: Any) -> Any:
+def effective_keys(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     """E 1/sum p^2, the number of keys that share a row, on average.
 
     1/sum p^2 = (sum e^s)^2/sum e^2s, and 1/sum e^2s is the integral of e^(-t sum e^2s) over t, as in `_laplace` with

@@ -9,19 +9,24 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr
 
 from rootdk.errors import ArgumentError
 
-from ._arguments import Floats, broadcast, count, numbers, whole
+from ._arguments import Floats, broadcast, count, numbers, result, whole
 from .attention import spread_nodes
 
 _LARGEST_TABLE = 4096
 
 
 def score_variance(
-    cov_query: Any, cov_key: Any, mean_query: Any = 0.0, mean_key: Any = 0.0, cross_covariance: Any = None
-) -> Any:
+    cov_query: ArrayLike,
+    cov_key: ArrayLike,
+    mean_query: ArrayLike = 0.0,
+    mean_key: ArrayLike = 0.0,
+    cross_covariance: ArrayLike | None = None,
+) -> Floats:
     """Var <q, k> = tr(S_q S_k) + m_q' S_k m_q + m_k' S_q m_k, and + tr(C C) + 2 m_k' C m_q where q and k depend.
 
     S_q and S_k are covariances of shape (..., d, d), the means numbers or shape (..., d); leading axes broadcast.
@@ -43,10 +48,10 @@ def score_variance(
         return variance[()]
     cross = _cross("cross_covariance", cross_covariance, s_query, s_key)
     both = ((m_key[..., None, :] @ cross)[..., 0, :] * m_query).sum(axis=-1)
-    return (variance + _trace(cross, cross) + 2.0 * both)[()]
+    return result(variance + _trace(cross, cross) + 2.0 * both)
 
 
-def score_mean(cross_covariance: Any, mean_query: Any = 0.0, mean_key: Any = 0.0) -> Any:
+def score_mean(cross_covariance: ArrayLike, mean_query: ArrayLike = 0.0, mean_key: ArrayLike = 0.0) -> Floats:
     """E <q, k> = m_q' m_k + tr C, whatever the law; C = E (q - m_q)(k - m_k)', of shape (..., d, d).
 
     >>> float(score_mean(np.zeros((64, 64)), mean_query=0.5, mean_key=0.5))
@@ -54,10 +59,10 @@ def score_mean(cross_covariance: Any, mean_query: Any = 0.0, mean_key: Any = 0.0
     """
     cross = numbers("cross_covariance", cross_covariance)
     _, _, m_query, m_key = _laws(_unit(cross), _unit(cross), mean_query, mean_key)
-    return (np.trace(cross, axis1=-2, axis2=-1) + (m_query * m_key).sum(axis=-1))[()]
+    return result(np.trace(cross, axis1=-2, axis2=-1) + (m_query * m_key).sum(axis=-1))
 
 
-def row_variance(cov_query: Any, cov_key: Any, mean_query: Any = 0.0) -> Any:
+def row_variance(cov_query: ArrayLike, cov_key: ArrayLike, mean_query: ArrayLike = 0.0) -> Floats:
     """E Var(<q, k> | q) = tr(S_q S_k) + m_q' S_k m_q: the variance inside a row, which is all that softmax feels.
 
     A mean of the keys adds <q, m_k> to every score of the row, and softmax ignores it; so there is no such argument. A
@@ -71,13 +76,13 @@ def row_variance(cov_query: Any, cov_key: Any, mean_query: Any = 0.0) -> Any:
 
 
 def rotary_score(
-    distance: Any,
-    cov_query: Any,
-    cov_key: Any,
-    cross_covariance: Any = None,
+    distance: ArrayLike,
+    cov_query: ArrayLike,
+    cov_key: ArrayLike,
+    cross_covariance: ArrayLike | None = None,
     base: float = 1e4,
     interleaved: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Floats, Floats]:
     """(mean, variance) of <R_m q, R_n k> under rotary positions, for normal q and k of mean 0 and distance = n - m.
 
     R turns pair i of components by base^(-2i/d) per position; a pair is (i, i + d/2), or (2i, 2i + 1) if interleaved.
@@ -114,7 +119,11 @@ def rotary_score(
 
 
 def square_terms(
-    d: int, cov_query: Any = None, cov_key: Any = None, mean_query: Any = 0.0, mean_key: Any = 0.0
+    d: int,
+    cov_query: ArrayLike | None = None,
+    cov_key: ArrayLike | None = None,
+    mean_query: ArrayLike = 0.0,
+    mean_key: ArrayLike = 0.0,
 ) -> Floats:
     """The d x d table of averages of the terms of <q, k>^2 = sum_ij q_i k_i q_j k_j.
 
@@ -139,7 +148,7 @@ def square_terms(
     return (s_query + np.outer(m_query, m_query)) * (s_key + np.outer(m_key, m_key))
 
 
-def square_term_counts(d: Any) -> dict[str, Any]:
+def square_term_counts(d: ArrayLike) -> dict[str, Any]:
     """How many terms <q, k>^2 has, and of which kind, for unit components: the table of `square_terms` for any d.
 
     >>> square_term_counts(512)
@@ -150,7 +159,7 @@ def square_term_counts(d: Any) -> dict[str, Any]:
     return {name: column if column.ndim else int(column) for name, column in columns.items()}
 
 
-def score_excess_kurtosis(d_k: Any, kurtosis_query: Any = 3.0, kurtosis_key: Any = 3.0) -> Any:
+def score_excess_kurtosis(d_k: ArrayLike, kurtosis_query: ArrayLike = 3.0, kurtosis_key: ArrayLike = 3.0) -> Floats:
     """(kappa_q kappa_k - 3)/d_k, for independent components of mean 0, variance 1 and fourth moments kappa.
 
     6/d_k for Gaussian q and k: a score is nearly Gaussian for large d_k only. kappa is at least 1, as for a fair sign.
@@ -166,7 +175,7 @@ def score_excess_kurtosis(d_k: Any, kurtosis_query: Any = 3.0, kurtosis_key: Any
     return ((kappa_query * kappa_key - 3.0) / sizes)[()]
 
 
-def score_density(x: Any, d_k: int, scale: float = 1.0) -> Any:
+def score_density(x: ArrayLike, d_k: int, scale: float = 1.0) -> Floats:
     """Density of z = scale <q, k> at x, for standard normal q and k: the average of N(0, scale^2 |q|^2) over |q|.
 
     d_k from 3 to 1e6: with fewer components the density has a corner or a pole at 0.
@@ -181,14 +190,14 @@ def score_density(x: Any, d_k: int, scale: float = 1.0) -> Any:
     return (density @ weight)[()]
 
 
-def score_tail(x: Any, d_k: int, scale: float = 1.0) -> Any:
+def score_tail(x: ArrayLike, d_k: int, scale: float = 1.0) -> Floats:
     """P(|z| > x) for the same z, x from 0.
 
     >>> print(f"{score_tail(3.0, 64, 0.125):.5f} {score_tail(3.0, 4, 0.5):.5f}")          # Gaussian: 0.00270
     0.00330 0.00992
     """
     points, sigma, weight = _mixture(x, d_k, scale)
-    return (2 * ndtr(-np.abs(points)[..., None] / sigma) @ weight)[()]
+    return result(2 * ndtr(-np.abs(points)[..., None] / sigma) @ weight)
 
 
 def _mixture(x: Any, d_k: int, scale: float) -> tuple[Floats, Floats, Floats]:

@@ -21,9 +21,9 @@ The gradient of the scores is what it makes of the gradient of the weights.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ._arguments import Floats, keys_and_sigma, probabilities
 from ._laplace import alike, highest, lowest, one_key
@@ -46,19 +46,19 @@ class SoftmaxMoments:
     [0.93, 0.13]
     """
 
-    log_sum_exp: Any
-    entropy: Any
-    p_squared: Any
-    p_cubed: Any
-    jacobian_trace: Any
-    jacobian_norm_squared: Any
+    log_sum_exp: Floats
+    entropy: Floats
+    p_squared: Floats
+    p_cubed: Floats
+    jacobian_trace: Floats
+    jacobian_norm_squared: Floats
 
 
 # What is averaged, in the order of the arrays below. The last one is for the relative gradient alone.
 AVERAGES = (*SoftmaxMoments.__slots__, "slope_squared")
 
 
-def softmax_moments(keys: Any, sigma: Any) -> SoftmaxMoments:
+def softmax_moments(keys: ArrayLike, sigma: ArrayLike) -> SoftmaxMoments:
     """The averages for `keys` independent logits of law N(mean, sigma^2); log_sum_exp is that for mean 0.
 
     keys from 2 to 1e15, sigma from 0 to 1e100; both broadcast. The relative error of every field is below 1e-8
@@ -127,7 +127,7 @@ def _together(keys: Floats, sigma: Floats, low: float, high: float) -> Floats:
     )
 
 
-def softmax_jacobian(p: Any) -> Floats:
+def softmax_jacobian(p: ArrayLike) -> Floats:
     """diag(p) - p p' for weights p of shape (..., n): shape (..., n, n).
 
     >>> softmax_jacobian([0.5, 0.5])
@@ -143,7 +143,7 @@ def softmax_jacobian(p: Any) -> Floats:
     return np.asarray(jacobian)
 
 
-def jacobian_spectral_norm(p: Any) -> Any:
+def jacobian_spectral_norm(p: ArrayLike) -> Floats:
     """The largest eigenvalue of J for weights p of shape (..., n): shape (...).
 
     It solves 1 = sum p_i^2/(p_i - lambda), that is sum p_i/(p_i - lambda) = 0, between the two largest weights,
@@ -170,7 +170,7 @@ def jacobian_spectral_norm(p: Any) -> Any:
     return ((low + high) / 2)[..., 0][()]
 
 
-def jacobian_norm_bounds(p: Any) -> tuple[Any, Any]:
+def jacobian_norm_bounds(p: ArrayLike) -> tuple[Floats, Floats]:
     """(max p(1 - p), 2 max p(1 - p)): an entry of the diagonal below, Gershgorin above. The upper one is at most 1/2.
 
     >>> low, high = jacobian_norm_bounds([0.9, 0.05, 0.05])

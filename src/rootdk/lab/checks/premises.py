@@ -45,11 +45,11 @@ def run(spec: PremisesSpec, progress: Progress) -> Result:
         progress(min(1.0, done / steps))
 
     for r in spec.correlation:
-        predicted = correlated_score_variance(d_k, r) / d_k
+        predicted = float(correlated_score_variance(d_k, r)) / d_k
         note(_inside(spec, f"correlation {r:g}", predicted, _correlated(rng, spec, r)))
     for mean in spec.mean:
         for query_mean, key_mean, whose in ((mean, 0.0, "queries"), (0.0, mean, "keys")):
-            whole, inside = shared_mean_variance(d_k, query_mean, key_mean)
+            whole, inside = map(float, shared_mean_variance(d_k, query_mean, key_mean))
             query, key = _gaussian(rng, spec)
             moved = (query + np.float32(query_mean), key + np.float32(key_mean))
             premise = f"mean {mean:g} in all {whose}"

@@ -95,10 +95,10 @@ def foot(about: Mapping[str, str]) -> str:
 
 
 def rich(text: str) -> str:
-    """Escaped, with subscripts set as a person would write them; no line begins with % or = or ends with =.
+    r"""Escaped, with subscripts set as a person would write them; no line begins with % or = or ends with =.
 
     >>> rich("d_k < 4"), rich("49 %")
-    ('<i>d<sub>k</sub></i> &lt; 4', '49\\xa0%')
+    ('<i>d<sub>k</sub></i> &lt; 4', '49\xa0%')
     """
     text = re.sub(r" (?=[=%])|(?<==) ", "\u00a0", text)
     return re.sub(r"\b([A-Za-z])_([a-z])\b", r"<i>\1<sub>\2</sub></i>", escape(text))
