@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import warnings
+from functools import partial
 from typing import Any
 
 import equinox
@@ -9,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from budgets import unit_roundoff
+from budgets import assert_within, bias_gradient_budget, forward_budget, gradient_budget, measure_budget, unit_roundoff
 from flax import linen, nnx
 
 import rootdk
+from rootdk.backends import problem_of
 from rootdk.jax import dot_product_attention, flax_attention, measured_dot_product_attention
+from rootdk.options import Problem
 
 B, T, S, N, K, H = 2, 12, 16, 4, 2, 8
 
@@ -24,13 +28,18 @@ def qkv(rng: np.random.Generator) -> Any:
     return tuple(jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes)
 
 
-def assert_close(ours: Any, theirs: Any) -> None:
-    """Both are float32 and neither is the judge: each may be off by rounding over S terms of this size."""
-    assert ours.shape == theirs.shape
-    assert ours.dtype == theirs.dtype
-    unit = unit_roundoff(ours.dtype) if ours.dtype != jnp.bfloat16 else 2.0**-8
-    bound = 8 * S * unit * (1 + float(abs(theirs).max()))
-    np.testing.assert_allclose(np.asarray(ours, np.float64), np.asarray(theirs, np.float64), rtol=0, atol=bound)
+def heads_first(array: Any) -> Any:
+    return np.swapaxes(np.asarray(array), -2, -3)
+
+
+def problem_said(qkv: Any, **said: Any) -> Problem:
+    """What the reference computes for these arguments of jax.nn."""
+    placed = said.get("is_causal") or said.get("local_window_size") is not None
+    return problem_of(
+        *map(heads_first, qkv), scale=said.get("scale"), bias=said.get("bias"), mask=said.get("mask"),
+        causal=said.get("is_causal", False), window=said.get("local_window_size"),
+        query_offset=0 if placed else None, key_lengths=said.get("key_value_seq_lengths"),
+    )  # fmt: skip
 
 
 MASK = np.arange(S) % 3 > 0
@@ -51,44 +60,63 @@ SAID = {
 
 
 @pytest.mark.parametrize("case", SAID)
-def test_every_argument_means_what_it_means_in_jax_nn(qkv: Any, case: str) -> None:
+def test_every_argument_means_what_it_means_in_jax_nn(rng: np.random.Generator, qkv: Any, case: str) -> None:
+    """Both are judged by the reference: jax.nn is a plain version in float32, for which a budget has room too."""
     said = SAID[case]
     learned = {name: jnp.asarray(array) for name, array in said.items() if name == "bias"}
     others = {name: array for name, array in said.items() if name != "bias"}
+    lengths = said.get("query_seq_lengths", np.full(B, T))
+    d_out = rng.standard_normal((B, T, N, H), dtype=np.float32)
+    # What comes back to rows that count for nothing counts for nothing.
+    shown = (np.arange(T) < lengths[:, None])[:, None, :, None]
+    problem, d_shown = problem_said(qkv, **said), heads_first(d_out) * shown
+    expected, bound = forward_budget(problem)
+    budgets = [(expected * shown, bound), *gradient_budget(problem, d_shown)]
+    if learned:
+        budgets.append(bias_gradient_budget(problem, d_shown, learned["bias"].shape, np.float32))
 
-    def both(function: Any) -> Any:
-        def loss(qkv: Any, learned: Any) -> Any:
-            out = function(*qkv, **learned, **others)
-            return (out * jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)).sum(), out
+    for function in (dot_product_attention, jax.nn.dot_product_attention):
 
-        (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(qkv, learned)
-        return [out, *jax.tree.leaves(gradients)]
+        @jax.jit
+        def both(qkv: Any, learned: Any, function: Any = function) -> Any:
+            out, pull = jax.vjp(lambda qkv, learned: function(*qkv, **learned, **others), qkv, learned)
+            return out, pull(d_out)
 
-    for ours, theirs in zip(both(dot_product_attention), both(jax.nn.dot_product_attention), strict=True):
-        assert_close(ours, theirs)
+        out, (gradients, of_learned) = both(qkv, learned)
+        found = [*map(heads_first, (out, *gradients)), *of_learned.values()]
+        for name, array, budget in zip(("out", "d_query", "d_key", "d_value", "d_bias"), found, budgets, strict=False):
+            assert_within(array, *budget, f"{name} of {function.__module__}")
+        assert len(found) == len(budgets)
 
 
 def test_three_axes_half_types_and_the_residual(qkv: Any) -> None:
-    assert_close(dot_product_attention(*(a[0] for a in qkv)), jax.nn.dot_product_attention(*(a[0] for a in qkv)))
+    one = [a[0] for a in qkv]
+    assert_within(heads_first(dot_product_attention(*one)), *forward_budget(problem_said(one)))
     halves = [a.astype(jnp.bfloat16) for a in qkv]
-    assert_close(dot_product_attention(*halves), jax.nn.dot_product_attention(*halves))
-    ours, theirs = (f(*qkv, return_residual=True) for f in (dot_product_attention, jax.nn.dot_product_attention))
-    assert_close(ours[0], theirs[0])
-    assert_close(ours[1], theirs[1])
+    expected, bound = forward_budget(problem_said(halves))
+    ours, theirs = (jax.jit(f)(*halves) for f in (dot_product_attention, jax.nn.dot_product_attention))
+    assert ours.dtype == theirs.dtype
+    assert_within(heads_first(ours), expected, bound)
+    # jax.nn rounds its weights, which add up to 1, to bfloat16 too.
+    assert_within(heads_first(theirs), expected, bound + 2 * unit_roundoff(jnp.bfloat16) * float(abs(qkv[2]).max()))
+    expected, bound = measure_budget(problem_said(qkv))["log_sum_exp"]
+    for function in (dot_product_attention, jax.nn.dot_product_attention):
+        out, residual = jax.jit(partial(function, return_residual=True))(*qkv)
+        assert_within(heads_first(out), *forward_budget(problem_said(qkv)))
+        assert_within(np.swapaxes(residual, -1, -2), expected, bound)
 
 
 def test_under_vmap_with_shared_bias(qkv: Any) -> None:
-    bias = jnp.ones((1, 1, T, S))
-    axes = (0, 0, 0, None)
-    ours, theirs = (jax.vmap(f, axes)(*qkv, bias[0]) for f in (dot_product_attention, jax.nn.dot_product_attention))
-    assert_close(ours, theirs)
+    bias = np.linspace(-1, 1, T * S, dtype=np.float32).reshape(1, T, S)
+    out = jax.vmap(dot_product_attention, (0, 0, 0, None))(*qkv, bias)
+    assert_within(heads_first(out), *forward_budget(problem_said(qkv, bias=bias)))
 
 
 def test_where_jax_refuses_to_add_axes_by_itself(qkv: Any) -> None:
     with jax.numpy_rank_promotion("raise"):
         lengths = jnp.array([7, 12], jnp.int32)
         call = lambda q: (dot_product_attention(q, *qkv[1:], query_seq_lengths=lengths, is_causal=True) ** 2).sum()  # noqa: E731
-        jax.jvp(jax.grad(call), qkv[:1], qkv[:1])
+        jax.jit(lambda q: jax.jvp(jax.grad(call), (q,), (q,))).trace(qkv[0])
 
 
 def test_a_row_that_is_hidden_altogether_is_zero(qkv: Any) -> None:
@@ -127,27 +155,44 @@ def test_what_does_not_fit_is_named(qkv: Any, change: dict[str, Any], message: s
     assert str(caught.value) == message
 
 
+class Judged:
+    """An attention_fn that holds what it returns against the reference."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, query: Any, key: Any, value: Any, **said: Any) -> Any:
+        out = flax_attention(query, key, value, **said)
+        mask = None if said.get("mask") is None else np.asarray(said["mask"]) != 0
+        assert_within(heads_first(out), *forward_budget(problem_said((query, key, value), mask=mask)))
+        self.calls += 1
+        return out
+
+
 def test_flax_nnx() -> None:
     x = jax.random.normal(jax.random.key(0), (2, 10, 16))
-    ours, theirs = (
-        nnx.MultiHeadAttention(4, 16, rngs=nnx.Rngs(0), decode=False, dropout_rate=0.2, **said)
-        for said in ({"attention_fn": flax_attention}, {})
-    )
-    mask = nnx.make_causal_mask(x[..., 0])
-    assert_close(ours(x, mask=mask, deterministic=True), theirs(x, mask=mask, deterministic=True))
-    dropped = ours(x, deterministic=False, rngs=nnx.Rngs(dropout=1))
-    assert not jnp.allclose(dropped, ours(x, deterministic=True))
-    ours(x, deterministic=True, sow_weights=True)
-    (reading,) = nnx.pop(ours, nnx.Intermediate)["attention_reading"].get_value()
+    judged = Judged()
+    layer = nnx.MultiHeadAttention(4, 16, rngs=nnx.Rngs(0), decode=False, dropout_rate=0.2, attention_fn=judged)
+    layer(x, mask=nnx.make_causal_mask(x[..., 0]), deterministic=True)
+    assert judged.calls == 1
+    layer.attention_fn = flax_attention
+    dropped = layer(x, deterministic=False, rngs=nnx.Rngs(dropout=1))
+    assert not jnp.allclose(dropped, layer(x, deterministic=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        _, sown = nnx.capture(layer, nnx.Intermediate)(x, deterministic=True, sow_weights=True)
+    (reading,) = sown["attention_reading"].get_value()
     assert reading.shape == (2, 4, 10)
 
 
 def test_flax_linen() -> None:
     x = jax.random.normal(jax.random.key(0), (2, 10, 16))
-    ours, theirs = (linen.MultiHeadDotProductAttention(4, **said) for said in ({"attention_fn": flax_attention}, {}))
-    weights = theirs.init(jax.random.key(1), x)
-    assert_close(ours.apply(weights, x), theirs.apply(weights, x))
-    _, sown = ours.apply(weights, x, sow_weights=True, mutable=["intermediates"])
+    judged = Judged()
+    weights = linen.MultiHeadDotProductAttention(4).init(jax.random.key(1), x)
+    linen.MultiHeadDotProductAttention(4, attention_fn=judged).apply(weights, x, mask=linen.make_causal_mask(x[..., 0]))
+    assert judged.calls == 1
+    layer = linen.MultiHeadDotProductAttention(4, attention_fn=flax_attention)
+    _, sown = layer.apply(weights, x, sow_weights=True, mutable=["intermediates"])
     assert sown["intermediates"]["attention_reading"][0].shape == (2, 4, 10)
     with pytest.raises(rootdk.ArgumentError, match="precision: must be None"):
         linen.MultiHeadDotProductAttention(4, attention_fn=flax_attention, precision="highest").apply(weights, x)
@@ -160,12 +205,14 @@ def test_equinox_under_filter_jit_and_filter_grad() -> None:
         project: equinox.nn.Linear
 
         def __call__(self, x: Any) -> Any:
-            q, k, v = jnp.split(jax.vmap(self.project)(x).reshape(x.shape[0], 6, 8), 3, axis=1)
-            return dot_product_attention(q, k, v, is_causal=True).reshape(x.shape[0], 16)
+            projected = jnp.split(jax.vmap(self.project)(x).reshape(x.shape[0], 6, 8), 3, axis=1)
+            return projected, dot_product_attention(*projected, is_causal=True)
 
     layer = Layer(equinox.nn.Linear(16, 48, key=jax.random.key(0)))
     xs = jax.random.normal(jax.random.key(1), (3, 10, 16))
-    gradient = equinox.filter_jit(equinox.filter_grad(lambda layer: (jax.vmap(layer)(xs) ** 2).sum()))(layer)
+    projected, out = equinox.filter_jit(lambda layer: jax.vmap(layer)(xs))(layer)
+    assert_within(heads_first(out), *forward_budget(problem_said(projected, is_causal=True)))
+    gradient = equinox.filter_jit(equinox.filter_grad(lambda layer: (jax.vmap(layer)(xs)[1] ** 2).sum()))(layer)
     assert float(abs(gradient.project.weight).max()) > 0
 
 

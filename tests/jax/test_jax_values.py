@@ -9,15 +9,12 @@ import pytest
 from budgets import (
     assert_within,
     bias_gradient_budget,
-    compute_type,
     forward_budget,
     gradient_budget,
-    judge_type,
-    logit_error,
+    head_gradient_budget,
     measure_budget,
-    sum_to,
+    scale_gradient_budget,
     tangent_budget,
-    unit_roundoff,
 )
 from judge import DTYPES, random_tangents, tangents_of
 from tensors import NAMES, problem
@@ -33,8 +30,16 @@ def judged(rng: np.random.Generator, name: str, dtype: Any) -> tuple[Any, Any, d
     """Arrays, d_out and options as jax takes them, and the Problem of the same numbers."""
     arrays, d_out, options = problem(rng, name, dtype)
     if np.dtype(dtype) != np.float64:  # without x64 jax has no float64, so the numbers are float32 on both sides
-        options = {n: o.astype(np.float32) if n in ("sinks", "alibi") else o for n, o in options.items()}
+        single = {
+            n: np.asarray(o, np.float32) for n, o in options.items() if n in ("sinks", "alibi") or is_number(o, n)
+        }
+        options |= {n: array if array.ndim else float(array) for n, array in single.items()}
     return arrays, d_out, options, problem_of(*arrays, **options)
+
+
+def is_number(option: Any, name: str) -> bool:
+    """A scale that may be learned."""
+    return name == "scale" and isinstance(option, float)
 
 
 def traced_part(options: dict[str, Any]) -> dict[str, Any]:
@@ -47,8 +52,9 @@ def traced_part(options: dict[str, Any]) -> dict[str, Any]:
 def test_every_option_under_jit_with_its_derivatives(rng: np.random.Generator, name: str) -> None:
     arrays, d_out, options, facts = judged(rng, name, np.float32)
     moved = random_tangents(rng, facts, options)
-    moved.pop("d_scale", None)
-    learned = {n: options[n] for n in ("bias", "sinks", "alibi") if n in options}
+    learned = {n: o for n, o in options.items() if n in ("bias", "sinks", "alibi") or is_number(o, n)}
+    if "scale" not in learned:
+        moved.pop("d_scale", None)
     others = {n: o for n, o in traced_part(options).items() if n not in learned}
     fixed = {n: o for n, o in options.items() if n not in learned and n not in others}
 
@@ -62,7 +68,8 @@ def test_every_option_under_jit_with_its_derivatives(rng: np.random.Generator, n
         return out, pull_back(d_out), tangent, rootdk.measure(*arrays, **learned, **others, **fixed)
 
     d_arrays = tuple(moved[f"d_{n}"] for n in ("query", "key", "value"))
-    d_learned = {n: moved[f"d_{n}"].astype(np.float32) for n in learned}
+    moved |= {f"d_{n}": np.float32(moved[f"d_{n}"]) for n in learned}
+    d_learned = {n: moved[f"d_{n}"] for n in learned}
     out, (pulled, of_learned), tangent, (measured, reading) = everything(
         arrays, learned, others, d_out, d_arrays, d_learned
     )
@@ -78,24 +85,9 @@ def test_every_option_under_jit_with_its_derivatives(rng: np.random.Generator, n
         shape = learned["bias"].shape
         assert_within(of_learned["bias"], *bias_gradient_budget(facts, d_out, shape, np.float32), "d_bias")
     for n in {"sinks", "alibi"} & learned.keys():
-        expected, bound = head_gradient_budget(facts, d_out, n, learned[n].shape)
-        assert_within(of_learned[n], expected, bound, f"d_{n}")
-
-
-def head_gradient_budget(facts: Any, d_out: Any, name: str, shape: tuple[int, ...]) -> tuple[Any, float]:
-    """Of sinks and alibi: sums over rows of what a gradient of logits is, times a distance."""
-    kind = facts.query.dtype
-    leading = facts.query.shape[:-2] if name == "alibi" else shape
-
-    def of(type_: Any) -> Any:
-        return sum_to(getattr(reference.backward(facts, d_out, type_), name).reshape(leading), shape)
-
-    expected, plain = of(judge_type(kind)), of(compute_type(kind))
-    # A row of weights sums to at most 1, so what its logits get is at most twice its largest |d_out| |value|'.
-    away = max(reference.distances(facts, b).max() for b in range(len(facts.query_offset))) if name == "alibi" else 1
-    size = 2.0 * np.abs(d_out).sum() * np.abs(facts.value).max() * away / (1 - facts.dropout)
-    unit = 2 * logit_error(facts) + 8 * unit_roundoff(kind)
-    return expected, 2 * (float(np.abs(plain - expected).max()) + unit * float(size))
+        assert_within(of_learned[n], *head_gradient_budget(facts, d_out, n, learned[n].shape), f"d_{n}")
+    if "scale" in learned:
+        assert_within(of_learned["scale"], *scale_gradient_budget(facts, d_out), "d_scale")
 
 
 @pytest.mark.parametrize("name", ["nothing", "everything"])
@@ -133,11 +125,12 @@ def test_a_call_is_the_bits_of_numpy(rng: np.random.Generator) -> None:
     )
 
 
-def test_shapes_without_heads_and_with_many_leading_axes(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("options", [{}, {"key_lengths": 4}, {"segments": np.arange(6) // 4, "causal": True}], ids=str)
+def test_shapes_without_heads_and_with_many_leading_axes(rng: np.random.Generator, options: dict[str, Any]) -> None:
     for shape in ((6, 8), (3, 6, 8), (2, 1, 3, 6, 8)):
         q, k, v = rng.standard_normal((3, *shape), dtype=np.float32)
-        out, reading = jax.jit(lambda *a: rootdk.measure(*a, per_key=True))(q, k, v)
-        expected = rootdk.measure(q, k, v, per_key=True)
+        out, reading = jax.jit(lambda *a: rootdk.measure(*a, per_key=True, **options))(q, k, v)
+        expected = rootdk.measure(q, k, v, per_key=True, **options)
         np.testing.assert_array_equal(out, expected[0])
         assert reading.shape == expected[1].shape
         np.testing.assert_array_equal(reading.received, expected[1].received)

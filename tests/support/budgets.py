@@ -110,6 +110,37 @@ def bias_gradient_budget(problem: Problem, d_out: Any, shape: tuple[int, ...], d
     return expected, 2 * (_difference(plain, expected) + rounding)
 
 
+def head_gradient_budget(problem: Problem, d_out: Any, name: str, shape: tuple[int, ...]) -> tuple[Any, float]:
+    """The same for the gradient of sinks or alibi of that shape: sums over rows, for alibi of logits times distances.
+
+    A row of weights adds up to at most 1, so what its logits get is at most twice its largest |d_out| |value|'.
+    """
+    kind = problem.query.dtype
+    full = problem.query.shape[:-2] if name == "alibi" else shape
+    expected, plain = (
+        sum_to(getattr(reference.backward(problem, d_out, of(kind)), name).reshape(full), shape)
+        for of in (judge_type, compute_type)
+    )
+    away = max(_largest(reference.distances(problem, b)) for b in range(len(problem.query_offset)))
+    size = 2 * float(np.abs(_finite(d_out)).sum()) * _largest(problem.value) / (1 - problem.dropout)
+    rounding = (2 * logit_error(problem) + 8 * unit_roundoff(kind)) * size * (away if name == "alibi" else 1.0)
+    return expected, 2 * (_difference(plain, expected) + rounding)
+
+
+def scale_gradient_budget(problem: Problem, d_out: Any) -> tuple[Any, float]:
+    """The same for the gradient of the scale, <d_query, query> where the query holds its scale: a long sum."""
+    kind = problem.query.dtype
+    exact = problem.query.astype(judge_type(kind))
+    folded = problem._replace(query=exact * problem.scale, scale=1.0)
+    expected, plain = (
+        np.asarray((reference.backward(folded, d_out, of(kind)).query * exact.astype(of(kind))).sum())
+        for of in (judge_type, compute_type)
+    )
+    size = _gradient_sizes(folded, d_out)[0] * float(np.abs(_finite(problem.query)).sum())
+    rounding = (2 * logit_error(problem) + 8 * unit_roundoff(kind)) * size
+    return expected, 2 * (_difference(plain, expected) + rounding)
+
+
 def tangent_budget(problem: Problem, tangents: Learnable) -> tuple[Any, float]:
     """What the tangent of the output must be, and how far from it a result may lie.
 

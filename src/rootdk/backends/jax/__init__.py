@@ -219,7 +219,7 @@ def operands(problem: Problem, rows_first: bool = False) -> tuple[dict[str, Any]
     lengths, offset = problem.key_lengths, problem.query_offset
 
     def per_entry(array: Any) -> Any:
-        return None if array is None else _narrow(array.reshape(*leading, *array.shape[1:]))
+        return None if array is None else _narrow(array.reshape((*leading, *array.shape[1:])))
 
     def reals(array: Any, *shape: int) -> Any:
         return None if array is None else array.astype(real).reshape(*shape)

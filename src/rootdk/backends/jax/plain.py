@@ -3,7 +3,7 @@
 It follows the reference line by line, on operands as primitives.py lays them out.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +13,39 @@ _FAR = 2**30  # further than any key, and an int32
 
 def attention(given: dict[str, Any], facts: Any) -> Any:
     """The output, differentiable in every operand that is a float."""
-    wide = _wide(given)
-    value = _per_query_head(given, facts, _heads_first(given["value"], facts).astype(wide))
-    out = weights(given, facts) @ value
+    with jax.numpy_rank_promotion("allow"):  # whatever the caller has set for arrays of its own
+        sight = _sight(given, facts)
+        value = _shown(_per_query_head(given, facts, _wide_rows(given, facts, "value")), sight.visible.any(axis=-2))
+        spoiled = sight.visible.astype(value.dtype) @ _is_spoiled(value).astype(value.dtype) > 0
+        out = _weights(given, facts, sight) @ _finite(value) * jnp.where(spoiled, jnp.nan, 1.0)
     return (jnp.swapaxes(out, -2, -3) if facts.rows_first else out).astype(given["query"].dtype)
 
 
 def weights(given: dict[str, Any], facts: Any) -> Any:
     """The weights of all pairs, (*leading, heads, n_query, n_key); 0 where hidden."""
-    with jax.numpy_rank_promotion("allow"):  # whatever the caller has set for arrays of its own
-        return _weights(given, facts)
+    with jax.numpy_rank_promotion("allow"):
+        return _weights(given, facts, _sight(given, facts))
 
 
-def _weights(given: dict[str, Any], facts: Any) -> Any:
-    wide = _wide(given)
-    query = _heads_first(given["query"], facts).astype(wide)
-    key = _per_query_head(given, facts, _heads_first(given["key"], facts).astype(wide))
-    logits = query @ jnp.swapaxes(key, -1, -2)
+class _Sight(NamedTuple):
+    """Where queries and keys stand, (*leading, n) each, and which pairs are visible, (*leading, heads or 1, ...)."""
+
+    position: Any
+    key_position: Any
+    visible: Any
+
+
+def _weights(given: dict[str, Any], facts: Any, sight: _Sight) -> Any:
+    position, key_position, visible = sight
+    query = _shown(_wide_rows(given, facts, "query"), visible.any(axis=-1))
+    key = _shown(_per_query_head(given, facts, _wide_rows(given, facts, "key")), visible.any(axis=-2))
+    wide = query.dtype
+    # A pair of what is not finite has its score, and no row that does not see it hears of it: 0 * NaN is NaN, and the
+    # derivative of a product has such terms for hidden pairs.
+    logits = _finite(query) @ jnp.swapaxes(_finite(key), -1, -2)
+    spoiled = _is_spoiled(query).any(axis=-1)[..., :, None] | _is_spoiled(key).any(axis=-1)[..., None, :]
+    logits = jnp.where(spoiled, jax.lax.stop_gradient(query @ jnp.swapaxes(key, -1, -2)), logits)
+    logits = jnp.where(visible, logits, 0.0)
     own = query.ndim - 3 - facts.vmapped  # leading axes of a call itself
 
     def per_call(array: Any, behind: int) -> Any:
@@ -42,15 +58,11 @@ def _weights(given: dict[str, Any], facts: Any) -> Any:
         logits = logits * given["row_scale"].astype(wide)[..., None, :, None]
     if facts.softcap > 0:
         logits = facts.softcap * jnp.tanh(logits / facts.softcap)
-    position, key_position, visible = _places(given, facts, query.shape[-2], key.shape[-2])
     if "alibi" in given:
         distance = jnp.abs(position[..., :, None] - key_position[..., None, :]).astype(wide)
         logits = logits - given["alibi"].astype(wide)[..., None, None] * distance[..., None, :, :]
     if "bias" in given:
         logits = logits + given["bias"].astype(wide)
-        visible = visible & (given["bias"] != -jnp.inf)
-    if "mask" in given:
-        visible = visible & given["mask"]
     visible = jnp.broadcast_to(visible & (logits != -jnp.inf), logits.shape)
     logits = jnp.where(visible, logits, 0.0)
     top = jnp.max(logits, axis=-1, keepdims=True, initial=-jnp.inf, where=visible)
@@ -65,8 +77,37 @@ def _weights(given: dict[str, Any], facts: Any) -> Any:
     return exponentials / jnp.where(total == 0.0, 1.0, total)
 
 
-def _places(given: dict[str, Any], facts: Any, n_query: int, n_key: int) -> tuple[Any, Any, Any]:
-    """Where queries and keys stand, (*leading, n) each, and which pairs that leaves, (*leading, 1, n_query, n_key)."""
+def _sight(given: dict[str, Any], facts: Any) -> _Sight:
+    rows = -3 if facts.rows_first else -2
+    sight = _places(given, facts, given["query"].shape[rows], given["key"].shape[rows])
+    visible = sight.visible
+    if "bias" in given:
+        visible = visible & (given["bias"] != -jnp.inf)
+    if "mask" in given:
+        visible = visible & given["mask"]
+    return sight._replace(visible=visible)
+
+
+def _shown(array: Any, seen: Any) -> Any:
+    """The rows that stand in a visible pair; 0 for the others, in every derivative too, whatever they hold."""
+    return jnp.where(seen[..., None], array, 0.0)
+
+
+def _is_spoiled(array: Any) -> Any:
+    return ~jnp.isfinite(array)
+
+
+@jax.custom_jvp
+def _finite(array: Any) -> Any:
+    """0 where a number is not finite; its derivative is that of the number."""
+    return jnp.where(jnp.isfinite(array), array, 0.0)
+
+
+_finite.defjvp(lambda arrays, tangents: (_finite(*arrays), *tangents))
+
+
+def _places(given: dict[str, Any], facts: Any, n_query: int, n_key: int) -> _Sight:
+    """What lengths, segments and limits leave visible: the same for all heads."""
     length = given["key_lengths"][..., None] if "key_lengths" in given else n_key
     key_position, index = jnp.arange(n_key), jnp.arange(n_key)
     visible = jnp.broadcast_to(index < length, (*jnp.shape(length)[:-1], n_key))[..., None, None, :]
@@ -86,7 +127,7 @@ def _places(given: dict[str, Any], facts: Any, n_query: int, n_key: int) -> tupl
         visible = visible & (apart >= -min(facts.left, _FAR))
     if facts.right >= 0:
         visible = visible & (apart <= min(facts.right, _FAR))
-    return position, key_position, visible
+    return _Sight(position, key_position, visible)
 
 
 def _ranks(segments: Any) -> Any:
@@ -95,14 +136,12 @@ def _ranks(segments: Any) -> Any:
     return jnp.tril(same, -1).sum(axis=-1)
 
 
-def _heads_first(array: Any, facts: Any) -> Any:
-    return jnp.swapaxes(array, -2, -3) if facts.rows_first else array
+def _wide_rows(given: dict[str, Any], facts: Any, name: str) -> Any:
+    """Heads first, in the type that is computed with."""
+    array = jnp.swapaxes(given[name], -2, -3) if facts.rows_first else given[name]
+    return array.astype(jnp.float64 if given["query"].dtype == jnp.float64 else jnp.float32)
 
 
 def _per_query_head(given: dict[str, Any], facts: Any, array: Any) -> Any:
     heads = given["query"].shape[-2 if facts.rows_first else -3]
     return jnp.repeat(array, heads // array.shape[-3], axis=-3)
-
-
-def _wide(given: dict[str, Any]) -> Any:
-    return jnp.float64 if given["query"].dtype == jnp.float64 else jnp.float32
