@@ -97,12 +97,12 @@ def _is_spoiled(array: Any) -> Any:
     return ~jnp.isfinite(array)
 
 
-@jax.custom_jvp
-def _finite(array: Any) -> Any:
-    """0 where a number is not finite; its derivative is that of the number."""
+def _finite_or_zero(array: Any) -> Any:
     return jnp.where(jnp.isfinite(array), array, 0.0)
 
 
+# 0 where a number is not finite; its derivative is that of the number.
+_finite: Any = jax.custom_jvp(_finite_or_zero)
 _finite.defjvp(lambda arrays, tangents: (_finite(*arrays), *tangents))
 
 
