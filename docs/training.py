@@ -215,7 +215,7 @@ def causes(results: Results) -> str:
                      *spread(here.steps, first.spec.steps), ratio])  # fmt: skip
     head = [
         "scale",
-        "H / ln n at the start",
+        "entropy share at the start",
         "came to 90 %",
         "median of steps",
         "from, to",
@@ -311,17 +311,17 @@ def what_it_is(results: Results) -> str:
     return f"""# Does the scale matter when a model learns?
 
 The argument for sqrt(d_k) is about the first step: with it, random queries and keys start in one state whatever d_k is
-([why-root-dk.md](why-root-dk.md)). What follows for training is a guess until somebody trains. These are very small models, {len(results.runs)}
+([why-root-dk.md](why-root-dk.md)). What this means for training can only be found out by training. The models here are very small: {len(results.runs)}
 runs, made by `rootdk train-study` and shipped with the package: `rootdk.lab.training.shipped()` has them,
-`rootdk` draws them into its report, `rootdk claims --id 16` judges by them. Every number below is read off them by
-[training.py](training.py). Read it as what can happen, not as what must happen at scale.
+`rootdk` draws them in its report, and `rootdk claims --id 16` uses them as evidence. [training.py](training.py) computes every number below
+from them. They show what can happen; large models may behave differently.
 
-An earlier version of this page said that without the scale recall is never learned at d_k = 256 and more. That was its budget of 300
-steps speaking. It also said that 1/d_k is late because its gradients are small, and Adam does not care.
+An earlier version of this page said that without the scale recall is never learned at d_k = 256 and more. That was wrong: its runs
+ended after 300 steps. It also said that 1/d_k is late because its gradients are small, but under Adam the size of gradients hardly matters.
 
 ## What was run
 
-A Transformer with 2 layers of width 32 and one head, norms before, no dropout, Adam. All weights start with variance 1/fan-in, so that
+A Transformer with 2 layers of width 32 and one head, with norms before each block, without dropout, trained by Adam. All weights start with variance 1/fan-in, so that
 queries and keys have variance 1, if an arm does not say otherwise. **Only the width of queries and keys changes with d_k**, and
 everything else keeps its size. Three tasks:
 
@@ -333,10 +333,10 @@ everything else keeps its size. Three tasks:
 {what_was_run(results)}
 
 **When a run ends.** Recall: once 99 % of the validation set are right at three looks in a row, or after {budget:,} steps. A run that has
-not come so far is *censored*: it counts as "over {budget:,}", and where a mean is taken with the budget, which makes what is slow look
+not learned by then is *censored*: it counts as "over {budget:,}". A mean takes it as {budget:,} steps, which makes slow learning look
 faster than it is. Digits: once the second half of all steps has not lowered the validation loss by 1 %, or after {digits[0].spec.steps} steps
-({flat} of {len(digits)} runs were flat, the others used up their budget).{of_text} Looks are
-a tenth apart, and steps are known to a tenth.
+({flat} of {len(digits)} runs were flat, the others used up their budget).{of_text} The validation set is
+looked at each time the steps have grown by a tenth, so numbers of steps are known to a tenth.
 
 **What is compared.** Data are in three parts. The learning rate of every arm is chosen by the validation set; what is reported belongs to
 the test set, at the look where the validation loss is lowest. Where the best rate is at an end of those that were tried, the table says
@@ -369,7 +369,7 @@ def without_it(results: Results) -> str:
 {recall(results, *arms)}
 
 At d_k = {large} the unscaled model takes {times(slower(results, arm("none", large), arm("sqrt", large)))} times the steps of the scaled one, at d_k = {small} {times(slower(results, arm("none", small), arm("sqrt", small)))}.
-It is late, not dead: at d_k = {large} {without.best.learned} of {len(without.best.runs)} seeds come to {percent(LEARNED)} right within {budget:,} steps, at a learning rate of its own
+It learns late, but it learns: at d_k = {large} {without.best.learned} of {len(without.best.runs)} seeds come to {percent(LEARNED)} right within {budget:,} steps, at a learning rate of its own
 ({rates}). Elsewhere the loss says how far behind it stays:
 
 {chr(10).join(part + chr(10) for part in tables)}
