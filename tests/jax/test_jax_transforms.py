@@ -23,7 +23,7 @@ from jax.test_util import check_grads
 import rootdk
 from rootdk import Reading
 from rootdk.backends import problem_of
-from rootdk.backends.jax import primitives
+from rootdk.backends.jax import primitives, sharding
 
 Array = Any
 
@@ -450,6 +450,12 @@ def test_another_device_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     with pytest.raises(rootdk.ArgumentTypeError, match="got a program for 'cuda'"):
         jax.jit(rootdk.attention).trace(query, query, query).lower(lowering_platforms=("cuda",))
+
+
+def test_a_jax_that_cannot_be_told_of_devices_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sharding.dispatch, "prim_requires_devices_during_lowering")
+    with pytest.raises(rootdk.ArgumentError, match=r"^jax: must be a version whose primitives .*, got \d+.*docs/jax"):
+        sharding.needs_devices(primitives.forward_p)
 
 
 def test_a_build_without_the_part_for_jax_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,8 @@ def flax_attention(
     dropout_rng         a key of jax.random, where dropout_rate > 0 and not deterministic
     dtype               what the three are converted to; None leaves them
     precision           None: there is one precision
-    module              given by sow_weights=True: a Reading is sown, as `attention_reading`, not n x n weights
+    module              given by sow_weights=True: a Reading is sown, as `attention_reading`, not n x n weights;
+                        nnx.capture(layer, nnx.Intermediate) and linen's mutable=["intermediates"] bring it out
 
     Dropout is drawn for every pair, whatever broadcast_dropout says.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import dispatch  # jax has no other way to say what is said here
+from jax._src import dispatch  # private: jax says nowhere else which primitives are lowered for the devices at hand
 from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
@@ -62,7 +62,13 @@ def result_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 def needs_devices(primitive: Any) -> None:
     """Its lowering is for the devices at hand, as that of custom_partitioning is."""
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    known = getattr(dispatch, "prim_requires_devices_during_lowering", None)
+    if known is None:
+        raise ArgumentError(
+            "jax: must be a version whose primitives can ask for devices when they are lowered, "
+            f"got {jax.__version__}; docs/jax.md lists versions that were tried"
+        )
+    known.add(primitive)
 
 
 def is_partitioned(ctx: Any) -> bool:
