@@ -126,14 +126,15 @@ def test_json_holds_everything_and_writes_nothing(rootdk: Any, tmp_path: Path) -
 
 
 def test_the_whole_ledger_fits_one_screen(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
-    """The default options, with every claim: 24 lines of 80 columns, the last of them for the place of the report."""
+    """With every claim: 24 lines of 80 columns or of 60, the place of the report and the prompt included."""
     monkeypatch.setenv("ROOTDK_CACHE", str(kept))
     seen: dict[str, float] = {}
     asked = main_job.Job("quick", (64, 512), 1024, ("none", "sqrt", "dk"), 0)
     findings = main_job.work(asked, None, lambda name, share: seen.update({name: share}))
-    lines = list(main_job.summary(findings))
-    assert len(lines) <= 22  # the place of the report and the prompt come below
-    assert max(map(len, lines)) <= 80
+    for width in (80, 60):
+        lines = list(main_job.summary(findings, width))
+        assert len(lines) <= 22  # the place of the report and the prompt come below
+        assert max(map(len, lines)) <= width
     assert [claim["id"] for claim in findings.claims] == LEDGER.ids
     assert set(seen) == {result.experiment for result in findings.results} | {"claims"}
     assert set(seen.values()) == {1.0}

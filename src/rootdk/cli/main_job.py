@@ -224,12 +224,13 @@ def _together(bars: Bars) -> Progress:
 def summary(findings: Findings, width: int = 80) -> Iterator[str]:
     """The whole summary, line by line: the answer first."""
     job = findings.job
+    gap = [""] if width >= 80 else []  # a narrow terminal needs the lines: all of it fits 24, with the prompt
     yield from filled(typed(answer_of(findings.of("rules"))), width)
-    yield ""
+    yield from gap
     yield from _table(findings, width)
     yield from filled(f"{_WORDS} {job.keys} keys, seed {job.seed}, {findings.seconds:.1f} s.", width)
-    yield ""
-    for text in (_agreement(findings), _claims(findings), _scale(findings)):
+    yield from gap
+    for text in (_agreement(findings), _claims(findings), _scale(findings, gradient=width >= 80)):
         yield from filled(text, width)
 
 
@@ -313,10 +314,12 @@ def _claims(findings: Findings) -> str:
     return f"Of {len(findings.claims)} claims {'; '.join(parts)}. Why: rootdk claims" if parts else ""
 
 
-def _scale(findings: Findings) -> str:
-    """The scale that keeps the score variance at 1, and what it does to the gradient."""
+def _scale(findings: Findings, gradient: bool) -> str:
+    """The scale that keeps the score variance at 1; what it does to the gradient, where 24 lines have room for it."""
     job = findings.job
-    flows = relative_gradient(job.keys, np.array(job.d_k), np.array(job.d_k) ** -0.5)
     scales = ", ".join(f"{d_k**-0.5:.4g} at d_k = {d_k}" for d_k in job.d_k)
+    if not gradient:
+        return f"1/sqrt(d_k) is {scales}."
+    flows = relative_gradient(job.keys, np.array(job.d_k), np.array(job.d_k) ** -0.5)
     gradients = ", ".join(f"{flow:.2f}" for flow in flows)
     return f"1/sqrt(d_k) is {scales}. The relative gradient |do/dq| / |o| is then {gradients}."
