@@ -45,12 +45,12 @@ _COLUMNS = (
     _Column("keys", "keys", "mean_keys", "mean"),
     _Column("std", "std", "median_std", "median"),
     _Column("max logit", "max\nlogit", "max_logit", "maximum"),
-    _Column("H/ln n", "H/\nln n", "median_entropy_ratio", "median", share=True),
+    _Column("entropy share", "entr.\nshare", "median_entropy_ratio", "median", share=True),
     _Column("effective keys", "eff.\nkeys", "median_effective_keys", "median"),
-    _Column("top p", "top\np", "median_top_probability", "median", share=True),
-    _Column("saturated", "sat.", "saturated", "share", share=True),
-    _Column("tr J", "tr J", "median_jacobian_trace", "median", share=True),
-    _Column("|J|", "|J|", "median_jacobian_norm", "median", share=True),
+    _Column("largest weight", "top\np", "median_top_probability", "median", share=True),
+    _Column("rows of one key", "one\nkey", "saturated", "share", share=True),
+    _Column("Jacobian trace", "Jac.\ntrace", "median_jacobian_trace", "median", share=True),
+    _Column("Jacobian norm", "Jac.\nnorm", "median_jacobian_norm", "median", share=True),
     _Column("sink", "sink", "mean_sink_mass", "mean", if_any=True, share=True),
 )
 

@@ -68,10 +68,37 @@ def test_a_pipeline_can_gate_on_it(healthy: Path, sharp: Path, ill: bool, limit:
         assert ("warning" in result.output) == ill
 
 
-def test_the_demonstration(tmp_path: Path) -> None:
-    result = rootdk()
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_demonstration_answers_on_one_screen(columns: int) -> None:
+    result = rootdk(columns=columns)
     assert result.exit_code == 0, result.output
-    assert max(map(len, result.output.splitlines())) <= 80
+    lines = result.output.splitlines()
+    assert len(lines) <= 23  # and the prompt below
+    assert max(map(len, lines)) <= columns
+    said = "Not healthy: the scale none (critical). Healthy: 1/sqrt(d_k), 1/d_k."
+    assert " ".join(lines).startswith(said)
+    assert "What to do: divide the scores by sqrt(d_k), here 8" in " ".join(lines)
+    by_scale = {line.split()[0]: line.split()[-1] for line in lines if line.endswith(("critical", "healthy"))}
+    assert by_scale == {"none": "critical", "1/sqrt(d_k)": "healthy", "1/d_k": "healthy"}
+    whole = rootdk("--layers", columns=80).output
+    assert "rootdk audit --layers" in result.output
+    for layer in json.loads(rootdk("--json").output)["layers"]:
+        rule, _, number, _ = layer["name"].split(".")
+        assert re.search(rf"^{rule}\.{number} ", whole, re.MULTILINE)
+
+
+def test_the_demonstration_takes_any_rule_and_a_model_none(healthy: Path) -> None:
+    result = rootdk("--rule", "0.2", "--rule", "mup(64)")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Not healthy: the scale 0.2 (warning). Healthy: mup(64).")
+    names = {layer["name"] for layer in json.loads(rootdk("--rule", "ssmax", "--json").output)["layers"]}
+    assert names == {f"ssmax.layers.{number}.attention" for number in range(3)}
+    refused = rootdk(healthy, "--rule", "sqrt")
+    assert refused.exit_code == 2
+    assert "--rule is for the example: a model is checked with its own scale" in " ".join(refused.output.split())
+
+
+def test_the_demonstration(tmp_path: Path) -> None:
     printed = json.loads(rootdk("--json", "--fail-on", "critical").output)
     assert rootdk("--json", "--fail-on", "critical").exit_code == 3
     assert rootdk("--json", "--fail-on", "warning").exit_code == 3

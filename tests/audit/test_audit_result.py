@@ -94,7 +94,7 @@ def test_layers_that_only_one_of_them_knows_or_with_other_heads_stay_apart() -> 
 
 def test_print_shows_a_line_for_each_layer_and_no_dataclass(both: tuple[Audit, Audit], monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for audit, heading in ((watched(), "H/ln n"), (both[0], "predicted std"), (both[0].merge(both[1]), "H/ln n")):
+    for audit, heading in ((watched(), "entropy"), (both[0], "predicted std"), (both[0].merge(both[1]), "entropy")):
         lines = str(audit).splitlines()
         assert f": {audit.verdict}" in lines[0]
         assert heading in lines[2]

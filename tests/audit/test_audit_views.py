@@ -166,5 +166,5 @@ def test_every_heading_of_the_layers_is_explained() -> None:
     assert headings == set(view._MEANING)
     layers = [{"name": "a", "scale": 0.5, "heads": [{"logit_deviation": 1.0}], "baseline": {"logit_deviation": 1.0}}]
     words = view._words({"layers": layers, "findings": [], "verdict": "healthy"})
-    assert words.startswith("std: standard deviation of the scores")
+    assert words.startswith("score std: standard deviation of the scores")
     assert words.endswith("The lower number is that of theory, for random q and k.")

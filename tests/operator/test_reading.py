@@ -453,7 +453,7 @@ def test_views_fit_80_columns_with_every_column() -> None:
         row = next(line for line in text.splitlines() if line.startswith(" 127 "))
         assert row.split()[:9] == ["127", "98304", "65432", "12345", "131k", "12346", "-12346", ".123", "98765"]
         assert len(row.split()) == 14
-        for heading in ("head", "hidden", "NaN", "logit", "sat.", "sink"):
+        for heading in ("head", "hidden", "NaN", "logit", "share", "trace", "sink"):
             assert heading in text.split()
 
 
@@ -470,7 +470,7 @@ def test_the_caption_says_what_each_column_is(rng: np.random.Generator) -> None:
     summary = reading_of(problem_of(*random_arrays(rng), sinks=np.ones(4))).by_head()
     title, headings, _ = summary.table()
     assert title == (
-        "4 heads, medians over rows, except count: rows; mean: keys, sink; maximum: max logit; share: saturated"
+        "4 heads, medians over rows, except count: rows; mean: keys, sink; maximum: max logit; share: rows of one key"
     )
     # By the names of the fields: what is called neither a median nor an exception would be a lie of the caption.
     for column in _COLUMNS:

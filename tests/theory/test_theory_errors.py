@@ -151,7 +151,7 @@ def test_a_prediction_stands_in_a_table_like_a_measurement() -> None:
     assert title.startswith("2 settings, medians over rows")
     assert headings[0] == "d_k"
     assert [row[0] for row in cells] == ["64", "128"]
-    assert "H/ln n" in headings
+    assert "entropy share" in headings
     assert not any("nan" in cell for row in cells for cell in row)
 
 

@@ -34,10 +34,10 @@ class Metric:
 METRICS = (
     Metric(
         "logit_deviation",
-        "deviation of logits",
-        "Standard deviation of the logits inside a row, median over rows. Past √(2 ln n) few keys take all the weight.",
+        "score std",
+        "Standard deviation of the scores inside a row, median over rows. Past √(2 ln n) few keys take all the weight.",
     ),
-    Metric("max_logit", "largest logit", "The largest logit of any row, after the scale."),
+    Metric("max_logit", "largest score", "The largest score of any row, after the scale."),
     Metric(
         "entropy_ratio",
         "entropy share",

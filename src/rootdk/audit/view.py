@@ -5,6 +5,7 @@ says beneath, or, in a terminal, maps of every head: darker is larger, in signs 
 """
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -26,12 +27,12 @@ from .result import SEVERITIES, WORDS
 STYLES = {"healthy": "green", "unjudged": "dim", "note": "cyan", "warning": "yellow", "critical": "bold red"}
 # Heading, metric, and what the heads of a layer become; of a run, else of weights alone.
 _MEASURED: tuple[tuple[str, str, Any], ...] = (
-    ("std", "logit_deviation", np.median),
-    ("max", "max_logit", np.max),
-    ("H/ln n", "entropy_ratio", np.median),
-    ("sat.", "saturated", np.median),
-    ("tr J", "jacobian_trace", np.median),
-    ("sink", "sink_mass", np.max),
+    ("score std", "logit_deviation", np.median),
+    ("largest score", "max_logit", np.max),
+    ("entropy share", "entropy_ratio", np.median),
+    ("rows of one key", "saturated", np.median),
+    ("Jacobian trace", "jacobian_trace", np.median),
+    ("sink weight", "sink_mass", np.max),
 )
 _OF_WEIGHTS: tuple[tuple[str, str, Any], ...] = (
     ("predicted std", "predicted_deviation", np.median),
@@ -40,18 +41,20 @@ _OF_WEIGHTS: tuple[tuple[str, str, Any], ...] = (
     ("by gains", "gain_bound", np.max),
 )
 _MEANING = {
-    "std": "standard deviation of the scores (logits)",
-    "max": "largest score",
-    "H/ln n": "entropy share, 1 is equal weights",
-    "sat.": "rows of one key, which has over 99 % of the weight",
-    "tr J": "Jacobian trace, near 0 no gradient passes",
-    "sink": "weight of the first key or of a sink",
+    "score std": "standard deviation of the scores inside a row",
+    "largest score": "of any row",
+    "entropy share": "1 is equal weights, 0 is one key",
+    "rows of one key": "one key has over 99 % of the weight",
+    "Jacobian trace": "near 0 no gradient passes",
+    "sink weight": "of the first key, or of a learned sink",
     "predicted std": "standard deviation of the scores by theory, median of the heads",
     "largest": "the same, largest head",
     "bound": "no input gives a larger score",
     "by gains": "the same after QK-norm",
 }
-_NAME = 16
+# Columns of a layer's name, beside numbers of weights and beside those of a run.
+_NAME, _SHORT_NAME = 16, 12
+_HEADING = 8
 SEEN = "In these lines `seen` is the watch: with rootdk.watch(model) as seen: model(...)"
 # The page has all of them.
 _MAPS = 4
@@ -164,9 +167,11 @@ def _table(audit: Mapping[str, Any]) -> Table:
     columns, rows = _layer_table(audit)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column(columns[0], overflow="fold")
+    measured = _MEASURED[0][0] in columns
     for heading in columns[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    names = iter(short_names([layer["name"] for layer in audit["layers"]], _NAME))
+        shown = "\n".join(textwrap.wrap(heading, _HEADING)) if measured else heading
+        table.add_column(shown, justify="right", no_wrap=True)
+    names = iter(short_names([layer["name"] for layer in audit["layers"]], _SHORT_NAME if measured else _NAME))
     for _, *cells, verdict in rows:
         name, style = (next(names), "") if verdict else ("", "dim")
         table.add_row(Text(name), *cells, Text(verdict, STYLES.get(verdict, "")), style=style)

@@ -1,11 +1,13 @@
 """`rootdk audit`: the health of a model's attention."""
 
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from rootdk.rendering import csv_text
 from rootdk.untrusted import kind_of, shown_text
@@ -39,6 +41,8 @@ _FAILED = 3
 @options.keys()
 @options.seed("Seed of random tokens and of the example.")
 @options.file("--out", "Write a report: one HTML file that works offline.")
+@options.rule("Without PATH: a scale of the example. ")
+@click.option("--layers", is_flag=True, help="Without PATH: print every layer and all findings, as for a model.")
 @click.option("--maps", is_flag=True, help="Print maps of every head instead of the table of layers.")
 @options.data("Print JSON instead of the table and the findings.", "one row per head")
 @click.option(
@@ -55,6 +59,8 @@ def audit(
     keys: int,
     seed: int,
     out: Path | None,
+    rule: tuple[str, ...],
+    layers: bool,
     maps: bool,
     as_json: bool,
     as_csv: bool,
@@ -64,7 +70,8 @@ def audit(
 
     PATH is a model folder, or a file: .safetensors, .gguf, .bin, .pt, .onnx, .npz, or an index of shards. Its weights
     are read head by head, without model code and with little memory. --text or --tokens also run the model, if it is a
-    folder of transformers. Without PATH you see an example: a small random model with several scales.
+    folder of transformers. Without PATH you see an example: a small random model with several scales. A model has its
+    own scale, so --rule is for the example only.
 
     Exit code 0: done; 1: something failed; 2: an option is wrong; 3: --fail-on; 130: Ctrl-C.
     """
@@ -80,6 +87,8 @@ def audit(
         raise click.UsageError(f"{'--text' if text is not None else '--tokens'} needs a PATH to run", ctx)
     if path is None and heads is not None:
         raise click.UsageError("--heads needs a PATH to read", ctx)
+    if path is not None and ctx.get_parameter_source("rule") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--rule is for the example: a model is checked with its own scale", ctx)
     if out is not None:  # an error now, before the long work
         from rootdk.lab.report import check_plotly
 
@@ -92,11 +101,13 @@ def audit(
         )
         words = tokens = None
     with Bars() as bars:
-        result = audit_of(path, words, tokens, keys, phase, seed, bars, heads)
+        result = audit_of(path, words, tokens, keys, phase, seed, bars, heads, rule)
     if as_json:
         click.echo(json.dumps(result, indent=2, allow_nan=False))
     elif as_csv:
         click.echo(csv_text(_heads(result)), nl=False)
+    elif path is None and not (layers or maps):
+        click.echo("\n".join(_example(result, rule, shutil.get_terminal_size().columns)))
     else:
         Console().print(view(result, maps=maps))
     if out is not None:
@@ -107,6 +118,83 @@ def audit(
         click.echo(f"Report: {out}", err=as_json or as_csv)
     if fail_on is not None and result["verdict"] in ("critical", fail_on):
         ctx.exit(_FAILED)
+
+
+_WORDS = (
+    "Score std: standard deviation of the scores inside a row. Entropy share: 1 is equal weights, 0 is one key. Rows "
+    "of one key: one key has over 99 % of the weight. Medians over all heads; theory is for random q and k."
+)
+# The number of a head, and that of theory for it.
+_SHOWN = ("logit_deviation", "entropy_ratio", "saturated")
+
+
+def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Iterator[str]:
+    """Which scales are not healthy and what to do, a line for each scale, and where to go on: one screen."""
+    from rootdk.audit.demonstration import D_K, HEADS, LAYERS, TOKENS
+    from rootdk.audit.metrics import METRICS, grouped
+    from rootdk.audit.result import SEVERITIES
+    from rootdk.lab.first_look import rule_label
+
+    from .look import filled
+
+    layers = {
+        rule: [layer for layer in result["layers"] if layer["name"].startswith(f"{rule}.layers.")] for rule in rules
+    }
+    verdicts = {rule: _worst(result["findings"], [layer["name"] for layer in layers[rule]]) for rule in rules}
+    labels = {rule: rule_label(rule) for rule in rules}
+    healthy = [labels[rule] for rule in rules if verdicts[rule] == "healthy"]
+    ill = [f"{labels[rule]} ({verdicts[rule]})" for rule in rules if verdicts[rule] != "healthy"]
+    sentences = [f"Not healthy: the scale {', '.join(ill)}."] if ill else []
+    sentences += [f"Healthy: {', '.join(healthy)}."] if healthy else []
+    if ill:
+        worst = next(group for group in grouped(result) if group.severity in SEVERITIES[:2])
+        metric = next((known.short for known in METRICS if known.name == worst.metric), worst.metric)
+        sentences += [f"The worst: {metric} {worst.value}, limit {worst.threshold:.3g}."]
+        sentences += [f"What to do: divide the scores by sqrt(d_k), here {D_K**0.5:g}; rootdk does this by default."]
+    yield from filled(" ".join(sentences), width)
+    yield ""
+    yield from filled(
+        f"The example: a random model of {LAYERS} layers, {HEADS} heads, d_k = {D_K}, {TOKENS} tokens. Only its scale "
+        "changes.",
+        width,
+    )
+    longest = max(11, *map(len, labels.values()))
+    # A narrow terminal has no place for the last pair.
+    wide = width >= longest + 57
+    shown = _SHOWN if wide else _SHOWN[:-1]
+    yield f"{'':{longest}}       score std   entropy share{' rows of one key' * wide}"
+    yield f"{'scale':{longest}}{' theory measured' * len(shown)} verdict"
+    for rule in rules:
+        heads = [head for layer in layers[rule] for head in layer["heads"]]
+        numbers = (
+            f" {_number(_median(layer['baseline'][name] for layer in layers[rule])):>6}"
+            f" {_number(_median(head[name] for head in heads)):>8}"
+            for name in shown
+        )
+        yield f"{labels[rule]:{longest}}{''.join(numbers)} {verdicts[rule]}"
+    yield from filled(_WORDS, width)
+    yield ""
+    yield "Every layer, and all findings:  rootdk audit --layers"
+    yield "Your model:                     rootdk audit PATH"
+    yield "Your scale in the example:      rootdk audit --rule 0.2"
+
+
+def _worst(findings: Sequence[Mapping[str, Any]], layers: Sequence[str]) -> str:
+    """The verdict on these layers; notes leave it healthy."""
+    from rootdk.audit.result import VERDICTS
+
+    severities = {finding["severity"] for finding in findings if finding["layer"] in layers}
+    return next((verdict for verdict in VERDICTS if verdict in severities), "healthy")
+
+
+def _median(values: Iterable[float]) -> float:
+    import statistics
+
+    return statistics.median(values)
+
+
+def _number(value: float) -> str:
+    return "0" if abs(value) < 5e-4 else f"{value:.3f}" if value < 1.0 else f"{value:.3g}"
 
 
 def _heads(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -138,12 +226,13 @@ def audit_of(
     seed: int,
     progress: Progress,
     heads: int | None = None,
+    rules: Sequence[str] = ("none", "sqrt", "dk"),
 ) -> dict[str, Any]:
-    """The audit as the dictionary that is its JSON; without a path, that of the demonstration."""
+    """The audit as the dictionary that is its JSON; without a path, that of the demonstration under these rules."""
     if path is None:
         from rootdk.audit.demonstration import demonstrate
 
-        return demonstrate(seed=seed, progress=progress).to_dict()
+        return demonstrate(rules, seed, progress).to_dict()
     from rootdk.audit import read_checkpoint
 
     watched = text is not None or tokens is not None
