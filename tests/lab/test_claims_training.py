@@ -221,7 +221,7 @@ def pace(by_d_k: dict[int, float], small_start: float | None = None) -> Results:
     [
         ({16: 2.0, 256: 6.0}, None, HOLDS, ""),
         ({16: 2.0, 256: 100.0}, None, HOLDS, ""),  # never within the budget
-        ({16: 1.1, 256: 6.0}, None, CONDITIONAL, "on recall hardly any difference at d_k = 16: 1.10 times the steps"),
+        ({16: 1.1, 256: 6.0}, None, CONDITIONAL, "on recall hardly any difference at d_k = 16: 1.10 (1.09 to"),
         ({16: 2.0, 256: 6.0}, 5.0, HOLDS, ""),
         ({16: 2.0, 256: 6.0}, 1.0, CONDITIONAL, "where queries and keys start with unit variance"),
         ({16: 1.0, 256: 1.0}, None, FAILS, ""),

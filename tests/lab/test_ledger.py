@@ -105,7 +105,7 @@ def test_the_whole_interval_must_be_on_one_side(evidence: Comparison, state: str
 def test_what_is_undecided_says_how_much_evidence_would_tell(unsure: Comparison) -> None:
     assert unsure.state == UNDECIDED
     assert unsure.needed is not None
-    assert f"(about {unsure.needed:.2g} times as much data would)" in unsure.objection
+    assert f"(about {unsure.needed:.2g} times as much data would tell)" in unsure.objection
     for share, decided in ((1.01, True), (0.99, False)):
         error = unsure.standard_error / math.sqrt(unsure.needed * share)
         assert (replace(unsure, standard_error=error).state != UNDECIDED) == decided

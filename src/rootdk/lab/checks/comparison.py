@@ -41,6 +41,7 @@ class Comparison:
     role            in a claim. "decides": without it the claim is false. "limits": where this disagrees, the claim
                     holds under a condition only. "shown": for the reader
     otherwise       what its disagreement means, in words
+    doubt           what it means that the evidence does not decide, in words; the number itself, if none are given
     choice          why the predicted number is where it is, if the claim leaves that open ("extremely small", "nearly
                     all"): then the number is ours, and another one may be put in its place
     setting         at which d_k, rule, number of keys, ...
@@ -63,6 +64,7 @@ class Comparison:
     slack: float = 0.0
     role: str = DECIDES
     otherwise: str = ""
+    doubt: str = ""
     choice: str = ""
     setting: Parameters = field(default_factory=dict)
 
@@ -136,8 +138,10 @@ class Comparison:
         if self.state != UNDECIDED:
             return self.otherwise or f"{self.quantity} is {number(measured)}, not {relation}"
         unsure = CLEAR * (self.standard_error or 0.0)
-        text = f"{self.quantity} is {measured:.2g} ± {unsure:.2g}, which does not decide whether it is {relation}"
-        return f"{text} (about {self.needed:.2g} times as much data would)" if self.needed else text
+        text = self.doubt
+        if not text:
+            text = f"{self.quantity} is {measured:.2g} ± {unsure:.2g}, which does not decide whether it is {relation}"
+        return f"{text} (about {self.needed:.2g} times as much data would tell)" if self.needed else text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts, ready for JSON, which has no NaN and no infinity: these become words.
@@ -160,7 +164,7 @@ class Comparison:
 
 
 _FIELDS = tuple(each.name for each in fields(Comparison))
-_OPTIONAL = frozenset({"slack", "otherwise", "choice", "setting"})
+_OPTIONAL = frozenset({"slack", "otherwise", "doubt", "choice", "setting"})
 
 
 def number(x: float) -> str:

@@ -28,7 +28,7 @@ from rootdk.lab.training.results import (
 from rootdk.lab.training.run import ADDITIVE, Run
 from rootdk.theory import attention_moments, relative_gradient
 
-from .comparison import DECIDES, LIMITS, SHOWN, Comparison
+from .comparison import CLEAR, DECIDES, LIMITS, SHOWN, Comparison
 from .ledger import COMMON, LEDGER, PAPER
 from .sampler import Sampling
 
@@ -81,8 +81,9 @@ def learning_slows(
             yield _accuracy(f"{task}, d_k = {large}: accuracy {name} it", outcome)
         least = gap.at(small)
         condition = f"on {task} hardly any difference at d_k = {small}: {gap.words(least)}"
+        doubt = f"on {task} the difference at d_k = {small} is not clear: {gap.words(least)}"
         yield Comparison(
-            gap.text(small), least.value, ">", gap.clear, least.error, role=LIMITS, otherwise=condition,
+            gap.text(small), least.value, ">", gap.clear, least.error, role=LIMITS, otherwise=condition, doubt=doubt,
             choice=gap.choice,
         )  # fmt: skip
         grown[task] = gap.growth(small, large)
@@ -90,15 +91,17 @@ def learning_slows(
         if started is not None:
             condition = (
                 f"where queries and keys start with unit variance: from W_q and W_k smaller by d_k^1/4 {task} takes "
-                f"{math.exp(started.value):.2f} times the steps at d_k = {large}, without any scale"
+                f"{gap.words(started)} at d_k = {large} without any scale, and {gap.words(most)} from the usual start"
             )
             text = f"{task}, d_k = {large}, small start: ln(steps without / with it)"
             yield Comparison(
-                text, started.value, ">", SLOWER, started.error, role=LIMITS, otherwise=condition, choice=_SLOWER
-            )
+                text, started.value, ">", SLOWER, started.error, role=LIMITS, otherwise=condition,
+                doubt=f"{condition}; whether that is slower is not clear", choice=_SLOWER,
+            )  # fmt: skip
     clearest = max(grown, key=lambda task: grown[task].value / max(grown[task].error, 1e-12))
     for task, more in grown.items():
-        condition = f"on {task} the gain does not grow with d_k: {more.value:.2g} from the smallest to the largest"
+        change = f"with d_k: {more.value:.2g} from the smallest to the largest"
+        condition = f"on {task} the gain does not grow {change}"
         yield Comparison(
             f"{task}: the same, largest d_k less smallest",
             more.value,
@@ -107,6 +110,7 @@ def learning_slows(
             standard_error=more.error,
             role=DECIDES if task == clearest else LIMITS,
             otherwise=condition,
+            doubt="" if task == clearest else f"on {task} it is not clear that the gain grows {change}",
         )
 
 
@@ -148,8 +152,11 @@ class Gap:
         return f"{self.task}, d_k = {d_k}: {what}"
 
     def words(self, found: Estimate) -> str:
-        """The number in words."""
-        return f"{math.exp(found.value):.2f} times the steps" if self.steps else f"{found.value:.2g} nats"
+        """The number with the interval that decides, in words."""
+        low, high = found.value - CLEAR * found.error, found.value + CLEAR * found.error
+        if self.steps:
+            return f"{math.exp(found.value):.2f} ({math.exp(low):.2f} to {math.exp(high):.2f}) times the steps"
+        return f"{found.value:.2g} nats ({low:.2g} to {high:.2g})"
 
 
 @LEDGER.claim(
@@ -202,8 +209,14 @@ def wide_range(
             f"at learning rates that suit d_k: on {task} at {rate:g}, d_k = {mine[-1]} learns less than {mine[0]} by "
             f"{less.value:.0%} of what is learned at the best"
         )
+        doubt = (
+            f"on {task} it is not clear whether d_k = {mine[-1]} learns less than {mine[0]} at the rate {rate:g}: "
+            f"by {less.value:.0%} of what is learned at the best, within {CLEAR * less.error:.0%}"
+        )
         text = f"{task}: learned less at rate {rate:g}, d_k = {mine[-1]} than {mine[0]}"
-        yield Comparison(text, less.value, "<", LITTLE, less.error, role=LIMITS, otherwise=condition, choice=_LITTLE)
+        yield Comparison(
+            text, less.value, "<", LITTLE, less.error, role=LIMITS, otherwise=condition, doubt=doubt, choice=_LITTLE
+        )
 
 
 def _share_lost(loss: float, low: float, start: float) -> float:

@@ -238,10 +238,10 @@ def d_k_harms(
     usual: str = "sqrt",
     tasks: Sequence[str] | None = None,
 ) -> Iterator[Comparison]:
-    """suspected and usual are rules; tasks are those that both were run on at two d_k, if no others are asked for."""
+    """suspected and usual are rules; tasks are those that both were run on, if no others are asked for."""
     results = results or shipped()
-    for task in tasks_of(results, suspected, usual) if tasks is None else tasks:
-        d_k = widths(results, task, suspected)[-1]
+    for task in tasks_of(results, suspected, usual, fewest=1) if tasks is None else tasks:
+        d_k = widths(results, task, suspected, fewest=1)[-1]
         gap = Gap(results, task, suspected, usual)
         more = gap.at(d_k)
         what = "ln(steps with it / with the root)" if gap.steps else "loss that it adds"

@@ -480,16 +480,18 @@ def best(results: Results, **spec: Any) -> Outcome:
     return setting(results, **spec).best
 
 
-def tasks_of(results: Results, *rules: str) -> list[str]:
-    """The tasks that each of these rules was run on at two d_k or more."""
-    return [
-        task for task in TASKS if all(len(results.values("d_k", task=task, rule=rule, **_USUAL)) > 1 for rule in rules)
-    ]
+def tasks_of(results: Results, *rules: str, fewest: int = 2) -> list[str]:
+    """The tasks that each of these rules was run on at so many d_k or more."""
+
+    def enough(task: str, rule: str) -> bool:
+        return len(results.values("d_k", task=task, rule=rule, **_USUAL)) >= fewest
+
+    return [task for task in TASKS if all(enough(task, rule) for rule in rules)]
 
 
-def widths(results: Results, task: str, rule: str) -> list[int]:
+def widths(results: Results, task: str, rule: str, fewest: int = 2) -> list[int]:
     """The d_k that a rule was run with."""
     d_ks: list[int] = results.values("d_k", task=task, rule=rule, **_USUAL)
-    if len(d_ks) < 2:
-        raise ArgumentError(f"results: must hold {task} with rule {rule!r} at two d_k at least, got {d_ks}")
+    if len(d_ks) < fewest:
+        raise ArgumentError(f"results: must hold {task} with rule {rule!r} at {fewest} d_k at least, got {d_ks}")
     return d_ks

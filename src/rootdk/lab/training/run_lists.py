@@ -8,6 +8,7 @@ The default size asks, in this order, so that a study that is interrupted has an
     digits    rule x d_k x learning rate on images, and additive attention from the start of either dot product
     text      the same on characters, up to learning rates at which the entropy collapses; each run of it ends in a
               transplant: the trained model with queries and keys of other sizes
+    seeds     more of them for 1/sqrt(d_k) and 1/d_k, where one in eight could change a verdict
     warm-up, and another width and depth, on recall: fewer seeds, because no verdict rests on them
 
 Learning rates are half a power of ten apart. Where the best of a setting was at an end of them, more were added.
@@ -50,7 +51,7 @@ _GRIDS = {
     "default": {
         "recall": _Grid({"steps": 1500, "stop": "learned"}, (256, 16), (1e-3, 3e-3, 1e-2), 8),
         "digits": _Grid({"steps": 400, "stop": "flat"}, (16, 128), (1e-3, 3e-3, 1e-2), 8),
-        "text": _Grid({"steps": 400, "transplant": KAPPAS}, (128, 16), (1e-2, 3e-2, 1e-1), 8),
+        "text": _Grid({"steps": 400, "transplant": KAPPAS}, (128, 16), (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), 8),
     },
 }
 
@@ -104,7 +105,8 @@ def _default() -> Iterator[_Part]:
         recall.seeds,
         _cells("default", "recall", [no_scale], wide, (3e-4,))
         + _cells("default", "recall", [over_d_k], wide, (3e-2,))
-        + _cells("default", "recall", [root, over_d_k], (16,), (3e-2,)),
+        + _cells("default", "recall", [root, over_d_k], (16,), (3e-2,))
+        + _cells("default", "recall", [over_d_k], (16,), (1e-1,)),
     )
     quarter = MATCHED_D_K**0.25
     # Adam's steps do not depend on the size of the gradient, so that the rate is matched by the fourth root of d_k.
@@ -117,7 +119,9 @@ def _default() -> Iterator[_Part]:
     yield (
         recall.seeds,
         _cells("default", "recall", [{**over_d_k, **cause} for cause in causes], wide, (1e-3,))
-        + _cells("default", "recall", starts, wide),
+        + _cells("default", "recall", starts, wide)
+        + _cells("default", "recall", starts[:1], wide, (3e-4,))
+        + _cells("default", "recall", starts[1:2], wide, (3e-2,)),
     )
     yield digits.seeds, _cells("default", "digits", usual)
     starts_of_v = {d_k: [{"rule": ADDITIVE}, {"rule": ADDITIVE, "v_size": d_k**0.5}] for d_k in digits.d_k}
@@ -127,8 +131,20 @@ def _default() -> Iterator[_Part]:
         text.seeds,
         _cells("default", "text", [root, no_scale]) + _cells("default", "text", [over_d_k], text.d_k[:1]),
     )
+    # Twice the seeds where with 8 of them one could change a verdict.
+    yield (
+        2 * recall.seeds,
+        _cells("default", "recall", [root, over_d_k], wide) + _cells("default", "recall", [over_d_k], wide, (3e-2,)),
+    )
+    yield 2 * text.seeds, _cells("default", "text", [root])
     for change in ({"warmup": _WARMUP}, {"layers": 1, "width": 64}):
-        yield 5, _cells("default", "recall", [{**root, **change}, {**no_scale, **change}], wide)
+        arms = [{**root, **change}, {**no_scale, **change}]
+        yield (
+            5,
+            _cells("default", "recall", arms, wide)
+            + _cells("default", "recall", arms[:1], wide, (3e-2,))
+            + _cells("default", "recall", arms[1:], wide, (3e-4,)),
+        )
 
 
 def _cells(
