@@ -76,10 +76,10 @@ test-all: $(VENV)/.tested ## set up, then every test
 docs: $(VENV)/.documented ## set up, then the site, in build/site: it opens without a server and asks nobody for anything
 	$(PY) docs/build_site.py build/site
 
-bench: $(VENV)/.benched ## side by side with torch and onnxruntime; writes benchmarks/latest.json
+bench: $(VENV)/.benched ## side by side with torch, onnxruntime and jax; writes benchmarks/latest.json
 	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
 
-bench-all: $(VENV)/.benched-all ## the same with jax and openvino too
+bench-all: $(VENV)/.benched-all ## the same with openvino too
 	$(PY) benchmarks --output benchmarks/latest.json $(ARGS)
 
 calibrate: $(VENV)/.tested ## the audit on trained models, good and broken; writes the tables of docs/audit.md
@@ -207,7 +207,8 @@ $(VENV)/.documented: pyproject.toml constraints.txt | $(VENV)/.built
 	@touch $@
 
 $(VENV)/.benched: pyproject.toml constraints.txt | $(VENV)/.built
-	$(call with_extra,bench,the benchmark races against: torch and onnxruntime)
+	$(call with_extra,bench,the benchmark races against: torch onnxruntime and jax)
+	$(with_jax)
 	@touch $@
 
 $(VENV)/.benched-all: pyproject.toml constraints.txt | $(VENV)/.built
