@@ -36,7 +36,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
     "--quick",
     "size",
     flag_value="quick",
-    help="Few and short runs, one learning rate each: minutes on two cores. Without it, about an hour.",
+    help="Few and short runs, one learning rate each: minutes on two cores. Without it, about three hours.",
 )
 @click.option("--missing", is_flag=True, help="Only the runs of the plan that the shipped results lack.")
 @click.option(

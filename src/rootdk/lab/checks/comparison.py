@@ -138,9 +138,9 @@ class Comparison:
         if self.state != UNDECIDED:
             return self.otherwise or f"{self.quantity} is {number(measured)}, not {relation}"
         unsure = CLEAR * (self.standard_error or 0.0)
-        text = self.doubt
-        if not text:
-            text = f"{self.quantity} is {measured:.2g} ± {unsure:.2g}, which does not decide whether it is {relation}"
+        if self.doubt:
+            return self.doubt
+        text = f"{self.quantity} is {measured:.2g} ± {unsure:.2g}, which does not decide whether it is {relation}"
         return f"{text} (about {self.needed:.2g} times as much data would tell)" if self.needed else text
 
     def to_dict(self) -> dict[str, Any]:

@@ -131,12 +131,13 @@ def _default() -> Iterator[_Part]:
         text.seeds,
         _cells("default", "text", [root, no_scale]) + _cells("default", "text", [over_d_k], text.d_k[:1]),
     )
-    # Twice the seeds where with 8 of them one could change a verdict.
+    # More seeds where with 8 of them one could change a verdict.
     yield (
         2 * recall.seeds,
         _cells("default", "recall", [root, over_d_k], wide) + _cells("default", "recall", [over_d_k], wide, (3e-2,)),
     )
     yield 2 * text.seeds, _cells("default", "text", [root])
+    yield 4 * text.seeds, _cells("default", "text", [root], text.d_k[-1:])
     for change in ({"warmup": _WARMUP}, {"layers": 1, "width": 64}):
         arms = [{**root, **change}, {**no_scale, **change}]
         yield (
