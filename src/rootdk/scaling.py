@@ -11,6 +11,7 @@ and QK-clip (it changes weights).
 import hashlib
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -517,11 +518,24 @@ def register(rule: ScaleRule) -> ScaleRule:
     if not callable(rule.factor):
         raise ArgumentTypeError(f"rule: must have a factor that can be called, got {rule.factor!r}")
     taken = rules().get(rule.name)
-    if (taken is not None and taken != rule) or rule.name in {make.__name__ for make in _FACTORIES} - {*_BUILT_IN}:
+    if (taken is not None and not _same(taken, rule)) or rule.name in {make.__name__ for make in _FACTORIES} - {
+        *_BUILT_IN
+    }:
         raise ArgumentError(f"rule: must have a name that is free, got {rule.name!r}")
-    if taken is None:
+    # Of the two forms of one rule the loaded one is kept: it can be pickled.
+    if taken is None or isinstance(rule.factor, _Loaded):
         _registered[rule.name] = rule
     return rule
+
+
+def _same(taken: ScaleRule, rule: ScaleRule) -> bool:
+    """Whether both are one rule, perhaps as a module registers it on import and as `load` found it there."""
+    loaded, written = (taken, rule) if isinstance(taken.factor, _Loaded) else (rule, taken)
+    if not isinstance(loaded.factor, _Loaded) or isinstance(written.factor, _Loaded):
+        return taken == rule
+    # During its import the module may not have the name yet.
+    there = getattr(sys.modules.get(loaded.factor.module), loaded.factor.name, written)
+    return written.factor.__module__ == loaded.factor.module and there == written
 
 
 def load(reference: str) -> ScaleRule:

@@ -65,6 +65,30 @@ def test_look_and_predict_take_every_kind_of_rule(folder: Path) -> None:
         assert plain["scale"] == pytest.approx(factor, rel=1e-15)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    ["mine = register(ScaleRule('mine', '2/d_k', lambda d_k, keys, position: 2 / d_k))",
+     "mine = ScaleRule('mine', '2/d_k', lambda d_k, keys, position: 2 / d_k)\nregister(mine)"],
+)  # fmt: skip
+def test_a_module_may_register_its_rule_itself(folder: Path, lines: str) -> None:
+    (folder / "own_rules.py").write_text(f"from rootdk.scaling import ScaleRule, register\n{lines}\n", "utf-8")
+    for _ in range(2):
+        invoke("look", "--rule", "own_rules:mine", "--d-k", "8", "--keys", "16", "--rows", "4")
+    found = scaling.rule("mine")
+    assert found.factor(8, 16, 15) == 0.25
+    # Another process imports the module, which registers the rule again.
+    code = (
+        "import pickle, sys; from rootdk import scaling\n"
+        "sys.path.append('.'); rule = scaling.register(pickle.load(sys.stdin.buffer)); print(rule.factor(8, 16, 15))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(found), capture_output=True, check=True, cwd=folder
+    )
+    assert ran.stdout.strip() == b"0.25"
+    with pytest.raises(ArgumentError, match="must have a name that is free"):
+        scaling.register(ScaleRule("mine", "3/d_k", lambda d_k, keys, position: 3 / d_k))
+
+
 def test_predict_over_several_d_k_labels_its_rows(folder: Path) -> None:
     lines = invoke("predict", "--d-k", "64", "--d-k", "512", "--keys", "1024", "--rule", "none").output.splitlines()
     rows = [line.split() for line in lines if line.endswith("frozen")]
