@@ -59,21 +59,26 @@ def _predicted(run: Audit, weights: Audit | None) -> list[float]:
 
 
 class Nearest:
-    """Of every threshold that can flag a trained model, the good number that came nearest to it."""
+    """Of every threshold that can flag a trained model, the good number that came nearest to it.
+
+    A number of a layer that is told as a note, for a reason that the table does not know, is none of those.
+    """
 
     def __init__(self) -> None:
         self._found: dict[str, dict[str, Any]] = {}
+        self._judged: list[tuple[str, Threshold, Any, int]] = []
 
     @contextmanager
-    def during(self, model: str) -> Iterator[None]:
+    def during(self) -> Iterator[None]:
         """Note what is judged inside."""
         inner = thresholds.judge
+        self._judged = []
 
         def judge(layer: str, head: int | None, metric: str, value: Any, keys: int, *rest: Any) -> Any:
             for row in THRESHOLDS:
                 of_scope = row.scope in ("either", "layer" if head is None else "head")
                 if row.metric == metric and row.severity != "note" and row.phase != "init" and of_scope:
-                    self._note(model, row, value, keys)
+                    self._judged.append((layer, row, value, keys))
             return inner(layer, head, metric, value, keys, *rest)
 
         places: list[Any] = [health, siblings, checkpoint]
@@ -85,16 +90,23 @@ class Nearest:
             for place in places:
                 place.judge = inner
 
-    def _note(self, model: str, row: Threshold, value: Any, keys: int) -> None:
-        number = row.number(value)
-        limit = row.limit_for(keys)
-        if math.isnan(number):
-            return
-        # 1 is the limit, 0.5 half way to it; where it is 0, being at it is all there is.
-        reached = (number / limit if limit else number) if row.direction == "above" else limit / max(number, 1e-300)
-        key = f"{row.metric} {row.severity}"
-        if key not in self._found or reached > self._found[key]["reached"]:
-            self._found[key] = {"reached": reached, "value": number, "limit": limit, "model": model}
+    def keep(self, model: str, *told: Audit | None) -> None:
+        """What was judged, of the model whose audits these are."""
+        noted = {
+            (finding.layer, finding.metric)
+            for audit in told
+            for finding in (audit.findings if audit else ())
+            if finding.severity == "note"
+        }
+        for layer, row, value, keys in self._judged:
+            number, limit = row.number(value), row.limit_for(keys)
+            if math.isnan(number) or (row.crossed(number, keys) and (layer, row.metric) in noted):
+                continue
+            # 1 is the limit, 0.5 half way to it; where it is 0, being at it is all there is.
+            reached = (number / limit if limit else number) if row.direction == "above" else limit / max(number, 1e-300)
+            key = f"{row.metric} {row.severity}"
+            if key not in self._found or reached > self._found[key]["reached"]:
+                self._found[key] = {"reached": reached, "value": number, "limit": limit, "model": model}
 
     def to_dict(self) -> dict[str, Any]:
         """By threshold, three digits."""
@@ -114,8 +126,9 @@ def calibrate(wanted: str, say: Callable[[str], None]) -> dict[str, Any]:
             continue
         model, inputs = trained.load()
         model.eval()
-        with nearest.during(trained.name):
+        with nearest.during():
             run, weights = audits(model, inputs)
+        nearest.keep(trained.name, run, weights)
         heads = max(len(layer.heads) for layer in run.layers)
         good[trained.name] = {
             "origin": trained.origin, "kind": trained.kind, "layers": len(run.layers), "heads": heads,

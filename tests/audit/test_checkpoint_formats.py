@@ -143,8 +143,44 @@ def test_npz(tmp_path: Path) -> None:
 
 def test_a_compressed_npz_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "weights.npz", **model())
-    with pytest.raises(ArgumentError, match=r"is not read: .* is compressed"):
+    with pytest.raises(ArgumentError, match=r"its arrays are compressed: write it again with numpy\.savez"):
         read_checkpoint(with_config(tmp_path))
+
+
+def test_a_program_of_torch_says_what_it_is(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(4, 4)), tmp_path / "model.pt")
+    with pytest.raises(ArgumentError, match=r"is a program with its weights .*torch\.jit\.save"):
+        read_checkpoint(tmp_path / "model.pt")
+
+
+def test_whisper_as_first_published(tmp_path: Path) -> None:
+    """Other names of modules and norms, and the count of heads beside the weights: the numbers are the same."""
+    network = built("whisper")
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    wanted = numbers(saved(network, tmp_path))
+    names = {
+        "model.": "", "layers.": "blocks.", "self_attn_layer_norm": "attn_ln", "encoder_attn_layer_norm":
+        "cross_attn_ln", "self_attn": "attn", "encoder_attn": "cross_attn", "q_proj": "query", "k_proj": "key",
+        "v_proj": "value", "out_proj": "out", "encoder.layer_norm": "encoder.ln_post",
+    }  # fmt: skip
+    state = {}
+    for name, tensor in network.state_dict().items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)  # noqa: PLW2901
+        state[name] = tensor
+    config = network.config
+    dims = {"n_audio_state": config.d_model, "n_audio_head": config.encoder_attention_heads}
+    torch.save({"dims": dims | {"n_text_head": config.decoder_attention_heads}, "model_state_dict": state},
+               tmp_path / "tiny.pt")  # fmt: skip
+    audit = read_checkpoint(tmp_path / "tiny.pt")
+    assert audit.unknown == ()
+    assert audit.model["model_type"] == "whisper"
+    key = "predicted_variance"
+    assert sorted(head[key] for head in numbers(tmp_path / "tiny.pt")) == pytest.approx(
+        sorted(head[key] for head in wanted), rel=1e-12
+    )
 
 
 # ---- GGUF
@@ -350,7 +386,7 @@ def test_onnx(tmp_path: Path, style: str) -> None:
     assert [layer.name for layer in audit.layers] == [name.format(number) for number, name in enumerate(names)]
 
 
-@pytest.mark.parametrize("style", ["integers", "scaled"])
+@pytest.mark.parametrize("style", ["integers", "scaled", "cast"])
 def test_onnx_of_eight_bits(tmp_path: Path, style: str) -> None:
     stands: Arrays = {}
     for name, array in model().items():
@@ -517,6 +553,8 @@ def write(folder: Path, *names: str, raw: bytes = b"{}") -> Path:
         (("model.bin",), b"<!DOCTYPE html><html>", "", "model.bin is a web page; fetch the file itself"),
         (("model.gguf",), b"ggjt\3\0\0\0", "", "GGML of before GGUF; convert it to GGUF"),
         (("model.bin",), b"\x1f\x8b\x08", "", "compressed with gzip; unpack it first"),
+        (("model.bin",), b"\6\0\0\0\f\0WhisperSpec\0\3", "", "of CTranslate2 .* give the model that it was made"),
+        (("m.gguf.part01",), b"\7", "m.gguf.part01", r"is a piece of m\.gguf; put the pieces together"),
         (("a.gguf", "b.gguf"), b"", "", r"has 2 gguf files \(a\.gguf, b\.gguf\); name one of them"),
         (("training_args.bin", "optimizer.pt"), b"", "", "has no weights"),
         ((), b"", "absent.gguf", r"must be a model folder, a file \(\.safetensors, \.gguf.*absent\.gguf is absent"),

@@ -17,6 +17,7 @@ from rootdk.audit.health import MOST_POINTS, Trend, findings_of, movement_findin
 from rootdk.audit.layer import baseline
 from rootdk.audit.metrics import grouped
 from rootdk.audit.result import LayerAudit
+from rootdk.audit.siblings import beside_others
 from rootdk.audit.thresholds import critical_deviation
 from rootdk.audit.watching.rows import sampled_rows
 
@@ -87,8 +88,8 @@ CUTS: list[tuple[str, Any, str, float, str | None]] = [
     ("typical_prediction", None, "any", 4.7, "warning"),
     ("unevenness", None, "any", 1.1, None),
     ("unevenness", None, "any", 0.9, "warning"),
-    ("gain_over_neighbours", None, "any", 1.5, None),
-    ("gain_over_neighbours", None, "any", 1.7, "warning"),
+    ("gain_over_neighbours", None, "any", 0.9, None),
+    ("gain_over_neighbours", None, "any", 1.1, "warning"),
     ("gain_bound", None, "any", 999.0, None),
     ("gain_bound", 3, "any", 1e9, "note"),
     ("cap_ratio", None, "any", [0.1, 1.9, 9.0], None),
@@ -536,3 +537,60 @@ def test_remedies_are_lines_that_run() -> None:
     with rootdk.watch(model) as watch:
         model(x)
     assert watch.report().verdict == "healthy"
+
+
+def gained(gains: list[float], normed: bool = False, name: str = "input_gain") -> list[str]:
+    """The layers whose gain stands out."""
+    heads = [{"predicted_deviation": 1.0} | ({"gain_bound": 10.0} if normed else {})]
+    layers = [LayerAudit(f"h.{number}", heads, facts={name: gain, "d_k": 8}) for number, gain in enumerate(gains)]
+    found = beside_others(layers, 1024, measured=False)
+    return [finding.layer for finding in found if finding.metric == "gain_over_neighbours"]
+
+
+def test_a_gain_beside_its_neighbours() -> None:
+    """Doubled, where gains change slowly; not where they do not, nor where QK-norm divides it out again."""
+    slowly = [1.0, 1.05, 1.1, 1.1, 1.2, 1.15, 1.2]
+    doubled = [gain * (1 + (number == 3)) for number, gain in enumerate(slowly)]
+    assert gained(slowly) == []
+    assert gained(doubled) == ["h.3"]
+    assert gained(doubled, name="product_gain", normed=True) == ["h.3"]
+    assert gained(doubled, normed=True) == []
+    # Three layers have no usual step: a factor of 1.6 counts.
+    assert gained([1.0, 2.0, 1.0]) == ["h.1"]
+    # The norms before the projections of Gemma 3 270M, which works.
+    restless = [
+        14.6,
+        26.7,
+        32.8,
+        30.0,
+        50.3,
+        18.0,
+        27.4,
+        26.0,
+        26.1,
+        22.5,
+        25.5,
+        9.7,
+        31.1,
+        21.4,
+        30.1,
+        38.6,
+        39.7,
+        23.1,
+    ]
+    assert gained(restless) == []
+    assert gained([gain * (1 + 4 * (number == 3)) for number, gain in enumerate(restless)]) == ["h.3"]
+
+
+def test_a_scale_off_the_config_says_both() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=64
+    )
+    model = transformers.BertModel(config).eval()
+    model.encoder.layer[1].attention.self.scaling = 1.0
+    with torch.no_grad(), rootdk.watch(model) as watch:
+        model(torch.arange(48)[None])
+    (found,) = [finding for finding in watch.report().findings if finding.metric == "scale_off_config"]
+    assert found.layer == "encoder.layer.1.attention.self"
+    assert found.remedy == "set the scale to 0.25, as the config has it; the model ran with 1"

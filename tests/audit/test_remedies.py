@@ -295,6 +295,29 @@ def test_recommend_tau_leaves_no_head_wider() -> None:
     assert reached.max() == pytest.approx(2.0, rel=1e-5)
 
 
+class Beside(torch.nn.Module):
+    """Two layers of the same input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Attention(), Attention()])
+
+    def forward(self, x: Any) -> Any:
+        return [layer(x) for layer in self.layers]
+
+
+def test_layers_and_the_deviation_that_they_should_have() -> None:
+    torch.manual_seed(1)
+    model, x = Beside(), inputs()
+    seen = looked_at(model, x)
+    assert list(qk_clip_(model, seen, 1.0, layers=["layers.1"])) == ["layers.1"]
+    again = looked_at(model, x)
+    assert (again.readings["layers.0"].metrics["max_score"] == seen.readings["layers.0"].metrics["max_score"]).all()
+    assert again.readings["layers.1"].metrics["max_score"].max() == pytest.approx(1.0, rel=1e-4)
+    assert list(qk_clip_(model, seen, deviation=2, layers=["layers.0"])) == ["layers.0"]
+    assert looked_at(model, x).readings["layers.0"].metrics["logit_deviation"].max() == pytest.approx(2.0, rel=1e-5)
+
+
 def test_arguments() -> None:
     torch.manual_seed(1)
     model, x = Attention(), inputs()
@@ -350,6 +373,13 @@ def test_arguments() -> None:
         ),
         (lambda: qk_clip_(model, {"a": reading}, 1.0), rootdk.ArgumentError, "readings: every layer must be a module"),
         (lambda: qk_clip_(model, seen, 0), rootdk.ArgumentError, "tau: must be a finite number > 0, got 0"),
+        (
+            lambda: qk_clip_(model, seen, 9, deviation=1),
+            rootdk.ArgumentError,
+            "tau: must not be given beside deviation",
+        ),
+        (lambda: qk_clip_(model, seen, layers=["h.7"]), rootdk.ArgumentError, "layers: must be a list of names"),
+        (lambda: qk_clip_(model, seen, layers="Attention"), rootdk.ArgumentError, "layers: must be a list of names"),
         (lambda: qk_clip_(model, seen, "100"), rootdk.ArgumentTypeError, "tau: must be a number > 0, got '100'"),
         (
             lambda: qk_clip_(strange, looked_at(strange, heads), 1.0),

@@ -258,8 +258,9 @@ def packed_file(folder: Path, arrays: Arrays, packing: str) -> Arrays:
 
 def onnx_file(path: Path, arrays: Arrays, style: str = "plain") -> Path:
     """`style`: plain (scale after the product), roots (its root on both sides), fused (one projection, split), integers
-    (weights of 8 bits as onnxruntime makes them), scaled (8 bits behind DequantizeLinear), outside (weights in a file
-    of their own), branch (inside an If), older (names of modules, shapes that are put together, a norm in its parts).
+    (weights of 8 bits as onnxruntime makes them), scaled (8 bits behind DequantizeLinear), cast (8 bits that are cast
+    and multiplied), outside (weights in a file of their own), branch (inside an If), older (names of modules, shapes
+    that are put together, a norm in its parts).
     """
     nodes, held = [], {"shape": np.array([0, 0, -1, 16]), "together": np.array([0, 0, 64]), "scale": np.float32(0.25)}
     held |= {
@@ -343,7 +344,7 @@ def _shape(add: Any, held: Arrays, source: str, style: str) -> str:
 
 
 def _project(add: Any, held: Arrays, style: str, given: str, weight: NDArray[Any], name: str) -> None:
-    if style not in ("integers", "scaled"):
+    if style not in ("integers", "scaled", "cast"):
         held[f"{name}_weight"] = weight
         add("MatMul", [given, f"{name}_weight"], name)
         return
@@ -352,6 +353,10 @@ def _project(add: Any, held: Arrays, style: str, given: str, weight: NDArray[Any
     if style == "scaled":
         made = add("DequantizeLinear", [f"{name}_w_quantized", f"{name}_w_scale"], f"{name}_weight")
         add("MatMul", [given, made], name)
+        return
+    if style == "cast":
+        made = add("Cast", [f"{name}_w_quantized"], f"{name}_w_real", to=TensorProto.FLOAT)
+        add("MatMul", [given, add("Mul", [made, f"{name}_w_scale"], f"{name}_weight")], name)
         return
     outputs = [f"{name}_x", f"{name}_x_scale", f"{name}_x_zero"]
     add("DynamicQuantizeLinear", [given], *outputs)

@@ -200,9 +200,16 @@ def _scales(layers: list[LayerAudit], facts: list[Facts], config: Config) -> lis
         ratio = about.scale.value * math.sqrt(about.d_k)
         if about.scale.assumed:
             kind = config.of(layer.name).model_type
-            source = f"model_type {shown_text(repr(kind), 80)} is not known here: 1/sqrt(d_k) was assumed"
-            findings.append(Finding(layer.name, None, "scale", "note", about.scale.value, about.d_k**-0.5, source,
-                                 "compare with the scale in the model's code"))  # fmt: skip
+            value = about.scale.value
+            known_as = f"model_type {shown_text(repr(kind), 80)} is" if kind else "without a model_type its scale is"
+            remedy = (
+                f"look into the model's code: <q, k> should be multiplied by {value:.3g} = 1/sqrt(d_k) there; with "
+            )
+            remedy += f"another scale all logits are its ratio to {value:.3g} times as large"
+            name = "" if len({other.scale for other in facts}) == 1 else layer.name
+            findings.append(
+                Finding(name, None, "scale_assumed", "note", value, value, f"{known_as} not known here", remedy)
+            )
         judged = judge(layer.name, None, "scale_ratio", ratio, 2)
         findings += [judged] if judged is not None else []
     return findings
@@ -213,10 +220,11 @@ def _unnormed(layers: list[LayerAudit]) -> list[Finding]:
     unknown = [layer for layer in layers if not input_known(layer)]
     if not unknown:
         return []
-    source = f"which norm comes before the projections is not known in {len(unknown)} of {len(layers)} layers"
+    count = f"{len(unknown)} of {len(layers)} layer{'s' * (len(layers) > 1)}"
+    source = f"which norm comes before the projections is not known in {count}"
     remedy = "run the model while it is watched: from weights these layers are judged as if their input had size 1, "
     remedy += "and only beside each other"
-    return [Finding(unknown[0].name, None, "unknown_norms", "note", float(len(unknown)), 0.0, source, remedy)]
+    return [Finding("", None, "unknown_norms", "note", float(len(unknown)), 0.0, source, remedy)]
 
 
 def _about(config: Config, facts: list[Facts], keys: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ random tokens; so a difference between two of them is the rule's doing.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,10 @@ def demonstrate(
                 progress(name, (number * LAYERS + layer) / (len(rules) * LAYERS))
             reading, predicted, out = _attend(draw, tokens, name, scaling.rule(rule))
             tokens = tokens + out
-            findings += findings_of(reading, "init")
+            findings += [  # here is no model whose weights could be clipped: the scale is what there is to change
+                replace(finding, remedy=finding.remedy.partition(", or make W_q")[0])
+                for finding in findings_of(reading, "init")
+            ]
             heads = tuple(
                 head | {"predicted_deviation": deviation}
                 for head, deviation in zip(heads_of(reading), predicted, strict=True)

@@ -46,7 +46,7 @@ _GATED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwe
 _OTHER = frozenset(
     [
         *("v_proj", "value", "v", "v_lin", "wv"),
-        *("o_proj", "out_proj", "output", "o", "out_lin", "wo", "Wo", "dense", "c_proj"),
+        *("o_proj", "out_proj", "output", "o", "out", "out_lin", "wo", "Wo", "dense", "c_proj"),
         *("relative_attention_bias", "sinks", "rotary_emb", "bias", "masked_bias", "inner_attn_ln"),
         # Norms of what attention gives back; an index of keys, which leaves the scores of those that it shows alone.
         *("LayerNorm", "indexer"),
@@ -76,9 +76,9 @@ _NORM_AFTER = {
 # The same in GGUF.
 _NORM_AFTER_IN_BLOCK, _NORM_OF_EMBEDDINGS = "layer_output_norm", ("embeddings.LayerNorm", "token_embd_norm")
 _CROSS = frozenset({"encoder_attn", "EncDecAttention", "cross_attn"})
-_NORM_OF_ENCODER = ("encoder.final_layer_norm", "encoder.layer_norm", "encoder.norm")
+_NORM_OF_ENCODER = ("encoder.final_layer_norm", "encoder.layer_norm", "encoder.norm", "encoder.ln_post")
 _ATTENTION = re.compile(r"attn|attention|mixer|\bqkv|query|\bkey\b", re.IGNORECASE)
-_NORM_OF_A_BLOCK = re.compile(r"layer_?norm|_norm\b|\bln_|\bnorm|output\.", re.IGNORECASE)
+_NORM_OF_A_BLOCK = re.compile(r"layer_?norm|_norm\b|_ln\b|\bln_|\bnorm|output\.", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,8 @@ def _input_norms(module: str, known: frozenset[str], model_types: Sequence[str])
     after = next((_NORM_AFTER[kind] for kind in model_types if kind in _NORM_AFTER), None)
     if after is None:
         own = [_NORM_BEFORE_OF[kind].format(parts[-1]) for kind in model_types if kind in _NORM_BEFORE_OF]
-        norm = nearest([*own, *_NORM_BEFORE], len(parts), block)
+        # Whisper as first published has attn_ln beside attn, and cross_attn_ln beside cross_attn.
+        norm = nearest([*own, *_NORM_BEFORE, f"{parts[-1]}_ln"], len(parts), block)
         if norm is None and "modernbert" in model_types:  # its first block takes the embeddings as they are
             norm = nearest(["embeddings.norm"], block - 1, 0)
         return norm, nearest(_NORM_OF_ENCODER, block - 1, 0) if parts[-1] in _CROSS else norm

@@ -13,7 +13,7 @@ Guards, beside those that the table itself holds (scope and phase of a threshold
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from .limits import Fields
 from .projections import facts_of_weights, gain_bound_of, root_mean_square
 from .result import Audit, Finding, LayerAudit, Phase, verdict_of, worst_first
 from .siblings import beside_others, by_input, flat_heads
-from .thresholds import judge
+from .thresholds import DEVIATION, SOFTCAP, judge
 
 # In how many steps growth is counted, and over how many a trend must have been seen to be one.
 PER_STEPS, FEWEST_STEPS, FEWEST_POINTS = 1000, 100, 5
@@ -230,7 +230,8 @@ class _Expected:
             return []
         ratio = abs(reading.scale / scale.value)
         finding = judge(reading.name, None, "scale_off_config", max(ratio, 1 / ratio), reading.keys)
-        return [finding] if finding else []
+        remedy = f"set the scale to {scale.value:.4g}, as the config has it; the model ran with {reading.scale:.4g}"
+        return [replace(finding, remedy=remedy)] if finding else []
 
 
 def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:
@@ -250,12 +251,19 @@ def findings_of(layer: LayerReading, phase: Phase = "any", decayed: Collection[i
         findings += _folded([finding for finding in of_heads if finding is not None], layer.heads)
     if layer.enough and phase != "init":
         findings += flat_heads(layer.name, "flat_head", layer.metrics["logit_deviation"], layer.keys, decayed)
+    findings = [replace(finding, remedy=_in_figures(finding.remedy, layer)) for finding in findings]
     for metric, value in (("output_mismatch", layer.mismatch), ("scale_doubt", _doubt(layer))):
         finding = judge(layer.name, None, metric, value, layer.keys, phase)
         findings += [finding] if finding else []
     if verdict_of(findings) != "healthy":  # that a sharp layer may be what was learned is no comfort here
         findings = [finding for finding in findings if finding.severity != "note" or finding.metric not in _SHARPNESS]
     return findings
+
+
+def _in_figures(remedy: str, layer: LayerReading) -> str:
+    """A remedy with the numbers of its layer: by how much its scores are too wide, and its cap."""
+    width = float(np.nanmedian(layer.metrics["score_deviation"])) if DEVIATION in remedy else 1.0
+    return remedy.replace(DEVIATION, f"{width:.3g}").replace(SOFTCAP, f"{layer.softcap or 0.0:g}")
 
 
 def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:

@@ -1,6 +1,7 @@
 """What of an audit is shown, in every view of it: the metrics in their order, short names, findings in groups."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,15 @@ from typing import Any
 from rootdk import rendering
 
 from .result import SEVERITIES
+from .thresholds import DEVIATION
 from .thresholds import LAYERS as _LAYERS
 
 _LISTED = 8
 _SAME = ("severity", "metric", "threshold", "source")
+# A note on more groups of heads than this names the layers only: a person reads no further, and JSON has them all.
+_MOST_PLACES = 3
+# The number in a remedy that is another one in every layer.
+_OWN_NUMBER = re.compile(r"(?<=divide the scale by )[0-9.e+-]*[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +150,9 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
         merged.append(
             FindingGroup(
                 **dict(zip(_SAME, key, strict=False)),
-                remedy=key[-1].replace(_LAYERS, repr(layers)),
+                remedy=_together(key[-1], members).replace(_LAYERS, repr(layers)),
                 value=_range(values),
-                places=_places(members, sizes),
+                places=_places(members, sizes, brief=key[0] == "note"),
                 count=len(members),
             )
         )
@@ -154,8 +160,14 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
 
 
 def _without_layer(finding: Mapping[str, Any]) -> str:
-    """The remedy with the mark in place of the layer, so that it is the same for all of them."""
-    return str(finding["remedy"]).replace(repr([finding["layer"]]), _LAYERS)
+    """The remedy with marks in place of the layer and its number, so that it is the same for all of them."""
+    return _OWN_NUMBER.sub(DEVIATION, str(finding["remedy"]).replace(repr([finding["layer"]]), _LAYERS))
+
+
+def _together(remedy: str, findings: Sequence[Mapping[str, Any]]) -> str:
+    """The remedy of all, with the range of their numbers."""
+    numbers = [float(found[0]) for finding in findings if (found := _OWN_NUMBER.search(str(finding["remedy"])))]
+    return remedy.replace(DEVIATION, _range(numbers)) if numbers else remedy
 
 
 def _range(values: Sequence[float]) -> str:
@@ -165,7 +177,7 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
+def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], brief: bool = False) -> str:
     """Layers with their heads; layers of which the same is said are named together."""
     heads: dict[str, list[int]] = {}
     for finding in findings:
@@ -175,6 +187,9 @@ def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> 
     together: dict[str, list[str]] = {}
     for layer, numbers in heads.items():
         together.setdefault(_numbers(numbers, sizes.get(layer)), []).append(layer)
+    if brief and len(together) > _MOST_PLACES:
+        count = f"{len(heads)} of {len(sizes)} layers" if sizes else f"{len(heads)} layers"
+        return f"heads of {count}, from {next(iter(heads))} to {next(reversed(heads))}"
     return "; ".join(named(layers) + words for words, layers in together.items())
 
 

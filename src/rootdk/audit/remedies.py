@@ -1,7 +1,7 @@
 """What to do about a finding: clip W_q and W_k where logits are too large, or the scale to set."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,21 @@ from .projections import module_at
 Largest = dict[str, tuple[NDArray[np.float64], int]]
 
 
-def qk_clip_(model: Any, readings: Any, tau: float = 100.0) -> dict[str, NDArray[np.float64]]:
+def qk_clip_(
+    model: Any,
+    readings: Any,
+    tau: float | None = None,
+    *,
+    deviation: float | None = None,
+    layers: Sequence[str] | None = None,
+) -> dict[str, NDArray[np.float64]]:
     """Shrink W_q and W_k in place so that no head's largest logit exceeds tau (Kimi K2, arXiv:2507.20534).
 
     model      the model that was watched
     readings   a Watch, or its `readings`
-    tau        the largest logit that stays as it is; > 0
+    tau        the largest logit that stays as it is; > 0, and 100 unless given
+    deviation  in place of tau: each layer gets its own, `recommend_tau(reading, deviation)`
+    layers     the layers that may be changed, by the names of the readings; all unless given
 
     With S_h the largest scale*<q, k> of head h and gamma_h = min(1, tau / S_h), the rows of head h in W_q and W_k (and
     their biases) are multiplied so that the product of both factors is gamma_h: by its root each; heads that share a
@@ -49,7 +58,25 @@ def qk_clip_(model: Any, readings: Any, tau: float = 100.0) -> dict[str, NDArray
     False
     True
     """
-    return clip_to_(model, largest_scores(getattr(readings, "readings", readings)), tau)
+    if tau is not None and deviation is not None:
+        raise ArgumentError(f"tau: must not be given beside deviation, got {tau!r} and {deviation!r}")
+    held = _chosen(getattr(readings, "readings", readings), layers)
+    if deviation is None:
+        return clip_to_(model, largest_scores(held), 100.0 if tau is None else tau)
+    changed: dict[str, NDArray[np.float64]] = {}
+    largest_scores(held)  # all of them are checked before the first layer is changed
+    for name, reading in held.items():
+        changed |= clip_to_(model, largest_scores({name: reading}), recommend_tau(reading, deviation))
+    return changed
+
+
+def _chosen(readings: Any, layers: Sequence[str] | None) -> Any:
+    """The readings of these layers."""
+    if layers is None or not isinstance(readings, Mapping):
+        return readings
+    if isinstance(layers, str) or not all(name in readings for name in layers):
+        raise ArgumentError(f"layers: must be a list of names that were read ({', '.join(readings)}), got {layers!r}")
+    return {name: readings[name] for name in layers}
 
 
 def clip_to_(model: Any, largest: Largest, tau: float) -> dict[str, NDArray[np.float64]]:

@@ -108,7 +108,7 @@ class LayerAudit:
     @property
     def normed(self) -> bool:
         """Whether q and k are normed."""
-        return any("gain_bound" in head for head in self.heads)
+        return "gain_bound" in self.facts or any("gain_bound" in head for head in self.heads)
 
     def of(self, metric: str) -> list[float]:
         """One number per head; NaN where a head has none."""

@@ -13,7 +13,9 @@ gets embeddings of any size. Where only weights are known, a layer whose norm is
 its logits, and the first one is not of one kind with the others. In a run, a layer that stands out although its W_q and
 W_k are no larger than those of the others has a larger input: it learned to be sharp, and that is a note.
 
-**Gains.** Those of norms change slowly with depth. One that is far above both of its neighbours stands alone.
+**Gains.** Those of norms change slowly with depth. One that is far above both of its neighbours stands alone: by three
+usual steps from layer to layer, and by a factor of 1.6 at least. Where q and k are normed, the norm before W_q and W_k
+says nothing of the logits: QK-norm divides its gain out again, and so models learn any.
 """
 
 import math
@@ -47,6 +49,9 @@ _BY_INPUT = ("measured_over_others", "jacobian_trace", "logit_lead")
 _FEWEST = 3
 # Of the norm before the projections; and the root of the product of those of QK-norm, which is what logits see of them.
 _GAINS = ("input_gain", "product_gain")
+# Of how many steps from layer to layer a usual one is known, and how many of those a gain may lie above its neighbours;
+# what is less than this factor is always allowed.
+_FEWEST_STEPS, _STEPS, _LEAST_GAIN = 3, 3.0, 1.6
 
 
 def unevenness(
@@ -197,11 +202,23 @@ def _mostly_above(least: float, values: NDArray[np.float64]) -> bool:
 
 
 def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float:
-    """A gain over the larger one of the two nearest layers; NaN where there are no two."""
+    """A gain over the larger one of the two nearest layers, over what is allowed; NaN where there are no two.
+
+    Allowed is 1.6, or three usual steps where gains differ more from layer to layer. The usual step is the median
+    |log ratio| of neighbours other than this layer.
+    """
+    if gain == "input_gain" and kind[place].normed:
+        return math.nan
     around = sorted((other for other in range(len(kind)) if other != place), key=lambda other: abs(other - place))[:2]
     near = [float(kind[other].facts.get(gain, math.nan)) for other in around]
     own = float(kind[place].facts.get(gain, math.nan))
-    return own / max(near) if len(near) == 2 and min(near) > 0.0 else math.nan
+    if len(near) < 2 or not min(near) > 0.0:
+        return math.nan
+    others = np.array([float(layer.facts.get(gain, math.nan)) for number, layer in enumerate(kind) if number != place])
+    logs = np.log(np.where(others > 0.0, others, math.nan))
+    steps = np.delete(np.abs(np.diff(logs)), [place - 1] if 0 < place < len(others) else [])  # not across this layer
+    usual = float(np.median(steps)) if len(steps) >= _FEWEST_STEPS else 0.0
+    return own / max(near) / max(_LEAST_GAIN, math.exp(_STEPS * usual))
 
 
 def _kinds(layers: Iterable[LayerAudit]) -> list[list[LayerAudit]]:

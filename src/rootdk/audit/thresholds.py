@@ -25,8 +25,9 @@ Direction = Literal["above", "below"]
 Scope = Literal["head", "layer", "either"]
 Fold = Literal["median", "largest", "smallest"]
 Limit = float | Callable[[int], float]
-# Stands in a remedy for the list of layers that it is about; metrics.grouped makes one list of several findings.
-LAYERS = "{layers}"
+# Stand in a remedy for the layers that it is about, and for numbers of those layers; metrics.grouped makes one list,
+# and one range, of several findings.
+LAYERS, DEVIATION, SOFTCAP = "{layers}", "{deviation}", "{softcap}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +101,11 @@ def critical_deviation(keys: int) -> float:
     return math.sqrt(2 * math.log(max(keys, 2)))
 
 
-_RANDOM_ENERGY = "random-energy transition at sqrt(2 ln n), rootdk.theory.critical_sigma"
+_RANDOM_ENERGY = "softmax freezes at sqrt(2 ln n), rootdk.theory.critical_sigma"
 _KIMI = "Kimi K2, arXiv:2507.20534: QK-clip at tau = 100"
 _WORTSMAN = "Wortsman et al., arXiv:2309.14322: logits of 1e4 and more in runs that diverged"
 _ZHAI = "Zhai et al., arXiv:2303.06296: entropy collapse comes before divergence"
-_THEORY = "rootdk.theory: the Jacobian diag(p) - p p' vanishes as one weight goes to 1"
+_THEORY = "rootdk.theory: no gradient passes as one weight goes to 1"
 _FLOAT32 = "format: 1 - sum p^2 below 1e-5 is within a hundred roundings of float32"
 _ALGEBRA = "algebra: |q.k| <= d max|g_q g_k| for normed q and k"
 _CAP = "gradient factor of the cap, sech^2(z/c): .42 at 1, .07 at 2, below .01 at 3"
@@ -117,23 +118,18 @@ _OTHERS = (
 _LEARNED = "heads that point at one key are what many trained models have learned"
 
 _SCALE = (
-    "{name: rootdk.audit.recommend_scale(seen.readings[name]) for name in {layers}} are scales that fit; then look at "
-    "the gains of the norm before, and the fan-in of W_q, W_k"
+    "divide the scale by {deviation}, or make W_q and W_k smaller: "
+    "rootdk.audit.qk_clip_(model, seen, deviation=1, layers={layers})"
 )
-_TAME = "rootdk.audit.qk_clip_(model, {name: seen.readings[name] for name in {layers}}, tau=100)"
-_SOFTEN = (
-    "for name in {layers}: rootdk.audit.qk_clip_(model, {name: seen.readings[name]}, "
-    "tau=rootdk.audit.recommend_tau(seen.readings[name], 2.0))"
-)
+_TAME = "rootdk.audit.qk_clip_(model, seen, tau=100, layers={layers})"
+_SOFTEN = "rootdk.audit.qk_clip_(model, seen, deviation=2, layers={layers})"
 _SLOW = "longer warm-up or a lower learning rate of W_q, W_k; rootdk.audit.qk_clip_(model, seen) after each step"
-_UNCAP = (
-    "for name in {layers}: rootdk.audit.qk_clip_(model, {name: seen.readings[name]}, tau=seen.readings[name].softcap)"
-)
+_UNCAP = "rootdk.audit.qk_clip_(model, seen, tau={softcap}, layers={layers})"
 _EARLY = "multiply q by the scale before the product, not after it"
 _COMPARE = "compare W_q and W_k with those of the neighbours, or with an earlier checkpoint"
 _NOTHING = "nothing"
 _GOOD = "nothing, if the model is as good as it should be"
-_BOUND = "run the model on real input while it is watched: a bound is not a logit"
+_BOUND = "run it on real input while it is watched: a bound is not a logit"
 _SCALE_OF_WEIGHTS = "compare the scale of the config with that of the model's code, and the fan-in of W_q, W_k"
 
 THRESHOLDS: tuple[Threshold, ...] = (
@@ -181,8 +177,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("scale_doubt", "note", "above", 1.05, "the output of the layer shows another scale than its call gave",
               "the measured scale is the one that counts; look where the other comes from", "layer"),
     # Of a model that was not trained yet theory is a gate.
-    Threshold("logit_deviation", "note", "below", 0.2, "near-uniform start, normal where weights begin at a small "
-              "fixed deviation", "nothing, if training moves it; else a larger scale or initializer", phase="init"),
+    Threshold("logit_deviation", "note", "below", 0.2, "near-uniform start",
+              "nothing, if training moves it; else a larger scale", phase="init"),
     Threshold("logit_deviation", "warning", "above", lambda n: critical_deviation(n) / 2, _RANDOM_ENERGY, _SCALE,
               phase="init"),
     Threshold("logit_deviation", "critical", "above", critical_deviation, _RANDOM_ENERGY, _SCALE, phase="init"),
@@ -204,14 +200,15 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("unevenness", "warning", "below", 1.0, "W_q and W_k as even as if drawn at random, in a model whose "
               "other layers are not", "load the weights of this layer again: they look as they did before "
               "training", "layer"),
-    Threshold("gain_over_neighbours", "warning", "above", 1.6, _SIBLINGS + ": gains of norms change slowly with depth",
+    Threshold("gain_over_neighbours", "warning", "above", 1.0, _SIBLINGS + ": a gain above both neighbours, over what "
+              "is allowed (1.6 times, or three usual steps from layer to layer)",
               "compare the gain of the norm before W_q and W_k with those of the neighbours", "layer"),
     # Predictions and bounds from weights: for white input, which no trained model has.
     Threshold("predicted_over_others", "warning", "above", 1.0, _OTHERS, _COMPARE, "layer"),
     Threshold("predicted_cap_ratio", "warning", "above", 2.0, _CAP, "compare the softcap of the config with that of "
               "the model's code", "layer"),
-    Threshold("predicted_deviation", "note", "below", 0.2, "near-uniform start, normal where weights begin at a small "
-              "fixed deviation", "nothing, if training moves it; else a larger scale or initializer", "either"),
+    Threshold("predicted_deviation", "note", "below", 0.2, "near-uniform start",
+              "nothing, if training moves it; else a larger scale", "either"),
     Threshold("predicted_deviation", "warning", "above", lambda n: critical_deviation(n) / 2, _RANDOM_ENERGY,
               _SCALE_OF_WEIGHTS, "either", phase="init"),
     Threshold("predicted_deviation", "critical", "above", critical_deviation, _RANDOM_ENERGY, _SCALE_OF_WEIGHTS,
@@ -219,7 +216,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("predicted_deviation", "note", "above", lambda n: 2 * critical_deviation(n), _LEARNED,
               "run the model on real input while it is watched: a prediction is not a logit", "either"),
     Threshold("gain_bound", "note", "above", 1e3, _ALGEBRA, _BOUND, "either"),
-    Threshold("spectral_bound", "note", "above", 1e3, "algebra: no input of this length gives a larger logit",
+    Threshold("spectral_bound", "note", "above", 1e3, "algebra: no input gives a larger logit",
               _BOUND, "either"),
     Threshold("scale_ratio", "note", "below", 0.5, "the scale set, over 1/sqrt(d_k)", _SCALE_OF_WEIGHTS, "either"),
     Threshold("scale_ratio", "note", "above", 2.0, "the scale set, over 1/sqrt(d_k)", _SCALE_OF_WEIGHTS, "either"),

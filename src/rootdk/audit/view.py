@@ -49,7 +49,7 @@ _MEANING = {
     "sink weight": "of the first key, or of a learned sink",
     "predicted std": "standard deviation of the scores by theory, median of the heads",
     "largest": "the same, largest head",
-    "bound": "no input gives a larger score",
+    "bound": "no input gives a larger logit",
     "by gains": "the same after QK-norm",
 }
 # Columns of a layer's name, beside numbers of weights and beside those of a run.
@@ -95,7 +95,7 @@ def view_html(audit: Mapping[str, Any]) -> str:
     ]
     columns = ["severity", "metric", "value", "limit", "where", "what to do", "source"]
     table = rendering.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
-    lines = [*_not_read(audit), *([SEEN] if "seen." in table else [])]
+    lines = [*_not_read(audit), *([SEEN] if ", seen" in table else [])]
     answer = f"<p>{escape(_answer(audit))}</p>" if _answer(audit) else ""
     legend = f"<p>{escape(_words(audit))}</p>" if audit["layers"] else ""
     return "".join([answer, layers, legend, table, *(f"<p>{escape(line)}</p>" for line in lines)])
@@ -126,7 +126,7 @@ class _View:
         elif self._audit["layers"]:
             yield from (_table(self._audit), Text(_words(self._audit), style="dim"), Text())
         yield from _findings(self._audit)
-        if any("seen." in finding["remedy"] for finding in self._audit["findings"]):
+        if any(", seen" in finding["remedy"] for finding in self._audit["findings"]):
             yield Text(SEEN, style="dim")
         for line in _not_read(self._audit):
             yield Text(line, style="yellow")
@@ -137,7 +137,7 @@ def headline(audit: Mapping[str, Any]) -> Text:
     model = shown_values(audit.get("model") or {}, _LONGEST)
     layers = audit["layers"]
     heads = max((len(layer["heads"]) for layer in layers), default=0)
-    facts = [f"{len(layers)} layers of {heads} heads"]
+    facts = [f"{_count(len(layers), 'layer')} of {_count(heads, 'head')}"]
     if model.get("d_k"):
         facts.append(f"d_k {model['d_k']}")
     if model.get("scale"):
@@ -157,9 +157,13 @@ def _answer(audit: Mapping[str, Any]) -> str:
     worst = grouped(audit)[0]
     short = next((metric.short for metric in METRICS if metric.name == worst.metric), worst.metric.replace("_", " "))
     return (
-        f"Not healthy: {len(ill)} of {len(audit['layers'])} layers, {named(ill)}. The worst: {short} {worst.value}, "
+        f"Not healthy: {len(ill)} of {_count(len(audit['layers']), 'layer')}, {named(ill)}. The worst: {short} {worst.value}, "
         f"limit {rendering.brief(worst.threshold)}. What to do is below the table."
     )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _table(audit: Mapping[str, Any]) -> Table:
@@ -275,11 +279,15 @@ def _findings(audit: Mapping[str, Any]) -> list[Any]:
 
 
 def _finding_text(group: FindingGroup) -> Text:
-    text = Text.assemble(
-        (group.metric, "bold"), f" {group.value}, limit {rendering.brief(group.threshold)}: {group.places}."
-    )
-    text.append(f"\nTo do: {group.remedy}")
-    return text.append(f" [{group.source}]", style="dim")
+    text = Text.assemble((group.metric, "bold"), f" {group.value}{limit_of(group)}: {group.places}.")
+    text.append(f" [{group.source}]", style="dim")
+    return text.append(f"\nTo do: {group.remedy}")
+
+
+def limit_of(group: FindingGroup) -> str:
+    """The limit that was crossed; nothing where a note only states a number."""
+    stated = group.severity == "note" and (group.threshold == 0 or group.value == rendering.brief(group.threshold))
+    return "" if stated else f", limit {rendering.brief(group.threshold)}"
 
 
 def _not_read(audit: Mapping[str, Any]) -> list[str]:

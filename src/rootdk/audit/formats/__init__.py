@@ -60,6 +60,8 @@ _NO_MODEL = re.compile(
 )
 # "bert-base-uncased" or "meta-llama/Llama-3.1-8B", but no file with a suffix of letters.
 _HUB_NAME = re.compile(r"(?!.*\.[a-z]+$)[\w-]+(/[\w.-]+)?")
+# A file that was cut by size, as some upload it.
+_CUT = re.compile(r"^(.+)[.-]part[-_]?\w{1,4}$")
 _PART = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.(\w+)$")
 _CONVERT = (
     "nothing of it is run here; where you trust it, convert it once: model.save_pretrained(folder) of a transformers "
@@ -132,6 +134,14 @@ def _kind(source: Source, path: Path) -> Format:
     for start, other_kind, instead in _OTHERS:
         if head.startswith(start):
             raise ArgumentError(f"path: {name} is {other_kind}; {instead}")
+    if (cut := _CUT.match(path.name)) is not None:
+        whole = shown_text(cut[1])
+        raise ArgumentError(f"path: {name} is a piece of {whole}; put the pieces together, in order, and give {whole}")
+    if re.match(rb".\0\0\0.\0\w+Spec\0", head, re.DOTALL):
+        raise ArgumentError(
+            f"path: {name} is a model of CTranslate2 (faster-whisper), which is not read; give the model that it was "
+            "made from"
+        )
     kind = None
     if head.startswith(b"GGUF"):
         kind = GGUF

@@ -49,12 +49,24 @@ def members_of(source: Source) -> tuple[dict[str, Member], int]:
         extra = raw[at + name_size : at + name_size + extra_size]
         packed, size, place = _long(extra, packed, size, place)
         if method != 0 or packed != size:
-            raise NotReadError(f"{shown_text(name)} is compressed, and only stored members are; write it again without")
+            raise NotReadError(_compressed(name))
         if name in members:
             raise NotThisError(f"{shown_text(name)} comes twice")
         members[name] = _member(source, name, place, size)
         at += name_size + extra_size + comment_size
     return members, length
+
+
+def _compressed(name: str) -> str:
+    """What an archive with a compressed member is, and what to give instead."""
+    if name.endswith(".npy"):
+        return "its arrays are compressed: write it again with numpy.savez, which does not compress"
+    if "code/" in name or "/.data/" in name:
+        return (
+            "it is a program with its weights (torch.jit.save, torch.package) and not weights alone; where you trust "
+            "it, load it and save them: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+        )
+    return f"{shown_text(name)} in it is compressed, and only stored members are read: write it without compression"
 
 
 def _list_of(source: Source) -> tuple[int, int, int]:

@@ -104,7 +104,7 @@ def read_torch_archive(source: Source) -> Contents:
             raise NotThisError(f"the storage {shown_text(storage.key, 40)} is missing")
         return held.start, held.size
 
-    return Contents(_tensors(source, value, start_of), length + member.size)
+    return Contents(_tensors(source, value, start_of), length + member.size, _config(value))
 
 
 def read_old_torch(source: Source) -> Contents:
@@ -176,6 +176,16 @@ def _named(value: Any) -> dict[str, _Tensor]:
             return {name: tensor for name, tensor in tensors.items() if isinstance(name, str)}
         value = next((value[name] for name in _WEIGHTS if isinstance(value.get(name), dict)), None)
     raise ForeignError("a pickle without a dictionary of tensors")
+
+
+def _config(value: Any) -> dict[str, Any] | None:
+    """What Whisper as first published says of itself beside its weights, in the words of transformers."""
+    said = value.get("dims") if isinstance(value, dict) else None
+    names = {"n_audio_state": "d_model", "n_audio_head": "encoder_attention_heads"}
+    names |= {"n_text_head": "decoder_attention_heads"}
+    if not isinstance(said, dict) or not all(isinstance(said.get(name), int) for name in names):
+        return None
+    return {"model_type": "whisper", **{ours: said[theirs] for theirs, ours in names.items()}}
 
 
 def _all_tensors(value: Any) -> Iterator[_Tensor]:

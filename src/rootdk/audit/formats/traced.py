@@ -298,6 +298,8 @@ class _Trace:
                 packed, *scales = (self._held.get(given) for given in maker.inputs)
                 axis = maker.attributes.get("axis", 1)
                 return _affine(packed, *scales) if axis in (1, -1) else None
+            elif maker is not None and maker.kind == "Mul" and len(maker.inputs) == 2:
+                return self._scaled_integers(maker)
         if held is None or len(held.shape) != 2:
             return None
         if node.kind == "MatMulInteger":  # as onnxruntime names what belongs to a weight
@@ -306,6 +308,17 @@ class _Trace:
         if node.kind == "Gemm" and node.attributes.get("transB") == 1:
             return held
         return replace(held, inputs_first=True)
+
+    def _scaled_integers(self, node: Node) -> Stored | None:
+        """Weights of 8 bits that a cast makes real, times a scale for all or for each column."""
+        for packed, scale in (node.inputs, node.inputs[::-1]):
+            cast, held = self._makers.get(packed), self._held.get(scale)
+            if cast is None or cast.kind != "Cast" or not cast.inputs or held is None:
+                continue
+            sides = held.shape
+            if len(sides) <= 1 or (len(sides) == 2 and sides[0] == 1):  # along the outputs, which are columns
+                return _affine(self._held.get(cast.inputs[0]), held)
+        return None
 
     def _unquantised(self, node: Node) -> str:
         """What is projected, before it was made integers."""
