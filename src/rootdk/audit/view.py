@@ -157,8 +157,8 @@ def _answer(audit: Mapping[str, Any]) -> str:
     worst = grouped(audit)[0]
     short = next((metric.short for metric in METRICS if metric.name == worst.metric), worst.metric.replace("_", " "))
     return (
-        f"Not healthy: {len(ill)} of {_count(len(audit['layers']), 'layer')}, {named(ill)}. The worst: {short} {worst.value}, "
-        f"limit {rendering.brief(worst.threshold)}. What to do is below the table."
+        f"Not healthy: {len(ill)} of {_count(len(audit['layers']), 'layer')}, {named(ill)}. "
+        f"The worst: {short} {worst.value}, limit {rendering.brief(worst.threshold)}. What to do is below the table."
     )
 
 
