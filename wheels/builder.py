@@ -2,7 +2,9 @@
 
 zig, which comes as a Python package, is a compiler for all of them with their C libraries. The kernel knows no Python, so it is
 compiled once per platform; the binding once per platform and ABI: CPython 3.10, CPython 3.11, and the stable ABI from 3.12 on.
-Of Python only the headers are needed. They are the same on every system but for pyconfig.h, which is written here.
+Of Python only the headers are needed. They are the same on every system but for pyconfig.h, which is written here. Of jax too:
+three headers of an old jaxlib, which pip fetches. For macOS lld links, which zig does not bring: its own linker shows names that
+are to stay inside.
 
 The same source gives the same bytes: files in the order of their names, one date (SOURCE_DATE_EPOCH, or that of the last commit),
 no paths of this machine.
@@ -46,6 +48,11 @@ class Platform:
     @property
     def machine(self) -> str:
         return self.zig.partition("-")[0]
+
+    @property
+    def has_jax(self) -> bool:
+        """Whether its wheels have the part that jax calls: not where jax has no wheels, nor where that part was never tried."""
+        return self.format != "pe" and "musl" not in self.zig
 
 
 # manylinux2014 is glibc 2.17, of 2012; macOS 11 is the first with Apple's own processors; Windows is 10 or newer, by its C library.
@@ -103,6 +110,10 @@ class Abi:
 ABIS = (Abi(10), Abi(11), Abi(12, stable=True))
 
 
+# Whose headers the part for jax is compiled with: jax takes what was compiled for its own version of the interface or an older one.
+JAXLIB = "0.5.3"
+
+
 class BuildError(Exception):
     """What is missing or wrong, in a line."""
 
@@ -120,13 +131,13 @@ def zig() -> list[str]:
     return [str(Path(str(package.__file__)).parent / "zig")]
 
 
-def run(command: list[str]) -> str:
-    """Its output, or an error with the command and what it said. The compiler keeps what it compiled, in build/."""
-    kept = {"ZIG_GLOBAL_CACHE_DIR": str(WORK / "cache"), "ZIG_LOCAL_CACHE_DIR": str(WORK / "cache")}
-    done = subprocess.run(command, check=False, cwd=ROOT, env=os.environ | kept, capture_output=True, text=True)
+def run(command: list[str], **env: str) -> str:
+    """All that it says, or an error with that and the command. The compiler keeps what it compiled, in build/."""
+    env |= {"ZIG_GLOBAL_CACHE_DIR": str(WORK / "cache"), "ZIG_LOCAL_CACHE_DIR": str(WORK / "cache")}
+    done = subprocess.run(command, check=False, cwd=ROOT, env=os.environ | env, capture_output=True, text=True)
     if done.returncode != 0:
         raise BuildError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def compiler_flags(platform: Platform) -> list[str]:
@@ -198,11 +209,38 @@ def binding_steps(platform: Platform, abi: Abi) -> list[Step]:
         flags.append(f"-DPy_LIMITED_API={hex(3 << 24 | abi.minor << 16)}")
     compiler = f'-DROOTDK_COMPILER="zig {metadata.version("ziglang")}"'
     digest = WORK / "source_digest.cc"
+    jax = ("-DROOTDK_XLA",) if platform.has_jax else ()
     return [
         Step(platform, nanobind() / "src/nb_combined.cpp", folder / "nanobind.o", tuple(flags)),
-        Step(platform, ROOT / "bindings/module.cc", folder / "module.o", (*flags, "-Ikernel", compiler)),
+        Step(platform, ROOT / "bindings/module.cc", folder / "module.o", (*flags, "-Ikernel", compiler, *jax)),
         Step(platform, digest, folder / "source_digest.o", ()),
     ]
+
+
+def jax_steps(platform: Platform) -> list[Step]:
+    """What jax calls, which knows no Python."""
+    if not platform.has_jax:
+        return []
+    flags = ("-Ikernel", "-isystem", str(xla_headers().relative_to(ROOT)))
+    return [Step(platform, ROOT / "bindings/xla.cc", WORK / platform.name / "xla.o", flags)]
+
+
+@cache
+def xla_headers() -> Path:
+    """The folder with the headers of JAXLIB, whatever system that package is for, and its licence."""
+    folder = WORK / f"jaxlib-{JAXLIB}"
+    if not (folder / "LICENSE.txt").exists():
+        with tempfile.TemporaryDirectory() as place:
+            asked = ["--only-binary=:all:", "--platform=manylinux2014_x86_64", "--python-version=3.11", "--no-deps"]
+            run([sys.executable, "-m", "pip", "download", "--quiet", *asked, "--dest", place, f"jaxlib=={JAXLIB}"])
+            (wheel,) = Path(place).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                for path in archive.namelist():
+                    name = path.removeprefix("jaxlib/include/").removeprefix(f"jaxlib-{JAXLIB}.dist-info/")
+                    if name.startswith("xla/") or name == "LICENSE.txt":
+                        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                        (folder / name).write_bytes(archive.read(path))
+    return folder
 
 
 # Python's headers
@@ -266,7 +304,11 @@ def link(platform: Platform, abi: Abi) -> Path:
     """The compiled module of a wheel."""
     folder = WORK / platform.name / abi.tag
     made = folder / abi.module(platform)
-    objects = [step.made for step in (*binding_steps(platform, abi), *kernel_steps(platform))]
+    steps = (*binding_steps(platform, abi), *jax_steps(platform), *kernel_steps(platform))
+    objects = [step.made for step in steps]
+    if platform.format == "macho":
+        link_for_macos(platform, objects, made)
+        return made
     flags = ["-shared", "-s", "-O3", "-target", platform.zig]
     if platform.format == "elf":
         # One symbol is to be seen: a library in the same process has others of the same names.
@@ -277,12 +319,54 @@ def link(platform: Platform, abi: Abi) -> Path:
             flags += ["-lpthread", "-ldl"]
         else:
             flags.append("-dynamic")
-    elif platform.format == "macho":
-        flags += ["-undefined", "dynamic_lookup", "-Wl,-dead_strip", f"-Wl,-install_name,@rpath/{made.name}"]
     else:
         flags.append(str(import_library(folder, abi, objects)))
     run([*zig(), "c++", *flags, *map(str, objects), "-o", str(made)])
     return made
+
+
+def link_for_macos(platform: Platform, objects: list[Path], made: Path) -> None:
+    """With lld, and what zig would have linked with.
+
+    zig's linker shows operator new and delete of the C++ library inside, which macOS would then take for the whole process, and
+    lets types of nanobind be taken from another module. It has no option against either.
+    """
+    oldest = platform.zig.partition("macos.")[2]
+    flags = ["-dylib", "-arch", "arm64" if platform.machine == "aarch64" else platform.machine]
+    flags += ["-platform_version", "macos", oldest, oldest, "-install_name", f"@rpath/{made.name}"]
+    # What is not found here is Python's. Nothing runs on Apple's processors without a signature, if only of nobody.
+    flags += ["-undefined", "dynamic_lookup", "-exported_symbol", "_PyInit__kernel", "-adhoc_codesign"]
+    flags += ["-dead_strip", "-S"]
+    run([macos_linker(), *flags, *map(str, objects), *macos_libraries(platform), "-o", str(made)])
+
+
+@cache
+def macos_linker() -> str:
+    names = ["ld64.lld", *(f"ld64.lld-{version}" for version in range(30, 13, -1))]
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        hint = "Debian, Ubuntu: apt install lld; macOS: brew install lld"
+        raise BuildError(
+            f"ld64.lld, which links for macOS, was not found: install lld ({hint}) or name other platforms"
+        )
+    return found
+
+
+@cache
+def macos_libraries(platform: Platform) -> list[str]:
+    """zig's C++ library and runtime, which it names when it links something small, and what the system's library has."""
+    small = WORK / platform.name / "small.dylib"
+    flags = ["-shared", "-s", "-O3", "-target", platform.zig]
+    said = run([*zig(), "c++", *flags, str(WORK / "source_digest.cc"), "-o", str(small)], ZIG_VERBOSE_LINK="1")
+    archives = [word for word in said.split() if word.endswith(".a")]
+    if not any(path.endswith("libc++.a") for path in archives):
+        raise BuildError(f"zig does not say what it links with for {platform.name}:\n{said}")
+    # Newer processors than lld knows are left out; arm64e, the one of Apple's that is named, has what arm64 has.
+    text = (Path(zig()[0]).parent / "lib/libc/darwin/libSystem.tbd").read_text("utf-8")
+    text = re.sub(r",\s*arm64e\.\w+-\w+", "", text).replace("arm64e-", "arm64-")
+    library = WORK / platform.name / "libSystem.tbd"
+    library.write_text(text, "utf-8", newline="\n")
+    return [*archives, str(library)]
 
 
 def fuzz_program(folder: Path, platform: Platform) -> Path:
@@ -356,6 +440,7 @@ def notes() -> dict[str, bytes]:
     for file in metadata.files("nanobind") or ():
         if file.name == "LICENSE" and "dist-info" in file.parts[0]:
             files[f"{name}/licenses/nanobind/LICENSE"] = file.read_binary()
+    files[f"{name}/licenses/xla/LICENSE"] = (xla_headers() / "LICENSE.txt").read_bytes()
     header = (nanobind() / "ext/robin_map/include/tsl/robin_map.h").read_bytes()  # its licence is its first comment
     files[f"{name}/licenses/robin_map/LICENSE"] = header[: header.index(b"*/") + 3]
     return files
@@ -429,7 +514,7 @@ def build(folder: Path, platforms: list[Platform], jobs: int) -> list[Path]:
     run([sys.executable, "bindings/sources.py", str(WORK / "source_digest.cc")])
     files, date = {**package_files(), **notes()}, build_date()
     pairs = [(platform, abi) for platform in platforms for abi in ABIS]
-    steps = [step for platform in platforms for step in kernel_steps(platform)]
+    steps = [step for platform in platforms for step in (*kernel_steps(platform), *jax_steps(platform))]
     steps += [step for pair in pairs for step in binding_steps(*pair)]
     progress = Progress(len(steps) + len(pairs))
 

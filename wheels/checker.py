@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import io
 import re
+import struct
 import sys
 import zipfile
 from collections.abc import Iterable
@@ -42,6 +43,9 @@ class Facts:
     python: set[str]  # what it uses of Python
     newest: dict[str, Version]  # the newest version of each library's symbols that it uses: GLIBC, macOS
     signed: bool = True
+    coalesced: bool = (
+        False  # whether others' symbols of the same names may take the place of its own, or its own theirs (macOS)
+    )
 
 
 def facts_of(module: bytes) -> Facts:
@@ -51,7 +55,7 @@ def facts_of(module: bytes) -> Facts:
     if binary.format == lief.Binary.FORMATS.ELF:
         return _elf(binary)
     if binary.format == lief.Binary.FORMATS.MACHO:
-        return _macho(binary)
+        return _macho(binary, module)
     return _pe(binary)
 
 
@@ -72,7 +76,7 @@ def _elf(binary: Any) -> Facts:
     )
 
 
-def _macho(binary: Any) -> Facts:
+def _macho(binary: Any, module: bytes) -> Facts:
     names = {symbol.name.removeprefix("_") for symbol in binary.imported_symbols}
     return Facts(
         {"X86_64": "x86_64", "ARM64": "aarch64"}[binary.header.cpu_type.name],
@@ -80,8 +84,27 @@ def _macho(binary: Any) -> Facts:
         {symbol.name.removeprefix("_") for symbol in binary.exported_symbols},
         {name for name in names if name.startswith(("Py", "_Py"))},
         {"macOS": tuple(binary.build_version.minos[:2])},
-        signed=binary.has_code_signature,
+        signed=binary.has_code_signature
+        and is_signed(module, module[binary.code_signature.data_offset :][: binary.code_signature.data_size]),
+        coalesced=bool({flag.name for flag in binary.header.flags_list} & {"WEAK_DEFINES", "BINDS_TO_WEAK"}),
     )
+
+
+def is_signed(module: bytes, signature: bytes) -> bool:
+    """Whether a signature of macOS fits: its digest of every page of the file before it. Who signed does not matter."""
+    magic, _, count = struct.unpack_from(">III", signature)
+    if magic != 0xFADE0CC0:
+        return False
+    blobs = dict(struct.unpack_from(">II", signature, 12 + 8 * number) for number in range(count))
+    if 0 not in blobs:
+        return False
+    directory = signature[blobs[0] :]
+    magic, _, _, _, digests, _, _, pages, end, size, kind, _, shift = struct.unpack_from(">9I4B", directory)
+    if (magic, size, kind) != (0xFADE0C02, 32, 2) or pages != -(-end >> shift) or end + len(signature) != len(module):
+        return False
+    starts = range(0, end, 1 << shift)
+    wanted = (hashlib.sha256(module[start : min(start + (1 << shift), end)]).digest() for start in starts)
+    return b"".join(wanted) == directory[digests : digests + 32 * pages]
 
 
 def _pe(binary: Any) -> Facts:
@@ -125,7 +148,9 @@ def complaints(facts: Facts, platform: Platform, abi: Abi, stable: Iterable[str]
     if "GLIBCXX" in facts.newest:
         found.append("needs the C++ library of the system")
     if platform.format == "macho" and platform.machine == "aarch64" and not facts.signed:
-        found.append("is not signed, and Apple's processors run only what is")
+        found.append("is not signed, or was changed after that, and Apple's processors run only what is")
+    if facts.coalesced:
+        found.append("has weak symbols, which macOS would make one with those of other libraries")
     if not facts.python:
         found.append("uses nothing of Python")
     if abi.stable:

@@ -1,7 +1,9 @@
 """The edge cases of the contract and the bugs that other kernels had, each a test with its name, on every target."""
 
+import ctypes
 import math
 import mmap
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -503,9 +505,29 @@ def far_apart(shape: tuple[int, ...], dtype: Any, jumps: tuple[int, ...]) -> Any
     """An array of zeros whose axes step by so many elements. Only the pages that are touched take memory."""
     size = 1 + sum(jump * (n - 1) for jump, n in zip(jumps, shape, strict=True))
     item = np.dtype(dtype).itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    memory = np.frombuffer(mmap.mmap(-1, size * item, flags=flags), dtype)
-    return np.lib.stride_tricks.as_strided(memory, shape, tuple(jump * item for jump in jumps))
+    steps = tuple(jump * item for jump in jumps)
+    if os.name == "nt":
+        rows = [sum(i * step for i, step in zip(index, steps, strict=False)) for index in np.ndindex(shape[:-1])]
+        memory = windows_memory(size * item, rows, shape[-1] * jumps[-1] * item)
+    else:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        memory = mmap.mmap(-1, size * item, flags=flags)
+    return np.lib.stride_tricks.as_strided(np.frombuffer(memory, dtype, size), shape, steps)
+
+
+def windows_memory(size: int, starts: list[int], length: int) -> Any:
+    """Addresses of so many bytes, with memory behind some: Windows would count all of a map as used, touched or not.
+
+    They are not given back, which a test can afford.
+    """
+    allocate = ctypes.WinDLL("kernel32").VirtualAlloc
+    allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_ulong] * 2]
+    reserve, commit, no_access, read_write = 0x2000, 0x1000, 0x01, 0x04
+    base = allocate(None, size, reserve, no_access)
+    assert base
+    for start in starts:
+        assert allocate(base + start, min(length, size - start), commit, read_write)
+    return (ctypes.c_char * size).from_address(base)
 
 
 def spread_out(array: Any, jumps: tuple[int, ...]) -> Any:

@@ -1,6 +1,8 @@
 """wheels/: what is built for which system, and what the checks of finished wheels refuse. A build is a slow test."""
 
+import hashlib
 import importlib
+import struct
 import subprocess
 import sys
 import zipfile
@@ -126,6 +128,7 @@ def test_a_wheel_that_is_not_what_it_says(builder: ModuleType, checks: ModuleTyp
 
 
 NANOBIND = {"PyInit__kernel", "_ZTVN8nanobind1aE"}
+WITH_JAX = {"linux-x86_64", "linux-aarch64", "macos-arm64", "macos-x86_64"}
 APPLE = "/usr/lib/libSystem.B.dylib"
 LINUX = {"machine": "x86_64", "needed": ["libc.so.6", "libm.so.6"], "shown": {"PyInit__kernel"},
          "python": {"PyErr_Clear"}, "newest": {"GLIBC": (2, 17)}}  # fmt: skip
@@ -146,6 +149,7 @@ LINUX = {"machine": "x86_64", "needed": ["libc.so.6", "libm.so.6"], "shown": {"P
         ("macos-x86_64", 1, {"needed": [APPLE], "newest": {"macOS": (12, 0)}}, "needs macOS 12.0"),
         ("macos-x86_64", 1, {"needed": [APPLE], "newest": {"macOS": (11, 0)}}, ""),
         ("macos-arm64", 1, {"machine": "aarch64", "needed": [], "newest": {}, "signed": False}, "is not signed"),
+        ("macos-arm64", 1, {"machine": "aarch64", "needed": [], "newest": {}, "coalesced": True}, "has weak symbols"),
         ("windows-x86_64", 2, {"needed": ["KERNEL32.dll", "python3.dll"], "newest": {}}, ""),
         ("windows-x86_64", 2, {"needed": ["KERNEL32.dll", "python311.dll"], "newest": {}}, "does not take Python"),
         ("windows-x86_64", 1, {"needed": ["python311.dll"], "newest": {}, "shown": NANOBIND}, ""),
@@ -159,6 +163,35 @@ def test_what_a_module_may_not_be(
     facts = checks.Facts(**(LINUX | change))
     found = checks.complaints(facts, builder.PLATFORMS[platform], builder.ABIS[abi], {"PyErr_Clear"})
     assert any(line.startswith(expected) for line in found) if expected else found == []
+
+
+def test_a_signature_is_of_these_bytes(checks: ModuleType) -> None:
+    content, page = bytes(range(256)) * 20, 4096
+    digests = b"".join(hashlib.sha256(content[start : start + page]).digest() for start in (0, page))
+    directory = struct.pack(">9I4B", 0xFADE0C02, 40 + 64, 0x20400, 2, 40, 0, 0, 2, len(content), 32, 2, 0, 12) + digests
+    signature = struct.pack(">5I", 0xFADE0CC0, 20 + len(directory), 1, 0, 20) + directory
+    assert checks.is_signed(content + signature, signature)
+    assert not checks.is_signed(b"\1" + content[1:] + signature, signature)
+    assert not checks.is_signed(content + b"\0" + signature, signature)
+    assert not checks.is_signed(content + bytes(len(signature)), bytes(len(signature)))
+
+
+def test_jax_has_its_part_where_jax_has_wheels(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "xla_headers", lambda: builder.WORK / "xla")
+    monkeypatch.setattr(builder, "python_headers", lambda *of: builder.WORK / "include")
+    monkeypatch.setattr(builder, "nanobind", lambda: ROOT / "nanobind")
+    monkeypatch.setattr(builder.metadata, "version", lambda of: "1")
+    for platform in builder.PLATFORMS.values():
+        (module,) = (step for step in builder.binding_steps(platform, builder.ABIS[0]) if step.source.stem == "module")
+        parts = [step.source.name for step in builder.jax_steps(platform)]
+        assert parts == (["xla.cc"] if platform.name in WITH_JAX else []), platform.name
+        assert ("-DROOTDK_XLA" in module.flags) == bool(parts)
+
+
+def test_without_the_linker_for_macos_is_one_line(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder.shutil, "which", lambda name: None)
+    with pytest.raises(builder.BuildError, match=r"^ld64.lld, which links for macOS, was not found: install lld \("):
+        builder.macos_linker.__wrapped__()
 
 
 def test_without_torch_the_tests_that_import_it_are_left_out(builder: ModuleType) -> None:
