@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -13,6 +14,7 @@ from rootdk.errors import RootdkError
 from rootdk.lab.answer import rows_as_widths_grow, rows_pictures
 from rootdk.lab.checks import EXPERIMENTS, plan, run_all
 from rootdk.lab.drawing import Picture
+from rootdk.lab.report import training_pictures
 from rootdk.lab.report.paper import plain_text, rows_of, write_figure
 from rootdk.lab.report.training_page import chapters
 from rootdk.lab.training import shipped
@@ -49,6 +51,15 @@ def test_every_picture_is_drawn_in_the_width_of_a_column(pictures: list[Picture]
         sizes = [len(trace["x"]) * (len(trace["y"]) if trace["type"] == "heatmap" else 1)
                  for trace in picture.figure["data"]]  # fmt: skip
         assert len(rows) == sum(sizes)
+
+
+def test_every_kind_of_line_can_be_drawn(tmp_path: Path) -> None:
+    """Those that the curves of training may have, of which the runs at hand need some."""
+    picture = next(one for _, drawn in chapters(shipped()) for one in drawn if one.figure["data"][0].get("line"))
+    first = picture.figure["data"][0]
+    for dash in training_pictures._DASHES:
+        line = {**first, "mode": "lines", "line": {**first["line"], "dash": dash}}
+        write_figure(replace(picture, figure={**picture.figure, "data": [line]}), tmp_path, width=3.4)
 
 
 def test_the_data_is_that_of_the_picture(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ _STYLE = {
     "pdf.fonttype": 42,
     "figure.dpi": 200,
 }
-_DASHES = {"solid": "-", "dot": ":", "dash": "--", "dashdot": "-."}
+# Plotly's names for a line's dashes, and how matplotlib writes them.
+_DASHES: dict[str, Any] = {
+    "solid": "-", "dot": ":", "dash": "--", "dashdot": "-.", "longdash": (0, (8, 3)), "longdashdot": (0, (8, 3, 1, 3)),
+}  # fmt: skip
 
 
 class MatplotlibMissingError(RootdkError, ImportError):
