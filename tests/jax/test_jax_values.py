@@ -21,6 +21,7 @@ from tensors import NAMES, problem
 
 import rootdk
 from rootdk.backends import problem_of, reference
+from rootdk.reading import FIELDS
 
 # Arrays among the options that may be traced; a rule of scale that looks at lengths must know them.
 _TRACED = ("mask", "bias", "query_offset", "key_lengths", "sinks", "alibi", "segments")
@@ -123,6 +124,21 @@ def test_a_call_is_the_bits_of_numpy(rng: np.random.Generator) -> None:
         rootdk.weights(jnp.asarray(q), jnp.asarray(k), rows=slice(2, 5), window=9),
         rootdk.weights(q, k, rows=slice(2, 5), window=9),
     )
+
+
+@pytest.mark.parametrize("name", ["mask", "everything"])
+def test_rows_keep_what_is_theirs(rng: np.random.Generator, name: str) -> None:
+    """Their mask, bias, positions and scale, and the sinks: the bits of NumPy."""
+    (q, k, _), _, options, _ = judged(rng, name, np.float32)
+    options = {option: value for option, value in options.items() if option not in ("dropout", "seed")}
+    rows = [0, 3, -1]
+    ours = rootdk.read(jnp.asarray(q), jnp.asarray(k), rows=rows, **options)
+    theirs = rootdk.read(q, k, rows=rows, **options)
+    assert ours.has_sinks == theirs.has_sinks == ("sinks" in options)
+    for field in (*FIELDS, "keys"):
+        np.testing.assert_array_equal(getattr(ours, field), getattr(theirs, field), err_msg=field)
+    weights = rootdk.weights(jnp.asarray(q), jnp.asarray(k), rows=rows, **options)
+    np.testing.assert_array_equal(weights, rootdk.weights(q, k, rows=rows, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"key_lengths": 4}, {"segments": np.arange(6) // 4, "causal": True}], ids=str)

@@ -1,7 +1,6 @@
 """Claim 33: whether training makes q and k know of each other, by trained models that packages bring.
 
-alignment.json beside this file has them, measured once by an earlier form of benchmarks/calibration/alignment.py;
-`python -m benchmarks.calibration.alignment` measures them again.
+alignment.json beside this file has them: `python -m benchmarks.calibration.alignment` measures them again.
 """
 
 import json
