@@ -120,6 +120,8 @@ class Reading:
     [8.0, 8.0, 8.0, 8.0]
     """
 
+    # Any: an array of the library that the call's arrays came from, NumPy, torch or jax. With a union of the three
+    # every use of a field would be a type error, since they share few signatures.
     keys: Any = field(metadata={"doc": "how many keys the row sees"})
     has_sinks: bool = field(metadata={"doc": "whether a sink took part"})
     log_sum_exp: Any = _measured(

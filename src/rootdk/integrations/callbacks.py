@@ -9,6 +9,9 @@ from rootdk.errors import ArgumentError
 from rootdk.integrations.loop import DEFAULT, TrainingLog
 from rootdk.integrations.sinks import needed
 
+# Callbacks are Any: their base classes belong to packages that a user of the other trainer need not have, and a name
+# that a type checker cannot find is Any for it as well.
+
 
 def trainer_callback(
     sinks: Any = DEFAULT,
