@@ -289,6 +289,7 @@ inline void tile_item(const attention_problem& problem, int64_t item, void* buff
 template <typename stored>
 class tile_scores_again {
  public:
+  static constexpr bool few = false;
   static int64_t extra_bytes(const attention_problem& problem) { return tile_scratch<stored>(problem, nullptr).bytes; }
   tile_scores_again(const attention_problem& problem, void* extra) : s_(problem, extra) {}
 

@@ -75,16 +75,18 @@ struct backward_scratch {
 };
 
 // The weights must be the forward's, so the scores are computed the way the forward did it: beside logits of 1e11 another
-// order of the same sums would be another problem. This is the way of forward-inl.h and few-inl.h.
-template <typename stored>
+// order of the same sums would be another problem. This is the way of forward-inl.h, or with `few` that of few-inl.h; the pass
+// is made for one of them when it is chosen (target-inl.h), and all that follows knows which by its type.
+template <typename stored, bool few_rows>
 struct vector_scores {
   typedef compute<stored> real;
+  static constexpr bool few = few_rows;
   static constexpr int64_t extra_bytes(const attention_problem&) { return 0; }
   vector_scores(const attention_problem&, void* /*extra*/) {}
 
   void take_rows(const attention_problem& problem, int64_t batch, int64_t /*i*/, panel<real>& p, stored* const* query,
                  real* q_packed) {
-    if (has_few_rows<real>(problem))
+    if constexpr (few)
       pack_few_queries<stored>(problem, batch, p, q_packed);
     else
       pack_scaled<stored>(problem, batch, query, p, q_packed);
@@ -93,7 +95,7 @@ struct vector_scores {
   void take_keys(const attention_problem&, int64_t /*batch*/, int64_t /*kv_head*/, int64_t /*first*/, int64_t /*last*/) {}
   void make(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t /*i*/, const panel<real>& p,
             const real* q_packed, row_block<real> k, const block_view& view, real* scores, real* slope) {
-    if (has_few_rows<real>(problem))
+    if constexpr (few)
       few_scores<stored>(problem, batch, kv_head, p, q_packed, view, scores, slope);
     else
       compute_scores<real>(problem, batch, p, q_packed, k, view, scores, slope);
@@ -124,13 +126,12 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
   row_pointers(problem.d_out, batch, p, d_out);
   row_pointers(problem.out, batch, p, out);
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v), d_v = problem.d_v;
-  const bool few = has_few_rows<real>(problem);
-  const int used = few ? p.live : lanes;
+  const int used = maker::few ? p.live : lanes;
   scores.take_rows(problem, batch, i, p, query, b.q_packed);
   std::memset(b.q_rows, 0, size_t(k_width * used) * sizeof(real));
   std::memset(b.d_out_rows, 0, size_t(v_width * used) * sizeof(real));
   for (int lane = 0; lane < p.live; ++lane) widen_row(d_out[lane], d_v, b.d_out_rows + lane * v_width);
-  if (few) {
+  if constexpr (maker::few) {
     for (int row = 0; row < p.live; ++row) {
       const real* d_out_row = b.d_out_rows + row * v_width;
       std::memcpy(b.d_out_packed + row * d_v, d_out_row, size_t(d_v) * sizeof(real));
@@ -227,14 +228,14 @@ inline void add_key_gradients(const attention_problem& problem, const backward_p
 }
 
 // d_query += sum over keys of gradient[key][lane] * k[key]. `marks` as in few-inl.h.
-template <typename stored, bool slow_path>
+template <typename stored, bool few, bool slow_path>
 inline void add_query_gradients(const attention_problem& problem, int64_t batch, int64_t kv_head,
                                 const backward_panel<compute<stored>>& b, const compute<stored>* gradient,
                                 row_block<compute<stored>> k, int64_t start, int64_t keys, const compute<stored>* marks) {
   typedef compute<stored> real;
   constexpr int lanes = panel_lanes<real>;
   const int64_t d_k = problem.d_k;
-  if (has_few_rows<real>(problem)) {
+  if constexpr (few) {
     const rescale_add<real> plain_sum{{broadcast(real(1))}, {broadcast(real(1))}};
     few_values<stored, slow_path>(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, keys,
                                   b.place.live, gradient, marks, plain_sum, d_k, b.d_query);
@@ -253,7 +254,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t k_width = padded<real>(problem.d_k), v_width = padded<real>(problem.d_v);
-  const bool few = has_few_rows<real>(problem);
+  constexpr bool few = maker::few;
   int64_t first = chunk_last, last = chunk_first;
   for (int64_t i = 0; i < panels; ++i) {
     first = at_most(first, s.rows[i].place.first_any), last = at_least(last, s.rows[i].place.last_any);
@@ -276,7 +277,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       real* slope = problem.softcap > 0 ? s.slope : nullptr;
       scores.make(problem, batch, kv_head, i, b.place, b.q_packed, k, view, s.scores, slope);
       if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
-      if (few)
+      if constexpr (few)
         few_products<stored>(row_pointer<stored>(problem.value, batch, kv_head, start), problem.value.row_stride, keys,
                              b.place.live, b.d_out_packed, problem.d_v, s.gradient);
       else
@@ -295,10 +296,10 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       real* d_value = s.d_value + (start - chunk_first) * v_width;
       if (slow_path) {
         add_key_gradients(problem, b, s.scores, s.gradient, keys, d_key, d_value, step_over<real>{s.marks});
-        add_query_gradients<stored, true>(problem, batch, kv_head, b, s.gradient, k, start, keys, s.marks);
+        add_query_gradients<stored, few, true>(problem, batch, kv_head, b, s.gradient, k, start, keys, s.marks);
       } else {
         add_key_gradients(problem, b, s.scores, s.gradient, keys, d_key, d_value, take_all{});
-        add_query_gradients<stored, false>(problem, batch, kv_head, b, s.gradient, k, start, keys, s.marks);
+        add_query_gradients<stored, few, false>(problem, batch, kv_head, b, s.gradient, k, start, keys, s.marks);
       }
     }
   }
@@ -311,12 +312,9 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   return true;
 }
 
-template <typename target, typename real>
+template <typename target, bool few, typename real>
 inline void write_query_gradient(const attention_problem& problem, const backward_panel<real>& b, target* const* to) {
-  if (!has_few_rows<real>(problem)) {
-    unpack_transposed<target>(b.d_query, b.place.live, b.query_factor, problem.d_k, to);
-    return;
-  }
+  if constexpr (!few) return unpack_transposed<target>(b.d_query, b.place.live, b.query_factor, problem.d_k, to);
   for (int row = 0; row < b.place.live; ++row) {
     real* const d_query = b.d_query + row * problem.d_k;
     for (int64_t d = 0; d < problem.d_k; ++d) d_query[d] *= b.query_factor[row];
@@ -374,11 +372,11 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
       } else if (chunks == 1) {
         stored* to[lanes];
         row_pointers(problem.d_query, batch, p, to);
-        write_query_gradient<stored>(problem, s.rows[i], to);
+        write_query_gradient<stored, maker::few>(problem, s.rows[i], to);
       } else {
         real* to[lanes];
         for (int lane = 0; lane < p.live; ++lane) to[lane] = partial_row<real>(problem, shared, chunk, row + lane);
-        write_query_gradient<real>(problem, s.rows[i], to);
+        write_query_gradient<real, maker::few>(problem, s.rows[i], to);
       }
     }
   }
@@ -391,14 +389,14 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
   return true;
 }
 
-template <typename stored, typename maker = vector_scores<stored>>
+template <typename stored, typename maker>
 void backward_item_of(const attention_problem& problem, int64_t item, void* buffer, void* shared) {
   backward_scratch<stored> s(problem, buffer);
   maker scores(problem, static_cast<char*>(buffer) + s.bytes);
   if (!try_backward_item(problem, item, s, shared, scores, false)) try_backward_item(problem, item, s, shared, scores, true);
 }
 
-template <typename stored, typename maker = vector_scores<stored>>
+template <typename stored, typename maker>
 int64_t backward_bytes_of(const attention_problem& problem) {
   return backward_scratch<stored>(problem, nullptr).bytes + maker::extra_bytes(problem);
 }

@@ -49,16 +49,28 @@ kernel_pass forward_pass(const attention_problem& problem) {
   return has_few_rows<compute<stored>>(problem) ? few_rows_pass<stored, cached>(problem) : rows_pass<stored, cached>(problem);
 }
 
-template <typename stored>
-kernel_pass backward_pass(const attention_problem& problem) {
+template <typename stored, typename maker>
+kernel_pass backward_pass_by(const attention_problem& problem) {
   kernel_pass pass;
   pass.items = backward_items_of(problem);
-  pass.scratch_bytes = backward_bytes_of<stored>(problem);
-  pass.item = backward_item_of<stored>;
+  pass.scratch_bytes = backward_bytes_of<stored, maker>(problem);
+  pass.item = backward_item_of<stored, maker>;
   pass.merges = backward_merge_items_of(problem);
   pass.shared_bytes = backward_shared_bytes_of(problem);
   pass.merge = backward_merge_item_of<stored>;
   return pass;
+}
+
+template <typename stored>
+kernel_pass backward_pass(const attention_problem& problem) {
+  return has_few_rows<compute<stored>>(problem) ? backward_pass_by<stored, vector_scores<stored, true>>(problem)
+                                                : backward_pass_by<stored, vector_scores<stored, false>>(problem);
+}
+
+template <typename stored>
+kernel_pass weights_pass(const attention_problem& problem) {
+  return has_few_rows<compute<stored>>(problem) ? weights_pass_by<stored, vector_scores<stored, true>>(problem)
+                                                : weights_pass_by<stored, vector_scores<stored, false>>(problem);
 }
 
 template <typename stored>

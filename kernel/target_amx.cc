@@ -49,8 +49,8 @@ static kernel_pass backward(const attention_problem& problem) {
 
 static kernel_pass weights(const attention_problem& problem) {
   if (!wants_tiles(problem)) return avx512::target.weights(problem);
-  return problem.type == element::bfloat16 ? weights_pass<bfloat_bits, tile_scores_again<bfloat_bits>>(problem)
-                                           : weights_pass<half_bits, tile_scores_again<half_bits>>(problem);
+  return problem.type == element::bfloat16 ? weights_pass_by<bfloat_bits, tile_scores_again<bfloat_bits>>(problem)
+                                           : weights_pass_by<half_bits, tile_scores_again<half_bits>>(problem);
 }
 
 // Reads nothing that another pass left, so it need not round as the tiles do.

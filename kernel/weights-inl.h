@@ -19,7 +19,7 @@ inline void weigh_scores(const row_sums<real>& rows, int64_t keys, real* scores)
   }
 }
 
-template <typename stored, typename maker = vector_scores<stored>>
+template <typename stored, typename maker>
 void weights_item_of(const attention_problem& problem, int64_t item, void* buffer, void* /*shared*/) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
@@ -68,8 +68,8 @@ void weights_item_of(const attention_problem& problem, int64_t item, void* buffe
   }
 }
 
-template <typename stored, typename maker = vector_scores<stored>>
-kernel_pass weights_pass(const attention_problem& problem) {
+template <typename stored, typename maker>
+kernel_pass weights_pass_by(const attention_problem& problem) {
   kernel_pass pass;
   pass.items = backward_items_of(problem);
   pass.scratch_bytes = forward_scratch<stored>(problem, nullptr).bytes + maker::extra_bytes(problem);
