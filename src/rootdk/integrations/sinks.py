@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from rootdk.checks import shown
 from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
 from rootdk.files import BINARY
 
@@ -86,7 +87,7 @@ def _sink(sink: Any) -> Sink:
         return JsonLines(sink)
     # A class has the verbs too, but nothing to open.
     if isinstance(sink, type) or not isinstance(sink, Sink):
-        raise ArgumentTypeError(f"sinks: must be a path or have open, write and close, got {sink!r}")
+        raise ArgumentTypeError(f"sinks: must be a path or have open, write and close, got {shown(sink)}")
     return sink
 
 
