@@ -66,6 +66,9 @@ def test_what_is_tried_is_in_view_with_the_figure(browser: Any, server: Served) 
         knob, plot = (page.locator(what).first.bounding_box() for what in (".knob", ".plot"))
         assert knob["y"] + knob["height"] < 800, chapter.id
         assert plot["y"] + plot["height"] < 800, chapter.id
+    # "Choose the example ... and set the scale": both.
+    asked = open_at(visit, server.address, "#formula").locator(".knob").nth(1).bounding_box()
+    assert asked["y"] + asked["height"] < 800
     visit.page.context.close()
 
 

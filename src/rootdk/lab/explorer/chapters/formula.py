@@ -108,6 +108,7 @@ CHAPTER = Chapter(
         Control(
             "example", "example", "choice", "four", choices=("own", *_EXAMPLES), labels=_LABELS, sets=_EXAMPLES
         ),
+        RULES,  # beside the example: both are what the reader is asked to change
         Control("query", "query", "numbers", "1 0 1 0", -1000, 1000, rows=1, columns=8, columns_with="keys"),
         Control(
             "keys", "keys, one in a row", "numbers", "0 1 1 1; 1 0 1 0; 0 1 0 1", -1000, 1000, rows=8, columns=8,
@@ -118,7 +119,6 @@ CHAPTER = Chapter(
             "zeros", "further components, all 0", "int", 0, 0, 1016, 1,
             help="They do not change any score, but they count in d_k.",
         ),
-        RULES,
     ),
     compute=compute,
 )  # fmt: skip
