@@ -81,7 +81,7 @@ def learning_slows(
             yield _accuracy(f"{task}, d_k = {large}: accuracy {name} it", outcome)
         least = gap.at(small)
         condition = f"on {task} hardly any difference at d_k = {small}: {gap.words(least)}"
-        doubt = f"on {task} the difference at d_k = {small} is not clear: {gap.words(least)}"
+        doubt = f"at d_k = {small} not clear on {task}: {gap.words(least)}"
         yield Comparison(
             gap.text(small), least.value, ">", gap.clear, least.error, role=LIMITS, otherwise=condition, doubt=doubt,
             choice=gap.choice,
@@ -91,12 +91,12 @@ def learning_slows(
         if started is not None:
             condition = (
                 f"where queries and keys start with unit variance: from W_q and W_k smaller by d_k^1/4 {task} takes "
-                f"{gap.words(started)} at d_k = {large} without any scale, and {gap.words(most)} from the usual start"
+                f"{gap.words(started)} at d_k = {large}, not {math.exp(most.value):.2f}"
             )
             text = f"{task}, d_k = {large}, small start: ln(steps without / with it)"
             yield Comparison(
                 text, started.value, ">", SLOWER, started.error, role=LIMITS, otherwise=condition,
-                doubt=f"{condition}; whether that is slower is not clear", choice=_SLOWER,
+                doubt=condition, choice=_SLOWER,
             )  # fmt: skip
     clearest = max(grown, key=lambda task: grown[task].value / max(grown[task].error, 1e-12))
     for task, more in grown.items():
@@ -110,7 +110,7 @@ def learning_slows(
             standard_error=more.error,
             role=DECIDES if task == clearest else LIMITS,
             otherwise=condition,
-            doubt="" if task == clearest else f"on {task} it is not clear that the gain grows {change}",
+            doubt="" if task == clearest else f"on {task} it is not clear that the gain grows with d_k",
         )
 
 

@@ -245,7 +245,11 @@ def d_k_harms(
         gap = Gap(results, task, suspected, usual)
         more = gap.at(d_k)
         what = "ln(steps with it / with the root)" if gap.steps else "loss that it adds"
-        yield Comparison(f"{task}, d_k = {d_k}: {what}", more.value, ">", gap.clear, more.error, choice=gap.choice)
+        yield Comparison(
+            f"{task}, d_k = {d_k}: {what}", more.value, ">", gap.clear, more.error, choice=gap.choice,
+            otherwise=f"on {task} at d_k = {d_k} it takes {gap.words(more)}" if gap.steps else "",
+            doubt=f"on {task} not clear: {gap.words(more)}",
+        )  # fmt: skip
 
 
 @LEDGER.claim(

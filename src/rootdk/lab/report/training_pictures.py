@@ -191,10 +191,16 @@ def _seeds(groups: Sequence[Group]) -> str:
     return f"Mean of {counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds with its 95% interval."
 
 
+# Of more lines than these a caption does not name each.
+_NAMED = 6
+
+
 def _rates(groups: Sequence[Group]) -> str:
     rates = {rate for group in groups for rate in group.rates}
     if len(rates) == 1:
         return f"Learning rate {min(rates):.3g}, the only one tried."
+    if len(groups) > _NAMED:
+        return f"Each at the learning rate that the validation set chose: the table at the end.{_edges(groups)}"
     each = "; ".join(f"{one.line} {one.best.rate:.3g}" for one in groups)
     return f"Learning rates, of those tried the best by the validation set: {each}.{_edges(groups)}"
 
@@ -203,9 +209,11 @@ def _edges(groups: Sequence[Group]) -> str:
     """Where a better learning rate may lie beyond those tried: the best is at an end of them, or the only one."""
     ends = [f"{one.line}, d_k = {one.spec.d_k} ({one.edge})" for one in groups if one.edge in {"lowest", "highest"}]
     only = [f"{one.line}, d_k = {one.spec.d_k}" for one in groups if one.edge == "only"]
+    only = [f"{len(only)} lines"] if len(groups) > _NAMED and len(only) > 1 else only
     text = f" At an end of the rates tried: {'; '.join(ends)}." if ends else ""
     # Where no line has a second rate, the caption has said so.
-    return text + (f" One rate alone was tried: {'; '.join(only)}." if only and len(only) < len(groups) else "")
+    some = 0 < sum(one.edge == "only" for one in groups) < len(groups)
+    return text + (f" One rate alone was tried: {'; '.join(only)}." if some else "")
 
 
 def _ended(groups: Sequence[Group]) -> str:
