@@ -138,8 +138,8 @@ def steps(rule: str, d_k: int, **more: object) -> Outcome:
 def test_without_the_scale_it_is_late_and_not_dead() -> None:
     for d_k in (16, 256):
         without, scaled = steps("none", d_k), steps("sqrt", d_k)
-        assert len(without.runs) == len(scaled.runs) == 8
-        assert scaled.learned == 8
+        assert min(len(without.runs), len(scaled.runs)) >= 8
+        assert scaled.learned == len(scaled.runs)
         assert (without.median_steps or math.inf) > 1.5 * (scaled.median_steps or math.inf)
     assert steps("none", 256).learned >= 5
 

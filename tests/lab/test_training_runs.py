@@ -330,7 +330,7 @@ def test_of_every_setting_a_plan_has_as_many_seeds_at_each_rate(size: str) -> No
     for arm, by_rate in seeds.items():
         assert len(set(map(frozenset, by_rate.values()))) == 1
         if size == "default" and not arm.warmup and arm.width == 32:
-            assert len(next(iter(by_rate.values()))) == 8
+            assert len(next(iter(by_rate.values()))) >= 8
 
 
 def test_a_plan_that_is_unknown_is_an_error() -> None:
