@@ -23,9 +23,10 @@ from typing import Any
 from benchmarks.peers import OPEN, open_peers
 from benchmarks.section import Report, Row, Setting
 from benchmarks.sections import all_sections, judge
-from rootdk import machine, processes
+from rootdk import processes
 from rootdk.backends import kernel
-from rootdk.cli.progress import Bars
+from rootdk.cli.info import describe
+from rootdk.cli.lifetime import Bars
 from rootdk.errors import RootdkError
 
 FOLDER = Path(__file__).resolve().parent
@@ -106,7 +107,7 @@ def measure_all(sections: list[str], peers: list[str], threads: int, quick: bool
     asked = [section for name, section in all_sections().items() if name in setting.sections]
     report: Report = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
+        "machine": describe(),
         "threads": threads,
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "quick": quick,

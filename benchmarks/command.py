@@ -16,7 +16,7 @@ from benchmarks.sections import all_sections
 from rootdk.backends import kernel
 from rootdk.errors import RootdkError
 from rootdk.files import write_atomically
-from rootdk.machine import cpus_allowed
+from rootdk.processes import cpus_allowed
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

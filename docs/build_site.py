@@ -213,11 +213,11 @@ CAPTIONS = {
 
 def draw(folder: Path) -> None:
     """Every picture that a page shows, by the package."""
-    from rootdk.audit.demonstration import demonstrate
+    from rootdk.audit.running import demonstrate
+    from rootdk.cli.figures import write_figure
     from rootdk.lab.answer import rows_pictures
     from rootdk.lab.checks import EXPERIMENTS, Cache, plan, run_all
     from rootdk.lab.report.audit_page import spread_pictures
-    from rootdk.lab.report.paper import write_figure
     from rootdk.lab.report.training_page import chapters
     from rootdk.lab.training import shipped
 

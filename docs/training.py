@@ -29,7 +29,7 @@ from rootdk.lab.training.results import (
     widths,
 )
 from rootdk.lab.training.run import ADDITIVE
-from rootdk.lab.training.run_lists import plan
+from rootdk.lab.training.sweep import plan
 
 TARGET = Path(__file__).with_name("training.md")
 RULES = {"none": "1", "sqrt": "1/sqrt(d_k)", "dk": "1/d_k"}

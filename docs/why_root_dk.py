@@ -11,8 +11,8 @@ import numpy as np
 
 from rootdk import predict, scaling, theory
 from rootdk.lab.answer import answer
-from rootdk.lab.checks.alignment import trained_models
-from rootdk.lab.glossary import WORDS
+from rootdk.lab.checks.premises import trained_models
+from rootdk.lab.formulas import WORDS
 from rootdk.lab.proof import prove
 
 KEYS = 512

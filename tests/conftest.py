@@ -53,7 +53,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingKernel]:
 @pytest.fixture
 def routed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options of every call that a model makes to rootdk: unwatched, it may well run on torch's own kernel."""
-    from rootdk.torch import functional, transformers
+    from rootdk.torch import functional
 
     calls: list[dict[str, Any]] = []
 
@@ -62,7 +62,6 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return rootdk.attention(query, key, value, **options)
 
     monkeypatch.setattr(functional, "attention", noted)
-    monkeypatch.setattr(transformers, "attention", noted)
     return calls
 
 

@@ -207,7 +207,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the largest logit of one row for that of all rows",
-        "src/rootdk/theory/extremes.py",
+        "src/rootdk/theory/row_law.py",
         "return np.asarray(np.exp(rows * np.log1p(",
         "return np.asarray(np.exp(np.log1p(",
         ("tests/theory/test_theory_measured.py",),
@@ -222,7 +222,7 @@ MUTATIONS = (
     # The ring
     Mutation(
         "a block that is seen by its last row alone is left out",
-        "src/rootdk/distributed/blocks.py",
+        "src/rootdk/distributed/ring.py",
         "visible &= last + problem.right >= keys.first",
         "visible &= last + problem.right > keys.first",
         ("tests/distributed/test_distributed_ring.py",),
@@ -374,28 +374,28 @@ MUTATIONS = (
     # Processes: how a command ends, and what it starts
     Mutation(
         "what could not be written is tried again when Python ends",
-        "src/rootdk/cli/ending.py",
+        "src/rootdk/cli/lifetime.py",
         "        if output is not None:\n            _discard_unwritten(output)",
         "        if output is None:\n            _discard_unwritten(output)",
         ("tests/lab/test_cannot_be_written.py",),
     ),
     Mutation(
         "a full disk is seen by write() and not by flush()",
-        "src/rootdk/cli/ending.py",
+        "src/rootdk/cli/lifetime.py",
         "self._stream.flush()\n        except OSError as error:",
         "self._stream.flush()\n        except BlockingIOError as error:",
         ("tests/lab/test_cannot_be_written.py",),
     ),
     Mutation(
         "Ctrl-C leaves the command's children behind",
-        "src/rootdk/cli/ending.py",
+        "src/rootdk/cli/lifetime.py",
         "    processes.end_all()\n    files.remove_unfinished()",
         "    files.remove_unfinished()",
         ("tests/lab/test_interruption.py",),
     ),
     Mutation(
         "the number of threads is not given back",
-        "src/rootdk/lab/training/local_engine.py",
+        "src/rootdk/lab/training/engine.py",
         "os.environ[name] = value",
         "os.environ[name] = ONE_THREAD[name]",
         ("tests/lab/test_training_engine.py",),
@@ -417,7 +417,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a number of 5000 digits is read",
-        "src/rootdk/untrusted.py",
+        "src/rootdk/files.py",
         "len(digits) > _MOST_DIGITS",
         "len(digits) > 100 * _MOST_DIGITS",
         ("tests/audit/test_hostile_checkpoints.py",),

@@ -31,7 +31,7 @@ from benchmarks.section import (
     ratio,
 )
 from benchmarks.sections.fresh import status
-from rootdk.distributed.local import run_ranks
+from rootdk.distributed.cost import run_ranks
 
 HEADS, D, TOKENS, ROUNDS = 4, 64, 8192, 5
 MEMORY_TOKENS, WINDOW = 262_144, 64

@@ -25,6 +25,13 @@ _ROUNDS = 20  # a process that is about to be ended may have started another
 _ENDED = "ZX"  # states of a process that only its parent has not taken note of yet
 
 
+def cpus_allowed() -> int:
+    """How many CPUs this process may use: affinity, where the system knows it, and not the size of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def command(function: str, *arguments: str, package: Path | None = None) -> list[str]:
     """The command that calls a function, written "package.module:function", with these arguments.
 

@@ -12,9 +12,8 @@ from checkpoint_zoo import built, saved
 
 import rootdk
 from rootdk.audit import Audit, Finding, LayerAudit, read_checkpoint, verdict_of
-from rootdk.audit.demonstration import demonstrate
 from rootdk.audit.result import SEVERITIES, VERDICTS, worst_first
-from rootdk.audit.running import run_checkpoint
+from rootdk.audit.running import demonstrate, run_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KEYS = {"schema_version", "verdict", "phase", "model", "layers", "findings", "unknown", "unread"}

@@ -18,8 +18,7 @@ from rootdk.audit.health import Trend
 from rootdk.audit.layer import LayerReading, digest_on_device
 from rootdk.audit.watching import handle, read
 from rootdk.audit.watching.call import Call
-from rootdk.audit.watching.rows import sight_of
-from rootdk.audit.watching.scale import Scale
+from rootdk.audit.watching.rows import Scale, sight_of
 from rootdk.backends import torch as adapter
 from rootdk.backends.torch import gpu
 

@@ -10,8 +10,7 @@ from problems import random_arrays
 
 from rootdk.audit.watching.call import Call, of_sdpa, of_transformers, split
 from rootdk.audit.watching.read import read
-from rootdk.audit.watching.rows import sampled_rows, sight_of
-from rootdk.audit.watching.scale import Scale, scale_of
+from rootdk.audit.watching.rows import Scale, sampled_rows, scale_of, sight_of
 from rootdk.backends import problem_of, reference
 
 N_QUERY, N_KEY, HEADS = 13, 17, 4

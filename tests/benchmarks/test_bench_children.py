@@ -15,7 +15,7 @@ from benchmarks.command import main
 from benchmarks.section import Row
 from benchmarks.sections import ring
 from rootdk import backends, processes
-from rootdk.distributed.local import run_ranks
+from rootdk.distributed.cost import run_ranks
 
 
 @pytest.fixture

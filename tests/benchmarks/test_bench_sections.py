@@ -40,7 +40,7 @@ from benchmarks.sections import (
     watch,
 )
 from rootdk import _kernel
-from rootdk.distributed.local import LocalRanksError, run_ranks
+from rootdk.distributed.cost import LocalRanksError, run_ranks
 
 SMALL = Shape(1, 4, 4, 40, 16, causal=False)
 

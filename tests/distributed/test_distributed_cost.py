@@ -12,8 +12,7 @@ from ring_ranks import together
 
 from rootdk import distributed
 from rootdk.cli import main, plan
-from rootdk.distributed import local
-from rootdk.distributed.cost import Ring, cost, pairs
+from rootdk.distributed.cost import Ring, check, cost, pairs
 from rootdk.distributed.layout import even_lengths, positions_of
 from rootdk.errors import ArgumentError, ArgumentTypeError
 
@@ -139,8 +138,8 @@ def test_the_command_says_what_is_wrong(more: list[str], message: str) -> None:
 @pytest.mark.slow  # six processes import torch, one after the other
 def test_the_model_is_held_against_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """That it runs and adds up; how far it is off depends on what else the machine does."""
-    monkeypatch.setattr(local, "RANKS", (1, 2))
-    report = local.check(tokens=64, heads=2, d=8)
+    monkeypatch.setattr("rootdk.distributed.cost.RANKS", (1, 2))
+    report = check(tokens=64, heads=2, d=8)
     assert [(row["ranks"], row["pass"]) for row in report["rows"]] == [
         (ranks, name) for ranks in (1, 2) for name in ("forward", "backward")
     ]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.calibration.alignment import of_head
-from rootdk.lab.checks.alignment import trained_models
+from rootdk.lab.checks.premises import trained_models
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.4])

@@ -7,7 +7,7 @@ import pytest
 from visit import assert_opens_and_fits
 
 from rootdk.audit import read_checkpoint
-from rootdk.audit.demonstration import demonstrate
+from rootdk.audit.running import demonstrate
 from rootdk.files import write_atomically
 from rootdk.lab.report import render_audit
 

@@ -28,10 +28,9 @@ from rootdk.lab.checks import (
     Comparison,
     Sampling,
 )
-from rootdk.lab.checks.definition import by_the_formula, softmax
+from rootdk.lab.checks.exact import EIGHTH, POWERS, TENTH, by_the_formula, softmax
 from rootdk.lab.checks.gradient_flow import jacobian_of_softmax, live_entries
 from rootdk.lab.checks.ledger import COMMON
-from rootdk.lab.checks.printed import EIGHTH, POWERS, TENTH
 from rootdk.lab.checks.sampler import generator, normal, over_groups, reading
 from rootdk.lab.checks.sharpness import root
 from rootdk.theory import attention_moments, relative_gradient, softmax_jacobian

@@ -230,7 +230,7 @@ def test_a_command_loads_no_other_command() -> None:
     code = "import sys\nfrom rootdk.cli import main\nmain(['info', '--json'], standalone_mode=False)\n"
     code += "print(*sorted(name for name in sys.modules if name.startswith('rootdk.cli.')), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.split() == ["rootdk.cli.ending", "rootdk.cli.info", "rootdk.cli.options"]
+    assert done.stderr.split() == ["rootdk.cli.info", "rootdk.cli.lifetime", "rootdk.cli.options"]
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ import re
 import pytest
 from explorer_views import compare, values_of, view
 
-from rootdk.audit.demonstration import demonstrate
+from rootdk.audit.running import demonstrate
 from rootdk.errors import ArgumentError
-from rootdk.lab.explorer.audit_input import MOST_CELLS, checked_audit
 from rootdk.lab.explorer.chapters.model import model_view
+from rootdk.lab.explorer.values import MOST_CELLS, checked_audit
 
 
 def audit() -> dict[str, object]:

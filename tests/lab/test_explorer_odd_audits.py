@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from rootdk.cli import main
-from rootdk.lab.explorer.audit_input import MOST_CELLS, MOST_FINDINGS, checked_audit
 from rootdk.lab.explorer.chapters.model import MOST_ROWS, model_view
 from rootdk.lab.explorer.server import application
+from rootdk.lab.explorer.values import MOST_CELLS, MOST_FINDINGS, checked_audit
 
 PORT = 8765
 HERE = f"http://127.0.0.1:{PORT}"

@@ -9,8 +9,8 @@ import explorer_stand_in as stand_in
 import pytest
 from starlette.testclient import TestClient
 
-from rootdk.lab.explorer.audit_input import LARGEST_BODY
 from rootdk.lab.explorer.server import application, listening
+from rootdk.lab.explorer.values import LARGEST_BODY
 
 PORT = 8765
 HERE = f"http://127.0.0.1:{PORT}"
@@ -195,7 +195,7 @@ def test_a_fault_of_ours_shows_no_traceback(server: TestClient, capfd: pytest.Ca
 
 
 def test_a_fault_outside_the_chapters_shows_none_either(capfd: pytest.CaptureFixture[str]) -> None:
-    from rootdk.lab.explorer.security import Guard
+    from rootdk.lab.explorer.endpoints import Guard
 
     async def faulty(scope: Any, receive: Any, send: Any) -> None:
         raise KeyError("a secret place")

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from rootdk.cli import main
+from rootdk.cli.figures import plain_text, rows_of, write_figure
 from rootdk.errors import RootdkError
 from rootdk.lab.answer import rows_as_widths_grow, rows_pictures
 from rootdk.lab.checks import EXPERIMENTS, plan, run_all
 from rootdk.lab.drawing import Picture
 from rootdk.lab.report import training_pictures
-from rootdk.lab.report.paper import plain_text, rows_of, write_figure
 from rootdk.lab.report.training_page import chapters
 from rootdk.lab.training import shipped
 

@@ -23,7 +23,7 @@ from rootdk.lab.explorer.chapters import CHAPTERS
 from rootdk.lab.explorer.shared import RULES, with_rules
 from rootdk.lab.explorer.values import read_values
 from rootdk.lab.training import RunSpec
-from rootdk.lab.training.local_engine import LocalEngine
+from rootdk.lab.training.engine import LocalEngine
 from rootdk.lab.training.store import Store
 from rootdk.lab.training.sweep import sweep
 

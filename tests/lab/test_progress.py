@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rootdk.cli.progress import Bars
+from rootdk.cli.lifetime import Bars
 
 
 def console(*, terminal: bool) -> Console:

@@ -14,7 +14,7 @@ import pytest
 from rootdk.errors import RootdkError
 from rootdk.lab.training import Outcome, Results, Run, RunSpec, grouped, shipped
 from rootdk.lab.training.results import best, setting
-from rootdk.lab.training.run_lists import plan
+from rootdk.lab.training.sweep import plan
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -21,13 +21,11 @@ from rich.console import Console
 from training_stand_in import noted
 
 from rootdk.cli import main
-from rootdk.cli.progress import Bars
+from rootdk.cli.lifetime import Bars
 from rootdk.cli.train_study import Order, _draw, lines
 from rootdk.lab.training import Results, RunSpec
-from rootdk.lab.training.engine import Advanced, Failed, Finished
-from rootdk.lab.training.local_engine import LocalEngine
-from rootdk.lab.training.run_lists import plan
-from rootdk.lab.training.sweep import Tally, cost
+from rootdk.lab.training.engine import Advanced, Failed, Finished, LocalEngine
+from rootdk.lab.training.sweep import Tally, cost, plan
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -358,8 +356,8 @@ from pathlib import Path
 sys.path.insert(0, {str(SUPPORT)!r})
 import training_stand_in as stand_in
 from rootdk.cli import main
-from rootdk.lab.training.local_engine import LocalEngine
-from rootdk.lab.training.run_lists import plan
+from rootdk.lab.training.engine import LocalEngine
+from rootdk.lab.training.sweep import plan
 from rootdk.cli.train_study import Order, _draw, lines
 def stuck(tasks):
     # As in a call of C++ that takes long: a lock that is taken twice.

@@ -16,8 +16,18 @@ from training_stand_in import noted
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.training import Run, RunSpec
-from rootdk.lab.training.engine import ONE_THREAD, Advanced, Again, Event, Failed, Finished, Task, title
-from rootdk.lab.training.local_engine import LocalEngine, cores
+from rootdk.lab.training.engine import (
+    ONE_THREAD,
+    Advanced,
+    Again,
+    Event,
+    Failed,
+    Finished,
+    LocalEngine,
+    Task,
+    cores,
+    title,
+)
 from rootdk.lab.training.store import Store, StoreError
 from rootdk.lab.training.sweep import SweepError, cost, sweep
 

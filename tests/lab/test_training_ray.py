@@ -27,8 +27,7 @@ from training_stand_in import noted
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.training import Run, RunSpec, engine, ray_engine
-from rootdk.lab.training.engine import Advanced, Again, Event, TrainingMissingError, title
-from rootdk.lab.training.local_engine import LocalEngine
+from rootdk.lab.training.engine import Advanced, Again, Event, LocalEngine, TrainingMissingError, title
 from rootdk.lab.training.ray_engine import ClusterError, RayEngine
 from rootdk.lab.training.store import Store
 from rootdk.lab.training.sweep import sweep

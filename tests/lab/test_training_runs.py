@@ -13,10 +13,18 @@ import torch
 from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.lab.training import Moment, RunSpec
 from rootdk.lab.training import train as training
-from rootdk.lab.training.model import _SPREAD_OF_TANH, AdditiveAttention, Transformer, projections
+from rootdk.lab.training.model import (
+    _SPREAD_OF_TANH,
+    IGNORED,
+    TEST,
+    VALID,
+    AdditiveAttention,
+    Transformer,
+    projections,
+    task_named,
+)
 from rootdk.lab.training.run import TASKS
-from rootdk.lab.training.run_lists import MATCHED_D_K, SIZES, plan
-from rootdk.lab.training.tasks import IGNORED, TEST, VALID, task_named
+from rootdk.lab.training.sweep import MATCHED_D_K, SIZES, plan
 from rootdk.lab.training.train import ended, is_spike, look, looks_of, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

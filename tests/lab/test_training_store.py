@@ -69,7 +69,7 @@ def package(place: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch)
 
 FILES = dict.fromkeys(
     ("options.py", "checks.py", "attention.py", "reading.py", "scaling.py", "torch/module.py", "backends/reference.py",
-     "lab/training/train.py", "lab/training/local_engine.py", "lab/report/page.py", "_kernel.abi3.so"), "one"
+     "lab/training/train.py", "lab/training/engine.py", "lab/report/page.py", "_kernel.abi3.so"), "one"
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_code_that_decides_the_numbers_is_part_of_the_name(
 ) -> None:
     before = package(tmp_path, FILES, monkeypatch)
     after = package(tmp_path, {name: "other"}, monkeypatch)
-    arranges = name in {"lab/training/local_engine.py", "lab/report/page.py"}
+    arranges = name in {"lab/training/engine.py", "lab/report/page.py"}
     assert (before == after) == arranges
 
 

@@ -10,7 +10,7 @@ from explorer_views import view
 from rootdk.cli import main
 from rootdk.lab.checks import EXPERIMENTS, plan, run
 from rootdk.lab.explorer.shared import QUANTITIES
-from rootdk.lab.glossary import WORDS
+from rootdk.lab.formulas import WORDS
 from rootdk.lab.report import render
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -9,12 +9,12 @@ from hostile_checkpoints import constructed
 from hostile_formats import constructed_formats
 
 import rootdk
-from rootdk import untrusted
+from rootdk import files
 from rootdk._kernel import most_threads
 from rootdk.audit import limits
-from rootdk.lab.explorer.audit_input import LARGEST_BODY, MOST_CELLS, MOST_FINDINGS
 from rootdk.lab.explorer.endpoints import AT_ONCE
 from rootdk.lab.explorer.server import MOST_CONNECTIONS, SECONDS_FOR_A_REQUEST
+from rootdk.lab.explorer.values import LARGEST_BODY, MOST_CELLS, MOST_FINDINGS
 from rootdk.options import scale_number
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,8 @@ def mebibytes(size: int) -> str:
 SIZES = {
     "of a checkpoint": {
         "config.json": mebibytes(limits.LARGEST_CONFIG),
-        "depth of JSON": f"{untrusted.DEEPEST} levels",
-        "values of one JSON file": f"{untrusted.MOST_VALUES:,}",
+        "depth of JSON": f"{files.DEEPEST} levels",
+        "values of one JSON file": f"{files.MOST_VALUES:,}",
         "an index of shards, or the header, pickle or graph of one file": mebibytes(limits.LARGEST_INDEX),
         "all headers together": mebibytes(limits.LARGEST_HEADERS),
         "shards": f"{limits.MOST_SHARDS:,}",

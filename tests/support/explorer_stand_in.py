@@ -121,6 +121,6 @@ def serve(port: str, patience: str = "10") -> None:
 
 
 if __name__ == "__main__":  # a server of these chapters on the port that is named, ended as a command is
-    from rootdk.cli.ending import supervised
+    from rootdk.cli.lifetime import supervised
 
     supervised(lambda: serve(*sys.argv[1:]))

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import k0, ndtr
 
-from rootdk.theory import _laplace, attention, attention_moments, expected_maximum, predict, rows, softmax_moments
+from rootdk.theory import attention, attention_moments, expected_maximum, predict, rows, softmax, softmax_moments
 
 FIELDS = theory_judge.FIELDS
 KEYS = (2, 3, 16, 1024, 10**6, 10**9)
@@ -235,8 +235,8 @@ def test_effective_keys_of_two_keys_are_known() -> None:
 def test_effective_keys_against_half_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, sigma = np.meshgrid(np.array(KEYS, float), np.array(SIGMAS))
     shared = rows.effective_keys(keys, sigma)
-    monkeypatch.setattr(_laplace, "STEP", _laplace.STEP / 2)
-    monkeypatch.setattr(_laplace, "_NEGLIGIBLE", _laplace._NEGLIGIBLE + 8)
+    monkeypatch.setattr(softmax, "STEP", softmax.STEP / 2)
+    monkeypatch.setattr(softmax, "_NEGLIGIBLE", softmax._NEGLIGIBLE + 8)
     np.testing.assert_allclose(shared, rows.effective_keys(keys, sigma), rtol=1e-8)
 
 

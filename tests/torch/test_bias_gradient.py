@@ -16,7 +16,7 @@ import rootdk
 from rootdk.backends import problem_of
 from rootdk.backends.torch import kernel as torch_kernel
 from rootdk.torch import MultiHeadAttention, scaled_dot_product_attention
-from rootdk.torch.transformers import transformers_attention
+from rootdk.torch.functional import transformers_attention
 
 SMALL: dict[str, Any] = {"leading": (2,), "heads": 2, "kv_heads": 1, "n_query": 3, "n_key": 4, "d_k": 2, "d_v": 3}
 

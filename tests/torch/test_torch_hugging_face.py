@@ -9,7 +9,7 @@ import torch
 
 import rootdk
 import rootdk.torch
-from rootdk.torch.transformers import transformers_attention
+from rootdk.torch.functional import transformers_attention
 
 Q, K, V = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)
 DECODER, ENCODER = types.SimpleNamespace(is_causal=True), types.SimpleNamespace(is_causal=False)

@@ -11,7 +11,7 @@ from transformers_zoo import FAMILIES, ROUTES, built, inputs, judged, on_rootdk,
 from whole_models import assert_within, errors
 
 import rootdk.torch
-from rootdk.torch import transformers as hugging_face
+from rootdk.torch import functional
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DROPOUT = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "t5": "dropout_rate",
@@ -58,7 +58,7 @@ def test_every_option_that_some_model_hands_over_is_known() -> None:
         for call in re.findall(r"\battention_interface(\(\n.*?\n +\).*?)\n", file.read_text("utf-8"), re.DOTALL):
             handed |= set(re.findall(r"^ +(\w+)=", call, re.MULTILINE))
     assert handed > CARRIED
-    assert handed <= CARRIED | WITHOUT_EFFECT | hugging_face.REFUSED.keys() | {"query", "key", "value", "dim"}
+    assert handed <= CARRIED | WITHOUT_EFFECT | functional.REFUSED.keys() | {"query", "key", "value", "dim"}
 
 
 def test_keys_that_an_indexer_picks() -> None:

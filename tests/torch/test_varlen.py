@@ -10,7 +10,7 @@ from transformers_zoo import transformers
 import rootdk
 import rootdk.torch
 from rootdk.torch import flash_attn_varlen_func, scaled_dot_product_attention
-from rootdk.torch.transformers import transformers_attention
+from rootdk.torch.functional import transformers_attention
 
 STARTS_Q, STARTS_K = torch.tensor([0, 5, 5, 12, 40]), torch.tensor([0, 9, 12, 12, 60])
 WIDE = torch.float64

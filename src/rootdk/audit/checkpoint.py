@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rootdk.errors import ArgumentError
-from rootdk.untrusted import shown_text
+from rootdk.files import shown_text
 
 from .config import GAIN_OF_ONE, Config, Facts
 from .families import Projections, find_projections

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rootdk.errors import ArgumentError
-from rootdk.untrusted import JsonError, read_json, shown_text
+from rootdk.files import JsonError, read_json, shown_text
 
 from .formats import Tensors
 from .limits import (

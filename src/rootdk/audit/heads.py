@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rootdk.errors import ArgumentError
-from rootdk.untrusted import shown_text
+from rootdk.files import shown_text
 
 from .config import Facts
 from .families import Projections, Side

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from rootdk.errors import ArgumentError
-from rootdk.untrusted import shown_text
+from rootdk.files import shown_text
 
 LARGEST_CONFIG = 16 * 2**20  # bytes; real ones have thousands
 LARGEST_INDEX = 32 * 2**20  # bytes of an index of shards, or of the header of one file; real ones up to 13 MB

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rootdk import rendering
-from rootdk.untrusted import shown_text, shown_values
+from rootdk.files import shown_text, shown_values
 
 from .layer import MIN_KEYS, MIN_ROWS
 from .metrics import METRICS, FindingGroup, Metric, grid, grouped, named, present, short_names

@@ -2,8 +2,8 @@
 
 A command is a file here, with a click command of the file's name (a dash is an underscore) and with what it runs and
 prints, in at most 80 columns. It imports what it needs inside its functions, so that `rootdk info` and `rootdk --help`
-pay for nothing else. `main_job` is what `rootdk` does without a command. Several need `options`, `progress` and
-`ending`, which is how a command ends before it is done.
+pay for nothing else. `main_job` is what `rootdk` does without a command. Several need `options`, and `lifetime`,
+which shows how far a command is and ends it before it is done.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from rootdk.errors import RootdkError
-from rootdk.untrusted import shown_text
+from rootdk.files import shown_text
 from rootdk.version import __version__
 
 from . import options
@@ -33,8 +33,8 @@ class _Commands(click.Group):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A process of its own, as `rootdk` and `python -m rootdk` are: every command ends as `ending` has it."""
-        from .ending import supervised
+        """A process of its own, as `rootdk` and `python -m rootdk` are: every command ends as `lifetime` has it."""
+        from .lifetime import supervised
 
         return supervised(lambda: super(_Commands, self).__call__(*args, **kwargs))
 
@@ -75,7 +75,7 @@ def _errors_of_click() -> Iterator[None]:
     except RootdkError as error:
         raise click.ClickException(shown_text(" ".join(str(error).splitlines()), _LONGEST)) from error
     except KeyboardInterrupt as stopped:
-        from .ending import Interrupted
+        from .lifetime import Interrupted
 
         raise Interrupted from stopped
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from rootdk.files import kind_of, shown_text
 from rootdk.rendering import csv_text
-from rootdk.untrusted import kind_of, shown_text
 from rootdk.version import __version__
 
 from . import options
@@ -79,7 +79,7 @@ def audit(
 
     from rootdk.audit.view import view
 
-    from .progress import Bars
+    from .lifetime import Bars
 
     if text is not None and tokens is not None:
         raise click.UsageError("--text and --tokens exclude each other", ctx)
@@ -130,9 +130,9 @@ _SHOWN = ("logit_deviation", "entropy_ratio", "saturated")
 
 def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Iterator[str]:
     """Which scales are not healthy and what to do, a line for each scale, and where to go on: one screen."""
-    from rootdk.audit.demonstration import D_K, HEADS, LAYERS, TOKENS
     from rootdk.audit.metrics import METRICS, grouped
     from rootdk.audit.result import SEVERITIES
+    from rootdk.audit.running import D_K, HEADS, LAYERS, TOKENS
     from rootdk.lab.first_look import rule_label
 
     from .look import filled
@@ -230,7 +230,7 @@ def audit_of(
 ) -> dict[str, Any]:
     """The audit as the dictionary that is its JSON; without a path, that of the demonstration under these rules."""
     if path is None:
-        from rootdk.audit.demonstration import demonstrate
+        from rootdk.audit.running import demonstrate
 
         return demonstrate(rules, seed, progress).to_dict()
     from rootdk.audit import read_checkpoint

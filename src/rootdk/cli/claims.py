@@ -71,7 +71,7 @@ def claims(ids: tuple[int, ...], rows: int, evidence: bool, seed: int, as_json: 
 def _checked(ids: Sequence[int], sampling: "Sampling") -> list["CheckedClaim"]:
     from rootdk.lab.checks import LEDGER
 
-    from .progress import Bars
+    from .lifetime import Bars
 
     chosen = tuple(dict.fromkeys(ids)) or LEDGER.ids
     checked: list[CheckedClaim] = []

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rootdk.errors import ArgumentError, RootdkError
-from rootdk.untrusted import read_regular, shown_text
+from rootdk.files import read_regular, shown_text
 
 from . import options
 
@@ -80,7 +80,7 @@ def check_lab() -> None:
 
 def read_model(path: Path) -> dict[str, Any]:
     """An audit: read from JSON, or made of a checkpoint's weights. One that the page cannot show is an error here."""
-    from rootdk.lab.explorer.audit_input import checked_audit
+    from rootdk.lab.explorer.values import checked_audit
 
     if (
         path.is_file()
@@ -88,7 +88,7 @@ def read_model(path: Path) -> dict[str, Any]:
         and not path.name.endswith(".index.json")
         and path.name != "config.json"
     ):
-        from rootdk.lab.explorer.audit_input import LARGEST_BODY, parsed
+        from rootdk.lab.explorer.values import LARGEST_BODY, parsed
 
         try:
             return dict(checked_audit(parsed(read_regular(path, LARGEST_BODY))))
@@ -96,7 +96,7 @@ def read_model(path: Path) -> dict[str, Any]:
             raise ArgumentError(f"model: {shown_text(path)} cannot be read: {error.strerror or error}") from error
     from rootdk.audit import read_checkpoint
 
-    from .progress import Bars
+    from .lifetime import Bars
 
     with Bars() as bars:
         return dict(checked_audit(read_checkpoint(path, progress=bars).to_dict()))
@@ -150,7 +150,7 @@ def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None
     """One HTML file, with a bar meanwhile."""
     from rootdk.lab.explorer.export import exported_page
 
-    from .progress import Bars
+    from .lifetime import Bars
 
     with Bars() as bars:
         page = exported_page(audit=audit, progress=bars, at=at, rules=rules)

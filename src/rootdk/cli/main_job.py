@@ -43,8 +43,8 @@ from rootdk.theory import relative_gradient
 from rootdk.version import __version__
 
 from . import options
+from .lifetime import Bars
 from .look import filled
-from .progress import Bars
 
 Progress = Callable[[str, float], None]
 

@@ -78,9 +78,9 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv
         costs = cost(ring)
         report = None
         if validate:
-            from rootdk.distributed.local import check
+            from rootdk.distributed.cost import check
 
-            from .progress import Bars
+            from .lifetime import Bars
 
             with Bars() as bars:
                 report = check(validate_tokens, **_CHECKED, causal=not full, notify=bars)

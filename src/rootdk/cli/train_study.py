@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rootdk.files import shown_text
 from rootdk.rendering import csv_text
-from rootdk.untrusted import shown_text
 
 from . import options
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rootdk.lab.training.engine import Engine, Event
     from rootdk.lab.training.sweep import Tally
 
-    from .progress import Bars
+    from .lifetime import Bars
 
 WIDTH = 80
 _NAME = 25
@@ -94,7 +94,7 @@ def train_study(
         raise click.UsageError("--address needs --engine ray", ctx)
     from rootdk.lab.training.store import Store
 
-    from .ending import last_words
+    from .lifetime import last_words
 
     kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command continues from there"
     with last_words(f"interrupted; {kept}"):
@@ -119,7 +119,7 @@ class Order:
     def specs(self) -> tuple["RunSpec", ...]:
         """The runs to do, checked."""
         from rootdk.lab.training.run import TASKS
-        from rootdk.lab.training.run_lists import plan, read_specs
+        from rootdk.lab.training.sweep import plan, read_specs
 
         if self.spec is not None:
             return read_specs(self.spec)
@@ -140,7 +140,7 @@ class Order:
             from rootdk.lab.training.ray_engine import RayEngine
 
             return RayEngine(self.address, self.workers)
-        from rootdk.lab.training.local_engine import LocalEngine
+        from rootdk.lab.training.engine import LocalEngine
 
         return LocalEngine(self.workers)
 
@@ -233,7 +233,7 @@ def _shown(specs: Sequence["RunSpec"]) -> Iterator[Callable[["Event"], None]]:
     from rootdk.lab.training.engine import Again, Failed, title
     from rootdk.lab.training.sweep import Tally
 
-    from .progress import Bars
+    from .lifetime import Bars
 
     tally = Tally(specs)
     shown = tally.begun

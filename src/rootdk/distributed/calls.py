@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from ..backends import torch as adapter
-from ..backends.torch.special_tensors import tangents
+from ..backends.torch.kernel import tangents
 from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
 from ..options import LEARNED, Options, Problem, check_one_type, check_shapes, resolve
 from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
-from .blocks import plan_of
 from .layout import Layout, check_layout, even_lengths, positions_of
 from .peers import BLOCK, Peers, agree, digest
-from .ring import RingAttention, forward
+from .ring import RingAttention, forward, plan_of
 
 Whole = TypeVar("Whole", Tensor, Reading)
 
@@ -87,7 +86,7 @@ def attention(
     value and sinks; the gradient of `sinks` is that of this rank's rows, as for any weight that all ranks share.
     Backward has to run on every rank.
 
-    Exact to rounding: see rootdk.distributed.blocks for how blocks become one softmax and rootdk.distributed.ring for
+    Exact to rounding: see rootdk.distributed.ring for how blocks become one softmax and for
     the gradient. mask, bias, segments, dropout and per_key are not there.
 
     Errors: ArgumentError on every rank, before work starts, where the ranks' arguments do not fit each other. RankError

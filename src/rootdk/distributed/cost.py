@@ -14,13 +14,209 @@ A step lasts as long as the longer of the two things that go on in it, computing
     backward     (R - 1) max(compute, messages) + compute + the last gradient   message = latency + bytes / bandwidth
 
 Left out: what merging costs (linear in n), what a processor needs to move messages, and ranks that run late.
+
+The model against several ranks on this machine, each a process of its own. `run_ranks` is for benchmarks too: what the
+ranks are to do is a function `run(task)` of a module. The process group is there when it is called, and what it returns
+must be something that JSON can hold.
+
+`check` holds the model against 1, 2 and 4 ranks of one thread each. The rates are measured first, on half the tokens
+and with messages alone, so that nothing that is predicted goes into the prediction: operations per second of one
+process, forward and backward, and bytes per second and latency between two ranks. Where there are fewer cores than
+ranks the ranks share them, and a rank is expected to get its share.
+
+Beside the seconds that pass stand the seconds that a processor worked for the rank, against the predicted computing
+alone: what is above that goes into messages and merging. They are the ones to look at on a machine that is busy with
+other things.
 """
 
+import json
+import math
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from ..checks import positive, real
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, RootdkError
+from ..processes import cpus_allowed, started
 from .layout import check_layout
+
+RANKS, ROUNDS = (1, 2, 4), 4
+
+
+class LocalRanksError(RootdkError, RuntimeError):
+    """A rank on this machine ended early or not in time; the message says which and how."""
+
+
+def run_ranks(
+    ranks: int,
+    module: str,
+    task: dict[str, Any],
+    threads: int = 1,
+    timeout: float = 600.0,
+    package: Path | None = None,
+) -> list[Any]:
+    """What `module.run(task)` returned, rank by rank.
+
+    threads   of each rank
+    timeout   seconds until all of them must have ended
+    package   folder of the package that the module belongs to, where that is not installed
+    """
+    names = ("OMP_NUM_THREADS", "ROOTDK_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    environment = os.environ | dict.fromkeys(names, str(threads))
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [[str(rank), str(ranks), folder, module, json.dumps(task)] for rank in range(ranks)]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "errors": "replace"}
+        until = time.monotonic() + timeout
+        try:
+            with started(f"{__name__}:be_a_rank", arguments, package, env=environment, **pipes) as processes:
+                for rank, process in enumerate(processes):
+                    _, errors = process.communicate(timeout=max(until - time.monotonic(), 0.1))
+                    if process.returncode != 0:
+                        # torch may put the rank before every line of a traceback.
+                        last = (errors.strip().splitlines() or ["no message"])[-1].removeprefix(f"[rank{rank}]: ")
+                        raise LocalRanksError(f"rank {rank} of {ranks} ended with code {process.returncode}: {last}")
+        except subprocess.TimeoutExpired:
+            raise LocalRanksError(f"{ranks} ranks: must end within {timeout:g} s, and did not") from None
+        return [json.loads((Path(folder) / f"{rank}.json").read_text("utf-8")) for rank in range(ranks)]
+
+
+def be_a_rank(rank: str, ranks: str, folder: str, module: str, task: str) -> None:
+    """What each process does; the results go into the folder."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    meet = "file:///" + Path(folder, "meet").as_posix().lstrip("/")  # file:///C:/... on Windows
+    dist.init_process_group("gloo", init_method=meet, rank=int(rank), world_size=int(ranks))
+    result = import_module(module).run(json.loads(task))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(result), "utf-8", newline="\n")
+    dist.destroy_process_group()
+
+
+def check(
+    tokens: int,
+    heads: int,
+    d: int,
+    causal: bool = True,
+    notify: Callable[[str, float], None] = lambda _what, _share: None,
+) -> dict[str, Any]:
+    """Rates, and for every number of ranks and pass the measured seconds, the predicted ones and the error.
+
+    notify   is given what is run next and the share that is done
+    """
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    cores = cpus_allowed()
+    sizes = {"heads": heads, "d": d, "causal": causal}
+    notify("rates of one process", 0.0)
+    rates = run_ranks(1, __name__, sizes | {"what": "rates", "tokens": max(tokens // 2, 1)})[0]
+    notify("messages", 1 / (2 + len(RANKS)))
+    line = run_ranks(2, __name__, {"what": "line", "numbers": max(tokens * heads * d, 1)})[0]
+    rows = []
+    for number, ranks in enumerate(RANKS):
+        notify(f"{ranks} rank{'s' * (ranks > 1)}", (2 + number) / (2 + len(RANKS)))
+        share = min(1.0, cores / ranks)
+        ring = Ring(
+            tokens=tokens, heads=heads, d=d, ranks=ranks, causal=causal, bandwidth=line["bandwidth"],
+            latency=line["latency"], flops=rates["forward"] * share, backward_flops=rates["backward"] * share,
+        )  # fmt: skip
+        predicted = cost(ring)
+        measured = run_ranks(ranks, __name__, sizes | {"what": "ring", "tokens": tokens})
+        for name in ("forward", "backward"):
+            seconds, worked = (max(rank[taken] for rank in measured) for taken in (name, f"{name}_worked"))
+            work = predicted[name].flops / rates[f"{name}_worked"]
+            rows.append(
+                {
+                    "ranks": ranks,
+                    "pass": name,
+                    "measured": seconds,
+                    "predicted": predicted[name].seconds,
+                    "error": predicted[name].seconds / seconds - 1.0,
+                    "worked": worked,
+                    "predicted_work": work,
+                    "work_error": work / worked - 1.0,
+                }
+            )
+    facts = {"tokens": tokens, "heads": heads, "d": d, "causal": causal, "cores": cores, "load_before": load}
+    return {**facts, **rates, **line, "rows": rows}
+
+
+def run(task: dict[str, Any]) -> dict[str, float]:
+    """What each rank does."""
+    return {"rates": _rates, "line": _line, "ring": _ring}[task["what"]](task)
+
+
+def _rates(task: dict[str, Any]) -> dict[str, float]:
+    """Operations per second of one process that has the whole sequence."""
+    from ..attention import attention
+
+    seconds = _passes(task, lambda tensors: attention(*tensors, causal=task["causal"]), task["tokens"])
+    ring = Ring(task["tokens"], task["heads"], task["d"], 1, 1.0, 1.0, causal=task["causal"])
+    work = 4.0 * ring.d * ring.heads * pairs(ring)
+    more = {"forward": 1.0, "backward": BACKWARD}
+    return {name: more[name.partition("_")[0]] * work / taken for name, taken in seconds.items()}
+
+
+def _ring(task: dict[str, Any]) -> dict[str, float]:
+    import torch.distributed as dist
+
+    from .calls import attention
+
+    rows = task["tokens"] // dist.get_world_size()
+    return _passes(task, lambda t: attention(*t, layout="balanced", causal=task["causal"]), rows)
+
+
+def _passes(task: dict[str, Any], call: Any, rows: int) -> dict[str, float]:
+    """The best of some rounds; all ranks begin each pass together."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(dist.get_rank())
+    tensors = [torch.randn(1, task["heads"], rows, task["d"], requires_grad=True) for _ in range(3)]
+    best: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        dist.barrier()
+        start, worked = time.perf_counter(), time.process_time()
+        result = work()
+        for of, taken in ((name, time.perf_counter() - start), (f"{name}_worked", time.process_time() - worked)):
+            best[of] = min(best.get(of, math.inf), taken)
+        return result
+
+    for _ in range(ROUNDS):
+        out = timed("forward", lambda: call(tensors))
+        d_out = torch.ones_like(out)
+        timed("backward", lambda: torch.autograd.grad(out, tensors, d_out))  # noqa: B023 -- called at once
+    return best
+
+
+def _line(task: dict[str, Any]) -> dict[str, float]:
+    """Between two ranks that send to each other at once: seconds of an empty message, and bytes per second."""
+    import torch
+
+    from .peers import BLOCK, Peers
+
+    dist = torch.distributed
+    peers = Peers()
+    seconds = []
+    for numbers in (1, task["numbers"]):
+        sent, received = torch.zeros(numbers), torch.zeros(numbers)
+        best = float("inf")
+        for _ in range(ROUNDS):
+            dist.barrier()
+            start = time.perf_counter()
+            other = 1 - peers.rank
+            peers.wait(peers.post((dist.isend, sent, other, BLOCK), (dist.irecv, received, other, BLOCK)))
+            best = min(best, time.perf_counter() - start)
+        seconds.append(best)
+    latency, whole = seconds
+    return {"latency": latency, "bandwidth": 4.0 * task["numbers"] / max(whole - latency, 1e-9)}
+
 
 BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 # Products backward over products forward: five against two.

@@ -3,8 +3,7 @@
 Importing this loads no framework; a callback or a sink loads the one that it is for when it is made.
 """
 
-from rootdk.integrations.callbacks import lightning_callback, trainer_callback
-from rootdk.integrations.loop import TrainingLog
+from rootdk.integrations.loop import TrainingLog, lightning_callback, trainer_callback
 from rootdk.integrations.ranks import merged_metrics
 from rootdk.integrations.sinks import JsonLines, PackageMissingError, Sink, TensorBoard, WeightsAndBiases
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rootdk.attention import attention
 from rootdk.theory import predict
 
-from .checks.result import Result
+from .checks.comparison import Result
 from .drawing import COLOURS, Picture, bars, plot
 from .first_look import RULE_WORDS, RULES
 

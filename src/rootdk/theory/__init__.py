@@ -27,23 +27,26 @@ from .effects import (
     softcap_slope,
     softcap_variance,
 )
-from .enumeration import exact_score_moments, score_law
 from .formats import FormatEffect, format_effect, sum_bias
-from .landmarks import (
+from .prediction import Prediction, predict
+from .rows import (
     critical_sigma,
+    effective_keys,
     expected_maximum,
     frozen_jacobian_trace,
     frozen_saturation,
+    saturation,
+    top_probability,
     warm_entropy,
     warm_p_squared,
 )
-from .prediction import Prediction, predict
-from .rows import effective_keys, saturation, top_probability
 from .scores import (
+    exact_score_moments,
     rotary_score,
     row_variance,
     score_density,
     score_excess_kurtosis,
+    score_law,
     score_mean,
     score_tail,
     score_variance,

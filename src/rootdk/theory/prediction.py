@@ -4,7 +4,7 @@ How each field of a HeadSummary is found:
 
 exact, by quadrature           means of what softmax does to a row; means and medians of the variance inside a row
 by the rows of `row_law`       medians of what softmax does to a row, and the mean of |J|_F
-by `extremes`                  the expected largest logit (exact) and lowest ln Z
+by `row_law` too               the expected largest logit (exact) and lowest ln Z
 """
 
 import math
@@ -23,8 +23,7 @@ from ..summary import HeadSummary
 from ._arguments import broadcast, numbers, whole
 from .attention import spread_nodes
 from .effects import rule_of
-from .extremes import expected_lowest, expected_maximum_logit
-from .row_law import RowLaw, row_law
+from .row_law import RowLaw, expected_lowest, expected_maximum_logit, row_law
 from .rows import effective_keys, saturation, top_probability
 from .softmax import AVERAGES, averages_of
 

@@ -19,9 +19,8 @@ except ImportError as _error:
 
 from ..backends import backend_of as _backend_of
 from ..backends.torch import call as _call  # registers the operators
-from .functional import flash_attn_varlen_func, scaled_dot_product_attention, use
+from .functional import flash_attn_varlen_func, register_transformers, scaled_dot_product_attention, use
 from .module import MultiHeadAttention
-from .transformers import register_transformers
 
 # Found now, so that what torch.compile makes before the first plain call is still valid after it.
 for _kind in (_torch.empty(0, device="cpu"), _torch.nn.Parameter(_torch.empty(0, device="cpu"))):

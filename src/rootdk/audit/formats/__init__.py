@@ -15,14 +15,13 @@ from pathlib import Path
 
 from rootdk.audit.limits import LARGEST_HEADERS, LARGEST_INDEX, MOST_SHARDS, MOST_TENSORS, came
 from rootdk.errors import ArgumentError
-from rootdk.untrusted import JsonError, kind_of, read_json, shown_text
+from rootdk.files import JsonError, kind_of, read_json, shown_text
 
 from .archives import read_npz
 from .gguf import read_gguf
 from .onnx import read_onnx
 from .pickles import ForeignError, read_old_torch, read_torch_archive
-from .safetensors import read_safetensors
-from .stored import Contents, NotReadError, NotThisError, Source, Stored, Tensors, check_name
+from .stored import Contents, NotReadError, NotThisError, Source, Stored, Tensors, check_name, read_safetensors
 
 __all__ = ["Tensors", "find_tensors", "weights_in"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootdk.audit.limits import LARGEST_INDEX, MOST_RANK, MOST_TENSORS, came
-from rootdk.untrusted import shown_text
+from rootdk.files import shown_text
 
 from .stored import NUMPY, Contents, NotReadError, NotThisError, Plain, Source, check_name
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rootdk.audit.limits import LARGEST_INDEX, MOST_TENSORS, came
 from rootdk.errors import RootdkError
-from rootdk.untrusted import MOST_VALUES, shown_text
+from rootdk.files import MOST_VALUES, shown_text
 
 from .stored import NUMPY, Contents, Floats, NotReadError, NotThisError, Plain, Source, Stored, check_name
 

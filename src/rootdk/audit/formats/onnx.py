@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rootdk.audit.limits import LARGEST_INDEX, MOST_RANK, MOST_TENSORS, came
-from rootdk.untrusted import MOST_VALUES, shown_text
+from rootdk.files import MOST_VALUES, shown_text
 
 from .stored import NUMPY, Contents, NotThisError, Plain, Source
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.audit.limits import Fields
-from rootdk.untrusted import JsonError, parse_json
+from rootdk.files import JsonError, parse_json
 
 from .stored import Floats, Plain, Stored, Tensors
 

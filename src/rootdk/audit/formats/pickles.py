@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rootdk.audit.limits import LARGEST_INDEX, MOST_RANK, MOST_TENSORS, came
-from rootdk.untrusted import MOST_VALUES, shown_text
+from rootdk.files import MOST_VALUES, shown_text
 
 from .archives import members_of
 from .stored import NUMPY, Contents, NotReadError, NotThisError, Plain, Source, Stored, check_name

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rootdk.untrusted import shown_text
+from rootdk.files import shown_text
 
 from .onnx import MOST_SMALL, Graph, Node
 from .packed import Affine

@@ -22,8 +22,7 @@ from rootdk.audit.result import Audit, Phase
 from rootdk.audit.watching import taps
 from rootdk.audit.watching.call import Call, UnreadableError
 from rootdk.audit.watching.read import check_readable, read, read_logits, read_ring
-from rootdk.audit.watching.rows import Sight, sight_of
-from rootdk.audit.watching.scale import Scale, scale_of
+from rootdk.audit.watching.rows import Scale, Sight, scale_of, sight_of
 from rootdk.checks import count
 from rootdk.errors import ArgumentTypeError
 from rootdk.torch.wrapping import Wrapped

@@ -13,6 +13,7 @@ from rootdk.attention import read as read_scores
 from rootdk.audit.layer import LayerReading, Pointed
 from rootdk.audit.watching.call import HIDES, Call, UnreadableError
 from rootdk.audit.watching.rows import (
+    Scale,
     Sight,
     at_rows,
     fields_of_logits,
@@ -20,7 +21,6 @@ from rootdk.audit.watching.rows import (
     most_pointed,
     sampled_rows,
 )
-from rootdk.audit.watching.scale import Scale
 from rootdk.backends.torch import elsewhere, has_kernel
 from rootdk.distributed.calls import Measured
 from rootdk.options import Options

@@ -18,8 +18,7 @@ from ...options import LEARNED, Learnable, Options, Problem, learnable, with_row
 from ...reading import Reading, reading_of
 from .. import kernel as compiled
 from . import eager, kernel
-from .kernel import FLOATS
-from .special_tensors import refuse_tangents, tangents
+from .kernel import FLOATS, refuse_tangents, tangents
 
 _BY_VALUE = "where tensors are taken by their values"
 _TYPES = "float32, float64, float16 or bfloat16"

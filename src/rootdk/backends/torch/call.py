@@ -26,8 +26,8 @@ from ...options import (
 from ...reading import reading_of
 from ...scaling import ScaleRule, rule
 from .. import torch as adapter
+from .kernel import refuse_tangent
 from .operators import Facts, attention_forward, attention_tangent
-from .special_tensors import refuse_tangent
 from .transforms import FunctionalAttention
 
 # Asked once: torch.compile runs through call().

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ...options import LEARNED, Learnable, Options, Problem, check_one_type, learnable
 from . import kernel
-from .special_tensors import each, is_batched, tangents
+from .kernel import each, is_batched, tangents
 
 _HEADS_AT = tuple(map(LEARNED.index, learnable("heads")))
 _PAIRS = ("mask", *learnable("pairs"))

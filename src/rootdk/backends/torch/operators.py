@@ -16,7 +16,7 @@ from ...errors import DerivativeError
 from ...options import LEARNED, Learnable, Options, Problem, check_shapes, learnable, resolve
 from .. import torch as adapter
 from . import eager, kernel, second
-from .special_tensors import each, is_batched, refuse_tangents
+from .kernel import each, is_batched, refuse_tangents
 
 
 class Facts(NamedTuple):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...options import Learnable, Problem, learnable
 from . import kernel, second
+from .kernel import each, is_batched, primal
 from .operators import (
     NO_FACTS,
     Facts,
@@ -36,7 +37,6 @@ from .operators import (
     refuse_derivative,
     tangent_values,
 )
-from .special_tensors import each, is_batched, primal
 
 
 class FunctionalAttention(torch.autograd.Function):  # type: ignore[misc]

@@ -8,9 +8,8 @@
     Sampling                   how much the claims draw, and from which seed
 
 `comparison` is the record that both share and `sampler` draws for both. Every other file is a subject: `moments`,
-`scores`, `sharpness`, `gradient_flow`, `rules`, `length`, `rounding`, `premises`, `definition`, `printed`, `repeated`,
-`learning`, `alignment`, with its experiment, its claims or both. All files of this folder are loaded here: a new one
-needs no line elsewhere.
+`scores`, `sharpness`, `gradient_flow`, `rules`, `length`, `rounding`, `premises`, `exact`, `repeated`, `learning`, with
+its experiment, its claims or both. All files of this folder are loaded here: a new one needs no line elsewhere.
 
 >>> from rootdk.lab.checks import LEDGER
 >>> checked = LEDGER[7].check()
@@ -23,7 +22,7 @@ e^50 is given as 5,184,705,528,587,072,045 and is 5,184,705,528,587,072,464,087
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .comparison import AGREES, DISAGREES, Comparison
+from .comparison import AGREES, DISAGREES, Comparison, Grid, Result, Series
 from .experiment import EXPERIMENTS, SIZES, Cache, Experiment, name_of, plan, register, run, run_all, spec_from_dict
 from .ledger import (
     CONDITIONAL,
@@ -38,7 +37,6 @@ from .ledger import (
     Claim,
     Ledger,
 )
-from .result import Grid, Result, Series
 from .sampler import Sampling
 
 for _name in sorted(file.name for file in iter_modules(__path__)):

@@ -15,13 +15,12 @@ from typing import Any
 
 from rootdk import version
 from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
-from rootdk.files import cache_folder, write_atomically
+from rootdk.files import cache_folder, read_json, write_atomically
 from rootdk.lab.drawing import Picture
 from rootdk.scaling import fingerprint, rule
 from rootdk.theory._arguments import count, numbers
-from rootdk.untrusted import read_json
 
-from .result import Result
+from .comparison import Result
 
 Progress = Callable[[float], None]
 NamedProgress = Callable[[str, float], None]

@@ -24,11 +24,10 @@ from rootdk.theory import (
     softmax_moments,
 )
 
-from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Parameters
+from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Grid, Parameters, Result
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, positives, register, rule_names
 from .ledger import COMMON, LEDGER, PAPER
 from .moments import ENUMERABLE, Law
-from .result import Grid, Result
 from .sampler import Floats, Sampling, compare, compare_ratio, factor_of, generator, normal, over_groups, reading
 from .sharpness import KEYS, Scale, root, unscaled
 

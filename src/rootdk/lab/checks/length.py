@@ -11,9 +11,8 @@ from rootdk.attention import measure
 from rootdk.lab.drawing import POWERS, Picture, grouped_by, plot, predicted_and_measured
 from rootdk.theory import attention_moments
 
-from .comparison import Comparison, Parameters
+from .comparison import Comparison, Parameters, Result
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, register, rule_names
-from .result import Result
 from .sampler import compare, computed, factor_of, generator, normal
 
 

@@ -12,10 +12,9 @@ from rootdk.lab.formulas import SQUARE
 from rootdk.scaling import rule
 from rootdk.theory import exact_score_moments
 
-from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Parameters
+from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Parameters, Result
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, names, register
 from .ledger import COMMON, LEDGER, PAPER
-from .result import Result
 from .sampler import (
     LAWS,
     Sampler,

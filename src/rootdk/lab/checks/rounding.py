@@ -12,10 +12,9 @@ from rootdk.lab.drawing import POWERS, Picture, grouped_by, plot, predicted_and_
 from rootdk.theory import format_effect
 from rootdk.theory.formats import FORMATS as KINDS
 
-from .comparison import LIMITS, SHOWN, Comparison, Parameters
+from .comparison import LIMITS, SHOWN, Comparison, Parameters, Result
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, names, positives, register
 from .ledger import COMMON, LEDGER
-from .result import Result
 from .sampler import Floats, Sampling, compare_ratio, compare_share, generator, over_groups
 
 FORMATS = ("float32", "bfloat16", "float16")

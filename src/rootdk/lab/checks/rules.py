@@ -14,9 +14,8 @@ from rootdk.reading import Reading
 from rootdk.theory import attention_moments
 from rootdk.theory.prediction import predict
 
-from .comparison import Comparison, Parameters
+from .comparison import Comparison, Parameters, Result, Series
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, register, rule_names
-from .result import Result, Series
 from .sampler import Floats, compare, compare_share, computed, factor_of, generator, normal
 
 _LARGEST_GROUP = 2**27  # components of one group's keys: 1 GiB in float64

@@ -8,9 +8,8 @@ from rootdk.lab.drawing import HUES, POWERS, Picture, bars, line, plot
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import score_density, score_excess_kurtosis, score_tail
 
-from .comparison import Comparison, Parameters
+from .comparison import Comparison, Parameters, Result, Series
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, register
-from .result import Result, Series
 from .sampler import Floats, compare, compare_share, generator, normal
 
 _SIDE = 64  # queries and keys of a group: 4096 scores from 128 vectors

@@ -18,10 +18,9 @@ from rootdk.theory import (
     top_probability,
 )
 
-from .comparison import LIMITS, SHOWN, Comparison, Parameters
+from .comparison import LIMITS, SHOWN, Comparison, Parameters, Result
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, positives, register
 from .ledger import COMMON, LEDGER
-from .result import Result
 from .sampler import (
     Floats,
     Sampling,

@@ -2,9 +2,8 @@
 
 chapter       what a chapter, a knob, a figure and a number are: records, and the whole contract with the page
 chapters/     one file per step of the argument; `shared` is what several of them use
-values        what the page sends, checked and bounded
-audit_input   the same for an audit of the reader's own model
-endpoints     what is served, behind `security`, by `server`
+values        what the page sends, and an audit of the reader's own model, checked and bounded
+endpoints     what is refused and what is served, by `server`
 export        the page as one file, with views that were computed before
 
 Every number comes from the operator and the theory of this package. The page draws what it is given

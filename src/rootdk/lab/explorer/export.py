@@ -22,8 +22,7 @@ from rootdk.errors import RootdkError
 from rootdk.lab.report.document import script_text
 
 from .chapter import Chapter, Control, plain
-from .endpoints import Api, plotly_js, static_text
-from .security import hashes, sheets_in
+from .endpoints import Api, hashes, plotly_js, sheets_in, static_text
 from .shared import with_rules
 from .values import started_at
 

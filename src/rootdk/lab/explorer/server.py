@@ -32,8 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 from rootdk.errors import ArgumentError
 
 from .chapter import Chapter
-from .endpoints import Api, Asset, plotly_js, refusal, static_assets
-from .security import App, Guard, policy
+from .endpoints import Api, App, Asset, Guard, plotly_js, policy, refusal, static_assets
 from .shared import with_rules
 from .values import read_values
 

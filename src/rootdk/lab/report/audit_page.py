@@ -11,8 +11,8 @@ from typing import Any
 from rootdk import rendering
 from rootdk.audit.metrics import METRICS, FindingGroup, Metric, grid, grouped, present, short_names
 from rootdk.audit.result import SEVERITIES, WORDS
+from rootdk.files import shown_values
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
-from rootdk.untrusted import shown_values
 
 from .document import badge, card, document, figures, foot, number, rich, table
 
@@ -36,7 +36,7 @@ def render_audit(audit: Mapping[str, Any], about: Mapping[str, str] | None = Non
     audit   what to_dict() of a rootdk.audit.Audit gives, or the JSON of `rootdk audit`
     about   facts for the foot of the page, such as version and path
 
-    >>> from rootdk.audit.demonstration import demonstrate
+    >>> from rootdk.audit.running import demonstrate
     >>> "none.layers.0.attention" in render_audit(demonstrate().to_dict())
     True
     """

@@ -8,7 +8,7 @@ from rootdk.lab import formulas
 from rootdk.lab.answer import answer, answer_of, rows_as_widths_grow, rows_svg, rows_text, worked_example
 from rootdk.lab.checks import AGREES, DISAGREES, EXPERIMENTS, VERDICTS, Comparison, Result
 from rootdk.lab.checks.comparison import CLEAR
-from rootdk.lab.glossary import WORDS
+from rootdk.lab.formulas import WORDS
 from rootdk.lab.training import Results
 
 from .document import badge, card, document, figures, foot, number, rich, table

@@ -6,8 +6,8 @@
     Outcome, Group       the same setting over seeds, and over learning rates too; `grouped`, `panels`
     interval(values)     mean and half the width of its confidence interval over seeds
 
-Nothing of that needs torch. `train`, `model` and `tasks` do: they make a run. `sweep` makes many, by an engine
-(`local_engine`, `ray_engine`), and keeps them in a `store`; `run_lists` says which.
+Nothing of that needs torch. `train` and `model` do: they make a run. `sweep` says which runs a study has, has them made
+by an engine (`engine`, `ray_engine`) and keeps them in a `store`.
 """
 
 from .results import Group, Interval, Outcome, Results, grouped, interval, panels, shipped

@@ -35,10 +35,10 @@ from .engine import (
     attempt,
     check_ray,
     check_workers,
+    cores,
     now_and_then,
     train_on_one_core,
 )
-from .local_engine import cores
 from .run import Run, RunSpec
 from .store import code
 

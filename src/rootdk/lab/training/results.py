@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from rootdk.errors import ArgumentError
+from rootdk.files import parse_json
 from rootdk.rendering import expect_fields, expect_kind
-from rootdk.untrusted import parse_json
 
 from .run import TASKS, Moment, Run, RunSpec
 

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from rootdk import version as package
 from rootdk.errors import RootdkError
-from rootdk.files import BINARY, cache_folder, write_atomically
+from rootdk.files import BINARY, cache_folder, read_json, write_atomically
 from rootdk.scaling import fingerprint
-from rootdk.untrusted import read_json
 
 from .run import Run, RunSpec
 

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from rootdk.files import write_atomically
 from rootdk.reading import Reading
 
-from .model import Transformer, projections
+from .model import IGNORED, TEST, VALID, Batch, Task, Transformer, projections, task_named
 from .run import DIVERGED, Layer, Moment, Run, RunSpec
-from .tasks import IGNORED, TEST, VALID, Batch, Task, task_named
 
 _INSIDE = 3  # layers are looked at in every third look
 _SECONDS_BETWEEN_STATES = 5.0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootdk.lab.checks.alignment import trained_models
+from rootdk.lab.checks.premises import trained_models
 from rootdk.lab.drawing import COLOURS, GREY, ONES_AND_THREES, bars, level, line, plot, points
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
 from rootdk.lab.explorer.shared import SEED, WIDTH_AXIS, WIDTHS, d_k_knob

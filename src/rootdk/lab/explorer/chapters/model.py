@@ -10,15 +10,15 @@ from statistics import median
 from typing import Any
 
 from rootdk import rendering
-from rootdk.audit.demonstration import demonstrate
 from rootdk.audit.metrics import METRICS, Metric, grid, grouped, present
 from rootdk.audit.result import SEVERITIES
+from rootdk.audit.running import demonstrate
 from rootdk.errors import ArgumentError
-from rootdk.lab.explorer.audit_input import checked_audit
+from rootdk.files import printable
 from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
+from rootdk.lab.explorer.values import checked_audit
 from rootdk.lab.formulas import FREEZING
 from rootdk.lab.report.audit_page import map_picture, spread_picture
-from rootdk.untrusted import printable
 
 FIRST = "first"
 # What a browser still lays out quickly, and more than a person reads.

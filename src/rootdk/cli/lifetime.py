@@ -1,9 +1,12 @@
-"""How a command ends before it is done: by Ctrl-C, or because nobody takes what it prints.
+"""A command while it runs: how far it is, and how it ends before it is done.
 
-Ctrl-C is a KeyboardInterrupt, which undoes what is half done on its way up, such as a bar on the terminal. It may take
-long: native code cannot be interrupted by it, a `finally` may wait for a thread, and an exception inside a callback is
-printed and lost. So a thread of its own waits for the signal too. If the command still runs most of a second
-later, the thread ends the process: children first, then files that are half written.
+How far: bars on standard error that are gone when it is done, and only on a terminal.
+
+It ends early by Ctrl-C, or because nobody takes what it prints. Ctrl-C is a KeyboardInterrupt, which undoes what is
+half done on its way up, such as a bar on the terminal. It may take long: native code cannot be interrupted by it, a
+`finally` may wait for a thread, and an exception inside a callback is printed and lost. So a thread of its own waits
+for the signal too. If the command still runs most of a second later, the thread ends the process: children first, then
+files that are half written.
 """
 
 import contextlib
@@ -12,13 +15,18 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TextIO
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
 from rootdk import files, processes
 from rootdk._starting import end_at_once
+from rootdk.files import shown_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
 # 128 and the number of the signal, as shells have it.
 INTERRUPTED = 128 + signal.SIGINT
@@ -158,3 +166,51 @@ def _leave(*, silent: bool = False) -> NoReturn:
         # A bar that was cut off has hidden the cursor.
         os.write(2, b"\x1b[?25h" * os.isatty(2) + f"{_words[-1]}\n".encode() * (not silent))
     os._exit(INTERRUPTED)
+
+
+_LONGEST = 100
+
+
+class Bars:
+    """A bar, a percentage, the time so far and a text; one row, and more where a command names them.
+
+    Called with a text and the share that is done, from any thread. What else is to be said meanwhile goes through
+    `console`, which writes it above the bars.
+    """
+
+    def __init__(self, console: "Console | None" = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.table import Column
+
+        self.console = console or Console(stderr=True)
+        self._drawn = Progress(
+            BarColumn(20),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            # A text may be the name of a layer in a file of unknown making, which is no markup.
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._rows: dict[Hashable, TaskID] = {"": self._drawn.add_task("starting", total=1.0)}
+
+    def __enter__(self) -> "Bars":  # noqa: PYI034 -- typing.Self came with Python 3.11
+        self._drawn.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._drawn.stop()
+
+    def __call__(self, text: str, share: float, row: Hashable = "") -> None:
+        """Move a row, which is new if it has not been named before."""
+        shown = shown_text(text, _LONGEST)
+        if row not in self._rows:
+            self._rows[row] = self._drawn.add_task(shown, total=1.0)
+        self._drawn.update(self._rows[row], completed=share, description=shown)
+
+    def drop(self, row: Hashable) -> None:
+        """Take a row away, if it is there."""
+        if row in self._rows:
+            self._drawn.remove_task(self._rows.pop(row))
