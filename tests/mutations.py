@@ -251,7 +251,7 @@ MUTATIONS = (
     ),
     Mutation(
         "texts reach the page as they are",
-        "src/rootdk/lab/report/document.py",
+        "src/rootdk/lab/drawing.py",
         '</i>", escape(text))',
         '</i>", text)',
         ("tests/lab/test_report.py",),

@@ -14,7 +14,7 @@ from rootdk.cli.explore import read_model
 from rootdk.errors import ArgumentError
 from rootdk.files import DEEPEST, MOST_VALUES, JsonError, kind_of, parse_json, read_json, read_regular, shown_text
 from rootdk.lab.checks import Cache
-from rootdk.lab.checks.length import LengthSpec
+from rootdk.lab.checks.rules import LengthSpec
 from rootdk.lab.training import RunSpec
 from rootdk.lab.training.store import Store
 from rootdk.lab.training.sweep import read_specs

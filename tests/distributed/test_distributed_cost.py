@@ -12,8 +12,8 @@ from ring_ranks import together
 
 from rootdk import distributed
 from rootdk.cli import main, plan
+from rootdk.distributed import even_lengths, positions_of
 from rootdk.distributed.cost import Ring, check, cost, pairs
-from rootdk.distributed.layout import even_lengths, positions_of
 from rootdk.errors import ArgumentError, ArgumentTypeError
 
 SIZES: dict[str, Any] = {"tokens": 48, "heads": 4, "kv_heads": 2, "d": 8, "flops": 1e9, "bandwidth": 1e6}

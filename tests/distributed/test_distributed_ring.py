@@ -18,7 +18,7 @@ from tensors import array, tensor, tensor_options
 import rootdk
 from rootdk import distributed, scaling
 from rootdk.backends import problem_of, reference
-from rootdk.distributed.layout import even_lengths, positions_of
+from rootdk.distributed import even_lengths, positions_of
 from rootdk.reading import FIELDS
 
 LAYOUTS = ("contiguous", "balanced")

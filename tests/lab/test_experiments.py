@@ -85,11 +85,11 @@ def test_theory_and_measurement_agree(results: dict[str, Result], name: str) -> 
 # One function of the theory per experiment, bent by 3 %: the comparison that uses it must say so.
 BENT = {
     "variance": ("rootdk.lab.checks.moments.compare", "score variance"),
-    "scores": ("rootdk.lab.checks.scores.score_tail", "share beyond 1"),
+    "scores": ("rootdk.lab.checks.moments.score_tail", "share beyond 1"),
     "sharpness": ("rootdk.lab.checks.sharpness.top_probability", "largest weight"),
     "gradient": ("rootdk.lab.checks.gradient_flow.relative_gradient", "|do/dq| / |o|"),
     "rules": ("rootdk.lab.checks.rules.factor_of", "entropy share"),
-    "length": ("rootdk.lab.checks.length.attention_moments", "entropy"),
+    "length": ("rootdk.lab.checks.rules.attention_moments", "entropy"),
     "formats": ("rootdk.lab.checks.rounding.rounded", "relative error"),
     "premises": ("rootdk.lab.checks.premises.correlated_score_variance", "variance inside a row"),
 }

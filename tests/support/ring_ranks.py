@@ -25,7 +25,7 @@ def together(
     """
     # Each process is a fork of one that has imported everything and done nothing: torch takes seconds to import.
     context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "rootdk.distributed.calls", "rootdk.distributed.layout"])
+    context.set_forkserver_preload(["torch.distributed", "rootdk.distributed.calls"])
     where = f"tcp://127.0.0.1:{_free_port()}" if tcp else f"file://{folder}/meet"
     started = [
         context.Process(target=_in_process, args=(work, rank, ranks, where, str(folder), arguments), daemon=True)

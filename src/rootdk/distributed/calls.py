@@ -17,7 +17,7 @@ from ..options import LEARNED, Options, Problem, check_one_type, check_shapes, r
 from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
-from .layout import Layout, check_layout, even_lengths, positions_of
+from . import Layout, check_layout, even_lengths, positions_of
 from .peers import BLOCK, Peers, agree, digest
 from .ring import RingAttention, forward, plan_of
 

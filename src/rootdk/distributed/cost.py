@@ -44,7 +44,7 @@ from typing import Any
 from ..checks import positive, real
 from ..errors import ArgumentError, ArgumentTypeError, RootdkError
 from ..processes import cpus_allowed, started
-from .layout import check_layout
+from . import check_layout
 
 RANKS, ROUNDS = (1, 2, 4), 4
 

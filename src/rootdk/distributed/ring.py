@@ -54,7 +54,7 @@ from ..backends.torch import kernel as torch_kernel
 from ..backends.torch.eager import sinks_gradient
 from ..options import Problem
 from ..reading import Reading, converted, reading_of, reading_of_nothing
-from .layout import Piece, joined, pieces
+from . import Piece, joined, pieces
 from .peers import BLOCK, GRADIENT, Message, Peers, agree
 
 _LOG2_E = 1.4426950408889634

@@ -8,8 +8,8 @@
     Sampling                   how much the claims draw, and from which seed
 
 `comparison` is the record that both share and `sampler` draws for both. Every other file is a subject: `moments`,
-`scores`, `sharpness`, `gradient_flow`, `rules`, `length`, `rounding`, `premises`, `exact`, `repeated`, `learning`, with
-its experiment, its claims or both. All files of this folder are loaded here: a new one needs no line elsewhere.
+`sharpness`, `gradient_flow`, `rules`, `rounding`, `premises`, `exact`, `repeated`, `learning`, with its experiments,
+its claims or both. All files of this folder are loaded here: a new one needs no line elsewhere.
 
 >>> from rootdk.lab.checks import LEDGER
 >>> checked = LEDGER[7].check()

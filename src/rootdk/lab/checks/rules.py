@@ -1,5 +1,10 @@
-"""The experiment "rules": what each does to attention with random q and k, at your d_k and along d_k."""
+"""The scale rules: the experiments "rules" and "length".
 
+"rules" shows what each does to attention with random q and k, at your d_k and along d_k; "length" how entropy and the
+trace of J move with the number of keys, to a billion.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -9,7 +14,7 @@ import numpy as np
 
 from rootdk.attention import attention, measure
 from rootdk.errors import ArgumentError
-from rootdk.lab.drawing import Picture, bars, colour_of, grouped_by, plot, predicted_and_measured, ticks_along
+from rootdk.lab.drawing import POWERS, Picture, bars, colour_of, grouped_by, plot, predicted_and_measured, ticks_along
 from rootdk.reading import Reading
 from rootdk.theory import attention_moments
 from rootdk.theory.prediction import predict
@@ -51,7 +56,7 @@ class RulesSpec(Spec):
             factor_of(rule, d_k, self.keys)  # what a rule cannot do is said before anything is drawn
 
 
-def run(spec: RulesSpec, progress: Progress) -> Result:
+def run_rules(spec: RulesSpec, progress: Progress) -> Result:
     """Variance, entropy, trace and norm of J, largest weight and frozen rows, under each rule."""
     comparisons: list[Comparison] = []
     series: list[Series] = []
@@ -131,7 +136,7 @@ def _asked(size: str, d_k: Sequence[int], keys: int, rules: Sequence[str]) -> Ma
     return {"d_k": tuple(dict.fromkeys(d_k)), "keys": keys, "rules": tuple(dict.fromkeys(rules)), "groups": groups}
 
 
-def _pictures(result: Result) -> list[Picture]:
+def _rules_pictures(result: Result) -> list[Picture]:
     by_d_k: dict[int, list[Series]] = {}
     for series in result.series:
         by_d_k.setdefault(int(series.setting["d_k"]), []).append(series)
@@ -165,14 +170,113 @@ register(
         place=5,
         question="What does each scale rule do?",
         spec=RulesSpec,
-        run=run,
+        run=run_rules,
         seconds=2.2,
         heading="The scale rules side by side",
         text="The same random queries and keys with each rule. This is the state at the start of training. A trained "
         "model can be different, and some models are tuned for 1/d_k.",
-        pictures=_pictures,
+        pictures=_rules_pictures,
         quick={"curve": (16, 64, 256), "rows": 16},
         full={"curve": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048), "rows": 160},
         asked=_asked,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSpec(Spec):
+    """measured: numbers of keys that are drawn, groups x rows queries each; computed: those for theory alone."""
+
+    d_k: int = a_count(64, 1, 8192)
+    rules: tuple[str, ...] = rule_names(("none", "sqrt", "entropy_invariant"))
+    measured: tuple[int, ...] = counts((16, 256, 4096, 100_000), 2, 10**6)
+    computed: tuple[int, ...] = counts((64, 1024, 16_384, 10**6, 10**7, 10**8, 10**9), 2, 10**12)
+    groups: int = a_count(16, 2, 10**5)
+    rows: int = a_count(16, 1, 10**5)
+    seed: int = a_seed()
+
+
+def run_length(spec: LengthSpec, progress: Progress) -> Result:
+    """Entropy in nats, entropy share and Jacobian trace for each rule and number of keys."""
+    comparisons: list[Comparison] = []
+    for keys in spec.computed:
+        if keys not in spec.measured:
+            comparisons += _length_predicted(spec, keys)
+    # Short rows get more groups, so that no number of keys has less than a quarter of a million logits of its own.
+    progress(0.1)
+    for number, keys in enumerate(spec.measured):
+        groups = max(spec.groups, min(200, 250_000 // (keys * spec.rows)))
+        comparisons += _at_length(spec, keys, groups)
+        progress(0.1 + 0.9 * sum(spec.measured[: number + 1]) / sum(spec.measured))
+    return Result("length", asdict(spec), tuple(comparisons))
+
+
+def _length_predicted(spec: LengthSpec, keys: int) -> list[Comparison]:
+    comparisons = []
+    for rule in spec.rules:
+        moments = attention_moments(keys, spec.d_k, factor_of(rule, spec.d_k, keys))
+        setting: Parameters = {"keys": keys, "rule": rule, "d_k": spec.d_k}
+        comparisons.append(computed("entropy", setting, moments.entropy))
+        comparisons.append(computed("entropy share", setting, float(moments.entropy) / math.log(keys)))
+        comparisons.append(computed("Jacobian trace", setting, moments.jacobian_trace))
+    return comparisons
+
+
+def _at_length(spec: LengthSpec, keys: int, groups: int) -> list[Comparison]:
+    rng = generator(spec.seed, 7, keys)
+    kept: dict[str, list[tuple[float, float]]] = {rule: [] for rule in spec.rules}
+    value = np.ones((1, keys, 1), np.float32)
+    for _ in range(groups):
+        query = normal(rng, (1, spec.rows, spec.d_k))
+        key = normal(rng, (1, keys, spec.d_k))
+        for rule in spec.rules:
+            _, reading = measure(query, key, value, scale=factor_of(rule, spec.d_k, keys))
+            kept[rule].append((float(np.mean(reading.entropy)), float(np.mean(reading.jacobian_trace))))
+    comparisons = []
+    for comparison in _length_predicted(spec, keys):
+        entropy, trace = np.array(kept[str(comparison.setting["rule"])]).T
+        by_name = {"entropy": entropy, "entropy share": entropy / math.log(keys), "Jacobian trace": trace}
+        samples = by_name[comparison.quantity]
+        comparisons.append(compare(comparison.quantity, comparison.setting, comparison.predicted, samples))
+    return comparisons
+
+
+def _length_pictures(result: Result) -> list[Picture]:
+    to_a_billion = "In nats. Lines: theory, up to a billion keys. Markers: measured."
+    return [
+        _along_keys(result, "entropy", "entropy-n", "Entropy against the number of keys", to_a_billion),
+        _along_keys(result, "entropy share", "ratio-n", "Entropy share", "Entropy / ln n; 1 means equal weights."),
+    ]
+
+
+def _along_keys(result: Result, quantity: str, name: str, title: str, caption: str) -> Picture:
+    chosen = result.select(quantity)
+    traces = predicted_and_measured(grouped_by(chosen, "rule"), "keys")
+    return Picture(name, title, caption, plot(traces, "number of keys n", quantity, xaxis=_powers_of_ten(chosen)))
+
+
+def _powers_of_ten(chosen: Sequence[Comparison]) -> dict[str, Any]:
+    """Every second power of ten, and space for the label of the last one."""
+    ends = [math.log10(float(comparison.setting["keys"])) for comparison in chosen]
+    reach = {"range": [min(ends) - 0.3, max(ends) + 0.3]} if ends else {}
+    return POWERS | {"tick0": 1, "dtick": 2} | reach
+
+
+register(
+    Experiment(
+        name="length",
+        place=6,
+        question="What happens when there are more keys?",
+        spec=LengthSpec,
+        run=run_length,
+        seconds=2.0,
+        heading="More keys",
+        text="With 1/√d_k the entropy stays a constant below ln n, so that long rows look more and more uniform. "
+        "Without a scale the entropy is far lower and grows in proportion to ln n: at d_k = 64 from 0.41 nats at 16 "
+        "keys to 3.02 at a billion. A rule with ln n makes long rows sharper, by more than what keeps entropy / ln n "
+        "constant.",
+        pictures=_length_pictures,
+        quick={"measured": (16, 256, 4096), "computed": (10**6, 10**9)},
+        full={"measured": (16, 64, 256, 1024, 4096, 16_384, 100_000), "groups": 64},
     )
 )

@@ -30,7 +30,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from rootdk.errors import RootdkError
-from rootdk.lab.report.document import check_plotly
+from rootdk.lab.drawing import check_plotly
 from rootdk.version import __version__
 
 from .chapter import Chapter

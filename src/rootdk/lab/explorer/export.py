@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rootdk.errors import RootdkError
-from rootdk.lab.report.document import script_text
+from rootdk.lab.drawing import script_text
 
 from .chapter import Chapter, Control, plain
 from .endpoints import Api, hashes, plotly_js, sheets_in, static_text

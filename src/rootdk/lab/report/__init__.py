@@ -8,8 +8,8 @@
 It reads results and plain dictionaries, and runs nothing.
 """
 
+from ..drawing import check_plotly
 from .audit_page import render_audit
-from .document import check_plotly
 from .study_page import render
 from .training_page import render_training
 

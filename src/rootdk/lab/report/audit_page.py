@@ -14,7 +14,7 @@ from rootdk.audit.result import SEVERITIES, WORDS
 from rootdk.files import shown_values
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
 
-from .document import badge, card, document, figures, foot, number, rich, table
+from ..drawing import badge, card, document, figures, foot, number, rich, table
 
 _BADGES = {"healthy": "good", "unjudged": "open", "note": "open", "warning": "half", "critical": "bad"}
 # Past so many heads the page shows layers only: a table of ten thousand rows is read by nobody.

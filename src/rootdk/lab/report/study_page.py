@@ -11,7 +11,7 @@ from rootdk.lab.checks.comparison import CLEAR
 from rootdk.lab.formulas import WORDS
 from rootdk.lab.training import Results
 
-from .document import badge, card, document, figures, foot, number, rich, table
+from ..drawing import badge, card, document, figures, foot, number, rich, table
 from .training_page import training_section
 
 _BADGES = dict(zip(VERDICTS, ("good", "half", "bad", "half", "open", "open"), strict=True))

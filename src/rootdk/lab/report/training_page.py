@@ -8,8 +8,8 @@ from rootdk.lab.drawing import COLOURS, Picture
 from rootdk.lab.training import Group, Results, grouped, panels
 from rootdk.lab.training.run import ADDITIVE, TASKS
 
+from ..drawing import card, document, figures, foot, number, rich, table
 from . import training_pictures as draw
-from .document import card, document, figures, foot, number, rich, table
 
 _LEAD = (
     "Small Transformers that differ in nothing but the scale of their scores, the width d_k of queries and keys, the "
