@@ -36,7 +36,7 @@ _DECIDES = (
     "backends",
     "lab/training",
 )
-_ARRANGES = {"__init__", "engine", "local_engine", "ray_engine", "results", "run", "run_lists", "store", "sweep"}
+_ARRANGES = {"__init__", "engine", "ray_engine", "results", "run", "store", "sweep"}
 
 
 _LOCK = ".lock"
