@@ -216,7 +216,7 @@ def test_every_file_of_commands_is_a_command_of_its_name() -> None:
 
     from rootdk import cli
 
-    shared = {"ending", "main_job", "options", "progress"}
+    shared = {"lifetime", "main_job", "options"}
     files = {one.name for one in pkgutil.iter_modules(cli.__path__)} - shared
     assert files == {name.replace("-", "_") for name in cli.NAMES}
     for name in cli.NAMES:
