@@ -230,7 +230,7 @@ def document(title: str, links: Sequence[tuple[str, str]], body: Sequence[str]) 
     from plotly.offline import get_plotlyjs
 
     palette = files("rootdk.lab").joinpath("palette.css").read_text("utf-8")
-    style, script = (files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style, script = (files("rootdk.lab.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     menu = "".join(f"<a href='#{escape(anchor)}'>{rich(heading)}</a>" for anchor, heading in links)
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
