@@ -69,7 +69,6 @@ def figures(
     created if it does not exist; files with the same names are replaced.
     """
     from rootdk.lab.checks import Cache, plan, run
-    from rootdk.lab.report.paper import check_matplotlib, write_figure
 
     from .lifetime import Bars
 
