@@ -276,11 +276,11 @@ def test_kept_options_are_what_they_were(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, made: Any, options: dict[str, Any]
 ) -> None:
     arrays = [made(a) for a in random_arrays(rng)]
-    options_module._usual_facts.cache_clear()
+    options_module.usual_facts.cache_clear()
     first, again = (problem_of(*arrays, **options) for _ in range(2))
-    assert options_module._usual_facts.cache_info()[:2] == (1, 1), "hits, misses"
+    assert options_module.usual_facts.cache_info()[:2] == (1, 1), "hits, misses"
     with monkeypatch.context() as without:
-        without.setattr(options_module, "_usual_facts", options_module._usual_facts.__wrapped__)
+        without.setattr(options_module, "usual_facts", options_module.usual_facts.__wrapped__)
         fresh = problem_of(*arrays, **options)
     for problem in (first, again):
         for name, ours, theirs in zip(Problem._fields, problem, fresh, strict=True):
@@ -288,15 +288,15 @@ def test_kept_options_are_what_they_were(
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
     other = [made(a) for a in random_arrays(rng, n_query=3)]
     assert problem_of(*other, **options).query.shape[-2] == 3
-    assert options_module._usual_facts.cache_info()[:2] == (1, 2), "another shape is another entry"
+    assert options_module.usual_facts.cache_info()[:2] == (1, 2), "another shape is another entry"
 
 
 @pytest.mark.parametrize("options", UNUSUAL, ids=str)
 def test_other_options_are_not_kept(rng: np.random.Generator, options: dict[str, Any]) -> None:
     arrays = random_arrays(rng)
-    options_module._usual_facts.cache_clear()
+    options_module.usual_facts.cache_clear()
     problem_of(*arrays, **options)
-    assert options_module._usual_facts.cache_info()[:2] == (0, 0)
+    assert options_module.usual_facts.cache_info()[:2] == (0, 0)
 
 
 @pytest.mark.parametrize(
