@@ -69,7 +69,8 @@ struct option_places {
   Py_ssize_t scale, causal, query_offset, dropout;
   template <typename place_of_t>
   void find(const place_of_t& place_of) {
-    scale = place_of("scale"), causal = place_of("causal"), query_offset = place_of("query_offset"), dropout = place_of("dropout");
+    scale = place_of("scale"), causal = place_of("causal"), query_offset = place_of("query_offset"),
+    dropout = place_of("dropout");
   }
 };
 
@@ -310,12 +311,10 @@ int alike(nb::handle query, nb::handle key, nb::handle value, int32_t* axes = nu
 // function of options.py, asked once for each.
 class known_calls {
  public:
-  void keep(nb::type_object tensor, nb::object facts) { tensor_ = tensor.release().ptr(), facts_ = facts.release().ptr(); }
+  void keep(nb::object facts) { facts_ = facts.release().ptr(); }
 
-  // None where the call is to be resolved in Python: other types or shapes, more options than numbers of these, or wrong ones.
+  // The arrays are tensors. None where the call is to be resolved in Python: not alike, or more said than numbers.
   nb::object find(nb::handle query, nb::handle key, nb::handle value, nb::tuple options) {
-    for (const nb::handle array : {query, key, value})
-      if (reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) != tensor_) return nb::none();
     call_shape wanted;
     if (!numbers_of(options, wanted) || alike(query, key, value, &wanted.axes, wanted.sizes) != 2) return nb::none();
     if (wanted.axes < 3 || wanted.sizes[wanted.axes - 1] == 0) return nb::none();
@@ -389,13 +388,16 @@ class known_calls {
     PyObject* const made = PyType_GenericAlloc(Py_TYPE(facts.ptr()), fields);
     if (!made) throw nb::python_error();
     for (Py_ssize_t place = 0; place < fields; ++place) {
-      const nb::handle field = place == at.query ? query : place == at.key ? key : place == at.value ? value : item(facts, place);
+      const nb::handle field = place == at.query   ? query
+                               : place == at.key   ? key
+                               : place == at.value ? value
+                                                   : item(facts, place);
       NB_TUPLE_SET_ITEM(made, place, field.inc_ref().ptr());
     }
     return nb::steal(made);
   }
 
-  PyObject *tensor_ = nullptr, *facts_ = nullptr;  // kept as long as the process
+  PyObject* facts_ = nullptr;  // kept as long as the process
   entry entries_[count];
 };
 
@@ -566,7 +568,7 @@ NB_MODULE(_kernel, m) {
   m.def("tangent", &tangent, "problem"_a, "out"_a.none(), "d_out"_a, "tangents"_a, "team"_a = 0);
   // Names of arguments would take time.
   m.def("alike", [](nb::handle query, nb::handle key, nb::handle value) { return alike(query, key, value); });
-  m.def("keep_known", [](nb::type_object tensor, nb::object facts) { the_known_calls().keep(tensor, facts); });
+  m.def("keep_known", [](nb::object facts) { the_known_calls().keep(facts); });
   m.def("known", [](nb::handle query, nb::handle key, nb::handle value, nb::tuple options) {
     return the_known_calls().find(query, key, value, options);
   });

@@ -237,8 +237,8 @@ inline void add_query_gradients(const attention_problem& problem, int64_t batch,
   const int64_t d_k = problem.d_k;
   if constexpr (few) {
     const rescale_add<real> plain_sum{{broadcast(real(1))}, {broadcast(real(1))}};
-    few_values<stored, slow_path>(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, keys,
-                                  0, b.place.live, gradient, marks, plain_sum, d_k, b.d_query);
+    few_values<stored, slow_path>(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, keys, 0,
+                                  b.place.live, gradient, marks, plain_sum, d_k, b.d_query);
   } else if constexpr (slow_path) {
     product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, d_k, add{},
                                             step_over<real>{marks});

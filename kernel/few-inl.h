@@ -181,8 +181,8 @@ inline __attribute__((noinline)) void few_scores(const attention_problem& proble
                                                  const block_view& view, compute<stored>* scores, compute<stored>* slope) {
   const int rows = int(problem.group() * problem.n_query);
   for (int row = 0; row < p.live; row += rows, ++kv_head)
-    few_products<stored>(row_pointer<stored>(problem.key, batch, kv_head, view.start), problem.key.row_stride, view.keys(), rows,
-                         queries + row * problem.d_k, problem.d_k, scores + row);
+    few_products<stored>(row_pointer<stored>(problem.key, batch, kv_head, view.start), problem.key.row_stride, view.keys(),
+                         rows, queries + row * problem.d_k, problem.d_k, scores + row);
   shape_scores(problem, batch, p, view, scores, slope);
 }
 
@@ -309,7 +309,7 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
   std::memset(part.out, 0, size_t(p.live * problem.d_v) * sizeof(real));
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     block_view view;
-    if (!view_block(problem, p, at_least(block, first), at_most(block + key_block, last), view)) continue;
+    if (!view_block<true>(problem, p, at_least(block, first), at_most(block + key_block, last), view)) continue;
     const int64_t start = view.start, keys = view.keys();
     few_scores<cached>(problem, batch, kv_head, p, s.queries, view, s.scores, static_cast<real*>(nullptr));
     if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
@@ -321,8 +321,8 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
     }
     const auto add = slow_path ? few_values<cached, true> : few_values<cached, false>;
     for (int row = 0; row < p.live; row += rows)
-      add(row_pointer<cached>(problem.value, batch, kv_head + row / rows, start), problem.value.row_stride, keys, row, row + rows,
-          s.scores, s.marks, finish, problem.d_v, part.out);
+      add(row_pointer<cached>(problem.value, batch, kv_head + row / rows, start), problem.value.row_stride, keys, row,
+          row + rows, s.scores, s.marks, finish, problem.d_v, part.out);
   }
   if (part.rows->fresh) part.rows->clear();
   if (problem.reading) part.rows->count_apart();

@@ -58,9 +58,10 @@ def traced(*arguments: Any) -> bool:
 
 
 def known(query: Any, key: Any, value: Any, options: Options) -> Problem | None:
-    """Asked in the compiled module: three tensors alike in C order, no option but numbers, and all that traced() asks."""
+    """Asked in the binding: three tensors alike in C order, and numbers for options. Nothing that traced() looks for."""
     if (
         torch.compiler.is_compiling()
+        or not type(query) is type(key) is type(value) is Tensor
         or _modes() > 0
         or _transformed()
         or _tracing() is not None
@@ -74,7 +75,7 @@ def known(query: Any, key: Any, value: Any, options: Options) -> Problem | None:
 @cache
 def _known() -> Callable[[Any, Any, Any, Options], Problem | None]:
     library = compiled()
-    library.keep_known(Tensor, partial(usual_facts, sys.modules[__name__]))
+    library.keep_known(partial(usual_facts, sys.modules[__name__]))
     return library.known  # type: ignore[no-any-return]
 
 
