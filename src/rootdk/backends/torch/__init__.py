@@ -58,7 +58,7 @@ def traced(*arguments: Any) -> bool:
 
 
 def known(query: Any, key: Any, value: Any, options: Options) -> Problem | None:
-    """Asked in the binding: three tensors alike in C order, and numbers for options. Nothing that traced() looks for."""
+    """Asked in the binding: three tensors alike in C order, numbers for options. Nothing that traced() looks for."""
     if (
         torch.compiler.is_compiling()
         or not type(query) is type(key) is type(value) is Tensor
