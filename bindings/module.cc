@@ -38,7 +38,7 @@ void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
-// Where the fields of a Problem and of a Learnable stand in their tuples, found by their names: src/rootdk/options.py tells what
+// Where the fields of a Problem, of a Learnable and of Options stand in their tuples, found by their names: src/rootdk/options.py tells what
 // each of them is. Looked up once per type, and there is one of each.
 struct problem_places {
 #define ROOTDK_PROBLEM_FIELDS(each)                                                                                     \
@@ -62,6 +62,15 @@ struct learnable_places {
   void find(const place_of_t& place_of) {
     query = place_of("query"), key = place_of("key"), value = place_of("value"), sinks = place_of("sinks");
     scale = place_of("scale"), bias = place_of("bias"), alibi = place_of("alibi");
+  }
+};
+
+struct option_places {
+  Py_ssize_t scale, causal, query_offset, dropout;
+  template <typename place_of_t>
+  void find(const place_of_t& place_of) {
+    scale = place_of("scale"), causal = place_of("causal"), query_offset = place_of("query_offset"),
+    dropout = place_of("dropout");
   }
 };
 
@@ -261,9 +270,13 @@ void describe(call& c, nb::tuple problem, int team) {
   p.team = team;
 }
 
+// Of calls that are kept below, at most.
+constexpr int known_axes = 6;
+
 // What Python would find out with a dozen questions, which a small call notices: whether three tensors are of one supported type and
-// on the CPU (1), and whether they are of one shape in C order, too (2). 0: they are not, or they are not told in this way.
-int alike(nb::handle query, nb::handle key, nb::handle value) {
+// on the CPU (1), and whether they are of one shape in C order, too (2), which is told if asked for and not too long. 0: they are
+// not, or they are not told in this way.
+int alike(nb::handle query, nb::handle key, nb::handle value, int32_t* axes = nullptr, int64_t* sizes = nullptr) {
   using nb::dlpack::dltensor;
   const rootdk::exchange_table* table = rootdk::exchange_table_of(query.ptr());
   if (!table) return 0;
@@ -286,7 +299,111 @@ int alike(nb::handle query, nb::handle key, nb::handle value) {
       dense &= each->shape[axis] == size && (!each->strides || size <= 1 || each->strides[axis] == contiguous);
     contiguous *= size;
   }
+  if (axes && dense) {
+    *axes = q.ndim <= known_axes ? q.ndim : 0;
+    for (int axis = 0; axis < *axes; ++axis) sizes[axis] = q.shape[axis];
+  }
   return dense ? 2 : 1;
+}
+
+// Problems of calls that were made before, whole but for the arrays: a plain call on tensors is resolved here in place of a few dozen
+// steps of Python, which take longer than a small call itself. What such a call means is decided where it always is: `facts` is the
+// function of options.py, asked once for each.
+class known_calls {
+ public:
+  void keep(nb::object facts) { facts_ = facts.release().ptr(); }
+
+  // The arrays are tensors. None where the call is to be resolved in Python: not alike, or more said than numbers.
+  nb::object find(nb::handle query, nb::handle key, nb::handle value, nb::tuple options) {
+    call_shape wanted;
+    if (!numbers_of(options, wanted) || alike(query, key, value, &wanted.axes, wanted.sizes) != 2) return nb::none();
+    if (wanted.axes < 3 || wanted.sizes[wanted.axes - 1] == 0) return nb::none();
+    entry& found = entries_[wanted.hash() % count];
+    if (!found.facts || std::memcmp(&found.shape, &wanted, sizeof wanted) != 0) {
+      const nb::object facts = ask(wanted);
+      Py_XSETREF(found.facts, nb::object(facts).release().ptr());
+      found.shape = wanted;
+    }
+    return with_arrays(nb::borrow<nb::tuple>(found.facts), query, key, value);
+  }
+
+ private:
+  static constexpr size_t count = 256;
+  struct call_shape {  // no gaps: compared byte by byte
+    int64_t sizes[known_axes] = {};
+    double scale = 0;  // 0: the default
+    int64_t offset = 0;
+    int32_t axes = 0;
+    int16_t causal = 0, has_offset = 0;
+    size_t hash() const {
+      uint64_t mixed = 0, words[sizeof(call_shape) / 8];
+      std::memcpy(words, this, sizeof words);
+      for (const uint64_t word : words) mixed = (mixed ^ word) * 0x9E3779B97F4A7C15u, mixed ^= mixed >> 29;
+      return size_t(mixed);
+    }
+  };
+  static_assert(sizeof(call_shape) == 8 * (known_axes + 3), "gaps would be compared");
+  struct entry {
+    call_shape shape;
+    PyObject* facts = nullptr;
+  };
+
+  // False where an option is set that is not one of these numbers.
+  static bool numbers_of(nb::tuple options, call_shape& to) {
+    const option_places& at = places_in<option_places>(options);
+    for (Py_ssize_t place = 0; place < NB_TUPLE_GET_SIZE(options.ptr()); ++place) {
+      PyObject* const given = item(options, place).ptr();
+      if (given == Py_None) {
+        if (place == at.causal || place == at.dropout) return false;
+      } else if (place == at.scale) {
+        if (!PyFloat_CheckExact(given)) return false;
+        to.scale = PyFloat_AS_DOUBLE(given);
+        if (to.scale == 0) return false;
+      } else if (place == at.causal) {
+        if (given != Py_True && given != Py_False) return false;
+        to.causal = given == Py_True;
+      } else if (place == at.query_offset) {
+        if (!PyLong_CheckExact(given)) return false;
+        int overflow = 0;
+        to.offset = PyLong_AsLongLongAndOverflow(given, &overflow), to.has_offset = 1;
+        if (overflow) return false;
+      } else if (place != at.dropout || !PyFloat_CheckExact(given) || PyFloat_AS_DOUBLE(given) != 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  nb::object ask(const call_shape& of) const {
+    nb::list sizes;
+    for (int axis = 0; axis < of.axes; ++axis) sizes.append(of.sizes[axis]);
+    const nb::object scale = of.scale == 0 ? nb::none() : nb::object(nb::float_(of.scale));
+    const nb::object offset = of.has_offset ? nb::object(nb::int_(of.offset)) : nb::none();
+    return nb::handle(facts_)(nb::tuple(sizes), of.sizes[of.axes - 2], scale, of.causal != 0, offset);
+  }
+
+  static nb::object with_arrays(nb::tuple facts, nb::handle query, nb::handle key, nb::handle value) {
+    const problem_places& at = places_in<problem_places>(facts);
+    const Py_ssize_t fields = NB_TUPLE_GET_SIZE(facts.ptr());
+    PyObject* const made = PyType_GenericAlloc(Py_TYPE(facts.ptr()), fields);
+    if (!made) throw nb::python_error();
+    for (Py_ssize_t place = 0; place < fields; ++place) {
+      const nb::handle field = place == at.query   ? query
+                               : place == at.key   ? key
+                               : place == at.value ? value
+                                                   : item(facts, place);
+      NB_TUPLE_SET_ITEM(made, place, field.inc_ref().ptr());
+    }
+    return nb::steal(made);
+  }
+
+  PyObject* facts_ = nullptr;  // kept as long as the process
+  entry entries_[count];
+};
+
+known_calls& the_known_calls() {
+  static known_calls calls;
+  return calls;
 }
 
 // Python runs its signal handlers on the main thread alone, between two steps of Python: Ctrl-C would wait for the end of a
@@ -449,7 +566,12 @@ NB_MODULE(_kernel, m) {
   m.def("read", &read_scores, "problem"_a, "reading"_a.none(), "keys"_a.none(), "team"_a = 0);
   m.def("backward", &backward, "problem"_a, "out"_a, "d_out"_a, "row_state"_a, "gradients"_a, "team"_a = 0);
   m.def("tangent", &tangent, "problem"_a, "out"_a.none(), "d_out"_a, "tangents"_a, "team"_a = 0);
-  m.def("alike", &alike);  // names of arguments would take time
+  // Names of arguments would take time.
+  m.def("alike", [](nb::handle query, nb::handle key, nb::handle value) { return alike(query, key, value); });
+  m.def("keep_known", [](nb::object facts) { the_known_calls().keep(facts); });
+  m.def("known", [](nb::handle query, nb::handle key, nb::handle value, nb::tuple options) {
+    return the_known_calls().find(query, key, value, options);
+  });
   m.def("weights", &weights, "problem"_a, "row_state"_a, "weights"_a, "team"_a = 0);
   m.def("target", [] { return std::string(rootdk::current_target().name); });
   m.def("targets", &target_names);

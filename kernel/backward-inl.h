@@ -108,12 +108,10 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
   typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   panel<real>& p = b.place;
-  alignas(64) real one[lanes];
   const real* state = static_cast<const real*>(problem.row_state);
-  for (int lane = 0; lane < lanes; ++lane) {
-    one[lane] = 1;
-    b.maximum[lane] = b.inverse_sum[lane] = b.query_factor[lane] = b.bias_sum[lane] = b.distance_sum[lane] = 0;
-    if (lane >= p.live) continue;
+  for (real* const numbers : {b.maximum, b.inverse_sum, b.query_factor, b.bias_sum, b.distance_sum})
+    for (int lane = 0; lane < lanes; lane += width) store(numbers + lane, vec<real>{});
+  for (int lane = 0; lane < p.live; ++lane) {
     const real maximum = state[p.flat + lane], sum = state[problem.rows() + p.flat + lane];
     // A row that saw nothing: weights 0, whatever is computed.
     b.maximum[lane] = maximum == minus_infinity<real> ? real(0) : maximum;
@@ -142,6 +140,8 @@ inline void prepare_rows(const attention_problem& problem, int64_t batch, int64_
       b.delta[row] = sum_lanes<real>(delta);
     }
   } else {
+    alignas(64) real one[lanes];
+    for (real& x : one) x = 1;
     pack_transposed<stored>(d_out, p.live, one, d_v, b.d_out_packed);
     pack_transposed<stored>(out, p.live, one, d_v, out_packed);
     for (int v = 0; v < lanes; v += width) {
@@ -237,7 +237,7 @@ inline void add_query_gradients(const attention_problem& problem, int64_t batch,
   const int64_t d_k = problem.d_k;
   if constexpr (few) {
     const rescale_add<real> plain_sum{{broadcast(real(1))}, {broadcast(real(1))}};
-    few_values<stored, slow_path>(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, keys,
+    few_values<stored, slow_path>(row_pointer<stored>(problem.key, batch, kv_head, start), problem.key.row_stride, keys, 0,
                                   b.place.live, gradient, marks, plain_sum, d_k, b.d_query);
   } else if constexpr (slow_path) {
     product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, d_k, add{},

@@ -19,6 +19,23 @@ inline bool has_few_rows(const attention_problem& problem) {
 
 inline int64_t few_chunks(const attention_problem& problem) { return ceil_div(problem.n_key, few_chunk_keys); }
 
+// Over so few keys most of the time goes into what is done once per panel. So the key heads of a batch entry share panels, as many
+// as fill the lanes: each makes its own products, and all of them one softmax.
+constexpr int64_t few_shared_keys = 16;
+template <typename real>
+inline int64_t few_heads(const attention_problem& problem) {
+  if (problem.n_key > few_shared_keys) return 1;
+  return at_most(panel_lanes<real> / (problem.group() * problem.n_query), problem.kv_heads);
+}
+template <typename real>
+inline int64_t few_panel_rows(const attention_problem& problem) {
+  return few_heads<real>(problem) == 1 ? few_rows<real> : panel_lanes<real>;
+}
+template <typename real>
+inline int64_t few_items(const attention_problem& problem) {
+  return problem.batch * ceil_div(problem.kv_heads, few_heads<real>(problem)) * few_chunks(problem);
+}
+
 // What one chunk leaves for the merge.
 template <typename real>
 struct few_part {
@@ -30,7 +47,7 @@ template <typename real>
 inline int64_t few_part_bytes(const attention_problem& problem) {
   carver count{nullptr};
   count.take<row_sums<real>>(1);
-  count.take<real>(few_rows<real> * problem.d_v);
+  count.take<real>(few_panel_rows<real>(problem) * problem.d_v);
   return count.used;
 }
 
@@ -38,7 +55,7 @@ template <typename real>
 inline few_part<real> few_part_at(const attention_problem& problem, void* shared, int64_t pair, int64_t chunk) {
   carver carve{static_cast<char*>(shared) + (pair * few_chunks(problem) + chunk) * few_part_bytes<real>(problem)};
   row_sums<real>* rows = carve.take<row_sums<real>>(1);
-  return {rows, carve.take<real>(few_rows<real> * problem.d_v)};
+  return {rows, carve.take<real>(few_panel_rows<real>(problem) * problem.d_v)};
 }
 
 template <typename stored>
@@ -51,7 +68,7 @@ struct few_scratch {
   few_scratch(const attention_problem& problem, void* buffer) {
     constexpr int64_t lanes = panel_lanes<real>;
     carver carve{static_cast<char*>(buffer)};
-    queries = carve.take<real>(few_rows<real> * problem.d_k);
+    queries = carve.take<real>(few_panel_rows<real>(problem) * problem.d_k);
     scores = carve.take<real>(key_block * lanes);
     factors = carve.take<real>(problem.dropout > 0 ? key_block * lanes : 0);
     marks = carve.take<real>(key_block * lanes);
@@ -98,6 +115,20 @@ inline void few_dots(const stored* keys, int64_t stride, int64_t count, const co
   constexpr int side_by_side = together < 4 ? together : rows == 4 ? 2 : 4;
   for (int64_t first = 0; first < count; first += together) {
     const int here = int(at_most(together, count - first));
+    if (here * rows <= 2) {  // sums one by one, the lanes of each in the order in which sum_rows() adds them
+      for (int i = 0; i < here; ++i)
+        for (int row = 0; row < rows; ++row) {
+          const stored* const key = keys + (first + i) * stride;
+          const real* const query = queries + row * d_k;
+          vec<real> own = vec<real>{};
+          int64_t d = 0;
+          for (; d + width <= d_k; d += width) own += load_wide(key + d) * load(query + d);
+          real score = sum_lanes<real>(own);
+          for (; d < d_k; ++d) score += widen(key[d]) * query[d];
+          scores[(first + i) * lanes + row] = score;
+        }
+      continue;
+    }
     vec<real> sum[width];
     int64_t d = 0;
     for (int i = 0; i < together; i += side_by_side) {
@@ -142,13 +173,16 @@ inline void few_products(const stored* keys, int64_t stride, int64_t count, int 
   });
 }
 
-// compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike.
+// compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike. The panel holds the
+// rows of one key head, or those of several from this one on.
 template <typename stored>
 inline __attribute__((noinline)) void few_scores(const attention_problem& problem, int64_t batch, int64_t kv_head,
                                                  const panel<compute<stored>>& p, const compute<stored>* queries,
                                                  const block_view& view, compute<stored>* scores, compute<stored>* slope) {
-  const stored* keys = row_pointer<stored>(problem.key, batch, kv_head, view.start);
-  few_products<stored>(keys, problem.key.row_stride, view.keys(), p.live, queries, problem.d_k, scores);
+  const int rows = int(problem.group() * problem.n_query);
+  for (int row = 0; row < p.live; row += rows, ++kv_head)
+    few_products<stored>(row_pointer<stored>(problem.key, batch, kv_head, view.start), problem.key.row_stride, view.keys(),
+                         rows, queries + row * problem.d_k, problem.d_k, scores + row);
   shape_scores(problem, batch, p, view, scores, slope);
 }
 
@@ -241,23 +275,27 @@ inline void few_values(const stored* values, int64_t stride, int64_t count, cons
     }
 }
 
+// `first`, `last`: the rows of the panel that see these values.
 template <typename stored, bool slow_path>
-inline void few_values(const stored* values, int64_t stride, int64_t count, int rows, const compute<stored>* weights,
+inline void few_values(const stored* values, int64_t stride, int64_t count, int first, int last, const compute<stored>* weights,
                        const compute<stored>* marks, const rescale_add<compute<stored>>& finish, int64_t d_v,
                        compute<stored>* out) {
   typedef compute<stored> real;
-  alignas(64) real before[simd<real>::width], block[simd<real>::width];
-  store<real>(before, finish.before[0]);
-  store<real>(block, finish.block[0]);
-  int row = 0;
+  constexpr int width = simd<real>::width;
+  alignas(64) real before[panel_lanes<real>], block[panel_lanes<real>];
+  for (int v = first / width; v * width < last; ++v) {
+    store<real>(before + v * width, finish.before[v]);
+    store<real>(block + v * width, finish.block[v]);
+  }
+  int row = first;
   few_row_groups<real>([&](auto together) __attribute__((always_inline)) {
-    for (; row + together <= rows; row += together)
+    for (; row + together <= last; row += together)
       few_values<stored, together, slow_path>(values, stride, count, weights + row, marks + row, before + row, block + row, d_v,
                                               out + row * d_v);
   });
 }
 
-// One chunk of keys. Returns whether its output is finite.
+// One chunk of keys of the panel's key heads, `kv_head` and those after it. Returns whether its output is finite.
 template <typename stored, typename cached>
 inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t chunk,
                      const panel<compute<stored>>& p, few_scratch<stored>& s, const few_part<compute<stored>>& part,
@@ -266,30 +304,32 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
   constexpr int64_t lanes = panel_lanes<real>;
   const int64_t first = at_least(chunk * few_chunk_keys, p.first_any);
   const int64_t last = at_most((chunk + 1) * few_chunk_keys, p.last_any);
+  const int rows = int(problem.group() * problem.n_query);
   part.rows->reset();
   std::memset(part.out, 0, size_t(p.live * problem.d_v) * sizeof(real));
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
     block_view view;
-    if (!view_block(problem, p, at_least(block, first), at_most(block + key_block, last), view)) continue;
+    if (!view_block<true>(problem, p, at_least(block, first), at_most(block + key_block, last), view)) continue;
     const int64_t start = view.start, keys = view.keys();
     few_scores<cached>(problem, batch, kv_head, p, s.queries, view, s.scores, static_cast<real*>(nullptr));
     if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
     rescale_add<real> finish;
-    softmax(problem, s.scores, view, *part.rows, finish, 1);
+    softmax(problem, s.scores, view, *part.rows, finish, int(ceil_div(p.live, simd<real>::width)));
     if (problem.dropout > 0) {
       dropout_factors(problem, p, start, keys, s.factors);
       for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
     }
     const auto add = slow_path ? few_values<cached, true> : few_values<cached, false>;
-    add(row_pointer<cached>(problem.value, batch, kv_head, start), problem.value.row_stride, keys, p.live, s.scores, s.marks,
-        finish, problem.d_v, part.out);
+    for (int row = 0; row < p.live; row += rows)
+      add(row_pointer<cached>(problem.value, batch, kv_head + row / rows, start), problem.value.row_stride, keys, row,
+          row + rows, s.scores, s.marks, finish, problem.d_v, part.out);
   }
   if (part.rows->fresh) part.rows->clear();
   if (problem.reading) part.rows->count_apart();
   return finite_numbers(part.out, p.live * problem.d_v);
 }
 
-// The finished rows of a key head.
+// The finished rows of a panel.
 template <typename stored>
 inline void finish_few(const attention_problem& problem, int64_t batch, const panel<compute<stored>>& p,
                        const few_part<compute<stored>>& whole) {
@@ -307,16 +347,17 @@ template <typename stored, typename cached = stored>
 inline void few_item(const attention_problem& problem, int64_t item, void* buffer, void* shared) {
   typedef compute<stored> real;
   between_steps(problem);
-  const int64_t chunks = few_chunks(problem), pair = item / chunks, chunk = item % chunks;
-  const int64_t batch = pair / problem.kv_heads, kv_head = pair % problem.kv_heads;
+  const int64_t chunks = few_chunks(problem), chunk = item % chunks;
+  const int64_t heads = few_heads<real>(problem), panels = ceil_div(problem.kv_heads, heads);
+  const int64_t batch = item / chunks / panels, kv_head = item / chunks % panels * heads;
   panel<real> p;
-  place_panel(problem, batch, kv_head, 0, problem.group() * problem.n_query, p);
+  place_panel(problem, batch, kv_head, 0, at_most(heads, problem.kv_heads - kv_head) * problem.group() * problem.n_query, p);
   few_scratch<stored> s(problem, buffer);
   pack_few_queries<stored>(problem, batch, p, s.queries);
   // Lanes without a row are never read as a result, but they are computed: on zeros, not on what lay here before.
   std::memset(s.scores, 0, size_t(at_most(key_block, problem.n_key) * panel_lanes<real>) * sizeof(real));
   const few_part<real> part =
-      chunks == 1 ? few_part_at<real>(problem, s.part, 0, 0) : few_part_at<real>(problem, shared, pair, chunk);
+      chunks == 1 ? few_part_at<real>(problem, s.part, 0, 0) : few_part_at<real>(problem, shared, item / chunks, chunk);
   if (!walk_few<stored, cached>(problem, batch, kv_head, chunk, p, s, part, false))
     walk_few<stored, cached>(problem, batch, kv_head, chunk, p, s, part, true);
   if (chunks == 1) finish_few<stored>(problem, batch, p, part);

@@ -126,7 +126,7 @@ inline bool walk_few_tangents(const attention_problem& problem, int64_t batch, i
     }
     const auto add = slow_path ? few_values<stored, true> : few_values<stored, false>;
     const auto add_rows = [&](const rows_view& of, const real* weights, real* to) {
-      add(rows_at(of), of.row_stride, keys, p.live, weights, s.marks, finish, problem.d_v, to);
+      add(rows_at(of), of.row_stride, keys, 0, p.live, weights, s.marks, finish, problem.d_v, to);
     };
     add_rows(problem.value, s.scores, part.out);
     if (moves) add_rows(problem.value, s.tangents, part.tangent);

@@ -11,10 +11,10 @@ constexpr real minus_infinity = -std::numeric_limits<real>::infinity();
 template <typename real>
 ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch, const panel<real>& p, real* factor) {
   const double common = problem.scale * log2_e;
-  for (int lane = 0; lane < p.lanes; ++lane) {
-    const bool scaled = problem.row_scale && lane < p.live;
-    factor[lane] = real(common * (scaled ? problem.row_scale[batch * problem.n_query + p.query[lane]] : 1.0));
-  }
+  for (int lane = 0; lane < p.lanes; lane += simd<real>::width) store(factor + lane, broadcast(real(common)));
+  if (unlikely(problem.row_scale))
+    for (int lane = 0; lane < p.live; ++lane)
+      factor[lane] = real(common * problem.row_scale[batch * problem.n_query + p.query[lane]]);
 }
 
 // A factor above 1 can carry a number out of the range, and infinity times a key of 0 is NaN, where the definition, which

@@ -34,7 +34,7 @@ template <typename stored, typename cached = stored>
 kernel_pass few_rows_pass(const attention_problem& problem) {
   typedef compute<stored> real;
   kernel_pass pass;
-  pass.items = problem.batch * problem.kv_heads * few_chunks(problem);
+  pass.items = few_items<real>(problem);
   pass.scratch_bytes = few_scratch<stored>(problem, nullptr).bytes;
   pass.item = few_item<stored, cached>;
   if (few_chunks(problem) == 1) return pass;  // nothing to merge
@@ -78,6 +78,7 @@ kernel_pass tangent_pass(const attention_problem& problem) {
   typedef compute<stored> real;
   if (has_few_rows<real>(problem)) {
     kernel_pass pass = few_rows_pass<stored>(problem);
+    pass.items = problem.batch * problem.kv_heads * few_chunks(problem);  // a key head each
     pass.scratch_bytes = few_tangent_scratch<stored>(problem, nullptr).bytes;
     pass.item = few_tangent_item<stored>;
     if (pass.merges > 0) pass.shared_bytes = pass.items * few_tangent_bytes<real>(problem);

@@ -103,8 +103,9 @@ inline __attribute__((noinline)) void product(const real* a, int64_t a_stride, c
                                             c + row * c_stride, c_stride, here, finish);
     row += size.value;
   };
-  while (row + tile_rows <= rows) tile_of(std::integral_constant<int, tile_rows>{});
-  if (row + 4 <= rows) tile_of(std::integral_constant<int, 4>{});
+  // Two rows are too few sums to keep the ports busy, so eight that are left are four and four, not six and two.
+  while (row + tile_rows <= rows && !(tile_rows == 6 && row + 8 == rows)) tile_of(std::integral_constant<int, tile_rows>{});
+  while (row + 4 <= rows) tile_of(std::integral_constant<int, 4>{});
   if (row + 2 <= rows) tile_of(std::integral_constant<int, 2>{});
   if (row < rows) tile_of(std::integral_constant<int, 1>{});
 }

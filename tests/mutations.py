@@ -294,6 +294,13 @@ MUTATIONS = (
         ("tests/operator/test_extremes.py",),
     ),
     Mutation(
+        "key heads that share a panel take the values of the first",
+        "kernel/few-inl.h",
+        "batch, kv_head + row / rows, start)",
+        "batch, kv_head, start)",
+        ("tests/operator/test_few_rows.py",),
+    ),
+    Mutation(
         "wrong sign in front of delta",
         "kernel/backward-inl.h",
         "vec<real> d_s = p * (d_p - delta);",

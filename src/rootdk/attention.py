@@ -76,9 +76,11 @@ def attention(
     given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed
     options = _record(Options, given)
     backend = backend_of("query", query)
-    if backend.traced(query, key, value, options):
-        return backend.traced_call(query, key, value, options, measured=False)[0]  # type: ignore[no-any-return]
-    problem, one_head = resolve(backend, query, key, value, options)
+    problem, one_head = backend.known(query, key, value, options), False
+    if problem is None:
+        if backend.traced(query, key, value, options):
+            return backend.traced_call(query, key, value, options, measured=False)[0]  # type: ignore[no-any-return]
+        problem, one_head = resolve(backend, query, key, value, options)
     out: Array = backend.forward(problem, options)
     return out[0] if one_head else out  # type: ignore[index]
 

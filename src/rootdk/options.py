@@ -234,7 +234,7 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
         and type(dropout) is float
         and dropout == 0.0
     ):
-        found = _usual_facts(backend, shape, n_key, scale, causal, query_offset)
+        found = usual_facts(backend, shape, n_key, scale, causal, query_offset)
     else:
         own = getattr(backend, "facts", None)  # of a library whose numbers may not be known yet
         found = facts(backend, shape, n_key, one_head, options) if own is None else own(shape, n_key, one_head, options)
@@ -242,7 +242,7 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
 
 
 @lru_cache(maxsize=256)
-def _usual_facts(
+def usual_facts(
     backend: Any, shape: tuple[int, ...], n_key: int, scale: float | None, causal: bool, query_offset: int | None
 ) -> Problem:
     """The facts of nearly every call: numbers only, and the same ones again and again, so they are kept."""

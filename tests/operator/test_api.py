@@ -15,7 +15,8 @@ from recording_kernel import RecordingKernel
 import rootdk
 from rootdk import options as options_module
 from rootdk.backends import problem_of, reference
-from rootdk.options import Learnable, Problem
+from rootdk.backends import torch as torch_backend
+from rootdk.options import Learnable, Options, Problem
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 NAMES = list(option_sets(np.random.default_rng(0)))
@@ -276,11 +277,11 @@ def test_kept_options_are_what_they_were(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, made: Any, options: dict[str, Any]
 ) -> None:
     arrays = [made(a) for a in random_arrays(rng)]
-    options_module._usual_facts.cache_clear()
+    options_module.usual_facts.cache_clear()
     first, again = (problem_of(*arrays, **options) for _ in range(2))
-    assert options_module._usual_facts.cache_info()[:2] == (1, 1), "hits, misses"
+    assert options_module.usual_facts.cache_info()[:2] == (1, 1), "hits, misses"
     with monkeypatch.context() as without:
-        without.setattr(options_module, "_usual_facts", options_module._usual_facts.__wrapped__)
+        without.setattr(options_module, "usual_facts", options_module.usual_facts.__wrapped__)
         fresh = problem_of(*arrays, **options)
     for problem in (first, again):
         for name, ours, theirs in zip(Problem._fields, problem, fresh, strict=True):
@@ -288,15 +289,61 @@ def test_kept_options_are_what_they_were(
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
     other = [made(a) for a in random_arrays(rng, n_query=3)]
     assert problem_of(*other, **options).query.shape[-2] == 3
-    assert options_module._usual_facts.cache_info()[:2] == (1, 2), "another shape is another entry"
+    assert options_module.usual_facts.cache_info()[:2] == (1, 2), "another shape is another entry"
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 8), (4, 3, 8), (1, 2, 4, 3, 8), (2, 4, 3, 9)])
+@pytest.mark.parametrize("options", USUAL, ids=str)
+def test_a_call_on_tensors_is_known(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    """The binding gives, the first time and the second, what is resolved step by step: the same objects."""
+    tensors = torch.randn(3, *shape).unbind(0)
+    resolved = problem_of(*tensors, **options)
+    for _ in range(2):
+        known = torch_backend.known(*tensors, Options(**options))
+        assert type(known) is Problem
+        assert all(ours is theirs for ours, theirs in zip(known, resolved, strict=True))
+
+
+def test_what_a_call_must_be_to_be_known(rng: np.random.Generator) -> None:
+    def known(*tensors: Any, **options: Any) -> bool:
+        return torch_backend.known(*tensors, Options(**options)) is not None
+
+    one = torch.randn(2, 4, 9, 8)
+    assert known(one, one, one)
+    assert not any(known(one, one, one, **options) for options in UNUSUAL)
+    others = (
+        one.double(),
+        one[:, :, :8],
+        one.transpose(1, 2),
+        torch.nn.Parameter(one),
+        one.numpy(),
+        one.to("meta"),
+        None,
+    )
+    assert not any(known(one, one, other) or known(one, other, one) or known(other, one, one) for other in others)
+    assert not known(one[0, 0], one[0, 0], one[0, 0]), "the result has no axis of heads"
+    assert not known(*(one[..., :0] for _ in range(3))), "an error"
+    with torch.autocast("cpu"):
+        assert not known(one, one, one)
+    with torch.autograd.forward_ad.dual_level():
+        assert not known(one, one, one)
+    assert not torch.func.vmap(lambda t: torch.tensor(known(one, one, one)))(one).any()
+
+
+@pytest.mark.parametrize("scale", [1e30, float("nan")])
+def test_a_known_call_is_checked_as_any_other(scale: float) -> None:
+    one = torch.randn(2, 4, 9, 8)
+    for _ in range(2):
+        with pytest.raises(rootdk.errors.ArgumentError, match=r"scale: must be finite and at most 1e\+19 in size, got"):
+            rootdk.attention(one, one, one, scale=scale)
 
 
 @pytest.mark.parametrize("options", UNUSUAL, ids=str)
 def test_other_options_are_not_kept(rng: np.random.Generator, options: dict[str, Any]) -> None:
     arrays = random_arrays(rng)
-    options_module._usual_facts.cache_clear()
+    options_module.usual_facts.cache_clear()
     problem_of(*arrays, **options)
-    assert options_module._usual_facts.cache_info()[:2] == (0, 0)
+    assert options_module.usual_facts.cache_info()[:2] == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -91,3 +91,50 @@ def test_a_visible_nan_reaches_its_row_from_any_chunk(rng: np.random.Generator) 
     assert np.isnan(reading.entropy[0, :2]).all()
     assert np.isfinite(out[0, 2:]).all()
     assert np.isfinite(out[1]).all()
+
+
+# Key heads that share a panel: 19 of them with two rows each fill one of 32 lanes and a part of another.
+SHORT: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "lengths": {"key_lengths": [0, 3]},
+    "softcap, window": {"softcap": 2.0, "scale": 1.0, "window": (1, 2)},
+    "sinks": {"sinks": np.linspace(-3, 100, 38)},
+    "dropout": {"dropout": 0.3, "seed": 4},
+    "slopes": {"alibi": np.linspace(0, 1, 38)},
+    "heads that see less and less": {"mask": np.arange(16) < np.maximum(1, 16 - np.arange(38) // 2)[:, None, None]},
+    "segments": {"segments": (np.array([1]), np.arange(16) % 3)},
+}
+
+
+def short_arrays(rng: np.random.Generator, dtype: Any, n_key: int) -> tuple[Any, Any]:
+    arrays = random_arrays(rng, (2,), 38, 19, 1, n_key, 20, 21, dtype)
+    return arrays, rng.standard_normal((2, 38, 1, 21)).astype(dtype)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("options", SHORT.values(), ids=SHORT.keys())
+def test_key_heads_share_a_panel(rng: np.random.Generator, options: dict[str, Any], name: str) -> None:
+    with target(name):
+        Judge(*short_arrays(rng, np.float32, 16), options).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_key", [1, 2, 3, 16, 17])
+def test_few_keys_of_every_type(rng: np.random.Generator, n_key: int, dtype: str) -> None:
+    mask = rng.random((2, 38, 1, n_key)) < 0.5
+    Judge(*short_arrays(rng, DTYPES[dtype], n_key), {"mask": mask, "bias": rng.standard_normal(n_key)}).check()
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan, 1e38])
+def test_a_head_is_the_same_alone(rng: np.random.Generator, bad: float) -> None:
+    """Whatever the heads hold whose panel it shares; each pair of heads beside its mask, which has holes."""
+    (query, key, value), d_out = short_arrays(rng, np.float32, 7)
+    mask = rng.random((2, 38, 1, 7)) < 0.6
+    query[:, 0], key[:, 2, 3], value[:, 4, 5] = bad, bad, bad
+    together = everything((query, key, value), d_out, mask=mask)
+    for pair in range(19):
+        heads, kv = slice(2 * pair, 2 * pair + 2), slice(pair, pair + 1)
+        alone = everything((query[:, heads], key[:, kv], value[:, kv]), d_out[:, heads], mask=mask[:, heads])
+        for name, found in together.items():
+            expected = found[:, kv] if name in ("d_key", "d_value") else found[:, heads]
+            np.testing.assert_array_equal(alone[name], expected, err_msg=f"{name}, pair {pair}")

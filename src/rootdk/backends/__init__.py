@@ -41,6 +41,9 @@ class Backend(Protocol):
         The arguments are arrays, or Options, of which those that are LEARNED count.
         """
 
+    def known(self, query: Any, key: Any, value: Any, options: Options) -> Problem | None:
+        """What resolve() gives for a call that nothing follows and whose like was resolved before; None: not known."""
+
     def plain(self, argument: str, given: Any) -> Any:
         """Numbers of the library as Python or NumPy takes them; anything else as it is."""
 

@@ -3,7 +3,9 @@
 A call that torch.compile or torch.func follows is recognised by traced() and goes through the registered operators.
 """
 
+import sys
 from collections.abc import Callable
+from functools import cache, partial
 from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any
@@ -14,7 +16,7 @@ from torch.autograd import forward_ad
 
 from ...checks import type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import LEARNED, Learnable, Options, Problem, learnable, with_rows
+from ...options import LEARNED, Learnable, Options, Problem, learnable, usual_facts, with_rows
 from ...reading import Reading, reading_of
 from .. import kernel as compiled
 from . import eager, kernel
@@ -52,6 +54,28 @@ def traced(*arguments: Any) -> bool:
         if type(argument) not in _PLAIN and isinstance(argument, Tensor):
             return True
     return False
+
+
+def known(query: Any, key: Any, value: Any, options: Options) -> Problem | None:
+    """Asked in the binding: three tensors alike in C order, numbers for options. Nothing that traced() looks for."""
+    if (
+        torch.compiler.is_compiling()
+        or not type(query) is type(key) is type(value) is Tensor
+        or _modes() > 0
+        or _transformed()
+        or _tracing() is not None
+        or forward_ad._current_level >= 0  # noqa: SLF001
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return None
+    return _known()(query, key, value, options)
+
+
+@cache
+def _known() -> Callable[[Any, Any, Any, Options], Problem | None]:
+    library = compiled()
+    library.keep_known(partial(usual_facts, sys.modules[__name__]))
+    return library.known  # type: ignore[no-any-return]
 
 
 def plain(argument: str, given: Any) -> Any:
