@@ -320,9 +320,8 @@ class known_calls {
     if (wanted.axes < 3 || wanted.sizes[wanted.axes - 1] == 0) return nb::none();
     entry& found = entries_[wanted.hash() % count];
     if (!found.facts || std::memcmp(&found.shape, &wanted, sizeof wanted) != 0) {
-      const nb::object facts = ask(wanted);
-      Py_XSETREF(found.facts, nb::object(facts).release().ptr());
-      found.shape = wanted;
+      nb::object facts = ask(wanted), former = nb::steal(found.facts);
+      found.facts = facts.release().ptr(), found.shape = wanted;
     }
     return with_arrays(nb::borrow<nb::tuple>(found.facts), query, key, value);
   }
@@ -357,7 +356,7 @@ class known_calls {
         if (place == at.causal || place == at.dropout) return false;
       } else if (place == at.scale) {
         if (!PyFloat_CheckExact(given)) return false;
-        to.scale = PyFloat_AS_DOUBLE(given);
+        to.scale = PyFloat_AsDouble(given);
         if (to.scale == 0) return false;
       } else if (place == at.causal) {
         if (given != Py_True && given != Py_False) return false;
@@ -367,7 +366,7 @@ class known_calls {
         int overflow = 0;
         to.offset = PyLong_AsLongLongAndOverflow(given, &overflow), to.has_offset = 1;
         if (overflow) return false;
-      } else if (place != at.dropout || !PyFloat_CheckExact(given) || PyFloat_AS_DOUBLE(given) != 0) {
+      } else if (place != at.dropout || !PyFloat_CheckExact(given) || PyFloat_AsDouble(given) != 0) {
         return false;
       }
     }
