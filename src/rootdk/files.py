@@ -210,9 +210,9 @@ def parse_json(text: bytes, *, constants: bool = True, unique: bool = False, hal
     return tree
 
 
-def read_json(path: Path, most: int = LARGEST_JSON, *, constants: bool = True, unique: bool = False) -> Any:
+def read_json(path: Path, most: int = LARGEST_JSON, *, unique: bool = False) -> Any:
     """parse_json() of a regular file of at most `most` bytes: an OSError or a JsonError, neither of which names it."""
-    return parse_json(read_regular(path, most), constants=constants, unique=unique)
+    return parse_json(read_regular(path, most), unique=unique)
 
 
 def _whole(digits: str) -> int | float:

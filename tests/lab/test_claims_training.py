@@ -16,7 +16,6 @@ from rootdk.lab.training.results import (
     METRICS,
     Arm,
     best,
-    difference,
     estimate,
     outcomes,
     resampled,
@@ -91,13 +90,6 @@ def test_a_run_that_diverged_has_an_infinite_loss_and_nothing_right() -> None:
     assert group.best.loss.mean == math.inf
     assert group.best.accuracy.mean == pytest.approx(0.4)
     assert group.best.diverged == 1
-
-
-def test_differences_carry_both_errors() -> None:
-    a, b = interval([1.0, 2.0, 3.0]), interval([0.0, 0.0, 3.0])
-    value, error = difference(a, b)
-    assert value == 1.0
-    assert error == pytest.approx(math.hypot(a.error, b.error))
 
 
 def test_the_best_learning_rate_is_chosen_for_every_rule_alike() -> None:

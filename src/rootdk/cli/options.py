@@ -108,9 +108,9 @@ def write(path: Path, text: str, option: str) -> None:
         raise click.ClickException(f"{option}: cannot write {path}: {error.strerror or error}") from error
 
 
-def bad_parameter(error: RootdkError, more: str = "") -> click.BadParameter:
+def bad_parameter(error: RootdkError) -> click.BadParameter:
     """The error without the name that the argument has in Python: click puts the option in its place."""
-    return click.BadParameter(str(error).partition(": ")[2] + more)
+    return click.BadParameter(str(error).partition(": ")[2])
 
 
 def rule_name(text: str) -> str:

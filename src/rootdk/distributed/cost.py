@@ -57,18 +57,16 @@ def run_ranks(
     ranks: int,
     module: str,
     task: dict[str, Any],
-    threads: int = 1,
     timeout: float = 600.0,
     package: Path | None = None,
 ) -> list[Any]:
-    """What `module.run(task)` returned, rank by rank.
+    """What `module.run(task)` returned, rank by rank; each has one thread.
 
-    threads   of each rank
     timeout   seconds until all of them must have ended
     package   folder of the package that the module belongs to, where that is not installed
     """
     names = ("OMP_NUM_THREADS", "ROOTDK_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    environment = os.environ | dict.fromkeys(names, str(threads))
+    environment = os.environ | dict.fromkeys(names, "1")
     with tempfile.TemporaryDirectory() as folder:
         arguments = [[str(rank), str(ranks), folder, module, json.dumps(task)] for rank in range(ranks)]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "errors": "replace"}

@@ -183,8 +183,8 @@ def imports_of(module: str) -> list[str]:
     return _IMPORT.findall(module)
 
 
-def bundle(modules: Mapping[str, str], first: str = "main.js") -> str:
-    r"""One script: every module that `first` needs, each after those that it imports.
+def bundle(modules: Mapping[str, str]) -> str:
+    r"""One script: every module that main.js needs, each after those that it imports.
 
     >>> print(bundle({"main.js": 'import { a } from "./a.js";\na();\n', "a.js": "export function a() {}\n"}))
     (() => {
@@ -194,7 +194,7 @@ def bundle(modules: Mapping[str, str], first: str = "main.js") -> str:
     })();
     """
     ordered: dict[str, str] = {}
-    _collect(first, modules, ordered, ())
+    _collect("main.js", modules, ordered, ())
     owner: dict[str, str] = {}
     for name, text in ordered.items():
         for declared in _DECLARED.findall(text):

@@ -94,14 +94,14 @@ WIDTH_AXIS = ticks_at(WIDTHS) | {"range": [math.log10(14), math.log10(1180)]}
 SPREAD_AXIS = ticks_at([1 / 32, 1 / 8, 1 / 2, 2, 8, 32]) | {"ticktext": ["1/32", "1/8", "1/2", "2", "8", "32"]}
 
 
-def d_k_knob(default: int, low: int = 4, high: int = 1024) -> Control:
+def d_k_knob(default: int, low: int = 4) -> Control:
     """Components of a query and a key."""
-    return Control("d_k", "d_k", "int", default, low, high, 1, log=True, help="Components of a query and a key.")
+    return Control("d_k", "d_k", "int", default, low, 1024, 1, log=True, help="Components of a query and a key.")
 
 
-def keys_knob(default: int, low: int = 2, high: int = 4096, words: str = "Keys that the query sees.") -> Control:
+def keys_knob(default: int, low: int = 2, words: str = "Keys that the query sees.") -> Control:
     """Keys that a query sees."""
-    return Control("keys", "keys n", "int", default, low, high, 1, log=True, help=words)
+    return Control("keys", "keys n", "int", default, low, 4096, 1, log=True, help=words)
 
 
 class _Vectors:

@@ -80,11 +80,6 @@ def known(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def difference(a: Interval, b: Interval) -> tuple[float, float]:
-    """a - b and its standard error."""
-    return a.mean - b.mean, math.hypot(a.error, b.error)
-
-
 @dataclass(frozen=True, slots=True)
 class Results:
     """Runs, and facts about their making: size of the plan, versions, machine.
