@@ -149,7 +149,7 @@ def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Ite
     if ill:
         worst = next(group for group in grouped(result) if group.severity in SEVERITIES[:2])
         metric = next((known.short for known in METRICS if known.name == worst.metric), worst.metric)
-        sentences += [f"The worst: {metric} {worst.value}, limit {worst.threshold:.3g}."]
+        sentences += [f"The worst: {metric} {worst.value}, limit {worst.limit}."]
         sentences += [f"What to do: divide the scores by sqrt(d_k), here {D_K**0.5:g}; rootdk does this by default."]
     yield from filled(" ".join(sentences), width)
     yield ""
