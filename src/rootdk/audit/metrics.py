@@ -182,7 +182,7 @@ def _against(values: Sequence[float], limit: float) -> tuple[str, str]:
     """The range of the values, and the limit, in as many digits as tell them apart.
 
     >>> _against([2.1, 3.0], 2.0), _against([2.7791], 2.7784)
-    (('2.10 to 3.00', '2.00'), ('2.779', '2.778'))
+    (('2.1 to 3', '2'), ('2.779', '2.778'))
     """
     ends = {end for end in (min(values, default=limit), max(values, default=limit)) if end != limit}
     for show in (rendering.brief, *(f"{{:.{digits}g}}".format for digits in range(4, 17))):
