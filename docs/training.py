@@ -161,7 +161,7 @@ def recall(results: Results, *arms: dict[str, Any]) -> str:
     for arm in arms:
         group = setting(results, task="recall", **arm)
         rows.append([str(group.spec.d_k), line_of(group), rate_of(group), *steps_of(group)])
-    return table(["d_k", "scale", "learning rate", "came to 90 %", "median of steps", "from, to"], rows)
+    return table(["d_k", "scale", "learning rate", "reached 90 %", "median of steps", "from, to"], rows)
 
 
 def by_rate(results: Results, d_k: int) -> str:
@@ -216,7 +216,7 @@ def causes(results: Results) -> str:
     head = [
         "scale",
         "entropy share at the start",
-        "came to 90 %",
+        "reached 90 %",
         "median of steps",
         "from, to",
         "steps over those of 1/d_k",
@@ -304,45 +304,45 @@ def what_it_is(results: Results) -> str:
     diverged = sum(run.diverged for run in results.runs)
     seconds = sum(run.seconds for run in results.runs)
     of_text = (
-        f" Text: after {texts[0].spec.steps} steps, which is far from flat: it compares how fast is learned, not how well in the end."
+        f" Text ends after {texts[0].spec.steps} steps, long before it has learned all it can: it compares how fast a model learns, not how well in the end."
         if texts
         else ""
     )
     return f"""# Does the scale matter when a model learns?
 
-The argument for sqrt(d_k) is about the first step: with it, random queries and keys start in one state whatever d_k is
-([why-root-dk.md](why-root-dk.md)). What this means for training can only be found out by training. The models here are very small: {len(results.runs)}
-runs, made by `rootdk train-study` and shipped with the package: `rootdk.lab.training.shipped()` has them,
-`rootdk` draws them in its report, and `rootdk claims --id 16` uses them as evidence. [training.py](training.py) computes every number below
-from them. They show what can happen; large models may behave differently.
+The argument for sqrt(d_k) is about the first step: with this scale, attention between random queries and keys starts the same at every d_k
+([why-root-dk.md](why-root-dk.md)). What follows for training can only be found by training. So very small models were trained, {len(results.runs)}
+times, by `rootdk train-study`. The results are part of the package: `rootdk.lab.training.shipped()` returns them,
+the report of `rootdk` draws them, and `rootdk claims --id 16` uses them as evidence. [training.py](training.py) computes every number below
+from them. They show what can happen. Large models may behave differently.
 
-An earlier version of this page said that without the scale recall is never learned at d_k = 256 and more. That was wrong: its runs
-ended after 300 steps. It also said that 1/d_k is late because its gradients are small, but under Adam the size of gradients hardly matters.
+An earlier version of this page said two things that were wrong. Without the scale, it said, recall is never learned at d_k = 256 and more; but its runs
+ended after 300 steps. And 1/d_k learns later, it said, because its gradients are small; but under Adam the size of gradients hardly matters.
 
 ## What was run
 
-A Transformer with 2 layers of width 32 and one head, with norms before each block, without dropout, trained by Adam. All weights start with variance 1/fan-in, so that
-queries and keys have variance 1, if an arm does not say otherwise. **Only the width of queries and keys changes with d_k**, and
-everything else keeps its size. Three tasks:
+A Transformer with 2 layers of width 32 and one head, with a norm before each block, without dropout, trained by Adam. All weights start with variance 1/fan-in, so
+queries and keys start with variance 1. An *arm* is one way to set the model up: a scale, and what else is changed. **Only the width of queries and keys changes with d_k**;
+everything else keeps its size. There are three tasks:
 
 - *recall*: 12 pairs of a name and a value, then 12 names whose values are asked for. It needs attention and nothing else.
-- *text*: the next character of the sources of Python's standard library, 64 at a time; a decoder. Another version of Python has another
-  text.{"" if texts else " Its runs are planned, and none is shipped yet."}
-- *digits*: scikit-learn's images of 8 x 8 pixels, in 16 patches; an encoder.
+- *text*: predict the next character in the source code of Python's standard library, from 64 characters; a decoder. Another version of Python
+  has another text.{"" if texts else " Its runs are planned, and none is shipped yet."}
+- *digits*: name the digit in one of scikit-learn's images of 8 x 8 pixels, cut into 16 patches; an encoder.
 
 {what_was_run(results)}
 
-**When a run ends.** Recall: once 99 % of the validation set are right at three looks in a row, or after {budget:,} steps. A run that has
+**When a run ends.** The model is tested on the validation set each time the number of steps has grown by a tenth, so numbers of steps are known to a tenth.
+Recall ends when three such tests in a row are 99 % right, or after {budget:,} steps. A run that has
 not learned by then is *censored*: it counts as "over {budget:,}". A mean takes it as {budget:,} steps, which makes slow learning look
-faster than it is. Digits: once the second half of all steps has not lowered the validation loss by 1 %, or after {digits[0].spec.steps} steps
-({flat} of {len(digits)} runs were flat, the others used up their budget).{of_text} The validation set is
-looked at each time the steps have grown by a tenth, so numbers of steps are known to a tenth.
+faster than it is. Digits ends when the second half of all steps has lowered the validation loss by less than 1 %, or after {digits[0].spec.steps} steps
+({flat} of {len(digits)} runs ended in the first way).{of_text}
 
-**What is compared.** Data are in three parts. The learning rate of every arm is chosen by the validation set; what is reported belongs to
-the test set, at the look where the validation loss is lowest. Where the best rate is at an end of those that were tried, the table says
-so: a better one may lie beyond. "±" is half of the 95 % interval of the mean over seeds (Student's t); a range in brackets is the middle
-95 % of a bootstrap that draws seeds and chooses the learning rates again. {"No run" if not diverged else f"{diverged} runs"} ended in a loss that was no
-number. Made with torch {about["torch"]}, Python {about["python"]}, kernel {about["kernel"]}, one thread each: {seconds / 3600:.1f} hours of runs on
+**What is compared.** The data are in three parts: for training, validation and test. The validation set chooses the learning rate of every arm. What is reported is measured on
+the test set, at the step where the validation loss is lowest. If the best rate is the lowest or the highest that was tried, the table says
+so: a better one may exist beyond it. "±" is half of the 95 % interval of the mean over seeds (Student's t). A range in brackets is the middle
+95 % of a bootstrap, which draws the seeds anew and chooses the learning rates again. {"No run" if not diverged else f"{diverged} runs"} diverged to NaN.
+Made with torch {about["torch"]}, Python {about["python"]}, kernel {about["kernel"]}, one thread each: {seconds / 3600:.1f} hours of runs on
 {about["cpus"]} cores that had other work.
 
 {missing(results)}
@@ -369,11 +369,11 @@ def without_it(results: Results) -> str:
 {recall(results, *arms)}
 
 At d_k = {large} the unscaled model takes {times(slower(results, arm("none", large), arm("sqrt", large)))} times the steps of the scaled one, at d_k = {small} {times(slower(results, arm("none", small), arm("sqrt", small)))}.
-It learns late, but it learns: at d_k = {large} {without.best.learned} of {len(without.best.runs)} seeds come to {percent(LEARNED)} right within {budget:,} steps, at a learning rate of its own
-({rates}). Elsewhere the loss says how far behind it stays:
+It learns later, but it learns: at d_k = {large}, {without.best.learned} of {len(without.best.runs)} seeds reach {percent(LEARNED)} within {budget:,} steps, at their own best learning rate
+({rates}). In the other two tasks the loss says how far behind it stays:
 
 {chr(10).join(part + chr(10) for part in tables)}
-What the scale gains, in nats with the interval: {"; ".join(gains)}.
+What the scale gains, in nats (the unit of these losses), with the interval: {"; ".join(gains)}.
 """
 
 
@@ -389,17 +389,19 @@ def start(results: Results) -> str:
     words = [f"From the smaller start the unscaled model takes {ratio} times the steps of 1/sqrt(d_k)."]
     if has(results, task="recall", **norm):
         rows.append(norm)
-        words.append(f"Queries and keys that are normalised take {times(slower(results, norm, root))}.")
+        words.append(
+            f"With queries and keys that are normalised (QK-norm) it takes {times(slower(results, norm, root))}."
+        )
     if has(results, task="recall", **large):
         rows += [arm("dk", WIDE), large]
         words.append(
-            f"1/d_k from a start that gives q.k/d_k variance 1 takes {times(slower(results, large, root))}, from its own "
-            f"{times(slower(results, arm('dk', WIDE), root))}."
+            f"1/d_k takes {times(slower(results, large, root))} from a start that gives q.k/d_k variance 1, and "
+            f"{times(slower(results, arm('dk', WIDE), root))} from the usual start."
         )
     return f"""## The start does it
 
-The scale can be left out if W_q and W_k start smaller by d_k^1/4 each (T5 has no scale and starts its W_q smaller): then q.k starts with
-variance 1 without it.
+The scale can be left out if W_q and W_k each start smaller by d_k^1/4: then q.k starts with
+variance 1 without a scale. (T5 does something like it: it has no scale, and its W_q starts smaller.)
 
 {recall(results, *rows)}
 
@@ -408,7 +410,7 @@ variance 1 without it.
 
 
 def causes_of_lag(results: Results) -> str:
-    rates = f"""By learning rate, at d_k = {WIDE} (how many came to {percent(LEARNED)}, and the median of their steps):
+    rates = f"""By learning rate, at d_k = {WIDE} (how many runs reached {percent(LEARNED)}, and the median of their steps):
 
 {by_rate(results, WIDE)}
 
@@ -424,11 +426,11 @@ Recall at d_k = {WIDE} and one learning rate for all, {CAUSE_RATE:g}:
 
 {causes(results)}
 
-It is often said that 1/d_k learns slowly because the gradients of W_q and W_k are smaller, by sqrt(d_k). Under Adam small gradients
-do not mean small updates: it divides them by their own size, and making them 16 times as large changes next to nothing. What is
-smaller is what an update does: the same step of W_q and W_k moves q.k/d_k less than q.k/sqrt(d_k), by sqrt(d_k). Let them move 4 times
-as fast (each by d_k^1/4, which is sqrt(d_k) for their product) and most of the lag is gone. Start them larger by as much as well, and
-1/d_k *is* 1/sqrt(d_k), step by step, as a test shows: a scale is a start and a learning rate.
+It is often said that 1/d_k learns slowly because the gradients of W_q and W_k are smaller, by sqrt(d_k). But under Adam small gradients
+do not mean small updates. Adam divides a gradient by its own size, so making it 16 times as large changes almost nothing. What is
+smaller is the effect of an update: the same step of W_q and W_k moves q.k/d_k less than q.k/sqrt(d_k), by sqrt(d_k). If both learn 4 times
+as fast (d_k^1/4 for each, so sqrt(d_k) for their product), most of the lag is gone. If they also start 4 times as large,
+1/d_k *is* 1/sqrt(d_k), step by step, as a test shows. A scale is a start and a learning rate.
 
 {rates}"""
 
@@ -438,13 +440,13 @@ def additive_attention(results: Results) -> str:
         return ""
     return f"""## Additive attention
 
-The scale was proposed because dot products fell behind additive attention, v.tanh(q + k), at large d_k. How large its scores start
-depends on v. Both choices, on digits:
+The scale was proposed because dot products did worse than additive attention, v.tanh(q + k), at large d_k. The size of v decides how large the scores of additive
+attention are at the start. They can start as large as q.k/sqrt(d_k), or as large as q.k. Both, on digits:
 
 {additive(results)}
 
-The last column is by how many nats the unscaled dot product ends above each. From a v that gives its scores the variance that q.k has
-at the start, additive attention is no longer clearly ahead: much of the difference was one of starts. Britz et al. found for translation 22.03 against 22.23
+The last column says by how many nats the loss of the unscaled dot product is higher. If additive attention starts with scores as large as those of q.k,
+it is no longer clearly better: much of the difference was a difference of starts. Britz et al. measured the same two in translation, dot product against additive: 22.03 against 22.23
 BLEU at width 128, and 18.22 against 22.10 at 1024.
 """
 
@@ -459,36 +461,36 @@ def of_text(results: Results) -> str:
     sharp = sum(sharpest_ever(run) < COLLAPSED for run in right)
     return f"""## Other sizes for trained queries and keys
 
-A model of text at d_k = 128, trained with 1/sqrt(d_k), then tried with every query and key set to one length,
+A model of text at d_k = 128 was trained with 1/sqrt(d_k). Then, without more training, every query and key x was given the same length, as
 sqrt(kappa) x/rms(x):
 
 {transplants(results, 128)}
 
-It is said of large models that the loss breaks when logits reach a thousand. Here it rises by {shown(rise, 3)} nats at the largest
-logits (seed by seed, which is why this interval is narrower than those of the table), where attention is worth {shown(worth, 3)} (the first
-row, in which all keys weigh alike). Models this small cannot refute it: `rootdk claims --id 22` has the verdict.
+It is said of large models that the loss breaks down when logits reach a thousand. Here it rises by {shown(rise, 3)} nats at the largest
+logits. All that attention does is worth {shown(worth, 3)} nats: that is the first row, where all keys have the same weight. (Both are differences within one seed, so their intervals are narrower
+than those of the table.) Models as small as these cannot refute the statement; `rootdk claims --id 22` has the verdict.
 
 ## Too fast
 
-Text at d_k = 128 under 1/sqrt(d_k), faster and faster. *Collapsed*: a layer came below {COLLAPSED:g} ln n. *Spikes*: steps
-whose training loss was 6 standard deviations above the 50 before. *Unstable*: diverged, with a spike, or 5 % above its own lowest
-validation loss at the end.
+Text at d_k = 128 under 1/sqrt(d_k), with higher and higher learning rates. *Collapsed*: the entropy of a layer fell below {COLLAPSED:g} ln n. *Spikes*: steps
+whose training loss was 6 standard deviations above the mean of the 50 steps before. *Unstable*: the run diverged, had a spike, or ended 5 % above its own lowest
+validation loss.
 
 {ladder(results, 128)}
 
-The other way round a collapse is no alarm by itself: {sharp} of the {len(right)} runs of recall under 1/sqrt(d_k) that
-answer more than 99 % right have a layer that sharp, because looking up one pair is what they were asked to learn.
+But a collapse alone is no alarm: {sharp} of the {len(right)} runs of recall under 1/sqrt(d_k) that
+answer more than 99 % right have a layer as sharp as this, because the task is to look up one pair.
 """
 
 
 def meaning() -> str:
     return """## What it means for choosing a scale
 
-- Have one: without it all tasks that were run are learned later or less well at large d_k.
+- Use a scale: without one, every task here is learned later or less well at large d_k.
 - 1/sqrt(d_k) is a good default: it learns at every d_k and on every task that was tried.
-- 1/d_k is late at low learning rates and bears higher ones; that it keeps its learning rate as d_k grows is what maximal-update
-  parametrisation uses it for. Do not call it wrong because a table at the first step shows uniform weights.
-- Comparing two scales at one learning rate compares learning rates. Match them, or tune both.
+- 1/d_k learns later at low learning rates and stays stable at higher ones. Maximal-update parametrisation uses it because its best learning rate stays the same as d_k grows.
+  Uniform weights at the first step do not make it wrong.
+- To compare two scales at one learning rate is to compare learning rates. Match the rates, or tune both.
 - Watch logits and entropy in your own run (`rootdk.watch`, [audit.md](audit.md)).
 
 ## Do it again
@@ -500,8 +502,8 @@ rootdk train-study --missing                # of that plan, what is not shipped
 rootdk train-study --spec runs.json         # your own: a list of specs, fields as in rootdk.lab.training.RunSpec
 ```
 
-Runs are kept by content and go on where they were interrupted. Ctrl-C ends a study and all that it has started within about a second, with exit code 130. A folder
-of runs is for one study at a time: a second one is refused, and told which process has it. The lock ends with that process, however that ends.
+Finished runs are kept, each under its spec, so a study that was interrupted continues where it stopped. Ctrl-C ends a study and all processes that it started within about a second, with exit code 130. A folder
+of runs is for one study at a time. A second study is refused, with the number of the process that holds the folder; the lock ends with that process, in whatever way it ends.
 """
 
 

@@ -7,7 +7,7 @@ read(), which has no values, all that shape logits.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .backends import backend_of, kernel
 from .checks import count, row_numbers, truth
@@ -16,7 +16,17 @@ from .options import Learnable, Options, check_one_type, documented, resolve, re
 from .reading import Reading, without_head_axis
 from .scaling import ScaleRule
 
-Array = TypeVar("Array")
+if TYPE_CHECKING:
+    import jax
+    import torch
+    from numpy.typing import NDArray
+
+    # What goes in comes out: an array of NumPy (of any shape and number type), a tensor, an array of jax. A library
+    # that is not installed is Any for a checker. NumPy stands last, because mypy takes the last of those that fit.
+    Array = TypeVar("Array", jax.Array, torch.Tensor, NDArray[Any])
+    AnyArray: TypeAlias = jax.Array | torch.Tensor | NDArray[Any]
+else:
+    Array, AnyArray = TypeVar("Array"), Any
 # What Options(*given) does, in a third of its time: a small call notices.
 _record = tuple.__new__
 
@@ -24,13 +34,13 @@ _record = tuple.__new__
 @documented
 def attention(
     query: Array,
-    key: Array,
-    value: Array,
+    key: AnyArray,
+    value: AnyArray,
     *,
-    scale: float | str | ScaleRule | None = None,
+    scale: float | str | ScaleRule | AnyArray | None = None,
     causal: bool = False,
-    mask: Array | None = None,
-    bias: Array | None = None,
+    mask: AnyArray | None = None,
+    bias: AnyArray | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     query_offset: Any = None,
     key_lengths: Any = None,
@@ -82,18 +92,18 @@ def attention(
             return backend.traced_call(query, key, value, options, measured=False)[0]  # type: ignore[no-any-return]
         problem, one_head = resolve(backend, query, key, value, options)
     out: Array = backend.forward(problem, options)
-    return out[0] if one_head else out  # type: ignore[index]
+    return out[0] if one_head else out
 
 
 def measure(
     query: Array,
-    key: Array,
-    value: Array,
+    key: AnyArray,
+    value: AnyArray,
     *,
-    scale: float | str | ScaleRule | None = None,
+    scale: float | str | ScaleRule | AnyArray | None = None,
     causal: bool = False,
-    mask: Array | None = None,
-    bias: Array | None = None,
+    mask: AnyArray | None = None,
+    bias: AnyArray | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     query_offset: Any = None,
     key_lengths: Any = None,
@@ -104,7 +114,7 @@ def measure(
     dropout: float = 0.0,
     seed: int | None = None,
     per_key: bool = False,
-) -> tuple[Array, Reading]:
+) -> tuple[Array, Reading[Array]]:
     """attention() and, out of the same pass over the scores, a Reading with one number per query row.
 
     The output is that of attention() with the same arguments, (..., heads, n_query, d_v); the fields of the Reading are
@@ -144,13 +154,13 @@ def measure(
 
 def weights(
     query: Array,
-    key: Array,
+    key: AnyArray,
     *,
     rows: Any = None,
-    scale: float | str | ScaleRule | None = None,
+    scale: float | str | ScaleRule | AnyArray | None = None,
     causal: bool = False,
-    mask: Array | None = None,
-    bias: Array | None = None,
+    mask: AnyArray | None = None,
+    bias: AnyArray | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     query_offset: Any = None,
     key_lengths: Any = None,
@@ -182,22 +192,22 @@ def weights(
         raise ArgumentError("rootdk.weights: must be called outside torch.compile and torch.func, got a traced call")
     if not backend.holds(key):
         backend.inputs(query, key, key)  # says what is wrong with it
-    problem, one_head = resolve(backend, query, key, key[..., :0], options)  # type: ignore[index]
+    problem, one_head = resolve(backend, query, key, key[..., :0], options)
     check_one_type(problem.query, problem.key, "its weights")
     whole = rows is None or (isinstance(rows, slice) and rows.step in (None, 1))  # then a view
     chosen = rows if whole else row_numbers(rows, problem.query.shape[-2])
     weighed: Array = backend.weights(problem, options, chosen)
-    return weighed[0] if one_head else weighed  # type: ignore[index]
+    return weighed[0] if one_head else weighed
 
 
 def read(
     query: Array,
-    key: Array,
+    key: AnyArray,
     *,
-    scale: float | str | ScaleRule | None = None,
+    scale: float | str | ScaleRule | AnyArray | None = None,
     causal: bool = False,
-    mask: Array | None = None,
-    bias: Array | None = None,
+    mask: AnyArray | None = None,
+    bias: AnyArray | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     query_offset: Any = None,
     key_lengths: Any = None,
@@ -206,7 +216,7 @@ def read(
     alibi: Any = None,
     segments: Any = None,
     rows: Any = None,
-) -> Reading:
+) -> Reading[Array]:
     """The Reading of measure(), to the bit, out of query and key alone: no values, no output, half the work.
 
     Every option that shapes logits means what it means in attention(); weights are read before dropout, so there is
@@ -239,13 +249,13 @@ def read(
 
 def attention_vjp(
     query: Array,
-    key: Array,
-    value: Array,
+    key: AnyArray,
+    value: AnyArray,
     *,
-    scale: float | str | ScaleRule | None = None,
+    scale: float | str | ScaleRule | AnyArray | None = None,
     causal: bool = False,
-    mask: Array | None = None,
-    bias: Array | None = None,
+    mask: AnyArray | None = None,
+    bias: AnyArray | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     query_offset: Any = None,
     key_lengths: Any = None,
@@ -295,20 +305,20 @@ def attention_vjp(
 
 def attention_jvp(
     query: Array,
-    key: Array,
-    value: Array,
-    d_query: Array | None = None,
-    d_key: Array | None = None,
-    d_value: Array | None = None,
+    key: AnyArray,
+    value: AnyArray,
+    d_query: AnyArray | None = None,
+    d_key: AnyArray | None = None,
+    d_value: AnyArray | None = None,
     *,
-    d_bias: Array | None = None,
+    d_bias: AnyArray | None = None,
     d_sinks: Any = None,
     d_alibi: Any = None,
     d_scale: float | None = None,
-    scale: float | str | ScaleRule | None = None,
+    scale: float | str | ScaleRule | AnyArray | None = None,
     causal: bool = False,
-    mask: Array | None = None,
-    bias: Array | None = None,
+    mask: AnyArray | None = None,
+    bias: AnyArray | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     query_offset: Any = None,
     key_lengths: Any = None,

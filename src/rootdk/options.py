@@ -277,7 +277,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
     left, right = limits(options)
     row_scale = None
     if options.scale is None:
-        scale = SQRT.factor(shape[-1], None, None)
+        scale: Any = SQRT.factor(shape[-1], None, None)
     else:
         position = packed.query_positions
         if position is None:

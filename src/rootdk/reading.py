@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,13 @@ from .summary import HeadSummary
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from typing_extensions import TypeVar as _TypeVar  # which every checker has; typing has `default` from 3.13 on
+
+    # What a Reading is of: NumPy's arrays, tensors or arrays of jax. They share few signatures, so inside this file an
+    # array is Any; a caller's checker knows which it is.
+    Array = _TypeVar("Array", bound=Any, default=Any)
+else:
+    Array = TypeVar("Array")
 
 _KIND = "rootdk.Reading"
 
@@ -104,7 +111,7 @@ def _measured(doc: str, *, empty: float = 0.0, merge: Callable[[_Union, str], An
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Reading:
+class Reading(Generic[Array]):
     """One number per query row, each field of shape (..., heads, n_query). s are the logits that enter the softmax.
 
     Numbers below the smallest normal one (1.2e-38; in float64 2.2e-308) read 0: p_squared and p_cubed where a sink
@@ -120,23 +127,21 @@ class Reading:
     [8.0, 8.0, 8.0, 8.0]
     """
 
-    # Any: an array of the library that the call's arrays came from, NumPy, torch or jax. With a union of the three
-    # every use of a field would be a type error, since they share few signatures.
-    keys: Any = field(metadata={"doc": "how many keys the row sees"})
+    keys: Array = field(metadata={"doc": "how many keys the row sees"})
     has_sinks: bool = field(metadata={"doc": "whether a sink took part"})
-    log_sum_exp: Any = _measured(
+    log_sum_exp: Array = _measured(
         "log of the denominator, sink included; -inf for a row that sees nothing",
         empty=-math.inf, merge=lambda union, _: union.log_sum_exp,
     )  # fmt: skip
-    max: Any = _measured("largest s of the visible keys", empty=-math.inf, merge=_largest)
-    min: Any = _measured("smallest s of the visible keys", empty=math.inf, merge=_smallest)
-    mean: Any = _measured("mean of s over the visible keys", merge=_by_keys)
-    variance: Any = _measured("of s over the visible keys, divided by their number", merge=_spread)
-    entropy: Any = _measured("log_sum_exp - sum p*s in nats; a sink counts as one more outcome", merge=_surprise)
-    p_squared: Any = _measured("sum p^2 over keys", merge=_by_weight(2))
-    p_cubed: Any = _measured("sum p^3 over keys", merge=_by_weight(3))
-    sink_mass: Any = _measured("the weight that the sink takes, 0 without sinks", merge=_by_weight(1))
-    received: Any = field(
+    max: Array = _measured("largest s of the visible keys", empty=-math.inf, merge=_largest)
+    min: Array = _measured("smallest s of the visible keys", empty=math.inf, merge=_smallest)
+    mean: Array = _measured("mean of s over the visible keys", merge=_by_keys)
+    variance: Array = _measured("of s over the visible keys, divided by their number", merge=_spread)
+    entropy: Array = _measured("log_sum_exp - sum p*s in nats; a sink counts as one more outcome", merge=_surprise)
+    p_squared: Array = _measured("sum p^2 over keys", merge=_by_weight(2))
+    p_cubed: Array = _measured("sum p^3 over keys", merge=_by_weight(3))
+    sink_mass: Array = _measured("the weight that the sink takes, 0 without sinks", merge=_by_weight(1))
+    received: Array | None = field(
         default=None, metadata={"doc": "None, or with measure(per_key=True) what each key got, (..., heads, n_key)"}
     )
 
@@ -146,19 +151,19 @@ class Reading:
         return tuple(self.keys.shape)
 
     @property
-    def std(self) -> Any:
+    def std(self) -> Array:
         """Standard deviation of the logits inside the row."""
         return _library(self).sqrt(self.variance)
 
     @property
-    def top_probability(self) -> Any:
+    def top_probability(self) -> Array:
         """exp(max - log_sum_exp), the largest weight; 0 for a row that sees nothing."""
         xp, seen = _library(self), self.keys > 0
         gap = xp.where(seen, self.max, 0.0) - xp.where(seen, self.log_sum_exp, 0.0)
         return xp.where(seen, xp.exp(gap), 0.0)
 
     @property
-    def effective_keys(self) -> Any:
+    def effective_keys(self) -> Array:
         """(sum p)^2 / sum p^2, from 1 (one key takes all) to `keys` (all alike); 0 for a row that sees nothing.
 
         NaN where a sink leaves so little that sum p^2 underflows.
@@ -173,7 +178,7 @@ class Reading:
         return xp.where(self.keys == 0, 0.0, xp.where(known, count, self.p_squared + float("nan")))
 
     @property
-    def entropy_ratio(self) -> Any:
+    def entropy_ratio(self) -> Array:
         """entropy / ln(outcomes), 1 for equal weights; outcomes are the keys and the sink. NaN below two outcomes."""
         xp = _library(self)
         outcomes = _key_count(self) + (1.0 if self.has_sinks else 0.0)
@@ -181,14 +186,14 @@ class Reading:
         return xp.where(outcomes > 1.0, ratio, float("nan"))
 
     @property
-    def jacobian_trace(self) -> Any:
+    def jacobian_trace(self) -> Array:
         """sum p - sum p^2, the trace of diag(p) - p p': how much the weights can still move."""
         xp = _library(self)
         trace = (1.0 - self.sink_mass) - self.p_squared
         return xp.where((self.keys == 0) | (trace < 0.0), 0.0, trace)
 
     @property
-    def jacobian_norm(self) -> Any:
+    def jacobian_norm(self) -> Array:
         """sqrt(sum p^2 - 2 sum p^3 + (sum p^2)^2), the Frobenius norm of diag(p) - p p'.
 
         A difference of numbers near 1 in a saturated row: below about 1e-3 a float32 value is rounding.
@@ -197,12 +202,12 @@ class Reading:
         square = self.p_squared - 2.0 * self.p_cubed + self.p_squared * self.p_squared
         return xp.sqrt(xp.where(square < 0.0, 0.0, square))
 
-    def saturated(self, threshold: float = 0.99) -> Any:
+    def saturated(self, threshold: float = 0.99) -> Array:
         """Whether one key takes more than `threshold` of the weight. False for a row of NaN: see `non_finite`."""
         return self.top_probability > threshold
 
     @property
-    def non_finite(self) -> Any:
+    def non_finite(self) -> Array:
         """Whether the row sees a NaN or +inf logit."""
         return self.variance != self.variance
 
@@ -222,7 +227,7 @@ class Reading:
         return _summarise(self, least)
 
     @staticmethod
-    def concatenate(readings: Iterable[Reading], axis: int = -1) -> Reading:
+    def concatenate(readings: Iterable[Reading[Array]], axis: int = -1) -> Reading[Array]:
         """One reading from blocks: of rows (axis -1), of heads (axis -2) or of a batch (axis 0).
 
         >>> import numpy as np, rootdk
@@ -256,7 +261,7 @@ class Reading:
         xp = _library(parts[0])
         columns = {n: xp.concatenate([getattr(part, n) for part in parts], axis=axis) for n in (*FIELDS, "keys")}
         if parts[0].received is not None:
-            by_key = [part.received for part in parts]
+            by_key: list[Any] = [part.received for part in parts]
             if axis % len(shape) < len(shape) - 1:
                 columns["received"] = xp.concatenate(by_key, axis=axis % len(shape))
             elif len({array.shape for array in by_key}) == 1:  # of other rows over the same keys
@@ -265,7 +270,7 @@ class Reading:
                 raise ArgumentError("readings: must be of the same keys where they are measured per key")
         return Reading(**columns, has_sinks=parts[0].has_sinks)
 
-    def merge(self, other: Reading) -> Reading:
+    def merge(self, other: Reading[Array]) -> Reading[Array]:
         """The reading of the same rows over both sets of keys, where the sets have no key in common.
 
         Exact but for rounding: weights by log-sum-exp, variance by the formula of Chan, Golub and LeVeque. A sink
@@ -308,20 +313,22 @@ class Reading:
 
         return json.dumps(self.to_dict(), allow_nan=False)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Reading:
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Reading[NDArray[Any]]:
         """The reading that `to_dict` was called on, as NumPy arrays."""
         rendering.expect_kind(data, _KIND)
         rendering.expect_fields(data, ("shape", "dtype", "has_sinks", "fields"))
         rendering.expect_fields(data["fields"], (*FIELDS, "keys"), "data['fields']")
-        columns = {name: rendering.decode(data["fields"][name], data["dtype"], data["shape"]) for name in FIELDS}
+        columns: dict[str, Any] = {
+            name: rendering.decode(data["fields"][name], data["dtype"], data["shape"]) for name in FIELDS
+        }
         keys = rendering.decode(data["fields"]["keys"], "int64", data["shape"])
         received = None
         if "received" in data:
             flat = data["received"]
             heads = data["shape"][:-1]
             received = rendering.decode(flat, data["dtype"], [*heads, len(flat) // max(math.prod(heads), 1)])
-        return cls(**columns, keys=keys, has_sinks=bool(data["has_sinks"]), received=received)
+        return Reading(**columns, keys=keys, has_sinks=bool(data["has_sinks"]), received=received)
 
     if not TYPE_CHECKING:  # a type checker would take any name for a field
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, TypeAlias, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .checks import real
 from .errors import ArgumentError, ArgumentTypeError
@@ -42,7 +43,14 @@ __all__ = [
     "yarn",
 ]
 
-Factor = Callable[[int, Any, Any], Any]
+# One for the whole call, or one for each of its entries and rows.
+Factors: TypeAlias = float | NDArray[Any]
+
+
+class Factor(Protocol):
+    """The formula of a rule: what ScaleRule says of `factor`."""
+
+    def __call__(self, d_k: int, keys: Any, position: Any, /) -> Factors: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,11 @@ class ScaleRule:
     varies: frozenset[str] = frozenset()
     unit_length: bool = False
 
-    def score_variance(self, d_k: int, keys: Any = None, position: Any = None) -> Any:
+    @overload
+    def score_variance(self, d_k: int, keys: int | None = None, position: int | None = None) -> float: ...
+    @overload
+    def score_variance(self, d_k: int, keys: Any = None, position: Any = None) -> Factors: ...
+    def score_variance(self, d_k: int, keys: Any = None, position: Any = None) -> Factors:
         """Var z = factor^2 * d_k at unit inputs; factor^2 / d_k where q and k are first scaled to length 1.
 
         >>> rule("sqrt").score_variance(64), rule("none").score_variance(64), rule("dk").score_variance(64)

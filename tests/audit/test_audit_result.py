@@ -102,7 +102,7 @@ def test_print_shows_a_line_for_each_layer_and_no_dataclass(both: tuple[Audit, A
         assert max(map(len, lines)) <= 80
         assert "LayerAudit" not in str(audit)
         assert "\x1b" not in str(audit)
-    assert repr(Audit([], [finding("critical")])) == "Audit(critical, 0 layers, 1 findings)"
+    assert repr(Audit([], [finding("critical")])) == "Audit(critical, 0 layers, 1 finding)"
 
 
 def test_layers_with_a_long_path_are_told_apart() -> None:

@@ -181,17 +181,23 @@ def test_a_note_on_many_heads_is_short() -> None:
 
 
 def test_a_note_that_states_a_number_shows_no_limit() -> None:
-    from rootdk.audit.view import limit_of
-
     for threshold, value, severity, limit in (
         (0.177, 0.177, "note", ""),
         (0.0, 6.0, "note", ""),
-        (0.2, 0.1, "note", ", limit 0.200"),
-        (0.0, 0.5, "critical", ", limit 0"),
+        (0.2, 0.1, "note", "0.200"),
+        (0.0, 0.5, "critical", "0"),
     ):
         told = {"metric": "m", "severity": severity, "threshold": threshold, "source": "s", "remedy": "r"}
         (group,) = grouped({"layers": [], "findings": [{"layer": "a", "head": None, "value": value, **told}]})
-        assert limit_of(group) == limit
+        assert group.limit == limit
+
+
+def test_a_number_and_its_limit_are_told_apart() -> None:
+    """2.78 against a limit of 2.78 says nothing, and rounding must not turn the two around."""
+    same = {"layer": "a", "head": None, "metric": "m", "severity": "warning", "source": "s", "remedy": "r"}
+    for value, limit, shown in ((2.7791, 2.7784, ("2.779", "2.778")), (100.04, 100.0, ("100.04", "100"))):
+        (group,) = grouped({"layers": [], "findings": [{"value": value, "threshold": limit, **same}]})
+        assert (group.value, group.limit) == shown
 
 
 def test_numbers_of_layers_are_a_range_in_what_to_do() -> None:

@@ -1,7 +1,7 @@
 """The page in Firefox: the tests of test_explorer_in_a_browser.py once more, by the protocol that all browsers share.
 
-`make test` runs a few of them, `make test-all` all that the protocol allows: it cannot say yet that a person asks for
-dark colours or less motion.
+`make test` runs a few of them, `make test-all` all. The protocol cannot say yet that a person asks for dark colours or
+less motion, so the two tests that need it have a Firefox of their own here, with settings that ask for both.
 """
 
 import types
@@ -12,7 +12,7 @@ import pytest
 import test_explorer_in_a_browser as in_chromium
 from visit import firefox
 
-NOT_YET = {
+ASKED_BY_SETTINGS = {
     "test_colours_can_be_chosen",
     "test_play_is_a_step_where_less_motion_is_asked_for",
 }
@@ -36,19 +36,55 @@ def once_more(test: Any) -> Any:
     return same if test.__name__ in ALWAYS else pytest.mark.slow(same)
 
 
-globals().update({name: once_more(test) for name, test in TESTS.items() if name not in NOT_YET})
+globals().update({name: once_more(test) for name, test in TESTS.items() if name not in ASKED_BY_SETTINGS})
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Not the Firefox that playwright patches for itself: the one that people have."""
+def play() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as play:
-        started = play.firefox.launch(channel="moz-firefox", executable_path=firefox())
+    with sync_playwright() as started:
         yield started
-        started.close()
+
+
+@pytest.fixture(scope="module")
+def browser(play: Any) -> Iterator[Any]:
+    """Not the Firefox that playwright patches for itself: the one that people have."""
+    started = play.firefox.launch(channel="moz-firefox", executable_path=firefox())
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def asking(play: Any) -> Iterator[Any]:
+    """A Firefox whose user asks for dark colours and less motion."""
+    settings = {
+        "layout.css.prefers-color-scheme.content-override": 0,
+        "ui.prefersReducedMotion": 1,
+        "ui.systemUsesDarkTheme": 1,
+    }
+    started = play.firefox.launch(channel="moz-firefox", executable_path=firefox(), firefox_user_prefs=settings)
+    yield started
+    started.close()
+
+
+def test_play_is_a_step_where_less_motion_is_asked_for(asking: Any, server: Any) -> None:
+    in_chromium.test_play_is_a_step_where_less_motion_is_asked_for(asking, server)
+
+
+def test_colours_follow_the_settings_until_they_are_chosen(asking: Any, server: Any) -> None:
+    visit = in_chromium.Visit(asking, 1280, server=server.address)
+    page = in_chromium.open_at(visit, server.address)
+    ink = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
+    asked = page.evaluate(ink)
+    page.locator("#theme").select_option("light")
+    in_chromium.until(lambda: page.evaluate(ink) != asked)
+    page.locator("#theme").select_option("dark")
+    in_chromium.until(lambda: page.evaluate(ink) == asked)
+    page.locator("#theme").select_option("")
+    assert page.evaluate(ink) == asked
+    assert visit.complaints == []
 
 
 def test_the_lists_name_tests_that_exist() -> None:
-    assert TESTS.keys() >= NOT_YET | ALWAYS
+    assert TESTS.keys() >= ASKED_BY_SETTINGS | ALWAYS

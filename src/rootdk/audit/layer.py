@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rootdk.reading import Reading
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any  # so that typing.get_type_hints works without torch
 
 Numbers = NDArray[np.float64]
 # What becomes of the rows of a head: one number, which is what a metric is, or what one is made of (min_score).
@@ -56,9 +61,9 @@ class Pointed:
     Of a reading on a GPU they are tensors there, until somebody looks.
     """
 
-    key: Any
-    share: Any
-    mass: Any
+    key: Tensor | NDArray[Any]
+    share: Tensor | NDArray[Any]
+    mass: Tensor | NDArray[Any]
 
     def columns(self) -> dict[str, Numbers]:
         """The metrics of it, (heads, entries) each; a mean over the entries is the number of a head."""
@@ -91,9 +96,9 @@ class LayerReading:
 
     name: str
     step: int
-    reading: Reading
-    scores: Reading
-    first_weight: Any
+    reading: Reading[Tensor]
+    scores: Reading[Tensor]
+    first_weight: Tensor
     route: str
     dtype: str
     d_k: int
@@ -106,8 +111,8 @@ class LayerReading:
     softcap: float | None = None
     sampled: bool = False
     pointed: Pointed | None = None
-    silent: Any = None
-    digested: tuple[Any, Any] | None = None
+    silent: Tensor | None = None
+    digested: tuple[Tensor, Tensor] | None = None
 
     @property
     def heads(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,10 @@ def short_names(names: Sequence[str], width: int = 80) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class FindingGroup:
-    """One threshold, and all that crossed it."""
+    """One threshold, and all that crossed it.
+
+    value, limit   in as many digits as tell them apart. The limit of a note that only states a number is empty.
+    """
 
     severity: str
     metric: str
@@ -125,6 +128,7 @@ class FindingGroup:
     source: str
     remedy: str
     value: str
+    limit: str
     places: str
     count: int
 
@@ -135,8 +139,8 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
     >>> same = {"metric": "max_logit", "severity": "warning", "threshold": 100.0, "source": "s", "remedy": "r"}
     >>> findings = [{"layer": f"layers.{i}.attn", "head": 3, "value": 110.0 + i, **same} for i in range(2)]
     >>> [group] = grouped({"layers": [], "findings": findings})
-    >>> group.value, group.places
-    ('110 to 111', 'layers.{0,1}.attn, head 3')
+    >>> group.value, group.limit, group.places
+    ('110 to 111', '100', 'layers.{0,1}.attn, head 3')
     """
     sizes = {layer["name"]: len(layer["heads"]) for layer in audit["layers"]}
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -147,11 +151,15 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
     for key, members in groups.items():
         values = [float(finding["value"]) for finding in members if finding["value"] is not None]
         layers = list(dict.fromkeys(finding["layer"] for finding in members))
+        said = dict(zip(_SAME, key, strict=False))
+        value, limit = _against(values, float(said["threshold"]))
+        states = said["severity"] == "note" and (said["threshold"] == 0 or value == limit)
         merged.append(
             FindingGroup(
-                **dict(zip(_SAME, key, strict=False)),
+                **said,
                 remedy=_together(key[-1], members).replace(_LAYERS, repr(layers)),
-                value=_range(values),
+                value=value,
+                limit="" if states else limit,
                 places=_places(members, sizes, brief=key[0] == "note"),
                 count=len(members),
             )
@@ -170,10 +178,23 @@ def _together(remedy: str, findings: Sequence[Mapping[str, Any]]) -> str:
     return remedy.replace(DEVIATION, _range(numbers)) if numbers else remedy
 
 
-def _range(values: Sequence[float]) -> str:
+def _against(values: Sequence[float], limit: float) -> tuple[str, str]:
+    """The range of the values, and the limit, in as many digits as tell them apart.
+
+    >>> _against([2.1, 3.0], 2.0), _against([2.7791], 2.7784)
+    (('2.1 to 3', '2'), ('2.779', '2.778'))
+    """
+    ends = {end for end in (min(values, default=limit), max(values, default=limit)) if end != limit}
+    for show in (rendering.brief, *(f"{{:.{digits}g}}".format for digits in range(4, 17))):
+        if show(limit) not in map(show, ends):
+            break
+    return _range(values, show), show(limit)
+
+
+def _range(values: Sequence[float], show: Callable[[float], str] = rendering.brief) -> str:
     if not values:
         return "not a number"
-    low, high = rendering.brief(min(values)), rendering.brief(max(values))
+    low, high = show(min(values)), show(max(values))
     return low if low == high else f"{low} to {high}"
 
 
@@ -188,9 +209,15 @@ def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], bri
     for layer, numbers in heads.items():
         together.setdefault(_numbers(numbers, sizes.get(layer)), []).append(layer)
     if brief and len(together) > _MOST_PLACES:
-        count = f"{len(heads)} of {len(sizes)} layers" if sizes else f"{len(heads)} layers"
+        of = len(sizes or heads)
+        count = f"{len(heads)} of {counted(of, 'layer')}"
         return f"heads of {count}, from {next(iter(heads))} to {next(reversed(heads))}"
     return "; ".join(named(layers) + words for words, layers in together.items())
+
+
+def counted(number: int, word: str) -> str:
+    """1 layer, 2 layers."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def named(layers: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,20 @@ from rootdk.errors import ArgumentError, ArgumentTypeError
 from .layer import LayerReading
 from .projections import module_at
 
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from .watching.handle import Watch
+else:
+    Module = Watch = Any  # so that typing.get_type_hints works without torch
+
 # Of each layer the largest score of every head, and d_k.
 Largest = dict[str, tuple[NDArray[np.float64], int]]
 
 
 def qk_clip_(
-    model: Any,
-    readings: Any,
+    model: Module,
+    readings: Watch | Mapping[str, LayerReading],
     tau: float | None = None,
     *,
     deviation: float | None = None,

@@ -247,7 +247,10 @@ class Audit:
         write_atomically(place, text)
 
     def __repr__(self) -> str:
-        return f"Audit({self.verdict}, {len(self.layers)} layers, {len(self.findings)} findings)"
+        from .metrics import counted
+
+        sizes = counted(len(self.layers), "layer"), counted(len(self.findings), "finding")
+        return f"Audit({self.verdict}, {', '.join(sizes)})"
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -21,7 +21,7 @@ from rootdk import rendering
 from rootdk.files import shown_text, shown_values
 
 from .layer import MIN_KEYS, MIN_ROWS
-from .metrics import METRICS, FindingGroup, Metric, grid, grouped, named, present, short_names
+from .metrics import METRICS, FindingGroup, Metric, counted, grid, grouped, named, present, short_names
 from .result import SEVERITIES, WORDS
 
 STYLES = {"healthy": "green", "unjudged": "dim", "note": "cyan", "warning": "yellow", "critical": "bold red"}
@@ -88,7 +88,7 @@ def view_html(audit: Mapping[str, Any]) -> str:
     layers = rendering.html_table(headline(audit).plain, *_layer_table(audit))
     findings = [
         [
-            *(group.severity, group.metric, group.value, rendering.brief(group.threshold)),
+            *(group.severity, group.metric, group.value, group.limit),
             *(group.places, group.remedy, group.source),
         ]
         for group in grouped(audit)
@@ -137,7 +137,7 @@ def headline(audit: Mapping[str, Any]) -> Text:
     model = shown_values(audit.get("model") or {}, _LONGEST)
     layers = audit["layers"]
     heads = max((len(layer["heads"]) for layer in layers), default=0)
-    facts = [f"{_count(len(layers), 'layer')} of {_count(heads, 'head')}"]
+    facts = [f"{counted(len(layers), 'layer')} of {counted(heads, 'head')}"]
     if model.get("d_k"):
         facts.append(f"d_k {model['d_k']}")
     if model.get("scale"):
@@ -157,13 +157,9 @@ def _answer(audit: Mapping[str, Any]) -> str:
     worst = grouped(audit)[0]
     short = next((metric.short for metric in METRICS if metric.name == worst.metric), worst.metric.replace("_", " "))
     return (
-        f"Not healthy: {len(ill)} of {_count(len(audit['layers']), 'layer')}, {named(ill)}. "
-        f"The worst: {short} {worst.value}, limit {rendering.brief(worst.threshold)}. What to do is below the table."
+        f"Not healthy: {len(ill)} of {counted(len(audit['layers']), 'layer')}, {named(ill)}. "
+        f"The worst: {short} {worst.value}, limit {worst.limit}. What to do is below the table."
     )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _table(audit: Mapping[str, Any]) -> Table:
@@ -279,15 +275,13 @@ def _findings(audit: Mapping[str, Any]) -> list[Any]:
 
 
 def _finding_text(group: FindingGroup) -> Text:
-    text = Text.assemble((group.metric, "bold"), f" {group.value}{limit_of(group)}: {group.places}.")
+    text = Text.assemble((group.metric, "bold"), f" {group.value}{_limit(group)}: {group.places}.")
     text.append(f" [{group.source}]", style="dim")
     return text.append(f"\nTo do: {group.remedy}")
 
 
-def limit_of(group: FindingGroup) -> str:
-    """The limit that was crossed; nothing where a note only states a number."""
-    stated = group.severity == "note" and (group.threshold == 0 or group.value == rendering.brief(group.threshold))
-    return "" if stated else f", limit {rendering.brief(group.threshold)}"
+def _limit(group: FindingGroup) -> str:
+    return f", limit {group.limit}" if group.limit else ""
 
 
 def _not_read(audit: Mapping[str, Any]) -> list[str]:

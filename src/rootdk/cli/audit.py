@@ -121,9 +121,10 @@ def audit(
 
 
 _WORDS = (
-    "Score std: standard deviation of the scores inside a row. Entropy share: 1 is equal weights, 0 is one key. Rows "
-    "of one key: one key has over 99 % of the weight. Medians over all heads; theory is for random q and k."
+    "Score std: standard deviation of the scores inside a row. Entropy share: 1 is equal weights, 0 is one key. "
+    "{}Medians over all heads; theory is for random q and k."
 )
+_WORDS_OF_THE_LAST = "Rows of one key: one key has over 99 % of the weight. "
 # The number of a head, and that of theory for it.
 _SHOWN = ("logit_deviation", "entropy_ratio", "saturated")
 
@@ -149,7 +150,7 @@ def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Ite
     if ill:
         worst = next(group for group in grouped(result) if group.severity in SEVERITIES[:2])
         metric = next((known.short for known in METRICS if known.name == worst.metric), worst.metric)
-        sentences += [f"The worst: {metric} {worst.value}, limit {worst.threshold:.3g}."]
+        sentences += [f"The worst: {metric} {worst.value}, limit {worst.limit}."]
         sentences += [f"What to do: divide the scores by sqrt(d_k), here {D_K**0.5:g}; rootdk does this by default."]
     yield from filled(" ".join(sentences), width)
     yield ""
@@ -172,7 +173,7 @@ def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Ite
             for name in shown
         )
         yield f"{labels[rule]:{longest}}{''.join(numbers)} {verdicts[rule]}"
-    yield from filled(_WORDS, width)
+    yield from filled(_WORDS.format(_WORDS_OF_THE_LAST * wide), width)
     yield ""
     yield "Every layer, and all findings:  rootdk audit --layers"
     yield "Your model:                     rootdk audit PATH"

@@ -322,4 +322,4 @@ def _scale(findings: Findings, gradient: bool) -> str:
         return f"1/sqrt(d_k) is {scales}."
     flows = relative_gradient(job.keys, np.array(job.d_k), np.array(job.d_k) ** -0.5)
     gradients = ", ".join(f"{flow:.2f}" for flow in flows)
-    return f"1/sqrt(d_k) is {scales}. The relative gradient |do/dq| / |o| is then {gradients}."
+    return f"1/sqrt(d_k) is {scales}. With it |do/dq| / |o|, how strongly the output follows q, is {gradients}."

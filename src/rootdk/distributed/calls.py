@@ -21,7 +21,7 @@ from . import Layout, check_layout, even_lengths, positions_of
 from .peers import BLOCK, Peers, agree, digest
 from .ring import RingAttention, forward, plan_of
 
-Whole = TypeVar("Whole", Tensor, Reading)
+Whole = TypeVar("Whole", Tensor, Reading[Tensor])
 
 
 class Measured(NamedTuple):
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
     first_key: Tensor | None
     problem: Problem
     row_scale: Any
-    reading: Reading
+    reading: Reading[Tensor]
 
 
 # Pairs (wanted, on_call): wanted() says before a call whether to measure it, on_call(measured) gets the result.
@@ -125,7 +125,7 @@ def measure(
     sinks: Any = None,
     alibi: Any = None,
     timeout: Any = None,
-) -> tuple[Tensor, Reading]:
+) -> tuple[Tensor, Reading[Tensor]]:
     """attention() and the Reading of this rank's rows, over the keys of all ranks: what one process would read there.
 
     The fields of all blocks are merged in float64 and rounded once. `unshard` makes one Reading of all ranks' rows.

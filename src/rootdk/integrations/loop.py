@@ -22,11 +22,18 @@ from rootdk.audit.remedies import Largest, clip_to_, largest_scores, merged_larg
 from rootdk.checks import count, positive
 from rootdk.errors import ArgumentError
 from rootdk.integrations import ranks
-from rootdk.integrations.ranks import Merged, groups_of, heads_together, merged_metrics
-from rootdk.integrations.sinks import Sink, needed, sinks_of
+from rootdk.integrations.ranks import Merged, Parallel, groups_of, heads_together, merged_metrics
+from rootdk.integrations.sinks import Sink, Sinks, needed, sinks_of
 
 if TYPE_CHECKING:
+    # Who has one trainer need not have the other: what is not installed is Any for a checker.
+    from lightning.pytorch import Callback
+    from torch.nn import Module
+    from transformers import TrainerCallback
+
     from rootdk.audit.watching.handle import Watch
+else:
+    Callback = Module = TrainerCallback = Any  # so that typing.get_type_hints works without them
 
 DEFAULT = "attention.jsonl"
 # An extreme is that of the worst head; of the rest the median counts, by which a layer is judged too.
@@ -71,12 +78,12 @@ class TrainingLog:
 
     def __init__(
         self,
-        sinks: Any = DEFAULT,
+        sinks: Sinks = DEFAULT,
         every: int = 1,
         rows: int | None = None,
         heads: bool = False,
         clip_tau: float | None = None,
-        parallel: Any = "data",
+        parallel: Parallel | None = "data",
     ) -> None:
         self.sinks = sinks_of(sinks)
         self.every, self.rows, self.heads = count("every", every), rows, heads
@@ -96,7 +103,7 @@ class TrainingLog:
         self._warned = False
         self._failed: list[Sink] = []
 
-    def start(self, model: Any) -> "TrainingLog":
+    def start(self, model: Module) -> "TrainingLog":
         """Open the sinks and begin to watch. A log that runs already is closed first."""
         from rootdk.audit.watching import watch
 
@@ -159,7 +166,7 @@ class TrainingLog:
                 if self._merges and self.parallel and "tensor" in self.parallel:
                     clipped = heads_together(clipped, self.parallel["tensor"])
             # Also with nothing read: the other ranks are waiting.
-            shown = merged_metrics(readings, self.parallel) if self._merges else readings
+            shown = merged_metrics(readings, self.parallel or {}) if self._merges else readings
             if not shown:
                 self._warn()
             elif self._writes:
@@ -315,18 +322,14 @@ def over_heads(metric: str, values: Numbers) -> float:
     return float(statistic(known))
 
 
-# Callbacks are Any: their base classes belong to packages that a user of the other trainer need not have, and a name
-# that a type checker cannot find is Any for it as well.
-
-
 def trainer_callback(
-    sinks: Any = DEFAULT,
+    sinks: Sinks = DEFAULT,
     every: int = 1,
     rows: int | None = None,
     heads: bool = False,
     clip_tau: float | None = None,
-    parallel: Any = "data",
-) -> Any:
+    parallel: Parallel | None = "data",
+) -> TrainerCallback:
     """A callback that reads the attention of the model that `transformers.Trainer` trains.
 
     The arguments are those of TrainingLog. Steps are the Trainer's global steps; an evaluation is not read. With
@@ -342,7 +345,7 @@ def trainer_callback(
     return _for_transformers(TrainingLog(sinks, every, rows, heads, clip_tau, parallel))
 
 
-def _for_transformers(log: TrainingLog) -> Any:
+def _for_transformers(log: TrainingLog) -> TrainerCallback:
     base = needed("trainer_callback", "transformers", "transformers", "TrainerCallback")
     return type("AttentionCallback", (_TransformersEvents, base), {})(log)
 
@@ -375,14 +378,14 @@ class _TransformersEvents:
 
 
 def lightning_callback(
-    sinks: Any = DEFAULT,
+    sinks: Sinks = DEFAULT,
     every: int = 1,
     rows: int | None = None,
     heads: bool = False,
     clip_tau: float | None = None,
     part: str = "",
-    parallel: Any = "data",
-) -> Any:
+    parallel: Parallel | None = "data",
+) -> Callback:
     """A callback that reads the attention of the module that `lightning.Trainer` trains.
 
     part   the path of the submodule that is called in `training_step`, such as "model"; without it the whole module is
@@ -401,7 +404,7 @@ def lightning_callback(
     return _for_lightning(TrainingLog(sinks, every, rows, heads, clip_tau, parallel), part)
 
 
-def _for_lightning(log: TrainingLog, part: str) -> Any:
+def _for_lightning(log: TrainingLog, part: str) -> Callback:
     base = needed("lightning_callback", "lightning.pytorch", "lightning", "Callback")
     return type("AttentionCallback", (_LightningEvents, base), {})(log, part)
 

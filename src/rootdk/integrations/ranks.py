@@ -11,7 +11,7 @@ range; after as many rounds as a number has bits nothing is left to guess.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,11 @@ class _Layer(NamedTuple):
     wide: bool
 
 
-def merged_metrics(readings: Mapping[str, LayerReading], parallel: Any = "data") -> dict[str, Merged]:
+# A way of being parallel, or each of several with its process group.
+Parallel: TypeAlias = str | Mapping[str, Any]
+
+
+def merged_metrics(readings: Mapping[str, LayerReading], parallel: Parallel = "data") -> dict[str, Merged]:
     """{path: metrics of all ranks}, the same on every rank; every rank has to call it, also one that has read nothing.
 
     parallel   "data", "sequence" or "tensor", over the default group of torch.distributed; or a dictionary from one or

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from rootdk.checks import shown
 from rootdk.errors import ArgumentError, ArgumentTypeError, RootdkError
@@ -70,7 +70,10 @@ class Sink(Protocol):
         """After the last step. Closing twice, or what was never opened, is no error."""
 
 
-def sinks_of(sinks: Any) -> tuple[Sink, ...]:
+Sinks: TypeAlias = str | PathLike[str] | Sink | Sequence[str | PathLike[str] | Sink]
+
+
+def sinks_of(sinks: Sinks) -> tuple[Sink, ...]:
     """A path (JSON lines), a sink, or several of them.
 
     >>> [type(sink).__name__ for sink in sinks_of("attention.jsonl")]

@@ -123,7 +123,7 @@ def measured_dot_product_attention(
     is_causal: bool = False,
     key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-) -> tuple[jax.Array, Reading]:
+) -> tuple[jax.Array, Reading[jax.Array]]:
     """dot_product_attention() and a Reading out of the same pass, a pytree whose fields are (B, N, T).
 
     The Reading has no gradient, as under jax.lax.stop_gradient.

@@ -83,7 +83,7 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
             raise ArgumentError(f"kv_heads: must divide num_heads = {num_heads}, got {kv_heads}")
         self.d_k = self.head_dim if d_k is None else count("d_k", d_k)
         self.scale, self.softcap, self.measure = scale, softcap, measure
-        self.last_reading: Reading | None = None
+        self.last_reading: Reading[Tensor] | None = None
         made = {"device": device, "dtype": dtype}
         self.q_norm = nn.RMSNorm(self.d_k, **made) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.d_k, **made) if qk_norm else None

@@ -32,7 +32,7 @@ def read(
     alibi: Any = None,
     segments: Any = None,
     rows: Any = None,
-) -> Reading:
+) -> Reading[Tensor]:
     """rootdk.read by the Triton kernel. The fields are float32 tensors on the device of query.
 
     query, key   (..., heads, n_query, d_k) and (..., kv_heads, n_key, d_k): float32, float16 or bfloat16

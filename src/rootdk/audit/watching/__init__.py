@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from rootdk.errors import require_torch
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from rootdk.audit.watching.handle import Watch
 else:
-    Watch = Any  # so that typing.get_type_hints works without torch
+    Module = Watch = Any  # so that typing.get_type_hints works without torch
 
 
-def watch(model: Any, every: int = 1, rows: int | None = None) -> "Watch":
+def watch(model: Module, every: int = 1, rows: int | None = None) -> Watch:
     """Read every attention of a torch model beside its forward, which stays the same bit by bit.
 
     model   any torch.nn.Module that attends through F.scaled_dot_product_attention, nn.MultiheadAttention or the layers

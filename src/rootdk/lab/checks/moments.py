@@ -250,7 +250,7 @@ def _projected(sampling: Sampling, d_model: int, d_k: int, variance: float) -> t
 )
 def direction(
     sampling: Sampling,
-    divided: Callable[[int], float] = lambda d_k: rule("sqrt").factor(d_k, None, None),
+    divided: Callable[[int], float] = lambda d_k: float(rule("sqrt").factor(d_k, None, None)),
     multiplied: Callable[[int], float] = math.sqrt,
     d_ks: Sequence[int] = (16, 256),
 ) -> Iterator[Comparison]:

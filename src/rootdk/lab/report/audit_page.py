@@ -97,7 +97,7 @@ def _findings(audit: Mapping[str, Any]) -> str:
 
 def _finding(group: FindingGroup) -> str:
     heading = f"{badge(_BADGES[group.severity], group.severity)}<strong>{escape(group.metric)}</strong>"
-    crossed = f"{escape(group.value)}, limit {rendering.brief(group.threshold)}"
+    crossed = f"{escape(group.value)}, limit {group.limit}" if group.limit else escape(group.value)
     return (
         f"<article class='claim'><header>{heading}</header>"
         f"<p>{crossed}: <span class='path'>{escape(group.places)}</span></p>"

@@ -181,7 +181,7 @@ def training_section(results: Results) -> str:
 def numbers(results: Results) -> str:
     """A row per rule, d_k and learning rate."""
     head = ["task", "rule", "d_k", "learning rate", "chosen", "seeds", "loss", "± half", "accuracy",
-            "came to 90 %", "median steps", "spikes", "diverged"]  # fmt: skip
+            "reached 90 %", "median steps", "spikes", "diverged"]  # fmt: skip
     rows = []
     for panel, groups in panels(grouped(results.runs)).items():
         for group in sorted(groups, key=lambda group: (group.spec.d_k, group.line)):

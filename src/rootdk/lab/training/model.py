@@ -47,7 +47,7 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, heads: int, d_k: int, size: float = 1.0) -> None:
         super().__init__()
         self.heads, self.measure, self.size = heads, False, size
-        self.last_reading: Reading | None = None
+        self.last_reading: Reading[Tensor] | None = None
         self.q_proj_weight = nn.Parameter(torch.empty(heads * d_k, width))
         self.k_proj_weight = nn.Parameter(torch.empty(heads * d_k, width))
         self.v_proj_weight = nn.Parameter(torch.empty(width, width))

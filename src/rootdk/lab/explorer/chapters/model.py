@@ -9,7 +9,6 @@ from functools import lru_cache
 from statistics import median
 from typing import Any
 
-from rootdk import rendering
 from rootdk.audit.metrics import METRICS, Metric, grid, grouped, present
 from rootdk.audit.result import SEVERITIES
 from rootdk.audit.running import demonstrate
@@ -103,7 +102,7 @@ def _table(audit: Mapping[str, Any]) -> Table | None:
             group.severity,
             group.metric,
             group.value,
-            rendering.brief(group.threshold),
+            group.limit or "-",
             group.places,
             group.remedy,
             group.source,
