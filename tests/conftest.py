@@ -79,13 +79,10 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """One for a file, not for all: while it runs, asyncio takes this thread to be inside a loop of its own."""
-    from playwright.sync_api import sync_playwright
-    from visit import chromium
+    from visit import launched
 
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+    with launched("chromium") as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
