@@ -18,7 +18,7 @@ PRINTED = {
     "04_audit_a_checkpoint": r"3 layers, verdict: healthy\n.*head by head: 0\.\d+, ",
     "06_jax": r"nnx: largest difference \d\.?\d*e-0[6-9]\nlinen: effective keys.*\nequinox: loss 0\.\d+",
 }
-# One process for all, because their libraries take longer to load than all that they do. Those that need fewer libraries
+# One process for all, because their libraries take longer to load than all that they do. Those that need fewer
 # come first, so that none finds what another has loaded for it. What each prints, or how it failed, goes out as JSON.
 PROGRAM = """
 import contextlib, io, json, runpy, sys, traceback
