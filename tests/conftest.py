@@ -19,6 +19,8 @@ GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
 NO_GPU = "no GPU"
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+# Programs of jax are compiled for one small call each: XLA's own passes run, LLVM's are left out. Read when jax starts.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
