@@ -430,14 +430,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a pipe that is closed is seen by flush() and not by write()",
-        "src/rootdk/cli/ending.py",
+        "src/rootdk/cli/lifetime.py",
         "return self._stream.write(text)\n        except OSError as error:",
         "return self._stream.write(text)\n        except BlockingIOError as error:",
         ("tests/lab/test_cannot_be_written.py",),
     ),
     Mutation(
         "Ctrl-C is an ordinary failure",
-        "src/rootdk/cli/ending.py",
+        "src/rootdk/cli/lifetime.py",
         "INTERRUPTED = 128 + signal.SIGINT",
         "INTERRUPTED = 1",
         ("tests/lab/test_interruption.py",),

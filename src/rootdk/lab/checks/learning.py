@@ -25,7 +25,7 @@ from rootdk.lab.training.results import (
     unstable,
     widths,
 )
-from rootdk.lab.training.run import ADDITIVE, Run
+from rootdk.lab.training.run import ADDITIVE
 from rootdk.theory import attention_moments, relative_gradient
 
 from .comparison import CLEAR, DECIDES, LIMITS, SHOWN, Comparison
