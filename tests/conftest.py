@@ -23,7 +23,39 @@ if not GPU:
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
 
+# Where processes share the files, these are begun first: what is left for the end is short, and none waits for another.
+LONGEST = (
+    "test_explorer_in_a_browser",
+    "test_distributed_faults",
+    "test_site",
+    "test_hostile_checkpoints",
+    "test_bench_sections",
+    "test_training_engine",
+    "test_processes",
+    "test_training_ray",
+    "test_explorer_connections",
+    "test_kernel_interrupt",
+    "test_jax_transforms",
+    "test_bias_gradient",
+    "test_distributed_ring",
+    "test_interruption",
+    "test_explorer_chapters_in_a_browser",
+    "test_figures",
+    "test_triton",
+    "test_claims_training",
+    "test_triton_compiled",
+    "test_watch_gpu",
+    "test_integrations_training",
+    "test_torch_compile",
+    "test_theory_quadrature",
+    "test_examples",
+    "test_documents",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
     for item in items:
         if not GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
