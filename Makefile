@@ -23,10 +23,12 @@ INSTALL := $(PIP) install --quiet -c constraints.txt
 SOURCES := $(shell find kernel bindings -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 CXX_FILES := $(wildcard kernel/*.h kernel/*.cc bindings/*.h bindings/*.cc tests/kernel/*.cc tests/kernel/fuzz/*.h)
 PYTEST := $(PY) -m pytest
-# So many processes share the tests, a file at a time: a file's tests run in order, with its browser and its server. Each
-# keeps torch to one thread, or their threads would wait for each other. The kernel has as many as it always has.
-WORKERS ?= 2
-SHARED := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
+# So many processes share the tests, a file at a time: a file's tests run in order, with its browser and its server. One
+# more than two cores, because a third of the time goes to waiting, for a browser, a server or a rank. Each keeps torch to
+# one thread, or their threads would wait for each other. The kernel has as many as it always has. The files are begun in
+# the order of tests/conftest.py.
+WORKERS ?= 3
+SHARED := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Asked only when something is to be compiled.
 define check_compiler

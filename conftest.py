@@ -3,6 +3,7 @@
 import importlib
 import runpy
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,17 @@ def stale(root: Path, package: Path, compiled_from: str | None) -> str:
     return ""
 
 
+# To rewrite the asserts of all tests takes every process five seconds: the result is kept, also where Python is told to
+# keep nothing. Only while tests are collected: what they do themselves is done as usual.
+_KEPT_NOTHING = sys.dont_write_bytecode
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = _KEPT_NOTHING
+
+
 def pytest_configure() -> None:
+    sys.dont_write_bytecode = False
     # A shell that starts the tests in the background has SIGINT ignored in them and in all that they start, and no
     # test of Ctrl-C could pass. With a handler here, their children begin with the default.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

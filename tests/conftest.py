@@ -19,9 +19,43 @@ GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
 NO_GPU = "no GPU"
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+# Programs of jax are compiled for one small call each: XLA's own passes run, LLVM's are left out. Read when jax starts.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+
+
+# Where processes share the files, these are begun first: what is left for the end is short, and none waits for another.
+LONGEST = (
+    "test_explorer_in_a_browser",
+    "test_distributed_faults",
+    "test_site",
+    "test_hostile_checkpoints",
+    "test_bench_sections",
+    "test_training_engine",
+    "test_processes",
+    "test_training_ray",
+    "test_explorer_connections",
+    "test_kernel_interrupt",
+    "test_jax_transforms",
+    "test_bias_gradient",
+    "test_distributed_ring",
+    "test_interruption",
+    "test_explorer_chapters_in_a_browser",
+    "test_figures",
+    "test_triton",
+    "test_claims_training",
+    "test_triton_compiled",
+    "test_watch_gpu",
+    "test_integrations_training",
+    "test_torch_compile",
+    "test_theory_quadrature",
+    "test_examples",
+    "test_documents",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
     for item in items:
         if not GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
@@ -79,13 +113,10 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """One for a file, not for all: while it runs, asyncio takes this thread to be inside a loop of its own."""
-    from playwright.sync_api import sync_playwright
-    from visit import chromium
+    from visit import launched
 
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+    with launched("chromium") as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

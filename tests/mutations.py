@@ -176,6 +176,20 @@ MUTATIONS = (
         "weight = torch.exp2(logits[:, None] - maximum)",
         ("tests/torch/test_torch_gradient.py", "tests/torch/test_torch_eager.py"),
     ),
+    Mutation(
+        "slopes of ALiBi lift far keys in second derivatives",
+        "src/rootdk/backends/torch/second.py",
+        "logits = logits - lost",
+        "logits = logits + lost",
+        ("tests/torch/test_torch_gradient.py",),
+    ),
+    Mutation(
+        "second derivatives know no dropout",
+        "src/rootdk/backends/torch/second.py",
+        "return weights * kept.reshape(weights.shape)",
+        "return weights",
+        ("tests/torch/test_torch_gradient.py",),
+    ),
     # Theory
     Mutation(
         "1/3 for 1/2 in front of E sum p^3",
@@ -248,6 +262,13 @@ MUTATIONS = (
         "agrees, disagrees = off + unsure < 0, off - unsure >= 0",
         "agrees, disagrees = off - unsure < 0, off - unsure >= 0",
         ("tests/lab/test_ledger.py",),
+    ),
+    Mutation(
+        "runs that did not collapse are taken for those that did",
+        "src/rootdk/lab/checks/learning.py",
+        "if collapsed == kind]",
+        "if collapsed != kind]",
+        ("tests/lab/test_claims_training.py",),
     ),
     Mutation(
         "texts reach the page as they are",
@@ -372,6 +393,27 @@ MUTATIONS = (
         ("tests/torch/test_triton.py",),
     ),
     Mutation(
+        "of two keys that as many rows point at the last one",
+        "src/rootdk/backends/torch/gpu_kernel.py",
+        "tl.min(tl.where(used & (votes == most), top, n_key - 1))",
+        "tl.max(tl.where(used & (votes == most), top, 0))",
+        ("tests/audit/test_watch_gpu.py",),
+    ),
+    Mutation(
+        "the first key of a sequence that is padded on the left is its padding",
+        "src/rootdk/backends/torch/gpu_kernel.py",
+        "if first_key is not None:",
+        "if False:",
+        ("tests/audit/test_watch_gpu.py",),
+    ),
+    Mutation(
+        "a learned scale is lost in torch's attention",
+        "src/rootdk/backends/torch/gpu.py",
+        "query, scale = query * scale.to(query.dtype), 1.0",
+        "query, scale = query, 1.0",
+        ("tests/torch/test_triton.py",),
+    ),
+    Mutation(
         "a watch looks at a mask that lies on the device",
         "src/rootdk/audit/watching/call.py",
         "if not added.is_cpu:",
@@ -392,6 +434,20 @@ MUTATIONS = (
         "self._stream.flush()\n        except OSError as error:",
         "self._stream.flush()\n        except BlockingIOError as error:",
         ("tests/lab/test_cannot_be_written.py",),
+    ),
+    Mutation(
+        "a pipe that is closed is seen by flush() and not by write()",
+        "src/rootdk/cli/lifetime.py",
+        "return self._stream.write(text)\n        except OSError as error:",
+        "return self._stream.write(text)\n        except BlockingIOError as error:",
+        ("tests/lab/test_cannot_be_written.py",),
+    ),
+    Mutation(
+        "Ctrl-C is an ordinary failure",
+        "src/rootdk/cli/lifetime.py",
+        "INTERRUPTED = 128 + signal.SIGINT",
+        "INTERRUPTED = 1",
+        ("tests/lab/test_interruption.py",),
     ),
     Mutation(
         "Ctrl-C leaves the command's children behind",

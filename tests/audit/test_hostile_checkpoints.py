@@ -84,7 +84,7 @@ def faults(cases: Sequence[Case], place: Path, *options: str) -> list[str]:
 
 def test_every_case_by_construction(tmp_path: Path) -> None:
     cases = list(constructed())
-    assert len(cases) >= 200
+    assert len(cases) > 700
     assert len({case.name for case in cases}) == len(cases)
     found = faults(cases, tmp_path)
     assert not found, f"{len(found)} of {len(cases)}\n" + "\n".join(found)
@@ -98,7 +98,7 @@ def test_mutations_of_good_files(tmp_path: Path, options: tuple[str, ...]) -> No
 
 def test_every_case_of_the_other_formats(tmp_path: Path) -> None:
     cases = list(constructed_formats())
-    assert len(cases) >= 300
+    assert len(cases) > 500
     assert len({case.name for case in cases}) == len(cases)
     found = faults(cases, tmp_path)
     assert not found, f"{len(found)} of {len(cases)}\n" + "\n".join(found)

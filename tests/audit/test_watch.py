@@ -10,30 +10,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from watched_models import NAMES, WAYS, WIDTH, MultiHead, by_attribute, by_name, model, tokens
+from watched_models import NAMES, WAYS, WIDTH, MultiHead, by_attribute, by_name, model, tokens, torch_as_it_was
 
 import rootdk
 import rootdk.torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 functional = torch.nn.functional
-PLACES = [
-    (functional, "scaled_dot_product_attention"),
-    (functional, "multi_head_attention_forward"),
-    (torch, "_transformer_encoder_layer_fwd"),
-    (torch, "_native_multi_head_attention"),
-]
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """After every test, whatever it did: no wrapper, no mode, no setting."""
-    before = [getattr(owner, name) for owner, name in PLACES]
-    fast, modes = torch.backends.mha.get_fastpath_enabled(), torch._C._len_torch_function_stack()
-    yield
-    assert [getattr(owner, name) for owner, name in PLACES] == before
-    assert torch.backends.mha.get_fastpath_enabled() == fast
-    assert torch._C._len_torch_function_stack() == modes
+    """After every test, whatever it did."""
+    with torch_as_it_was():
+        yield
 
 
 def hooks(of: nn.Module) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from watched_models import NAMES, WIDTH, by_attribute, by_name, model, tokens, written_out
+from watched_models import NAMES, PLACES, WIDTH, by_attribute, by_name, model, tokens, torch_as_it_was, written_out
 
 import rootdk
 import rootdk.torch
@@ -21,20 +21,12 @@ import rootdk.torch
 pytestmark = pytest.mark.usefixtures("one_thread")
 functional = torch.nn.functional
 PATIENCE = 60  # seconds: a guard against a hang, not a bound
-PLACES = [
-    (functional, "scaled_dot_product_attention"),
-    (functional, "multi_head_attention_forward"),
-    (torch, "_transformer_encoder_layer_fwd"),
-    (torch, "_native_multi_head_attention"),
-]
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    before = [getattr(owner, name) for owner, name in PLACES]
-    yield
-    assert [getattr(owner, name) for owner, name in PLACES] == before
-    assert torch._C._len_torch_function_stack() == 0
+    with torch_as_it_was():
+        yield
 
 
 class Padded:

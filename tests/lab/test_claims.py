@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from invented_runs import ladder, transplants
 from scipy.optimize import minimize_scalar
-from test_claims_training import ladder, transplants
 
 from rootdk.cli.claims import lines
 from rootdk.lab.checks import (

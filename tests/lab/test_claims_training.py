@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
+from invented_runs import ladder, made, transplants
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.checks import CONDITIONAL, FAILS, HOLDS, LEDGER, NOT_REPRODUCED, OPEN, UNDECIDED
@@ -25,21 +25,7 @@ from rootdk.lab.training.results import (
 )
 from rootdk.lab.training.run import ADDITIVE, TASKS
 
-START = 4.0
 Loss = Callable[[RunSpec], float]
-
-
-def made(
-    spec: RunSpec, loss: float, entropy: float = 0.5, transplant: Any = (), accuracy: float = 0.5, spikes: int = 0
-) -> Run:
-    """A run that went from START to `loss`, give or take a little by its seed, which arms do not have in common."""
-    side = -1 if (spec.rule == "none") != (spec.d_k == 16) else 1
-    here = loss + 0.001 * side * (spec.seed - 1)
-    layer = Layer(entropy, 0.0, 0.5, 1.0, 5.0, 1.0, 1.0)
-    moments = tuple(
-        Moment(step, value, value, accuracy, value, accuracy, (layer,)) for step, value in ((0, START), (10, here))
-    )
-    return Run(spec, moments, spikes=spikes, transplant=transplant)
 
 
 def timed(spec: RunSpec, step: float) -> Run:
@@ -268,15 +254,6 @@ def test_additive_attention_from_the_start_of_the_dot_product(same_start: float,
     assert ("where the start differs" in record.condition) == (verdict == CONDITIONAL)
 
 
-def transplants(at_sixty: float, at_thousands: float, uniform: float) -> Results:
-    curve = ((1e-3, uniform, 0.01), (1.0, 1.0, 6.0), (10.0, at_sixty, 60.0), (1e3, at_thousands, 6e3))
-    specs = [RunSpec(task="text", seed=seed, transplant=(1.0,)) for seed in range(3)]
-    return Results.of(
-        made(spec, 1.0, transplant=tuple((k, loss + 0.001 * (spec.seed - 1), z) for k, loss, z in curve))
-        for spec in specs
-    )
-
-
 @pytest.mark.parametrize(
     ("curve", "verdict", "says"),
     [
@@ -311,16 +288,6 @@ def test_what_was_not_run_is_not_checked() -> None:
 def test_runs_without_a_transplant_are_not_asked_about_it() -> None:
     both = Results.of([*transplants(1.1, 3.0, 2.0).runs, *gap({16: 0.0, 64: 1.0, 512: 2.0}).select(d_k=16)])
     assert LEDGER[22].check(results=both).verdict == HOLDS
-
-
-def ladder(entropy: float, spikes: int, sharp_recall: float) -> Results:
-    """Text at a good and at a high learning rate, and recall that is learned with this entropy."""
-    runs = []
-    for seed in range(8):
-        runs.append(made(RunSpec(task="text", learning_rate=1e-3, seed=seed), 2.0))
-        runs.append(made(RunSpec(task="text", learning_rate=0.1, seed=seed), 3.0, entropy, spikes=spikes))
-        runs.append(made(RunSpec(task="recall", seed=seed), 0.01, sharp_recall, accuracy=1.0))
-    return Results.of(runs)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
-"""The explorer in headless Chromium: what it draws is what Python computes, by mouse and by keyboard, wide and narrow.
+"""The explorer in headless browsers: what it draws is what Python computes, by mouse and by keyboard, wide and narrow.
 
-It needs a Chromium (visit.py says which). The page is generic, so most of it is tested on the two chapters of
-explorer_stand_in.py; that each real chapter is drawn is tested in test_explorer_chapters_in_a_browser.py.
+visit.py says which browsers. The page is generic, so most of it is tested on the two chapters of explorer_stand_in.py;
+that each real chapter is drawn is tested in test_explorer_chapters_in_a_browser.py.
+
+Every test runs in Chromium. In Firefox `make test` runs a few, `make test-all` all. The protocol that all browsers share
+cannot say yet that a person asks for dark colours or less motion, so what needs it has a Firefox whose settings ask.
 """
 
 import json
@@ -15,9 +18,38 @@ import explorer_stand_in as stand_in
 import pytest
 from explorer_process import STAND_IN, Served, free_port
 from explorer_visit import assert_shows, drawn, expected, open_at, until, violations
-from visit import Visit, keep
+from visit import Visit, keep, launched
 
 from rootdk.lab.explorer.export import exported_page
+
+IN_FIREFOX_TOO = {
+    "test_a_chapter_is_shown_whole",
+    "test_a_slider_by_mouse_changes_what_is_plotted",
+    "test_the_keyboard_is_enough",
+    "test_a_bad_value_is_said_beside_its_knob",
+    "test_a_tour_leads_from_step_to_step_by_mouse_and_by_keys",
+    "test_an_exported_page_works_offline",
+}
+BROWSERS = {
+    "test_colours_can_be_chosen": ["chromium"],
+    "test_colours_follow_the_settings_until_they_are_chosen": ["firefox, dark and still"],
+    "test_play_is_a_step_where_less_motion_is_asked_for": ["chromium", "firefox, dark and still"],
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "browser" in metafunc.fixturenames:
+        name = metafunc.function.__name__
+        marks = [] if name in IN_FIREFOX_TOO else [pytest.mark.slow]
+        browsers = BROWSERS.get(name, ["chromium", "firefox"])
+        parameters = [one if one == "chromium" else pytest.param(one, marks=marks) for one in browsers]
+        metafunc.parametrize("browser", parameters, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with launched(request.param) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -374,6 +406,20 @@ def test_colours_can_be_chosen(visit: Visit, server: Served) -> None:
     until(lambda: page.evaluate(ink) == dark)
 
 
+def test_colours_follow_the_settings_until_they_are_chosen(browser: Any, server: Served) -> None:
+    visit = Visit(browser, 1280, server=server.address)
+    page = open_at(visit, server.address)
+    ink = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
+    dark = page.evaluate(ink)
+    page.locator("#theme").select_option("light")
+    until(lambda: page.evaluate(ink) != dark)
+    page.locator("#theme").select_option("dark")
+    until(lambda: page.evaluate(ink) == dark)
+    page.locator("#theme").select_option("")
+    assert page.evaluate(ink) == dark
+    assert visit.complaints == []
+
+
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [
@@ -464,3 +510,7 @@ def test_the_policy_of_an_exported_page_stops_requests(browser: Any, exported: P
     assert any(
         re.search("Content Security Policy|page’s settings blocked", complaint) for complaint in visit.complaints
     )
+
+
+def test_what_is_chosen_for_firefox_exists() -> None:
+    assert {name for name in globals() if name.startswith("test_")} > IN_FIREFOX_TOO | BROWSERS.keys()

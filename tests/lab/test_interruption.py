@@ -113,8 +113,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 # While libraries are loaded, and at work; and where a command goes through stages or starts processes, late.
-MOMENTS = [(name, moment) for name in COMMANDS for moment in (0.15, 1.0)]
-MOMENTS += [("main", 0.0), ("audit", 0.0), ("main", 4.0), ("plan", 4.0)]
+MOMENTS = [(name, 0.15) for name in COMMANDS]
+MOMENTS += [(name, 1.0) for name in ("main", "look", "claims", "export", "plan", "audit", "figures")]
+MOMENTS += [("main", 0.0), ("audit", 0.0), ("plan", 4.0)]
 
 
 @pytest.mark.parametrize(("name", "moment"), MOMENTS)

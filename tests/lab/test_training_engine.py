@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import training_stand_in as stand_in
+from processes import runs as is_running
 from training_stand_in import noted
 
 from rootdk.errors import ArgumentError
@@ -236,15 +237,6 @@ def begun(place: Path) -> subprocess.Popen[str]:
     pytest.fail("the sweep did not come to its middle")
 
 
-def gone(pid: int) -> bool:
-    """Ended, or at least not running any more: nobody may be left to collect it."""
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def wait_for(what: Callable[[], bool]) -> None:
     for _ in range(200):
         if what():
@@ -271,7 +263,7 @@ def test_killed_in_the_middle_with_all_its_processes(place: Path) -> None:
     started = begun(place)
     os.killpg(started.pid, signal.SIGKILL)
     started.communicate()
-    wait_for(lambda: all(gone(pid) for pid in noted(LONG, 0)))
+    wait_for(lambda: all(not is_running(pid) for pid in noted(LONG, 0)))
     goes_on(place)
 
 
@@ -279,7 +271,7 @@ def test_only_the_parent_is_killed_and_no_process_is_left_behind(place: Path) ->
     started = begun(place)
     started.kill()
     started.communicate()
-    wait_for(lambda: all(gone(pid) for pid in noted(LONG, 0)))
+    wait_for(lambda: all(not is_running(pid) for pid in noted(LONG, 0)))
     goes_on(place)
 
 
@@ -290,7 +282,7 @@ def test_interrupted_from_the_keyboard(place: Path) -> None:
     _, said = started.communicate(timeout=20)
     assert said.count("Traceback") == 1  # this program's own, which catches nothing
     assert said.rstrip().endswith("KeyboardInterrupt")
-    assert all(gone(pid) for pid in noted(LONG, 0))
+    assert all(not is_running(pid) for pid in noted(LONG, 0))
     goes_on(place)
 
 

@@ -64,8 +64,13 @@ def test_every_pattern(rng: np.random.Generator, name: str, lengths: tuple[int, 
             judge.check()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("name", PATTERNS)
+FEW = ("documents", "sinks and a window", "odd blocks", "rows that see nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, "float32") for name in PATTERNS), *((name, dtype) for name in FEW for dtype in ("float16", "float64"))],
+)
 def test_a_bias_of_minus_infinity_hides_as_a_mask_does(rng: np.random.Generator, name: str, dtype: str) -> None:
     arrays, d_out = masked_arrays(rng, 70, 260)
     mask = pattern_mask(name, 70, 260)

@@ -1,4 +1,4 @@
-"""Imports point downward: a file may import from its own room and from rooms below it, never from one above."""
+"""Imports point downward: from a room into itself and those below it, and from a test into no other test."""
 
 import ast
 from pathlib import Path
@@ -54,6 +54,23 @@ def imports(file: Path, source: Path) -> set[str]:
     return rooms
 
 
+def into_tests(tests: Path) -> list[str]:
+    """Every import of a test's file by another, as 'file -> file'. What several share lies in tests/support."""
+    files = {file.stem: file for file in tests.rglob("test_*.py")}
+    found = []
+    for file in sorted(tests.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                paths = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                paths = [node.module or "", *(alias.name for alias in node.names)]
+            else:
+                continue
+            others = {name for path in paths for name in path.split(".") if name in files and name != file.stem}
+            found += [f"{file.stem} -> {other}" for other in sorted(others)]
+    return found
+
+
 def upward(source: Path) -> list[str]:
     """Every import that points up or sideways, as 'file -> room'."""
     return [
@@ -72,6 +89,27 @@ def test_every_file_has_a_floor() -> None:
 
 def test_no_import_points_up() -> None:
     assert upward(SOURCE) == []
+
+
+def test_no_test_imports_another() -> None:
+    assert into_tests(Path(__file__).parents[1]) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import test_other as other",
+        "from test_other import helper",
+        "def f():\n    from tests.lab.test_other import helper",
+        "from . import test_other",
+    ],
+)
+@pytest.mark.parametrize("file", ["test_this.py", "support/shared.py"])
+def test_an_import_of_a_test_is_found(tmp_path: Path, file: str, line: str) -> None:
+    (tmp_path / "support").mkdir()
+    (tmp_path / "test_other.py").write_text("helper = 1\n")
+    (tmp_path / file).write_text(line + "\n")
+    assert into_tests(tmp_path) == [f"{Path(file).stem} -> test_other"]
 
 
 @pytest.mark.parametrize(

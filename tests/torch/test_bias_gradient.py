@@ -103,7 +103,7 @@ def test_first_and_second_derivatives(rng: np.random.Generator, name: str) -> No
             return rootdk.attention(q, k, v, bias=bias, sinks=sinks[0] if sinks else None, **given)
 
         assert gradcheck(call, (*inputs, bias, *sinks))
-        # Along random directions; test_torch_gradient.py goes through the numbers one by one.
+        # Along random directions; the test below goes through the numbers one by one.
         assert gradgradcheck(call, (*inputs, bias, *sinks), fast_mode=True)
         assert gradcheck(lambda bias: call(*(t.detach() for t in inputs), bias, *(s.detach() for s in sinks)), (bias,))
 

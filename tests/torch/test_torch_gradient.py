@@ -43,8 +43,9 @@ def test_first_derivatives(rng: np.random.Generator, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives(rng: np.random.Generator, name: str) -> None:
+    """Along random directions; number by number where the formula is richest."""
     learned, _, call = leaves(rng, name)
-    assert gradgradcheck(call, learned)
+    assert gradgradcheck(call, learned, fast_mode=name not in ("softcap", "everything"))
 
 
 def test_third_derivatives(rng: np.random.Generator) -> None:

@@ -63,7 +63,7 @@ OF_TYPES = ["nothing", "bias", "softcap", "everything"]
     [(name, "float32") for name in NAMES] + [(name, half) for half in ("float16", "bfloat16") for name in OF_TYPES],
 )
 def test_every_option_and_type(rng: np.random.Generator, name: str, dtype: str) -> None:
-    sizes = {"n_query": 18, "n_key": 35}
+    sizes = {"n_query": 18, "n_key": 25}
     options = logit_options(option_sets(rng, heads=2, **sizes)[name])
     q, k, _ = random_arrays(rng, **SMALL, **sizes, d_k=24, dtype=DTYPES[dtype])
     if "bias" in options:
@@ -174,16 +174,16 @@ def test_a_hidden_key_has_no_effect_whatever_it_holds(rng: np.random.Generator) 
 
 
 def test_the_same_call_gives_the_same_bits(rng: np.random.Generator) -> None:
-    q, k, _ = random_arrays(rng, **SMALL, n_query=40, n_key=70, dtype=np.float32)
+    q, k, _ = random_arrays(rng, **SMALL, n_query=20, n_key=40, dtype=np.float32)
     first, second = (read(there(q), there(k), causal=True) for _ in range(2))
     for name in (*FIELDS, "keys"):
         assert torch.equal(getattr(first, name), getattr(second, name)), name
 
 
 def test_measure_is_torchs_attention_and_read(rng: np.random.Generator) -> None:
-    q, k, v = (there(a) for a in random_arrays(rng, (2,), 4, 2, 17, 33, dtype=np.float32))
+    q, k, v = (there(a) for a in random_arrays(rng, (1,), 2, 1, 9, 18, dtype=np.float32))
     q.requires_grad_()
-    mask, bias = there(rng.random((17, 33)) < 0.8), there(rng.standard_normal((4, 17, 33)).astype(np.float32))
+    mask, bias = there(rng.random((9, 18)) < 0.8), there(rng.standard_normal((2, 9, 18)).astype(np.float32))
     given: list[dict[str, Any]] = [
         {},
         {"scale": 0.3},

@@ -25,7 +25,7 @@ from rootdk.lab.training.results import (
     unstable,
     widths,
 )
-from rootdk.lab.training.run import ADDITIVE, Run
+from rootdk.lab.training.run import ADDITIVE
 from rootdk.theory import attention_moments, relative_gradient
 
 from .comparison import CLEAR, DECIDES, LIMITS, SHOWN, Comparison
@@ -399,8 +399,9 @@ def collapse_goes_with_instability(
         for name, over in numbers.items():
             text = f"rate {outcome.rate:g}, {count} runs: {name}"
             yield Comparison(text, over.mean, standard_error=over.error, role=SHOWN)
+    kinds = [[(sharpest_ever(run) < collapsed, unstable(run)) for run in outcome.runs] for outcome in ladder]
     more = resampled(
-        lambda places: _more_unstable([outcome.runs[at] for outcome in ladder for at in places], collapsed),
+        lambda places: _more_unstable([facts[at] for facts in kinds for at in places]),
         min(len(outcome.runs) for outcome in ladder),
     )
     together = "one more in two is taken for going together"
@@ -421,10 +422,13 @@ def collapse_goes_with_instability(
     yield Comparison(text, sharp.mean, "<", 0.05, sharp.error, role=LIMITS, otherwise=condition, choice=rare)
 
 
-def _more_unstable(runs: Sequence[Run], collapsed: float) -> float:
-    """The share of unstable runs among those that collapsed, less that among the others; NaN if one kind is missing."""
+def _more_unstable(runs: Sequence[tuple[bool, bool]]) -> float:
+    """The share of unstable runs among those that collapsed, less that among the others; NaN if one kind is missing.
+
+    A run is (whether it collapsed, whether it was unstable).
+    """
     shares = []
-    for sharp in (True, False):
-        here = [unstable(run) for run in runs if (sharpest_ever(run) < collapsed) == sharp]
+    for kind in (True, False):
+        here = [shaken for collapsed, shaken in runs if collapsed == kind]
         shares.append(sum(here) / len(here) if here else math.nan)
     return shares[0] - shares[1]

