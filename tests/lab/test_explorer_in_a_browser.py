@@ -3,7 +3,7 @@
 visit.py says which browsers. The page is generic, so most of it is tested on the two chapters of explorer_stand_in.py;
 that each real chapter is drawn is tested in test_explorer_chapters_in_a_browser.py.
 
-Every test runs in Chromium. In Firefox `make test` runs a few, `make test-all` all. The protocol that all browsers share
+Every test runs in Chromium, in Firefox `make test` runs a few and `make test-all` all. The protocol that browsers share
 cannot say yet that a person asks for dark colours or less motion, so what needs it has a Firefox whose settings ask.
 """
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
 # Of a Firefox whose user asks for dark colours and less motion.
 _DARK_AND_STILL = {
     "layout.css.prefers-color-scheme.content-override": 0,
