@@ -18,7 +18,7 @@ MODULES = (
 # As pip writes it: run as a file, it does not look where the user stands.
 SCRIPT = "import sys\nfrom rootdk.cli import main\n{more}if __name__ == '__main__':\n    sys.exit(main())\n"
 # One ring is enough: every rank imports torch, which takes longer than all that it does.
-ONE_RING = "from rootdk.distributed import cost\nlocal.RANKS = (2,)\n"
+ONE_RING = "from rootdk.distributed import cost\ncost.RANKS = (2,)\n"
 
 
 @pytest.fixture
