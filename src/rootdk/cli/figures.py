@@ -170,7 +170,7 @@ def write_figure(picture: "Picture", folder: Path, width: float = 3.4, formats: 
 def rows_of(picture: "Picture") -> Iterator[dict[str, Any]]:
     """The data as rows of a table: a point each, with the name of its line; for a map, a cell each.
 
-    >>> from rootdk.lab.drawing import line, plot
+    >>> from rootdk.lab.drawing import Picture, line, plot
     >>> shown = Picture("p", "", "", plot([line([4, 8], [1.0, 2.0], "theory", "#000")], "d_k", "y"))
     >>> list(rows_of(shown))[1]
     {'name': 'theory', 'x': 8, 'y': 2.0, 'value': None, 'two standard errors': None}
