@@ -31,6 +31,7 @@ print(json.dumps({"python": platform.python_version(), "numpy": numpy.__version_
 """
 # Tests of the operator on arrays; the C++ compiler, nm and the build's own folder are not part of a wheel.
 LEFT_OUT = ("test_symbols.py",)
+TESTS = ("pytest>=9", "hypothesis>=6.100", "mpmath>=1.3", "ml_dtypes>=0.5")  # what they import
 WITH_TORCH = "tests/operator/test_kernel_interrupt.py::test_it_ends_and_the_next_call_is_right[beside torch]"
 
 
@@ -48,6 +49,15 @@ def _imports_torch(file: Path) -> bool:
         elif isinstance(node, ast.ImportFrom):
             names.add(str(node.module))
     return bool(names & {"torch", "tensors"})
+
+
+def pytest_command(with_torch: bool) -> list[str]:
+    """What follows the name of the interpreter, to run the operator's tests; which files are left out is printed."""
+    names = left_out(with_torch)
+    print(f"left out: {', '.join(names)}", flush=True)
+    command = ["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "tests/operator"]
+    command += [f"--ignore=tests/operator/{name}" for name in names]
+    return command if with_torch else [*command, f"--deselect={WITH_TORCH}"]
 
 
 def main() -> None:
@@ -68,15 +78,10 @@ def main() -> None:
         told = subprocess.run([python, "-I", "-c", FIRST], check=True, cwd=folder, capture_output=True, text=True)
         print(json.dumps({"pip install": round(seconds, 1), **json.loads(told.stdout)}), flush=True)
         # What was asked for once more: else pip would take a newer NumPy where one of these wants it.
-        tests = ["pytest>=9", "hypothesis>=6.100", "mpmath>=1.3", "ml_dtypes>=0.5"]
-        subprocess.run([*install, *requirements, *tests], check=True)
+        subprocess.run([*install, *requirements, *TESTS], check=True)
         find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
         with_torch = subprocess.run([python, "-I", "-c", find], check=False, cwd=folder).returncode == 0
-        names = left_out(with_torch)
-        print(f"left out: {', '.join(names)}", flush=True)
-        command = [python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "tests/operator"]
-        command += [*(f"--ignore=tests/operator/{name}" for name in names), *options]
-        command += [] if with_torch else [f"--deselect={WITH_TORCH}"]
+        command = [python, *pytest_command(with_torch), *options]
         env = {name: value for name, value in os.environ.items() if name != "CI"}  # no torch is no failure here
         sys.exit(subprocess.run(command, check=False, cwd=ROOT, env=env).returncode)
 
