@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import re
 import struct
 import subprocess
 import sys
@@ -94,6 +95,23 @@ def test_names_that_windows_imports(builder: ModuleType) -> None:
     assert names == {"PyErr_Clear", "_Py_Dealloc"}
     expected = "LIBRARY python3.dll\nEXPORTS\n    PyErr_Clear\n    _Py_Dealloc\n"
     assert builder.definition_file(builder.ABIS[-1], names) == expected
+
+
+# Macros that read the insides of objects: the stable interface of Python, to which wheels from 3.12 on keep, has none.
+NOT_STABLE = r"\bPy\w+_(?:AS|GET|SET)_[A-Z]+\b|\bPy_X?SETREF\b|\b_Py\w+|(?:->|\.)(?:tp|ob|sq|nb|mp)_\w+"
+
+
+def test_the_binding_keeps_to_the_stable_interface() -> None:
+    files = [file for file in (ROOT / "bindings").iterdir() if file.suffix in {".cc", ".h"}]
+    assert any(file.name == "module.cc" for file in files)
+    for file in files:
+        assert re.findall(NOT_STABLE, file.read_text("utf-8")) == [], file.name
+
+
+def test_what_is_not_stable_is_seen() -> None:
+    bad = "Py_XSETREF(a, b); PyFloat_AS_DOUBLE(c); PyTuple_GET_ITEM(d, 0); _PyObject_New(e); f->tp_free; g->ob_type"
+    assert len(re.findall(NOT_STABLE, bad)) == 6
+    assert re.findall(NOT_STABLE, "NB_TUPLE_GET_SIZE(a); PyFloat_AsDouble(b); PyType_GetSlot(c, Py_tp_free)") == []
 
 
 def packed(builder: ModuleType, folder: Path, files: dict[str, bytes] | None = None) -> Path:
