@@ -151,7 +151,7 @@ def _compile_for_musl(home: Path, sources: Path) -> None:
     from builder import zig
 
     compiler = sources / "cc"
-    flags = "-target x86_64-linux-musl -dynamic -fno-sanitize=undefined"
+    flags = "-target x86_64-linux-musl -dynamic -fno-sanitize=undefined -Wno-date-time"
     compiler.write_text(f'#!/bin/sh\nexec {zig()[0]} cc {flags} "$@"\n', "utf-8")
     compiler.chmod(0o755)
     include, libraries, build = home / "include", home / "lib", "--build=x86_64-pc-linux-musl"
@@ -170,7 +170,15 @@ def _compile_for_musl(home: Path, sources: Path) -> None:
     options += [f"CPPFLAGS=-I{include}", f"LDFLAGS=-L{libraries}"]
     options += [f"LIBFFI_CFLAGS=-I{include}", f"LIBFFI_LIBS=-L{libraries} -lffi"]
     options += [f"ZLIB_CFLAGS=-I{include}", f"ZLIB_LIBS=-L{libraries} -lz"]
-    run(["./configure", *options, build, f"--prefix={home}"], python, CC=str(compiler))
+    # Without pkg-config, which would name libraries of this system, and two functions that musl has since 1.2.5.
+    without = {"PKG_CONFIG": "false", "ac_cv_func_preadv2": "no", "ac_cv_func_pwritev2": "no"}
+    run(["./configure", *options, build, f"--prefix={home}"], python, CC=str(compiler), **without)
+    # configure asks the compiler what system this is for, and zig does not say it in the way that is understood.
+    makefile = (python / "Makefile").read_text("utf-8")
+    name = f"cpython-{MUSL.replace('.', '')}-x86_64-linux-musl"
+    for variable, value in (("SOABI", name), ("EXT_SUFFIX", f".{name}.so")):
+        makefile = re.sub(rf"^{variable}=.*$", f"{variable}={value}", makefile, flags=re.MULTILINE)
+    (python / "Makefile").write_text(makefile, "utf-8")
     run(["make"], python)
     run(["make", "install"], python)
 
@@ -262,7 +270,7 @@ def main() -> None:
         start = [*python.enter, python.program]
         facts = json.loads(run([*start, "-c", FIRST], **dict(python.env)))
         print(json.dumps({"pip install, with what tests need": round(seconds, 1), **facts}), flush=True)
-        command = [*start, *pytest_command((python.packages / "torch").is_dir()), *options]
+        command = [*start, *pytest_command(*((python.packages / name).is_dir() for name in ("torch", "jax"))), *options]
         sys.exit(subprocess.run(command, check=False, cwd=ROOT, env=env).returncode)
     except MissingError as error:
         sys.exit(f"rootdk: wheels/elsewhere.py: {error}")

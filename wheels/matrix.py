@@ -1,6 +1,6 @@
 """The wheels of a build, each where it can be run: python wheels/matrix.py [--dist FOLDER] [ROW ...] [-- PYTEST OPTIONS].
 
-Oldest and newest: every Python, with the oldest and the newest NumPy that it takes, and the oldest and the newest torch. A row
+Oldest and newest: every Python, with the oldest and the newest NumPy that it takes, and the oldest and the newest torch, and jax. A row
 is a name of ROWS, all of them if none is given. What a row says goes to build/trials/ROW.log, and a line of the table in
 docs/install.md is printed for it. Pythons that are not installed here are those of Debian, in a folder (wheels/elsewhere.py).
 """
@@ -50,7 +50,7 @@ ROWS = {
         Row(LINUX, "3.10", ("numpy==1.26.4", "torch==2.6.0")),
         Row(LINUX, "3.10"),
         Row(LINUX, "3.11", ("numpy==1.26.4",)),
-        Row(LINUX, "3.11", ("torch==2.13.0",)),
+        Row(LINUX, "3.11", ("torch==2.13.0", "jax==0.10.2")),
         Row(LINUX, "3.12", ("numpy==1.26.4",)),
         Row(LINUX, "3.12"),
         Row(LINUX, "3.13", ("numpy==2.1.0",)),
@@ -86,9 +86,9 @@ def line(row: Row, log: str, minutes: float) -> str:
     told = re.search(r"^\{.*\}$", log, re.MULTILINE)
     facts = json.loads(told[0]) if told else {"python": row.python, "numpy": "?"}
     counts = {word: number for number, word in re.findall(r"(\d+) (passed|failed|errors?|skipped)", _last(log))}
-    torch = next((f", torch {text.partition('==')[2]}" for text in row.requirements if text.startswith("torch")), "")
+    others = "".join(f", {text.replace('==', ' ')}" for text in row.requirements if not text.startswith("numpy"))
     bad = counts.get("failed", "0") if "passed" in counts else "did not run"
-    return f"| {row.system} | {facts['python']} | {facts['numpy']}{torch} | {counts.get('passed', 0)} | {bad} | {minutes:.0f} min |"
+    return f"| {row.system} | {facts['python']} | {facts['numpy']}{others} | {counts.get('passed', 0)} | {bad} | {minutes:.0f} min |"
 
 
 def _last(log: str) -> str:

@@ -33,6 +33,7 @@ print(json.dumps({"python": platform.python_version(), "numpy": numpy.__version_
 LEFT_OUT = ("test_symbols.py",)
 TESTS = ("pytest>=9", "hypothesis>=6.100", "mpmath>=1.3", "ml_dtypes>=0.5")  # what they import
 WITH_TORCH = "tests/operator/test_kernel_interrupt.py::test_it_ends_and_the_next_call_is_right[beside torch]"
+WITH_JAX = "tests/operator/test_api.py::test_every_public_function_has_an_example"
 
 
 def left_out(with_torch: bool) -> list[str]:
@@ -51,13 +52,14 @@ def _imports_torch(file: Path) -> bool:
     return bool(names & {"torch", "tensors"})
 
 
-def pytest_command(with_torch: bool) -> list[str]:
-    """What follows the name of the interpreter, to run the operator's tests; which files are left out is printed."""
+def pytest_command(with_torch: bool, with_jax: bool) -> list[str]:
+    """What follows the name of the interpreter, to run the operator's tests; what is left out is printed."""
     names = left_out(with_torch)
-    print(f"left out: {', '.join(names)}", flush=True)
+    single = [*([] if with_torch else [WITH_TORCH]), *([] if with_jax or not with_torch else [WITH_JAX])]
+    print(f"left out: {', '.join([*names, *single])}", flush=True)
     command = ["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "tests/operator"]
     command += [f"--ignore=tests/operator/{name}" for name in names]
-    return command if with_torch else [*command, f"--deselect={WITH_TORCH}"]
+    return [*command, *(f"--deselect={test}" for test in single)]
 
 
 def main() -> None:
@@ -79,9 +81,9 @@ def main() -> None:
         print(json.dumps({"pip install": round(seconds, 1), **json.loads(told.stdout)}), flush=True)
         # What was asked for once more: else pip would take a newer NumPy where one of these wants it.
         subprocess.run([*install, *requirements, *TESTS], check=True)
-        find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-        with_torch = subprocess.run([python, "-I", "-c", find], check=False, cwd=folder).returncode == 0
-        command = [python, *pytest_command(with_torch), *options]
+        find = "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('torch', 'jax')]))"
+        found = subprocess.run([python, "-I", "-c", find], check=True, cwd=folder, capture_output=True, text=True)
+        command = [python, *pytest_command(*json.loads(found.stdout)), *options]
         env = {name: value for name, value in os.environ.items() if name != "CI"}  # no torch is no failure here
         sys.exit(subprocess.run(command, check=False, cwd=ROOT, env=env).returncode)
 

@@ -218,8 +218,11 @@ def test_without_torch_the_tests_that_import_it_are_left_out() -> None:
     assert trial.left_out(with_torch=True) == ["test_symbols.py"]
     names = set(trial.left_out(with_torch=False))
     assert {"test_api.py", "test_weights.py", "test_symbols.py"} <= names
-    file, _, name = trial.WITH_TORCH.partition("::")
-    assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text("utf-8")
+    for test in (trial.WITH_TORCH, trial.WITH_JAX):
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text("utf-8")
+    assert f"--deselect={trial.WITH_JAX}" in trial.pytest_command(True, False)
+    assert not any("--deselect" in word for word in trial.pytest_command(True, True))
     assert not {"test_edges.py", "test_kernel_random.py", "test_kernel_interrupt.py"} & names
 
 
@@ -247,10 +250,10 @@ def every_pair(builder: ModuleType) -> list[tuple[object, object]]:
 
 def test_a_row_says_how_its_tests_ended() -> None:
     matrix = script("matrix")
-    row = matrix.ROWS["x86_64_3.11_torch-2.13.0"]
+    row = matrix.ROWS["x86_64_3.11_torch-2.13.0_jax-0.10.2"]
     told = 'x\n{"python": "3.11.7", "numpy": "2.4.6"}\nleft out: a\n'
     assert matrix.line(row, f"{told}2 failed, 7 passed in 3.1s\n", 1) == (
-        "| x86_64 | 3.11.7 | 2.4.6, torch 2.13.0 | 7 | 2 | 1 min |"
+        "| x86_64 | 3.11.7 | 2.4.6, torch 2.13.0, jax 0.10.2 | 7 | 2 | 1 min |"
     )
     assert "| 7 | 0 |" in matrix.line(row, f"{told}7 passed, 1 deselected in 3.1s\n", 1)
     assert "| 0 | did not run |" in matrix.line(row, f"{told}ImportError: 7\n", 1)
