@@ -48,7 +48,7 @@ else echo "rootdk: no $(1), and the tests of the pages need one: install it (Deb
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev check test test-all docs bench bench-all calibrate wheels try-wheel race-wheel lint-workflows lint format sanitize fuzz clean
+.PHONY: help run dev check test test-all docs bench bench-all calibrate wheels try-wheel try-elsewhere try-wheels race-wheel lint-workflows lint format sanitize fuzz clean
 .DELETE_ON_ERROR:
 .SECONDARY: # keep the object files of a sanitizer build
 
@@ -93,6 +93,12 @@ wheels: $(VENV)/.crossed ## wheels for Linux, macOS and Windows and the source d
 
 try-wheel: ## install a wheel (WHEEL=dist/...whl) in a new environment of $(PYTHON) and run the operator's tests there (NUMPY="numpy==1.26.4")
 	$(PYTHON) wheels/trial.py $(WHEEL) $(NUMPY) $(ARGS)
+
+try-elsewhere: $(VENV)/.crossed ## the same on SYSTEM=x86_64 (another Python), aarch64, musl or windows, made in build/systems (root on Linux)
+	$(PY) wheels/elsewhere.py $(SYSTEM) $(WHEEL) $(NUMPY) $(ARGS)
+
+try-wheels: $(VENV)/.crossed ## all wheels in dist/, each on every system and Python that can be had here: the table of docs/install.md (ARGS="ROW ...")
+	$(PY) wheels/matrix.py $(ARGS)
 
 race-wheel: $(VENV)/.built ## the kernel of a wheel (WHEEL=dist/...whl, for this system and Python) against the one compiled here
 	$(PY) wheels/race.py $(WHEEL) $(ARGS)

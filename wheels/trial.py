@@ -31,7 +31,9 @@ print(json.dumps({"python": platform.python_version(), "numpy": numpy.__version_
 """
 # Tests of the operator on arrays; the C++ compiler, nm and the build's own folder are not part of a wheel.
 LEFT_OUT = ("test_symbols.py",)
+TESTS = ("pytest>=9", "hypothesis>=6.100", "mpmath>=1.3", "ml_dtypes>=0.5")  # what they import
 WITH_TORCH = "tests/operator/test_kernel_interrupt.py::test_it_ends_and_the_next_call_is_right[beside torch]"
+WITH_JAX = "tests/operator/test_api.py::test_every_public_function_has_an_example"
 
 
 def left_out(with_torch: bool) -> list[str]:
@@ -48,6 +50,16 @@ def _imports_torch(file: Path) -> bool:
         elif isinstance(node, ast.ImportFrom):
             names.add(str(node.module))
     return bool(names & {"torch", "tensors"})
+
+
+def pytest_command(with_torch: bool, with_jax: bool) -> list[str]:
+    """What follows the name of the interpreter, to run the operator's tests; what is left out is printed."""
+    names = left_out(with_torch)
+    single = [*([] if with_torch else [WITH_TORCH]), *([] if with_jax or not with_torch else [WITH_JAX])]
+    print(f"left out: {', '.join([*names, *single])}", flush=True)
+    command = ["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "tests/operator"]
+    command += [f"--ignore=tests/operator/{name}" for name in names]
+    return [*command, *(f"--deselect={test}" for test in single)]
 
 
 def main() -> None:
@@ -68,15 +80,10 @@ def main() -> None:
         told = subprocess.run([python, "-I", "-c", FIRST], check=True, cwd=folder, capture_output=True, text=True)
         print(json.dumps({"pip install": round(seconds, 1), **json.loads(told.stdout)}), flush=True)
         # What was asked for once more: else pip would take a newer NumPy where one of these wants it.
-        tests = ["pytest>=9", "hypothesis>=6.100", "mpmath>=1.3", "ml_dtypes>=0.5"]
-        subprocess.run([*install, *requirements, *tests], check=True)
-        find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-        with_torch = subprocess.run([python, "-I", "-c", find], check=False, cwd=folder).returncode == 0
-        names = left_out(with_torch)
-        print(f"left out: {', '.join(names)}", flush=True)
-        command = [python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "tests/operator"]
-        command += [*(f"--ignore=tests/operator/{name}" for name in names), *options]
-        command += [] if with_torch else [f"--deselect={WITH_TORCH}"]
+        subprocess.run([*install, *requirements, *TESTS], check=True)
+        find = "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('torch', 'jax')]))"
+        found = subprocess.run([python, "-I", "-c", find], check=True, cwd=folder, capture_output=True, text=True)
+        command = [python, *pytest_command(*json.loads(found.stdout)), *options]
         env = {name: value for name, value in os.environ.items() if name != "CI"}  # no torch is no failure here
         sys.exit(subprocess.run(command, check=False, cwd=ROOT, env=env).returncode)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import re
 import struct
 import subprocess
 import sys
@@ -17,18 +18,19 @@ METADATA = "rootdk-9.9.dist-info/METADATA"
 
 @pytest.fixture(scope="module")
 def builder() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "wheels"))
-    try:
-        return importlib.import_module("builder")
-    finally:
-        sys.path.pop(0)
+    return script("builder")
 
 
 @pytest.fixture(scope="module")
 def checks(builder: ModuleType) -> ModuleType:
+    return script("checker")
+
+
+def script(name: str) -> ModuleType:
+    """One of wheels/, as its neighbours import it."""
     sys.path.insert(0, str(ROOT / "wheels"))
     try:
-        return importlib.import_module("checker")
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
 
@@ -93,6 +95,23 @@ def test_names_that_windows_imports(builder: ModuleType) -> None:
     assert names == {"PyErr_Clear", "_Py_Dealloc"}
     expected = "LIBRARY python3.dll\nEXPORTS\n    PyErr_Clear\n    _Py_Dealloc\n"
     assert builder.definition_file(builder.ABIS[-1], names) == expected
+
+
+# Macros that read the insides of objects: the stable interface of Python, to which wheels from 3.12 on keep, has none.
+NOT_STABLE = r"\bPy\w+_(?:AS|GET|SET)_[A-Z]+\b|\bPy_X?SETREF\b|\b_Py\w+|(?:->|\.)(?:tp|ob|sq|nb|mp)_\w+"
+
+
+def test_the_binding_keeps_to_the_stable_interface() -> None:
+    files = [file for file in (ROOT / "bindings").iterdir() if file.suffix in {".cc", ".h"}]
+    assert any(file.name == "module.cc" for file in files)
+    for file in files:
+        assert re.findall(NOT_STABLE, file.read_text("utf-8")) == [], file.name
+
+
+def test_what_is_not_stable_is_seen() -> None:
+    bad = "Py_XSETREF(a, b); PyFloat_AS_DOUBLE(c); PyTuple_GET_ITEM(d, 0); _PyObject_New(e); f->tp_free; g->ob_type"
+    assert len(re.findall(NOT_STABLE, bad)) == 6
+    assert re.findall(NOT_STABLE, "NB_TUPLE_GET_SIZE(a); PyFloat_AsDouble(b); PyType_GetSlot(c, Py_tp_free)") == []
 
 
 def packed(builder: ModuleType, folder: Path, files: dict[str, bytes] | None = None) -> Path:
@@ -194,18 +213,62 @@ def test_without_the_linker_for_macos_is_one_line(builder: ModuleType, monkeypat
         builder.macos_linker.__wrapped__()
 
 
-def test_without_torch_the_tests_that_import_it_are_left_out(builder: ModuleType) -> None:
-    sys.path.insert(0, str(ROOT / "wheels"))
-    try:
-        trial = importlib.import_module("trial")
-    finally:
-        sys.path.pop(0)
+def test_without_torch_the_tests_that_import_it_are_left_out() -> None:
+    trial = script("trial")
     assert trial.left_out(with_torch=True) == ["test_symbols.py"]
     names = set(trial.left_out(with_torch=False))
     assert {"test_api.py", "test_weights.py", "test_symbols.py"} <= names
-    file, _, name = trial.WITH_TORCH.partition("::")
-    assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text("utf-8")
+    for test in (trial.WITH_TORCH, trial.WITH_JAX):
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text("utf-8")
+    assert f"--deselect={trial.WITH_JAX}" in trial.pytest_command(True, False)
+    assert not any("--deselect" in word for word in trial.pytest_command(True, True))
     assert not {"test_edges.py", "test_kernel_random.py", "test_kernel_interrupt.py"} & names
+
+
+def test_the_matrix_has_the_oldest_and_the_newest(builder: ModuleType, tmp_path: Path) -> None:
+    """Of Python what the release is tried on, of NumPy and torch what is declared. Every row finds its wheel."""
+    rows = script("matrix").ROWS
+    names = [builder.pack(tmp_path, *pair, {METADATA: b""}, b"", 0).name for pair in every_pair(builder)]
+    for row in rows.values():
+        assert len([name for name in names if name.endswith(row.wheel)]) == 1, row.name
+    release = (ROOT / ".github/workflows/release.yml").read_text("utf-8")
+    pythons = {row.python for row in rows.values() if row.system == "x86_64"}
+    assert f"python: [{', '.join(f'{chr(34)}{python}{chr(34)}' for python in sorted(pythons))}]" in release
+    declared = (ROOT / "pyproject.toml").read_text("utf-8") + (ROOT / "constraints.txt").read_text("utf-8")
+    asked = {requirement for row in rows.values() for requirement in row.requirements}
+    for name, ends in (("numpy", "numpy>=1.26"), ("torch", "torch>=2.6")):
+        assert f'"{ends}"' in declared
+        assert any(requirement.startswith(ends.replace(">=", "==")) for requirement in asked), name
+    assert "torch==2.13.0" in asked & set(declared.split())
+    assert {row.system for row in rows.values()} == {"x86_64", "aarch64", "musl", "windows"}
+
+
+def every_pair(builder: ModuleType) -> list[tuple[object, object]]:
+    return [(platform, abi) for platform in builder.PLATFORMS.values() for abi in builder.ABIS]
+
+
+def test_a_row_says_how_its_tests_ended() -> None:
+    matrix = script("matrix")
+    row = matrix.ROWS["x86_64_3.11_torch-2.13.0_jax-0.10.2"]
+    told = 'x\n{"python": "3.11.7", "numpy": "2.4.6"}\nleft out: a\n'
+    assert matrix.line(row, f"{told}2 failed, 7 passed in 3.1s\n", 1) == (
+        "| x86_64 | 3.11.7 | 2.4.6, torch 2.13.0, jax 0.10.2 | 7 | 2 | 1 min |"
+    )
+    assert "| 7 | 0 |" in matrix.line(row, f"{told}7 passed, 1 deselected in 3.1s\n", 1)
+    assert "| 0 | did not run |" in matrix.line(row, f"{told}ImportError: 7\n", 1)
+    assert "| 0 | did not run |" in matrix.line(row, "pip: no\n", 1)
+
+
+def test_elsewhere_takes_the_newest_python_that_a_wheel_fits() -> None:
+    elsewhere = script("elsewhere")
+    assert elsewhere.newest("windows", "rootdk-1-cp310-cp310-win_amd64.whl") == "3.10"
+    assert elsewhere.newest("windows", "rootdk-1-cp312-abi3-win_amd64.whl") == "3.13"
+    assert elsewhere.newest("x86_64", "rootdk-1-cp312-abi3-manylinux2014_x86_64.whl") == "3.14"
+    with pytest.raises(elsewhere.MissingError, match=r"^no Python for musl that takes rootdk.*: 3\.13 are to be had$"):
+        elsewhere.newest("musl", "rootdk-1-cp310-cp310-musllinux_1_2_x86_64.whl")
+    with pytest.raises(elsewhere.MissingError, match=r"^--python must be one of 3\.10, .* there, got 3\.9$"):
+        elsewhere.of_windows("3.9")
 
 
 def test_an_unknown_platform_is_one_line() -> None:
