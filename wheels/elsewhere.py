@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a wheel or kernel_fuzz-...")
     parser.add_argument("requirement", nargs="*")
     parser.add_argument("--python", metavar="VERSION", help="of the Python there")
-    asked = parser.parse_args(given)
+    asked = parser.parse_intermixed_args(given)
     file = asked.file.resolve()
     fuzz = file.name.startswith("kernel_fuzz-")
     if not file.is_file() or not (fuzz or file.suffix == ".whl"):
