@@ -111,7 +111,8 @@ def of_debian(architecture: str, version: str) -> Python:
     root = debian(suite, architecture, f"python{version}")
     places = root / f"usr/local/lib/python{version}/dist-packages"
     machine = {"arm64": "aarch64", "amd64": "x86_64"}[architecture]
-    tags = tuple(f"manylinux{oldest}_{machine}" for oldest in ("_2_28", "_2_27", "_2_24", "_2_17", "2014"))
+    # Up to glibc 2.36, which the oldest of these releases has.
+    tags = tuple(f"manylinux{oldest}_{machine}" for oldest in (*(f"_2_{minor}" for minor in range(36, 16, -1)), "2014"))
     return Python(entered(root), f"python{version}", places, tags, env)
 
 
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a wheel or kernel_fuzz-...")
     parser.add_argument("requirement", nargs="*")
     parser.add_argument("--python", metavar="VERSION", help="of the Python there")
-    asked = parser.parse_args(given)
+    asked = parser.parse_intermixed_args(given)
     file = asked.file.resolve()
     fuzz = file.name.startswith("kernel_fuzz-")
     if not file.is_file() or not (fuzz or file.suffix == ".whl"):

@@ -292,6 +292,14 @@ def test_kept_options_are_what_they_were(
     assert options_module.usual_facts.cache_info()[:2] == (1, 2), "another shape is another entry"
 
 
+# Tensors of older torch say nothing to the binding, and every call on them is resolved in Python.
+SPEAKS = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+def test_tensors_of_new_torch_speak_to_the_binding() -> None:
+    assert SPEAKS or tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 3, 8), (4, 3, 8), (1, 2, 4, 3, 8), (2, 4, 3, 9)])
 @pytest.mark.parametrize("options", USUAL, ids=str)
 def test_a_call_on_tensors_is_known(shape: tuple[int, ...], options: dict[str, Any]) -> None:
@@ -300,6 +308,9 @@ def test_a_call_on_tensors_is_known(shape: tuple[int, ...], options: dict[str, A
     resolved = problem_of(*tensors, **options)
     for _ in range(2):
         known = torch_backend.known(*tensors, Options(**options))
+        if not SPEAKS:
+            assert known is None
+            continue
         assert type(known) is Problem
         assert all(ours is theirs for ours, theirs in zip(known, resolved, strict=True))
 
@@ -309,7 +320,7 @@ def test_what_a_call_must_be_to_be_known(rng: np.random.Generator) -> None:
         return torch_backend.known(*tensors, Options(**options)) is not None
 
     one = torch.randn(2, 4, 9, 8)
-    assert known(one, one, one)
+    assert known(one, one, one) is SPEAKS
     assert not any(known(one, one, one, **options) for options in UNUSUAL)
     others = (
         one.double(),

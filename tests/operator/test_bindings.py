@@ -43,7 +43,7 @@ def test_what_fits_is_taken() -> None:
 
 
 @pytest.mark.parametrize("made", [np.asarray, torch.from_numpy])
-@pytest.mark.parametrize("ones", [3, 4, 20, 60])
+@pytest.mark.parametrize("ones", [3, 4, 20, 60 if int(np.__version__.partition(".")[0]) >= 2 else 30])  # NumPy 1 has 32
 def test_any_number_of_axes(rng: np.random.Generator, made: Any, ones: int) -> None:
     q, k, v = random_arrays(rng)
     lengths = rng.integers(1, 9, 2)

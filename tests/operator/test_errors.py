@@ -15,13 +15,15 @@ Q = np.zeros((2, 8, 128, 64), np.float32)
 K = np.zeros((2, 4, 96, 64), np.float32)
 V = np.zeros((2, 4, 96, 32), np.float32)
 TYPES = "float32, float64, float16 or bfloat16"
+# NumPy before 2 says numpy.ma.core.
+MASKED = f"{np.ma.MaskedArray.__module__}.MaskedArray"
 ANY = "query: must be an array of NumPy or jax or a torch tensor"
 
 ARRAYS = [
     ([1.0], K, V, f"{ANY}, got list"),
     (None, K, V, f"{ANY}, got NoneType"),
     (np.float32(1), K, V, f"{ANY}, got numpy.float32"),
-    (np.ma.masked_array(Q), K, V, f"{ANY}, got numpy.ma.MaskedArray"),
+    (np.ma.masked_array(Q), K, V, f"{ANY}, got {MASKED}"),
     (torch.Size([2, 3]), K, V, f"{ANY}, got torch.Size"),
     (torch.zeros(2, 3), K, V, "key: must be a torch tensor like query, got numpy.ndarray"),
     (torch.zeros(2, 3, device="meta"), K, V, "query: must be a dense tensor on the CPU, got one on device 'meta' (rootdk computes on the CPU only: move it with tensor.cpu())"),  # noqa: E501
@@ -75,7 +77,7 @@ OPTIONS = [
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: 10**400)},
      "scale: the rule 'bad' must give numbers, got an int near 1e400"),
     ({"scale": rootdk.ScaleRule("bad", "", lambda d_k, keys, position: np.ma.masked_array(0.5))},
-     "scale: the rule 'bad' must give numbers, got numpy.ma.MaskedArray"),
+     f"scale: the rule 'bad' must give numbers, got {MASKED}"),
     ({"causal": 1}, "causal: must be True or False, got 1"),
     ({"causal": None}, "causal: must be True or False, got None"),
     ({"mask": [True]}, "mask: must be a NumPy array like query, got list"),
@@ -93,7 +95,7 @@ OPTIONS = [
     ({"window": 2.0}, f"{WINDOW}, got 2.0"),
     ({"window": True}, f"{WINDOW}, got True"),
     ({"window": -(10**400)}, f"{WINDOW}, got an int near -1e400"),
-    ({"window": np.ma.masked_array(1)}, f"{WINDOW}, got numpy.ma.MaskedArray"),
+    ({"window": np.ma.masked_array(1)}, f"{WINDOW}, got {MASKED}"),
     ({"window": (1, 2, 3)}, "window: must be an int or (left, right), got (1, 2, 3)"),
     ({"query_offset": 1.5}, "query_offset: must be integers, got 1.5"),
     ({"query_offset": True}, "query_offset: must be integers, got True"),
@@ -103,13 +105,13 @@ OPTIONS = [
     ({"query_offset": 10**30}, f"query_offset: must be from {-FAR} to {FAR}, got {10**30}"),
     ({"query_offset": -(10**5000)}, f"query_offset: must be from {-FAR} to {FAR}, got an int near -1e5000"),
     ({"query_offset": np.ma.masked_array([1, 2])},
-     "query_offset: must be numbers without a mask, got numpy.ma.MaskedArray"),
+     f"query_offset: must be numbers without a mask, got {MASKED}"),
     ({"key_lengths": [10**30, 1]}, f"key_lengths: must be from 0 to 96, got {[10**30, 1]}"),
     ({"key_lengths": 10**400}, "key_lengths: must be from 0 to 96, got an int near 1e400"),
     ({"key_lengths": np.ma.masked_array([1, 2], [True, False])},
-     "key_lengths: must be numbers without a mask, got numpy.ma.MaskedArray"),
+     f"key_lengths: must be numbers without a mask, got {MASKED}"),
     ({"key_lengths": [np.ma.masked_array(1, True), 2]},
-     "key_lengths: must be numbers without a mask, got numpy.ma.MaskedArray"),
+     f"key_lengths: must be numbers without a mask, got {MASKED}"),
     ({"key_lengths": [97, 1]}, "key_lengths: must be from 0 to 96, got [97, 1]"),
     ({"key_lengths": [-1, 1]}, "key_lengths: must be from 0 to 96, got [-1, 1]"),
     ({"key_lengths": [[1, 2]]}, "key_lengths: must be an int or ints of shape (2,), got shape (1, 2)"),
@@ -129,7 +131,7 @@ OPTIONS = [
     ({"alibi": float("nan")}, "alibi: must be finite and at most 1e+19 in size, got nan"),
     ({"segments": np.zeros(4, int)},
      "segments: must be a tuple of two (queries, keys) for 128 queries and 96 keys, got one array"),
-    ({"sinks": np.ma.masked_array(np.zeros(8))}, "sinks: must be numbers without a mask, got numpy.ma.MaskedArray"),
+    ({"sinks": np.ma.masked_array(np.zeros(8))}, f"sinks: must be numbers without a mask, got {MASKED}"),
     ({"sinks": [10**400] * 8}, "sinks: must be finite, got list"),
     ({"dropout": 10**400}, "dropout: must be at least 0 and below 1, got an int near 1e400"),
     ({"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
