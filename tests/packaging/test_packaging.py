@@ -16,6 +16,13 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 
 IMPORTED_AS = {"scikit-learn": "sklearn"}  # distributions that are not called as they are imported
+FOR_CHECKERS = {"typing_extensions"}  # type checkers carry it, and nothing else reads it
+
+
+def test_what_is_for_checkers_is_never_imported() -> None:
+    code = f"import sys, rootdk, rootdk.reading; print({sorted(FOR_CHECKERS)!r}[0] in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["False"]
 
 
 def imported_names() -> set[str]:
@@ -27,7 +34,7 @@ def imported_names() -> set[str]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 names.add(node.module.partition(".")[0])
-    return names - set(sys.stdlib_module_names) - {"rootdk"}
+    return names - set(sys.stdlib_module_names) - FOR_CHECKERS - {"rootdk"}
 
 
 def declared() -> dict[str, set[str]]:
