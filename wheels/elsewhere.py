@@ -140,7 +140,9 @@ def of_musl(version: str) -> Python:
 def _sources(folder: Path) -> list[Path]:
     """The archives as their authors made them."""
     root = debian(DEBIAN[MUSL], "amd64")
-    (root / "etc/apt/sources.list.d/source.list").write_text(f"deb-src {MIRROR} {DEBIAN[MUSL]} main\n", "utf-8")
+    (root / "etc/apt/sources.list.d/source.list").write_text(
+        f"deb-src {MIRROR} {DEBIAN[MUSL]} main\n", "utf-8", newline="\n"
+    )
     folder.mkdir(parents=True)
     run(list(entered(root, "apt-get", "update", "--quiet")))
     fetch = 'cd /var/tmp && apt-get source --download-only --quiet "$@"'
@@ -153,7 +155,7 @@ def _compile_for_musl(home: Path, sources: Path) -> None:
 
     compiler = sources / "cc"
     flags = "-target x86_64-linux-musl -dynamic -fno-sanitize=undefined -Wno-date-time"
-    compiler.write_text(f'#!/bin/sh\nexec {zig()[0]} cc {flags} "$@"\n', "utf-8")
+    compiler.write_text(f'#!/bin/sh\nexec {zig()[0]} cc {flags} "$@"\n', "utf-8", newline="\n")
     compiler.chmod(0o755)
     include, libraries, build = home / "include", home / "lib", "--build=x86_64-pc-linux-musl"
     zlib, libffi, python = (next(sources.glob(f"{name}-*/")) for name in ("zlib", "libffi", "Python"))
@@ -179,7 +181,7 @@ def _compile_for_musl(home: Path, sources: Path) -> None:
     name = f"cpython-{MUSL.replace('.', '')}-x86_64-linux-musl"
     for variable, value in (("SOABI", name), ("EXT_SUFFIX", f".{name}.so")):
         makefile = re.sub(rf"^{variable}=.*$", f"{variable}={value}", makefile, flags=re.MULTILINE)
-    (python / "Makefile").write_text(makefile, "utf-8")
+    (python / "Makefile").write_text(makefile, "utf-8", newline="\n")
     run(["make"], python)
     run(["make", "install"], python)
 

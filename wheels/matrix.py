@@ -115,7 +115,7 @@ def main() -> None:
         wheels = sorted(asked.dist.glob(f"*{row.wheel}"))
         if len(wheels) != 1:
             sys.exit(f"rootdk: wheels/matrix.py: one wheel *{row.wheel} is wanted in {asked.dist}, found {len(wheels)}")
-        with (LOGS / f"{name}.log").open("w", encoding="utf-8") as log:
+        with (LOGS / f"{name}.log").open("w", encoding="utf-8", newline="\n") as log:
             done = subprocess.run([*command(row, wheels[0]), *options], check=False, cwd=ROOT, stdout=log, stderr=log)
         bad += done.returncode != 0
         print(line(row, (LOGS / f"{name}.log").read_text("utf-8"), (time.monotonic() - begun) / 60), flush=True)
