@@ -6,11 +6,13 @@ reference is what the docstrings say. Built strictly: a link or an anchor that l
 """
 
 import argparse
+import inspect
 import logging
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -272,6 +274,22 @@ class Docstrings(griffe.Extension):
         """Called by griffe for everything that it loads."""
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """A function that takes what another one does is shown with those arguments, as help() shows it."""
+        if any(str(decorator.value).startswith("takes(") for decorator in func.decorators):
+            function = getattr(import_module(func.module.path), func.name)
+            func.parameters = griffe.Parameters(
+                *(
+                    griffe.Parameter(
+                        name,
+                        kind=griffe.ParameterKind[argument.kind.name.lower()],
+                        annotation=inspect.formatannotation(argument.annotation),
+                        default=None if argument.default is argument.empty else repr(argument.default),
+                    )
+                    for name, argument in inspect.signature(function).parameters.items()
+                )
+            )
 
 
 _ENTRY = re.compile(r"^(?P<name>[\w.|]+(?:, [\w.|]+)*)  +(?P<text>\S.*)$")

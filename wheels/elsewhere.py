@@ -272,7 +272,7 @@ def main() -> None:
         start = [*python.enter, python.program]
         facts = json.loads(run([*start, "-c", FIRST], **dict(python.env)))
         print(json.dumps({"pip install, with what tests need": round(seconds, 1), **facts}), flush=True)
-        command = [*start, *pytest_command(*((python.packages / name).is_dir() for name in ("torch", "jax"))), *options]
+        command = [*start, *pytest_command(*((python.packages / name).is_dir() for name in ("torch", "equinox"))), *options]
         sys.exit(subprocess.run(command, check=False, cwd=ROOT, env=env).returncode)
     except MissingError as error:
         sys.exit(f"rootdk: wheels/elsewhere.py: {error}")

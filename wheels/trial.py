@@ -2,7 +2,7 @@
 
 The environment is of the Python that runs this. It gets the wheel as pip installs it for a user, from the file; then what the
 operator's tests import, without torch unless a requirement asks for it; then the tests run against what was installed. Without
-torch, files of tests that import it are left out, and named.
+torch, files of tests that import it are left out, and named. With jax, flax and equinox those of tests/jax run too.
 """
 
 import ast
@@ -58,6 +58,7 @@ def pytest_command(with_torch: bool, with_jax: bool) -> list[str]:
     single = [*([] if with_torch else [WITH_TORCH]), *([] if with_jax or not with_torch else [WITH_JAX])]
     print(f"left out: {', '.join([*names, *single])}", flush=True)
     command = ["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "tests/operator"]
+    command += ["tests/jax"] if with_jax else []
     command += [f"--ignore=tests/operator/{name}" for name in names]
     return [*command, *(f"--deselect={test}" for test in single)]
 
@@ -81,7 +82,7 @@ def main() -> None:
         print(json.dumps({"pip install": round(seconds, 1), **json.loads(told.stdout)}), flush=True)
         # What was asked for once more: else pip would take a newer NumPy where one of these wants it.
         subprocess.run([*install, *requirements, *TESTS], check=True)
-        find = "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('torch', 'jax')]))"
+        find = "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('torch', 'equinox')]))"
         found = subprocess.run([python, "-I", "-c", find], check=True, cwd=folder, capture_output=True, text=True)
         command = [python, *pytest_command(*json.loads(found.stdout)), *options]
         env = {name: value for name, value in os.environ.items() if name != "CI"}  # no torch is no failure here

@@ -6,9 +6,9 @@ Problem, by the names of its fields; none of them decides anything.
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
-from inspect import cleandoc
-from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
+from functools import cache, lru_cache, wraps
+from inspect import cleandoc, signature
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ from .scaling import SQRT, ScaleRule, factor_at, rule
 _LARGEST_SCALE = 1e19
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class Options(NamedTuple):
@@ -202,6 +204,32 @@ def documented(function: Documented) -> Documented:
     """Put what the options mean where the docstring of the function says {options}."""
     function.__doc__ = (function.__doc__ or "").replace("{options}", _meanings(Options))
     return function
+
+
+def takes(template: Callable[Arguments, Any]) -> Callable[[Callable[[dict[str, Any]], Result]], Callable[Arguments, Result]]:
+    """Let a function of a dictionary be called like `template`, which alone spells its arguments and their defaults."""
+    arguments = signature(template)
+
+    def called_alike(function: Callable[[dict[str, Any]], Result]) -> Callable[Arguments, Result]:
+        @wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            try:
+                given = arguments.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}(): {error}") from None
+            given.apply_defaults()
+            return function(given.arguments)
+
+        returned = signature(function).return_annotation
+        call.__signature__ = arguments.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return call
+
+    return called_alike
+
+
+def given_options(arguments: dict[str, Any]) -> Options:
+    """The options among the arguments of a call, which is its locals(). Those that it does not have: their defaults."""
+    return Options(**{name: arguments[name] for name in Options._fields if name in arguments})
 
 
 _new_tuple = tuple.__new__

@@ -8,7 +8,6 @@ Not here, because they are no factor of the scores: QK-norm (gains on normalised
 and QK-clip (it changes weights).
 """
 
-import hashlib
 import math
 import re
 import sys
@@ -616,6 +615,8 @@ def fingerprint(name: str) -> str:
     """
     if name not in _registered:
         return ""
+    import hashlib  # takes milliseconds, and only studies and training runs ask
+
     own, digest = _registered[name], hashlib.sha256()
     for d_k in _PROBED_WIDTHS:
         for keys in _PROBED_KEYS.tolist():

@@ -198,6 +198,21 @@ def test_every_argument_is_refused_somewhere() -> None:
     assert named == set(inspect.signature(rootdk.attention).parameters)
 
 
+def test_a_borrowed_signature_is_the_whole_one() -> None:
+    import inspect
+
+    from rootdk.options import given_options, takes
+
+    @takes(rootdk.read)
+    def scale_of(arguments: dict[str, Any]) -> Any:
+        return given_options(arguments).scale, arguments["rows"]
+
+    assert inspect.signature(scale_of).parameters == inspect.signature(rootdk.read).parameters
+    assert scale_of(Q, K, scale=0.5) == (0.5, None)
+    with pytest.raises(TypeError, match=r"^scale_of\(\): got an unexpected keyword argument 'dropout'$"):
+        scale_of(Q, K, dropout=0.1)  # type: ignore[call-arg]
+
+
 def test_errors_are_also_the_built_in_ones() -> None:
     with pytest.raises(ValueError, match="softcap: must be"):
         rootdk.attention(Q, K, V, softcap=-1.0)

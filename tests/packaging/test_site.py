@@ -60,6 +60,13 @@ def test_every_document_and_module_has_its_page(site: Path) -> None:
     assert [name for name in theory.__all__ if f'id="rootdk.theory.{name}"' not in text] == []
 
 
+def test_a_borrowed_signature_is_shown_whole(site: Path) -> None:
+    text = (site / "reference" / "rootdk.distributed.html").read_text("utf-8")
+    shown = re.sub(r"<[^>]*>", "", text[text.index('id="rootdk.distributed.measure"') :])
+    assert "arguments" not in shown[: shown.index("->")]
+    assert "query_offset" in shown[: shown.index("->")]
+
+
 def test_every_guide_has_a_picture_that_the_package_drew(site: Path) -> None:
     guides = {*(site / "guides").glob("*.html"), site / "learn" / "why-root-dk.html", site / "learn" / "explorer.html"}
     assert len(guides) == 12

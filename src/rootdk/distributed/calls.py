@@ -13,7 +13,7 @@ from ..backends import torch as adapter
 from ..backends.torch.kernel import tangents
 from ..checks import axis as check_axis
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import LEARNED, Options, Problem, check_one_type, check_shapes, resolve
+from ..options import LEARNED, Options, Problem, check_one_type, check_shapes, given_options, resolve, takes
 from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
@@ -100,32 +100,17 @@ def attention(
     True
     >>> dist.destroy_process_group()
     """
-    options = _options(locals())
+    arguments = locals()
     listeners = [on_call for wanted, on_call in tuple(observers) if wanted()]
     measured: dict[str, Any] = {}
-    out = _call("attention", query, key, value, group, layout, timeout, options, measured if listeners else None)
+    out = _call("attention", arguments, measured if listeners else None)
     for on_call in listeners:
         on_call(measured["call"])
     return out
 
 
-def measure(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    group: Any = None,
-    *,
-    layout: Layout = "contiguous",
-    scale: float | str | ScaleRule | None = None,
-    causal: bool = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    query_offset: Any = None,
-    key_lengths: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi: Any = None,
-    timeout: Any = None,
-) -> tuple[Tensor, Reading[Tensor]]:
+@takes(attention)
+def measure(arguments: dict[str, Any]) -> tuple[Tensor, Reading[Tensor]]:
     """attention() and the Reading of this rank's rows, over the keys of all ranks: what one process would read there.
 
     The fields of all blocks are merged in float64 and rounded once. `unshard` makes one Reading of all ranks' rows.
@@ -138,9 +123,8 @@ def measure(
     [[1.0, 2.0, 3.0, 4.0]]
     >>> dist.destroy_process_group()
     """
-    options = _options(locals())
     measured: dict[str, Any] = {}
-    out = _call("measure", query, key, value, group, layout, timeout, options, measured)
+    out = _call("measure", arguments, measured)
     return out, measured["reading"]
 
 
@@ -222,17 +206,11 @@ def unshard(
     return together.movedim(0, place)
 
 
-def _options(arguments: dict[str, Any]) -> Options:
-    """The options among the arguments of a call. For those that a ring does not have, the default."""
-    return Options(**{name: arguments[name] for name in Options._fields if name in arguments})
-
-
-def _call(
-    name: str, query: Any, key: Any, value: Any, group: Any, layout: Any, timeout: Any, options: Options,
-    measured: dict[str, Any] | None,
-) -> Tensor:  # fmt: skip
+def _call(name: str, arguments: dict[str, Any], measured: dict[str, Any] | None) -> Tensor:
     """The output; with a dictionary, its Reading and the call as one rank sees it are put there."""
-    peers = Peers(group, timeout, getattr(query, "device", "cpu"))
+    options = given_options(arguments)
+    query, key, value, layout = (arguments[each] for each in ("query", "key", "value", "layout"))
+    peers = Peers(arguments["group"], arguments["timeout"], getattr(query, "device", "cpu"))
     note: dict[str, Any] = {}
     wrong = None
     sinks = options.sinks

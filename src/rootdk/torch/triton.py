@@ -8,31 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
+from ..attention import read as read_on_any_device
 from ..backends.torch import gpu
 from ..checks import type_name
 from ..errors import ArgumentTypeError
-from ..options import Options
+from ..options import given_options, takes
 from ..reading import Reading
-from ..scaling import ScaleRule
 
 
-def read(
-    query: Tensor,
-    key: Tensor,
-    *,
-    scale: float | str | ScaleRule | Tensor | None = None,
-    causal: bool = False,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    window: int | tuple[int | None, int | None] | None = None,
-    query_offset: Any = None,
-    key_lengths: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi: Any = None,
-    segments: Any = None,
-    rows: Any = None,
-) -> Reading[Tensor]:
+@takes(read_on_any_device)
+def read(arguments: dict[str, Any]) -> Reading[Tensor]:
     """rootdk.read by the Triton kernel. The fields are float32 tensors on the device of query.
 
     query, key   (..., heads, n_query, d_k) and (..., kv_heads, n_key, d_k): float32, float16 or bfloat16
@@ -49,6 +34,7 @@ def read(
     >>> triton.read(query, key, causal=True).keys[0, 0, :4].tolist()
     [1, 2, 3, 4]
     """
+    query = arguments["query"]
     if not isinstance(query, Tensor):
         raise ArgumentTypeError(f"query: must be a torch tensor, got {type_name(query)}")
     if not (query.is_cuda or (query.is_cpu and gpu.interpreted())):
@@ -56,5 +42,4 @@ def read(
             f"query: must be on a CUDA or ROCm device, got one on device '{query.device}' "
             "(tensors on the CPU: rootdk.read, or set TRITON_INTERPRET=1 before triton is imported)"
         )
-    options = Options(scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments)
-    return gpu.read(query, key, options, rows)
+    return gpu.read(query, arguments["key"], given_options(arguments), arguments["rows"])
