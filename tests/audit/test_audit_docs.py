@@ -76,19 +76,19 @@ def test_the_tables_of_calibration_are_those_of_its_file() -> None:
     assert tables.written(text) == text
     results = json.loads(tables.RESULTS.read_text("utf-8"))
     assert [name for name, model in results["models"].items() if model["run"] or model["weights"]] == []
-    found = {
+    caught = {
         way: [fault for fault, ways in results["faults"].items() if _mostly(ways[way])] for way in ("run", "weights")
     }
     assert len(results["faults"]) == 12
-    assert len(found["run"]) >= 11
-    assert len(found["weights"]) >= 8
+    assert len(caught["run"]) >= 11
+    assert len(caught["weights"]) >= 8
     flags = [row for row in THRESHOLDS if row.severity != "note" and row.phase != "init"]
     assert all(row.calibration.get("reached", 0.0) < 1.0 for row in flags)
     assert sum(bool(row.calibration) for row in flags) > 15
 
 
-def _mostly(found: dict[str, list[str] | None]) -> bool:
-    known = [bool(metrics) for metrics in found.values() if metrics is not None]
+def _mostly(by_model: dict[str, list[str] | None]) -> bool:
+    known = [bool(metrics) for metrics in by_model.values() if metrics is not None]
     return sum(known) > len(known) / 2
 
 

@@ -24,11 +24,11 @@ def printed(audit: dict[str, Any], width: int = 80) -> list[str]:
 
 
 def audit(layers: int, heads: int, **more: Any) -> dict[str, Any]:
-    found = [
+    entries = [
         {"name": f"model.layers.{i}.attn", "heads": [{"predicted_deviation": 0.1 * 2**i} for _ in range(heads)]}
         for i in range(layers)
     ]
-    return {"verdict": "healthy", "layers": found, "findings": [], "unknown": [], **more}
+    return {"verdict": "healthy", "layers": entries, "findings": [], "unknown": [], **more}
 
 
 def finding(layer: int, head: int | None = None, **more: Any) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def test_every_head_has_its_place_and_no_line_is_too_long(heads: int, width: int
 
 
 def test_layers_that_are_ill_are_marked() -> None:
-    found = audit(3, 4, verdict="critical", findings=[finding(1), finding(2, 1), finding(2, 1, severity="critical")])
-    lines = printed(found)
+    report = audit(3, 4, verdict="critical", findings=[finding(1), finding(2, 1), finding(2, 1, severity="critical")])
+    lines = printed(report)
     assert [line.split()[-1] for line in lines if re.match(r"[012] ", line)] == ["········", "warning", "critical"]
 
 
@@ -95,9 +95,9 @@ def test_names_that_were_not_understood_are_shown() -> None:
 
 
 def test_findings_that_say_the_same_are_one() -> None:
-    some = [finding(layer, head) for layer in range(2) for head in range(4)]
-    some += [finding(2, 1), finding(0, None, severity="note"), finding(1, 0, severity="critical", value=None)]
-    groups = grouped(audit(3, 4, findings=some))
+    findings = [finding(layer, head) for layer in range(2) for head in range(4)]
+    findings += [finding(2, 1), finding(0, None, severity="note"), finding(1, 0, severity="critical", value=None)]
+    groups = grouped(audit(3, 4, findings=findings))
     assert [(group.severity, group.value, group.places, group.count) for group in groups] == [
         ("critical", "not a number", "model.layers.1.attn, head 0", 1),
         ("warning", "120", "model.layers.{0,1}.attn, all heads; model.layers.2.attn, head 1", 9),
@@ -124,9 +124,9 @@ def test_a_grid_has_a_place_for_every_head() -> None:
 def test_the_page_fetches_nothing_and_escapes_everything() -> None:
     evil = "<script>alert('x')</script>"
     more = {"model": {"model_type": evil, "scale": 0.5, "scale_source": evil, "d_k": 64, "heads": 4, "key_heads": 2}}
-    found = audit(3, 4, findings=[finding(1, 2, source=evil, remedy=evil)], unknown=[evil], **more)
-    found["layers"][0]["name"] = evil
-    page = render_audit(found, {"path": evil})
+    report = audit(3, 4, findings=[finding(1, 2, source=evil, remedy=evil)], unknown=[evil], **more)
+    report["layers"][0]["name"] = evil
+    page = render_audit(report, {"path": evil})
     assert evil not in page
     # plotly.js apart, which the policy holds in check, no attribute names anything outside.
     own = re.sub(r"<script(?: type='text/plain' id='plotly')?>.*?</script>", "", page, flags=re.DOTALL)
@@ -136,8 +136,8 @@ def test_the_page_fetches_nothing_and_escapes_everything() -> None:
 
 
 def test_every_number_is_on_the_page() -> None:
-    found = audit(2, 3)
-    page = render_audit(found)
+    report = audit(2, 3)
+    page = render_audit(report)
     (data,) = re.findall(r"data-plot='plot-map-predicted_deviation'>(.*?)</script>", page, re.DOTALL)
     figure = json.loads(data)
     assert figure["data"][0]["z"] == [[pytest.approx(math.log10(0.1 * 2**i))] * 3 for i in range(2)]
@@ -175,8 +175,8 @@ def test_a_note_on_many_heads_is_short() -> None:
     sizes = [{"name": f"blk.{layer}", "heads": [{}] * 9} for layer in range(5)]
     for severity, words in (("note", "heads of 5 of 5 layers, from blk.0 to blk.4"), ("warning", "blk.4, heads 0, 4")):
         same = {"metric": "spectral_bound", "severity": severity, "threshold": 1e3, "source": "s", "remedy": "r"}
-        found = [{"layer": f"blk.{n}", "head": head, "value": 2e3, **same} for n in range(5) for head in {0, n}]
-        (group,) = grouped({"layers": sizes, "findings": found})
+        findings = [{"layer": f"blk.{n}", "head": head, "value": 2e3, **same} for n in range(5) for head in {0, n}]
+        (group,) = grouped({"layers": sizes, "findings": findings})
         assert words in group.places
 
 
@@ -187,8 +187,8 @@ def test_a_note_that_states_a_number_shows_no_limit() -> None:
         (0.2, 0.1, "note", "0.200"),
         (0.0, 0.5, "critical", "0"),
     ):
-        told = {"metric": "m", "severity": severity, "threshold": threshold, "source": "s", "remedy": "r"}
-        (group,) = grouped({"layers": [], "findings": [{"layer": "a", "head": None, "value": value, **told}]})
+        fields = {"metric": "m", "severity": severity, "threshold": threshold, "source": "s", "remedy": "r"}
+        (group,) = grouped({"layers": [], "findings": [{"layer": "a", "head": None, "value": value, **fields}]})
         assert group.limit == limit
 
 
@@ -202,9 +202,9 @@ def test_a_number_and_its_limit_are_told_apart() -> None:
 
 def test_numbers_of_layers_are_a_range_in_what_to_do() -> None:
     same = {"metric": "logit_deviation", "severity": "critical", "threshold": 3.1, "source": "s", "head": 0}
-    found = [
+    findings = [
         {"layer": name, "value": 8.0, "remedy": f"divide the scale by {by}, or clip(layers={[name]!r})", **same}
         for name, by in (("h.0", "7.86"), ("h.1", "8.1"))
     ]
-    (group,) = grouped({"layers": [], "findings": found})
+    (group,) = grouped({"layers": [], "findings": findings})
     assert group.remedy == "divide the scale by 7.86 to 8.1, or clip(layers=['h.0', 'h.1'])"

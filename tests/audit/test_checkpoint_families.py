@@ -60,7 +60,9 @@ def test_twenty_times_the_queries_of_one_layer_is_that_layer(name: str, phase: A
     assert audit.verdict in ("warning", "critical")
     for old, new in zip(before.layers, audit.layers, strict=True):
         factor = 20.0 if new.name == layer_of(path) else 1.0
-        assert new.of("predicted_deviation") == pytest.approx([factor * one for one in old.of("predicted_deviation")])
+        assert new.of("predicted_deviation") == pytest.approx(
+            [factor * deviation for deviation in old.of("predicted_deviation")]
+        )
     sharpen(name, module, 1 / 20)
     assert read_checkpoint(saved(model, tmp_path), phase=phase).verdict == "healthy"
 
@@ -188,8 +190,8 @@ def _row_variance(logits: NDArray[Any]) -> NDArray[Any]:
     mean = z.sum(axis=-1, keepdims=True) / count[..., None]
     variance = np.where(visible, (z - mean) ** 2, 0.0).sum(axis=-1) / np.maximum(count - 1, 1)
     rows = count >= 4
-    found: NDArray[Any] = (variance * rows).sum(axis=-1) / rows.sum(axis=-1)
-    return found
+    average: NDArray[Any] = (variance * rows).sum(axis=-1) / rows.sum(axis=-1)
+    return average
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -26,11 +26,11 @@ WQ, WK = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_p
 
 def weights(seed: int = 0, layers: int = 1, dtype: Any = np.float32) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    found = {}
+    tensors = {}
     for layer in range(layers):
         for name, rows in ((WQ, 32), (WK, 16)):
-            found[name.replace(".0.", f".{layer}.")] = (rng.standard_normal((rows, 32)) / 6).astype(dtype)
-    return found
+            tensors[name.replace(".0.", f".{layer}.")] = (rng.standard_normal((rows, 32)) / 6).astype(dtype)
+    return tensors
 
 
 def folder(place: Path, tensors: dict[str, Any], config: Any = CONFIG, name: str = "model.safetensors") -> Path:
@@ -46,11 +46,11 @@ def variances(path: Path) -> list[float]:
 def by_hand(tensors: dict[str, Any], layer: int = 0) -> list[float]:
     """scale^2 tr(W_q' W_k W_k' W_q), head by head, as it is written."""
     query, key = (tensors[name.replace(".0.", f".{layer}.")].astype(np.float64) for name in (WQ, WK))
-    found = []
+    traces = []
     for head in range(4):
         w_q, w_k = query[8 * head : 8 * head + 8], key[8 * (head // 2) : 8 * (head // 2) + 8]
-        found.append(float(np.trace(w_q.T @ w_k @ w_k.T @ w_q)) / 8)
-    return found
+        traces.append(float(np.trace(w_q.T @ w_k @ w_k.T @ w_q)) / 8)
+    return traces
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
@@ -82,7 +82,7 @@ def sharded(tmp_path: Path) -> Path:
 
 def test_shards(sharded: Path) -> None:
     tensors = weights(layers=3)
-    predicted = [one for layer in range(3) for one in by_hand(tensors, layer)]
+    predicted = [variance for layer in range(3) for variance in by_hand(tensors, layer)]
     assert variances(sharded) == pytest.approx(predicted)
     assert variances(sharded / "model.safetensors.index.json") == pytest.approx(predicted)
 
@@ -219,14 +219,14 @@ def test_a_head_that_decayed_is_a_note_and_one_that_is_zero_a_warning(tmp_path: 
         tensors["layers.1.self_attn.in_proj_weight"][rows] *= 1e-20
     save_file(tensors, tmp_path / "model.safetensors")
     audit = read_checkpoint(tmp_path, heads=4)
-    (found,) = [finding for finding in audit.findings if finding.metric == "flat_prediction"]
-    assert (found.layer, found.head, found.severity) == ("layers.1.self_attn", 1, "note")
+    (note,) = [finding for finding in audit.findings if finding.metric == "flat_prediction"]
+    assert (note.layer, note.head, note.severity) == ("layers.1.self_attn", 1, "note")
     tensors["layers.1.self_attn.in_proj_weight"][8:16] = 0.0
     save_file(tensors, tmp_path / "model.safetensors")
-    (found,) = [
+    (warning,) = [
         finding for finding in read_checkpoint(tmp_path, heads=4).findings if finding.metric == "flat_prediction"
     ]
-    assert (found.head, found.severity) == (1, "warning")
+    assert (warning.head, warning.severity) == (1, "warning")
 
 
 def test_absent_or_empty_places(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_the_scale_that_is_set(tmp_path: Path, config: dict[str, Any], scale: fl
     tensors = weights()
     audit = read_checkpoint(folder(tmp_path, tensors, {**CONFIG, **config}))
     assert audit.layers[0].of("scale") == pytest.approx([scale] * 4)
-    predicted = [8 * scale**2 * one for one in by_hand(tensors)]
+    predicted = [8 * scale**2 * variance for variance in by_hand(tensors)]
     assert audit.layers[0].of("predicted_variance") == pytest.approx(predicted)
 
 
@@ -335,11 +335,11 @@ def test_torch_s_own_layer(tmp_path: Path) -> None:
         given = {prefix + key: value for key, value in tensors.items()}
         (layer,) = read_checkpoint(folder(tmp_path / name, given, {"hidden_size": 32, "num_heads": 4})).layers
         assert layer.name == name
-        for head, found in enumerate(layer.of("predicted_variance")):
+        for head, variance in enumerate(layer.of("predicted_variance")):
             w_q, w_k = (fused[start + 8 * head : start + 8 * head + 8] for start in (0, 32))
             b_q = bias[8 * head : 8 * head + 8]
             predicted = np.trace(w_q.T @ w_k @ w_k.T @ w_q) + b_q @ w_k @ w_k.T @ b_q
-            assert found == pytest.approx(predicted / 8)
+            assert variance == pytest.approx(predicted / 8)
 
 
 @pytest.mark.parametrize("kind", ["hf_olmo", "internlm2"])
@@ -429,17 +429,17 @@ def test_packed_numbers_are_listed_and_not_guessed(tmp_path: Path) -> None:
 
 def test_layers_come_in_their_order() -> None:
     names = [f"h.{layer}.attn.{part}.weight" for layer in (10, 2, 0) for part in ("q_proj", "k_proj")]
-    assert [one.index for one in find_projections(names)[0]] == [0, 2, 10]
+    assert [layer.index for layer in find_projections(names)[0]] == [0, 2, 10]
 
 
 def test_a_nan_in_the_weights_is_critical_and_json_stays_json(tmp_path: Path) -> None:
     tensors = weights(layers=2)
     tensors[WQ][9, 3] = np.nan
     audit = read_checkpoint(folder(tmp_path, tensors))
-    found = [
+    critical = [
         (finding.layer, finding.head, finding.metric) for finding in audit.findings if finding.severity == "critical"
     ]
-    assert found == [("model.layers.0.self_attn", 1, "non_finite_weights")]
+    assert critical == [("model.layers.0.self_attn", 1, "non_finite_weights")]
     written = json.loads(json.dumps(audit.to_dict(), allow_nan=False))
     assert written["layers"][0]["heads"][1]["predicted_variance"] is None
     assert written["layers"][0]["heads"][0]["predicted_variance"] == pytest.approx(by_hand(tensors)[0])

@@ -46,14 +46,14 @@ def numbers(path: Path) -> list[dict[str, float]]:
 
 def expected(tmp_path: Path, arrays: Arrays) -> list[dict[str, float]]:
     """By the format that has been read all along; layers of float64, where arrays have it."""
-    found = numbers(safetensors(tmp_path / "safetensors", arrays))
-    assert len(found) == 8
-    return found
+    heads = numbers(safetensors(tmp_path / "safetensors", arrays))
+    assert len(heads) == 8
+    return heads
 
 
-def same(found: list[dict[str, float]], wanted: list[dict[str, float]], rel: float = 1e-12) -> bool:
-    return len(found) == len(wanted) and all(
-        left == pytest.approx(right, rel=rel) for left, right in zip(found, wanted, strict=True)
+def same(heads: list[dict[str, float]], wanted: list[dict[str, float]], rel: float = 1e-12) -> bool:
+    return len(heads) == len(wanted) and all(
+        left == pytest.approx(right, rel=rel) for left, right in zip(heads, wanted, strict=True)
     )
 
 
@@ -228,8 +228,8 @@ def test_gains_of_gemma_are_stored_as_they_are_used(tmp_path: Path) -> None:
     arrays = model()
     raised = {name: array + 1 if array.ndim == 1 else array for name, array in arrays.items()}
     wanted = numbers(with_config(safetensors(tmp_path / "safetensors", arrays), model_type="gemma2", head_dim=16))
-    found = numbers(gguf_file(tmp_path / "m.gguf", raised, architecture="gemma2"))
-    assert same(found, wanted, rel=1e-6)  # 1 + w was rounded
+    heads = numbers(gguf_file(tmp_path / "m.gguf", raised, architecture="gemma2"))
+    assert same(heads, wanted, rel=1e-6)  # 1 + w was rounded
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_fused_projections_norms_and_biases_in_gguf(tmp_path: Path) -> None:
     named = {"q_norm": "attn_q_norm", "k_norm": "attn_k_norm"}
     moved = {next((name.replace(f"self_attn.{old}", new) for old, new in named.items() if old in name), name): array
              for name, array in normed.items()}  # fmt: skip
-    found = numbers(gguf_file(tmp_path / "m.gguf", moved, architecture="qwen3"))
+    heads = numbers(gguf_file(tmp_path / "m.gguf", moved, architecture="qwen3"))
     wanted = numbers(with_config(safetensors(tmp_path / "s", normed), model_type="qwen3", rms_norm_eps=1e-6))
-    assert same(found, wanted, rel=1e-6)  # the epsilon is a float32 in one of them
+    assert same(heads, wanted, rel=1e-6)  # the epsilon is a float32 in one of them
 
 
 def test_parts_of_gguf(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_no_rotation_passes_the_bounds(rng: np.random.Generator) -> None:
     variance = row_variance_bound(query, key)
     for _ in range(200):
         turn = rotation(rng)
-        x, y = (one / np.linalg.norm(one) * np.sqrt(WIDTH) for one in rng.standard_normal((2, WIDTH)))
+        x, y = (vector / np.linalg.norm(vector) * np.sqrt(WIDTH) for vector in rng.standard_normal((2, WIDTH)))
         assert abs((w_q @ x + b_q) @ turn @ (w_k @ y + b_k)) <= bound
         largest = WIDTH * np.linalg.norm(w_q.T @ turn @ w_k, 2)
         assert largest <= bound
@@ -95,19 +95,19 @@ def test_gain_bound(rng: np.random.Generator, shifted: bool, rotated: bool) -> N
     shifts = shifted * rng.standard_normal((2, D))
     bound = gain_bound((gains[0], shifts[0]), (gains[1], shifts[1]), (D, D), rotated=rotated)
     for _ in range(300):
-        q, k = (g * (one / np.sqrt(np.mean(one**2))) + s
-                for g, s, one in zip(gains, shifts, rng.standard_normal((2, D)), strict=True))  # fmt: skip
+        q, k = (g * (vector / np.sqrt(np.mean(vector**2))) + s
+                for g, s, vector in zip(gains, shifts, rng.standard_normal((2, D)), strict=True))  # fmt: skip
         assert abs(q @ (rotation(rng) if rotated else np.eye(D)) @ k) <= bound
     if rotated:
         # The largest gains in one plane: a quarter turn brings them together, past the largest product.
         gains = np.where(np.arange(D) == [[0], [D // 2]], 3.0, 0.5)
-        one, other, turn = np.sqrt(D) * np.eye(D)[0], np.sqrt(D) * np.eye(D)[D // 2], np.eye(D)[[3, 1, 2, 0, 4, 5]]
+        first, other, turn = np.sqrt(D) * np.eye(D)[0], np.sqrt(D) * np.eye(D)[D // 2], np.eye(D)[[3, 1, 2, 0, 4, 5]]
         bound = gain_bound((gains[0], 0 * shifts[0]), (gains[1], 0 * shifts[1]), (D, D), rotated=True)
-        assert abs((gains[0] * one) @ turn @ (gains[1] * other)) == pytest.approx(bound)
+        assert abs((gains[0] * first) @ turn @ (gains[1] * other)) == pytest.approx(bound)
     if not shifted and not rotated:
         place = np.argmax(np.abs(gains[0] * gains[1]))
-        one = np.sqrt(D) * np.eye(D)[place]
-        assert abs((gains[0] * one) @ (gains[1] * one)) == pytest.approx(bound)
+        vector = np.sqrt(D) * np.eye(D)[place]
+        assert abs((gains[0] * vector) @ (gains[1] * vector)) == pytest.approx(bound)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
@@ -119,9 +119,9 @@ def test_a_normed_law_against_sampling(rng: np.random.Generator, epsilon: float,
     u = q / np.sqrt(np.mean(q**2, axis=1, keepdims=True) + epsilon)
     predicted = (law.centred() if centred else law).normed(epsilon)
     products = u[:, :, None] * u[:, None, :]
-    for found, expected in ((u, predicted.mean), (products, predicted.second_moment)):
-        error = found.std(axis=0) / np.sqrt(len(u))
-        assert (np.abs(found.mean(axis=0) - expected) <= 5 * error + 1e-12).all()
+    for sample, expected in ((u, predicted.mean), (products, predicted.second_moment)):
+        error = sample.std(axis=0) / np.sqrt(len(u))
+        assert (np.abs(sample.mean(axis=0) - expected) <= 5 * error + 1e-12).all()
 
 
 def test_a_normed_law_at_its_ends() -> None:

@@ -114,12 +114,12 @@ CUTS: list[tuple[str, Any, str, float, str | None]] = [
 
 @pytest.mark.parametrize(("metric", "head", "phase", "value", "severity"), CUTS)
 def test_cuts(metric: str, head: int | None, phase: Any, value: Any, severity: str | None) -> None:
-    found = judge("attn", head, metric, value, 1024, phase)
-    assert (None if found is None else found.severity) == severity
-    if found is not None:
-        assert (found.layer, found.head, found.metric) == ("attn", head, metric)
-        assert found.source
-        assert found.remedy
+    finding = judge("attn", head, metric, value, 1024, phase)
+    assert (None if finding is None else finding.severity) == severity
+    if finding is not None:
+        assert (finding.layer, finding.head, finding.metric) == ("attn", head, metric)
+        assert finding.source
+        assert finding.remedy
 
 
 def test_every_row_of_the_table_can_be_crossed() -> None:
@@ -139,20 +139,20 @@ def test_a_random_layer_is_healthy_at_any_phase(rng: np.random.Generator) -> Non
 
 
 def test_a_near_uniform_start_is_one_note(rng: np.random.Generator) -> None:
-    (found,) = findings_of(layer(rng, 0.02), "init")
-    assert (found.metric, found.severity, found.head) == ("logit_deviation", "note", None)
-    assert verdict_of([found]) == "healthy"
-    (found,) = findings_of(layer(rng, 0.02), "trained")
-    assert (found.metric, found.severity) == ("entropy_ratio", "note")
+    (finding,) = findings_of(layer(rng, 0.02), "init")
+    assert (finding.metric, finding.severity, finding.head) == ("logit_deviation", "note", None)
+    assert verdict_of([finding]) == "healthy"
+    (finding,) = findings_of(layer(rng, 0.02), "trained")
+    assert (finding.metric, finding.severity) == ("entropy_ratio", "note")
 
 
 def test_one_sharp_head_is_normal_after_training_and_not_before(rng: np.random.Generator) -> None:
     sharp = layer(rng, [20.0, 1.0, 1.0, 1.0])
     assert {finding.severity for finding in findings_of(sharp, "trained")} <= {"note"}
     assert verdict_of(findings_of(sharp, "any")) == "healthy"
-    found = findings_of(sharp, "init")
-    assert verdict_of(found) == "critical"
-    assert {one.head for one in found} == {0}
+    findings = findings_of(sharp, "init")
+    assert verdict_of(findings) == "critical"
+    assert {finding.head for finding in findings} == {0}
     # All heads sharp is what a model may have learned; all of them beyond what float32 can pass on is not.
     assert verdict_of(findings_of(layer(rng, 8.0), "trained")) == "healthy"
     every = findings_of(layer(rng, 100.0), "trained")
@@ -167,8 +167,8 @@ def test_heads_on_a_sink_are_told_apart(rng: np.random.Generator) -> None:
     assert (resting.metrics["entropy_ratio"] < 0.25).all()
     assert (resting.metrics["sink_mass"] > 0.9).all()
     assert (resting.apart["entropy_ratio"] > 0.7).all()
-    found = findings_of(resting, "trained")
-    assert [(finding.metric, finding.severity, finding.head) for finding in found] == [("sink_mass", "note", None)]
+    findings = findings_of(resting, "trained")
+    assert [(finding.metric, finding.severity, finding.head) for finding in findings] == [("sink_mass", "note", None)]
     # The same with a learned sink.
     learned = layer(rng, sinks=np.full(HEADS, 7.0))
     assert (learned.metrics["sink_mass"] > 0.5).all()
@@ -187,10 +187,10 @@ def test_apart_is_what_the_softmax_over_the_others_shows(rng: np.random.Generato
     first = np.exp(np.einsum("bhid,bhd->bhi", q, k[:, :, 0]) / math.sqrt(D) + 3.0 - whole.log_sum_exp)
     others = rootdk.measure(q, k[:, :, 1:], k[:, :, 1:])[1]
     facts = {name: getattr(leaning, name) for name in leaning.__dataclass_fields__}
-    one = LayerReading(**facts | {"reading": whole, "scores": whole, "first_weight": first})
-    assert one.apart["entropy_ratio"][0] == pytest.approx(np.median(others.entropy_ratio), rel=1e-9)
-    assert one.apart["jacobian_trace"][0] == pytest.approx(np.median(others.jacobian_trace), rel=1e-9)
-    assert one.apart["saturated"][0] == others.saturated().mean()
+    reading = LayerReading(**facts | {"reading": whole, "scores": whole, "first_weight": first})
+    assert reading.apart["entropy_ratio"][0] == pytest.approx(np.median(others.entropy_ratio), rel=1e-9)
+    assert reading.apart["jacobian_trace"][0] == pytest.approx(np.median(others.jacobian_trace), rel=1e-9)
+    assert reading.apart["saturated"][0] == others.saturated().mean()
 
 
 def test_formats_count_only_where_they_are_used(rng: np.random.Generator) -> None:
@@ -203,9 +203,9 @@ def test_formats_count_only_where_they_are_used(rng: np.random.Generator) -> Non
     assert "bf16_spacing" not in metrics["float32"] | metrics["float16"]
     huge = 5e4 / layer(np.random.default_rng(0)).metrics["raw_score"].max()
     for dtype in metrics:
-        found = {finding.metric for finding in findings_of(layer(np.random.default_rng(0), huge, dtype=dtype), "any")}
-        assert ("raw_score" in found) == (dtype == "float16")
-        assert "max_logit" in found
+        names = {finding.metric for finding in findings_of(layer(np.random.default_rng(0), huge, dtype=dtype), "any")}
+        assert ("raw_score" in names) == (dtype == "float16")
+        assert "max_logit" in names
 
 
 def test_before_and_after_scale_and_cap(rng: np.random.Generator) -> None:
@@ -224,8 +224,8 @@ def test_before_and_after_scale_and_cap(rng: np.random.Generator) -> None:
 def test_a_row_of_nan_is_critical(rng: np.random.Generator) -> None:
     broken = layer(rng)
     broken.reading.variance[0, 1, 5] = math.nan
-    (found,) = findings_of(broken, "any")
-    assert (found.metric, found.severity, found.head) == ("non_finite", "critical", 1)
+    (finding,) = findings_of(broken, "any")
+    assert (finding.metric, finding.severity, finding.head) == ("non_finite", "critical", 1)
 
 
 def movement(values: Any, every: int = 20, entropy: Any = 0.4) -> Any:
@@ -238,10 +238,10 @@ def movement(values: Any, every: int = 20, entropy: Any = 0.4) -> Any:
 
 def test_growth_and_where_it_leads() -> None:
     steps = np.arange(0, 1001, 20)
-    found = movement(30 * 3 ** (steps / 1000))
-    assert found.growth[0] == pytest.approx(3.0)
-    assert found.crossing[0] == pytest.approx(1000 * math.log(1000 / 30) / math.log(3))
-    assert found.forecast(2000)[0] == pytest.approx(270.0)
+    trend = movement(30 * 3 ** (steps / 1000))
+    assert trend.growth[0] == pytest.approx(3.0)
+    assert trend.crossing[0] == pytest.approx(1000 * math.log(1000 / 30) / math.log(3))
+    assert trend.forecast(2000)[0] == pytest.approx(270.0)
     shrinking = movement(30 * 0.5 ** (steps / 1000))
     assert shrinking.growth[0] == pytest.approx(0.5)
     assert shrinking.crossing[0] == math.inf
@@ -267,9 +267,9 @@ def test_what_moves_and_whether_it_moves_ever_more(rng: np.random.Generator) -> 
 
 
 def test_a_plateau_with_noise_is_a_plateau(rng: np.random.Generator) -> None:
-    found = movement(50 * np.exp(0.1 * rng.standard_normal(51)))
-    assert found.growth[0] == 1.0
-    assert found.crossing[0] == math.inf
+    trend = movement(50 * np.exp(0.1 * rng.standard_normal(51)))
+    assert trend.growth[0] == 1.0
+    assert trend.crossing[0] == math.inf
 
 
 def test_too_few_steps_are_no_trend() -> None:
@@ -292,14 +292,14 @@ def test_a_long_run_takes_no_more_memory_than_a_short_one() -> None:
 def test_findings_of_a_trend(rng: np.random.Generator) -> None:
     steps = np.arange(0, 1001, 20)
     here = layer(rng, 6.0)
-    one = LayerReading(**{name: getattr(here, name) for name in here.__dataclass_fields__})
+    reading = LayerReading(**{name: getattr(here, name) for name in here.__dataclass_fields__})
     growing = movement(30 * 3 ** (steps / 1000))
-    metrics = [(f.metric, f.severity) for f in movement_findings(one, growing)]
+    metrics = [(f.metric, f.severity) for f in movement_findings(reading, growing)]
     assert metrics == [("max_logit_growth", "warning")]
-    metrics = [(f.metric, f.severity) for f in movement_findings(one, growing, 5000)]
+    metrics = [(f.metric, f.severity) for f in movement_findings(reading, growing, 5000)]
     assert metrics == [("max_logit_growth", "warning"), ("max_logit_forecast", "critical")]
     # Leaving a near-uniform start: logits grow tenfold and stay small.
-    assert list(movement_findings(one, movement(0.5 * 10 ** (steps / 1000)))) == []
+    assert list(movement_findings(reading, movement(0.5 * 10 ** (steps / 1000)))) == []
     falling = movement(np.full(51, 5.0), entropy=np.linspace(0.9, 0.5, 51))
     assert falling.entropy_drop == pytest.approx(1 - 0.5 / 0.9)
     low = layer(rng, 20.0)
@@ -308,13 +308,13 @@ def test_findings_of_a_trend(rng: np.random.Generator) -> None:
 
 
 def test_the_baseline_is_what_random_q_and_k_show(rng: np.random.Generator) -> None:
-    one = layer(rng)
-    predicted = baseline(one)
+    reading = layer(rng)
+    predicted = baseline(reading)
     expected = rootdk.predict(D, N, D**-0.5, rows=2 * N)
     assert predicted["logit_deviation"] == expected.median_std[0]
     for metric in ("logit_deviation", "entropy_ratio", "jacobian_trace", "max_logit"):
-        assert np.median(one.metrics[metric]) == pytest.approx(predicted[metric], rel=0.15), metric
-    facts = {name: getattr(one, name) for name in one.__dataclass_fields__}
+        assert np.median(reading.metrics[metric]) == pytest.approx(predicted[metric], rel=0.15), metric
+    facts = {name: getattr(reading, name) for name in reading.__dataclass_fields__}
     assert baseline(LayerReading(**facts | {"scale": math.nan})) == {}
 
 
@@ -362,8 +362,11 @@ def test_a_nan_is_null_in_json() -> None:
 
 
 def test_verdicts_by_head() -> None:
-    found = [Finding("a", 1, "max_logit", "warning", 1.0, 0.0, "", ""), Finding("a", 2, "x", "note", 1.0, 0.0, "", "")]
-    report = Audit([], found)
+    findings = [
+        Finding("a", 1, "max_logit", "warning", 1.0, 0.0, "", ""),
+        Finding("a", 2, "x", "note", 1.0, 0.0, "", ""),
+    ]
+    report = Audit([], findings)
     assert [report.verdict_on("a", head) for head in (0, 1, 2)] == ["healthy", "warning", "healthy"]
     assert report.verdict_on("b") == "healthy"
 
@@ -390,9 +393,9 @@ def test_the_terminal_view_cuts_no_verdict_off() -> None:
         LayerAudit(f"model.layers.{i}.self_attn", [dict.fromkeys(metrics, size)], {}, {"scale": 1 / 128})
         for i, size in enumerate((0.00123456, 0.0123456, 0.123456, 1.23456, 123.456, 12345.6))
     ]
-    found = Finding("model.layers.0.self_attn", None, "max_logit", "critical", 1e4, 1e3, "source", "remedy")
+    finding = Finding("model.layers.0.self_attn", None, "max_logit", "critical", 1e4, 1e3, "source", "remedy")
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(Audit(layers, [found]))
+    console.print(Audit(layers, [finding]))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     verdicts = [line.split()[-1] for line in lines if re.match(r"[0-5] ", line)]
@@ -443,8 +446,8 @@ def test_a_head_that_does_nothing_is_named() -> None:
         model = Dead()
         with rootdk.watch(model) as watch:
             model(torch.randn(2, HEADS, N, D, generator=torch.Generator().manual_seed(0)), silent)
-        (found,) = watch.report().findings
-        assert (found.metric, found.head) == ("silent_head" if silent else "flat_head", 2)
+        (finding,) = watch.report().findings
+        assert (finding.metric, finding.head) == ("silent_head" if silent else "flat_head", 2)
 
 
 def test_a_layer_that_is_sharp_by_its_input_alone_is_a_note() -> None:
@@ -486,8 +489,8 @@ def test_a_head_that_decayed_in_training_is_a_note() -> None:
                 model.layers[1].self_attn.in_proj_bias[rows] *= factor
             with rootdk.watch(model) as seen:
                 model(torch.randn(2, 64, 64))
-        found = [finding for finding in seen.report().findings if finding.metric == "flat_head"]
-        assert [(finding.head, finding.severity) for finding in found] == [(1, severity)]
+        findings = [finding for finding in seen.report().findings if finding.metric == "flat_head"]
+        assert [(finding.head, finding.severity) for finding in findings] == [(1, severity)]
 
 
 def test_the_key_that_most_rows_point_at(rng: np.random.Generator) -> None:
@@ -543,8 +546,8 @@ def gained(gains: list[float], normed: bool = False, name: str = "input_gain") -
     """The layers whose gain stands out."""
     heads = [{"predicted_deviation": 1.0} | ({"gain_bound": 10.0} if normed else {})]
     layers = [LayerAudit(f"h.{number}", heads, facts={name: gain, "d_k": 8}) for number, gain in enumerate(gains)]
-    found = beside_others(layers, 1024, measured=False)
-    return [finding.layer for finding in found if finding.metric == "gain_over_neighbours"]
+    findings = beside_others(layers, 1024, measured=False)
+    return [finding.layer for finding in findings if finding.metric == "gain_over_neighbours"]
 
 
 def test_a_gain_beside_its_neighbours() -> None:
@@ -591,6 +594,6 @@ def test_a_scale_off_the_config_says_both() -> None:
     model.encoder.layer[1].attention.self.scaling = 1.0
     with torch.no_grad(), rootdk.watch(model) as watch:
         model(torch.arange(48)[None])
-    (found,) = [finding for finding in watch.report().findings if finding.metric == "scale_off_config"]
-    assert found.layer == "encoder.layer.1.attention.self"
-    assert found.remedy == "set the scale to 0.25, as the config has it; the model ran with 1"
+    (finding,) = [finding for finding in watch.report().findings if finding.metric == "scale_off_config"]
+    assert finding.layer == "encoder.layer.1.attention.self"
+    assert finding.remedy == "set the scale to 0.25, as the config has it; the model ran with 1"

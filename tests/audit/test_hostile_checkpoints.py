@@ -71,57 +71,57 @@ def faults(cases: Sequence[Case], place: Path, *options: str) -> list[str]:
     """The names of the cases that ended as they must not, with the reason. The batches run beside each other."""
     batches = [cases[start::BATCHES] for start in range(BATCHES)]
 
-    def one(number: int) -> list[str]:
+    def faults_of_batch(number: int) -> list[str]:
         home = place / f"batch-{number}"
         home.mkdir()
         records = records_of(batches[number], home, *options)
-        found = ((case.name, fault_of(end)) for case, end in zip(batches[number], records, strict=True))
-        return [f"{name}: {fault}" for name, fault in found if fault is not None]
+        pairs = ((case.name, fault_of(end)) for case, end in zip(batches[number], records, strict=True))
+        return [f"{name}: {fault}" for name, fault in pairs if fault is not None]
 
     with ThreadPoolExecutor(BATCHES) as pool:
-        return [fault for batch in pool.map(one, range(BATCHES)) for fault in batch]
+        return [fault for batch in pool.map(faults_of_batch, range(BATCHES)) for fault in batch]
 
 
 def test_every_case_by_construction(tmp_path: Path) -> None:
     cases = list(constructed())
     assert len(cases) > 700
     assert len({case.name for case in cases}) == len(cases)
-    found = faults(cases, tmp_path)
-    assert not found, f"{len(found)} of {len(cases)}\n" + "\n".join(found)
+    failed = faults(cases, tmp_path)
+    assert not failed, f"{len(failed)} of {len(cases)}\n" + "\n".join(failed)
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_mutations_of_good_files(tmp_path: Path, options: tuple[str, ...]) -> None:
-    found = faults(list(mutated(150)), tmp_path, *options)
-    assert not found, "\n".join(found)
+    failed = faults(list(mutated(150)), tmp_path, *options)
+    assert not failed, "\n".join(failed)
 
 
 def test_every_case_of_the_other_formats(tmp_path: Path) -> None:
     cases = list(constructed_formats())
     assert len(cases) > 500
     assert len({case.name for case in cases}) == len(cases)
-    found = faults(cases, tmp_path)
-    assert not found, f"{len(found)} of {len(cases)}\n" + "\n".join(found)
+    failed = faults(cases, tmp_path)
+    assert not failed, f"{len(failed)} of {len(cases)}\n" + "\n".join(failed)
     assert not list(tmp_path.rglob("exploded"))
 
 
 def test_mutations_of_the_other_formats(tmp_path: Path) -> None:
-    found = faults(list(mutated_formats(200)), tmp_path)
-    assert not found, "\n".join(found)
+    failed = faults(list(mutated_formats(200)), tmp_path)
+    assert not failed, "\n".join(failed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_many_mutations_of_the_other_formats(tmp_path: Path, seed: int) -> None:
-    found = faults(list(mutated_formats(2000, seed)), tmp_path, *(("--json",) if seed % 2 else ()))
-    assert not found, "\n".join(found)
+    failed = faults(list(mutated_formats(2000, seed)), tmp_path, *(("--json",) if seed % 2 else ()))
+    assert not failed, "\n".join(failed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_many_mutations_of_good_files(tmp_path: Path, seed: int) -> None:
-    found = faults(list(mutated(1000, seed)), tmp_path, *(("--json",) if seed % 2 else ()))
-    assert not found, "\n".join(found)
+    failed = faults(list(mutated(1000, seed)), tmp_path, *(("--json",) if seed % 2 else ()))
+    assert not failed, "\n".join(failed)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_run_goes_on_and_one_warning_says_which_sink_failed(tmp_path: Path, 
     weights, warned = trained([failing, good])
     expected, nothing = trained(tmp_path / "other.jsonl")
     assert nothing == []
-    assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))
+    assert all(torch.equal(weight, other) for weight, other in zip(weights, expected, strict=True))
     assert failing.calls == ["open", "write 1", "write 2", "close"]
     assert [line["step"] for line in lines(good)] == [1, 2, 3, 4]
     words = " ".join(str(error).split())

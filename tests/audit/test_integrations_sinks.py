@@ -42,19 +42,19 @@ def expected(seen: list[dict[str, np.ndarray]]) -> list[list[float]]:
 
 def test_json_lines_arrive(tmp_path: Path) -> None:
     seen = run(tmp_path / "a.jsonl")
-    found = lines(tmp_path / "a.jsonl")
-    assert [line["step"] for line in found] == [1, 2, 3]
-    assert [[line[key] for key in KEYS] for line in found] == expected(seen)
-    assert [line["attn/max_logit"] for line in found] == [max(step) for step in expected(seen)]
-    assert len({line["attn/max_logit"] for line in found}) == 3
-    assert not any("head" in key for key in found[0])
+    written = lines(tmp_path / "a.jsonl")
+    assert [line["step"] for line in written] == [1, 2, 3]
+    assert [[line[key] for key in KEYS] for line in written] == expected(seen)
+    assert [line["attn/max_logit"] for line in written] == [max(step) for step in expected(seen)]
+    assert len({line["attn/max_logit"] for line in written}) == 3
+    assert not any("head" in key for key in written[0])
 
 
 def test_tensorboard_arrives(tmp_path: Path) -> None:
     seen = run(TensorBoard(tmp_path))
-    found = events(tmp_path)
+    scalars = events(tmp_path)
     for layer, key in enumerate(KEYS):
-        steps, values = zip(*found[key], strict=True)
+        steps, values = zip(*scalars[key], strict=True)
         assert steps == (1, 2, 3)
         assert values == pytest.approx([step[layer] for step in expected(seen)], rel=2**-23)  # stored as float32
 
@@ -65,10 +65,10 @@ def test_a_writer_that_was_given_stays_open(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
         run(TensorBoard(writer))
         writer.add_scalar("mine", 1.0, 7)
-    found = events(tmp_path)
-    assert found["mine"] == [(7, 1.0)]
+    scalars = events(tmp_path)
+    assert scalars["mine"] == [(7, 1.0)]
     assert len(list(tmp_path.iterdir())) == 1  # one that was closed would go on in a second file
-    assert len(found[KEYS[0]]) == 3
+    assert len(scalars[KEYS[0]]) == 3
 
 
 def test_wandb_arrives(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_keys_are_one_to_one() -> None:
         for again in ("", "#2")
     ]
     key = LayerKeys()
-    found = [key(path) for path in [*paths, "a.0.b", "a.b.0", "pool"]]
-    assert found[0] == "layer_00"
-    assert found[8] == "layer_12"
-    assert len(set(found)) == len(found)
+    keys = [key(path) for path in [*paths, "a.0.b", "a.b.0", "pool"]]
+    assert keys[0] == "layer_00"
+    assert keys[8] == "layer_12"
+    assert len(set(keys)) == len(keys)
 
 
 def test_lines_are_added_and_an_unfinished_one_is_closed(tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ def test_a_missing_package_is_named_in_one_line(made: str, package: str) -> None
         except integrations.PackageMissingError as error:
             print(error)
     """
-    found = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True).stdout
     name = made.partition("(")[0]
-    assert found == f"{name}: needs {package}, which is not installed; get it with: pip install {package}\n"
+    assert printed == f"{name}: needs {package}, which is not installed; get it with: pip install {package}\n"
 
 
 def test_the_folder_that_wandb_writes_is_not_taken_for_the_package(
@@ -267,5 +267,5 @@ def test_importing_loads_no_framework() -> None:
         TrainingLog("a.jsonl")
         print(*sorted(set(sys.modules) & {"torch", "transformers", "lightning", "wandb", "tensorboard"}))
     """
-    found = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True).stdout
-    assert found == "\n"
+    printed = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True).stdout
+    assert printed == "\n"

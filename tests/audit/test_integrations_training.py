@@ -24,14 +24,14 @@ STEPS = 6
 
 def largest(model: nn.Module, data: list[torch.Tensor]) -> list[float]:
     """The largest score of each layer over some batches, by a watch of its own."""
-    found = [-torch.inf] * LAYERS
+    highest = [-torch.inf] * LAYERS
     model.train()
     for batch in data:
         with rootdk.watch(model) as watch, torch.no_grad():
             model(batch)
         tops = [float(reading.metrics["max_score"].max()) for reading in watch.readings.values()]
-        found = [max(pair) for pair in zip(found, tops, strict=True)]
-    return found
+        highest = [max(pair) for pair in zip(highest, tops, strict=True)]
+    return highest
 
 
 def tops(seen: Any) -> list[float]:
@@ -47,8 +47,8 @@ def test_training_is_the_same_with_and_without_a_log(tmp_path: Path) -> None:
     train(plain, batches(3), lambda: None)
     with TrainingLog(tmp_path / "a.jsonl").start(logged) as log:
         train(logged, batches(3), log.after_step)
-    for one, other in zip(plain.parameters(), logged.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for parameter, other in zip(plain.parameters(), logged.parameters(), strict=True):
+        assert torch.equal(parameter, other)
     assert not logged._forward_hooks
 
 
@@ -115,11 +115,11 @@ def test_clip_acts_after_the_step_on_what_the_forward_showed(tmp_path: Path) -> 
 
 def test_clip_goes_by_all_forwards_of_a_step(tmp_path: Path) -> None:
     model, (batch, other) = encoder(loud=30.0), batches(2)
-    tops = [largest(model, [one])[1] for one in (batch, other)]
+    tops = [largest(model, [inputs])[1] for inputs in (batch, other)]
     data = [batch, other] if tops[0] > tops[1] else [other, batch]  # the larger one first
     with TrainingLog(tmp_path / "a.jsonl", clip_tau=TAU).start(model) as log:
-        for one in data:
-            model(one)
+        for inputs in data:
+            model(inputs)
             log.after_forward()
         log.after_step()
     assert largest(model, data)[1] == pytest.approx(TAU, rel=1e-5)
@@ -201,10 +201,10 @@ def test_trainer(tmp_path: Path) -> None:
     handle.remove()
     assert [paused for training, paused in forwards if training] == [False, False, True, True] * (STEPS // 2)
     assert [paused for training, paused in forwards if not training] == [True] * 3
-    found = lines(path)
-    assert [line["step"] for line in found] == [1, 3, 5]
-    assert [[line[key] for key in KEYS] for line in found] == [right[step] for step in (1, 3, 5)]
-    assert len({line["attn/layer_01/head_01/entropy_ratio"] for line in found}) == 3
+    written = lines(path)
+    assert [line["step"] for line in written] == [1, 3, 5]
+    assert [[line[key] for key in KEYS] for line in written] == [right[step] for step in (1, 3, 5)]
+    assert len({line["attn/layer_01/head_01/entropy_ratio"] for line in written}) == 3
     assert list(model._forward_hooks) == []
     assert callback.training_log.watch is None
 
@@ -215,10 +215,10 @@ def test_trainer_clips_after_each_step(tmp_path: Path) -> None:
     weight = model.model.layers[1].self_attn.q_proj.weight
     start = weight.detach().clone()
     run_trainer(tmp_path, [trainer_callback(path, clip_tau=TAU)], model, learning_rate=0.0)
-    found = lines(path)
-    factors = [line["attn/layer_01/qk_clip"] for line in found]
-    assert found[0]["attn/layer_01/max_score"] > 4 * TAU
-    assert factors[0] == pytest.approx(TAU / found[0]["attn/layer_01/max_score"], rel=1e-5)
+    written = lines(path)
+    factors = [line["attn/layer_01/qk_clip"] for line in written]
+    assert written[0]["attn/layer_01/max_score"] > 4 * TAU
+    assert factors[0] == pytest.approx(TAU / written[0]["attn/layer_01/max_score"], rel=1e-5)
     assert min(factors[1:]) > 0.25  # other batches may lie a little above
     assert float(weight.detach().norm() / start.norm()) < 0.5
 
@@ -279,9 +279,9 @@ def test_lightning(tmp_path: Path, part: str) -> None:
     with rootdk.watch(model) as watch:
         module = run_lightning(tmp_path, callback, model, watch, accumulate_grad_batches=2, val_check_interval=2)
     assert module.validated >= STEPS
-    found = lines(path)
-    assert [line["step"] for line in found] == [1, 3, 5]
-    assert [[line[key] for key in KEYS] for line in found] == [module.right[step] for step in (1, 3, 5)]
+    written = lines(path)
+    assert [line["step"] for line in written] == [1, 3, 5]
+    assert [[line[key] for key in KEYS] for line in written] == [module.right[step] for step in (1, 3, 5)]
     assert list(model._forward_hooks) == []
     assert callback.training_log.watch is None
 
@@ -289,10 +289,10 @@ def test_lightning(tmp_path: Path, part: str) -> None:
 def test_lightning_clips_after_each_step(tmp_path: Path) -> None:
     path, model = tmp_path / "a.jsonl", encoder(loud=30.0)
     run_lightning(tmp_path, lightning_callback(path, clip_tau=TAU), model, rate=0.0)
-    found = lines(path)
-    assert found[0]["attn/layer_01/max_score"] > 4 * TAU
-    assert found[0]["attn/layer_01/qk_clip"] == pytest.approx(TAU / found[0]["attn/layer_01/max_score"], rel=1e-5)
-    assert min(line["attn/layer_01/qk_clip"] for line in found[1:]) > 0.25
+    written = lines(path)
+    assert written[0]["attn/layer_01/max_score"] > 4 * TAU
+    assert written[0]["attn/layer_01/qk_clip"] == pytest.approx(TAU / written[0]["attn/layer_01/max_score"], rel=1e-5)
+    assert min(line["attn/layer_01/qk_clip"] for line in written[1:]) > 0.25
     assert max(largest(model, batches(STEPS))) <= TAU * (1 + 1e-5)
 
 

@@ -229,9 +229,9 @@ def test_a_gain_bound_is_one_and_no_more_than_a_note() -> None:
         report = seen.report()
         bound = report.layers[0].facts["gain_bound"]
         assert largest(seen).max() <= bound == pytest.approx(D**0.5 * gain**2)
-        found = [finding for finding in report.findings if finding.metric == "gain_bound"]
-        assert [finding.severity for finding in found] == {5.0: [], 30.0: ["note"]}[gain]
-        assert all(f"largest logit of the run is {largest(seen).max():.3g}" in one.remedy for one in found)
+        findings = [finding for finding in report.findings if finding.metric == "gain_bound"]
+        assert [finding.severity for finding in findings] == {5.0: [], 30.0: ["note"]}[gain]
+        assert all(f"largest logit of the run is {largest(seen).max():.3g}" in finding.remedy for finding in findings)
 
 
 @pytest.mark.parametrize("sign", [-1.0, 0.0])

@@ -39,8 +39,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def one(folder: Path, pattern: str) -> Path:
-    (found,) = folder.rglob(pattern)
-    return found
+    (file,) = folder.rglob(pattern)
+    return file
 
 
 def numbers(path: Path) -> Any:
@@ -78,9 +78,9 @@ def test_what_torch_saved(package: str, installed: Callable[[str], Path], tmp_pa
     (tmp_path / "config.json").write_text(text)
     if config:
         (file.parent / "config.json").write_text(text)
-    found = numbers(file if config else file.parent)
-    assert found[0] == layers
-    assert found == numbers(tmp_path)
+    ours = numbers(file if config else file.parent)
+    assert ours[0] == layers
+    assert ours == numbers(tmp_path)
 
 
 def test_a_small_llama_in_gguf(installed: Callable[[str], Path], tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_small_llama_in_gguf(installed: Callable[[str], Path], tmp_path: Path)
     save_file(tensors, tmp_path / "model.safetensors")
     config = {"model_type": "llama", "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found, wanted = numbers(file), numbers(tmp_path)
-    assert found[0] == 30
-    assert found[1] == pytest.approx(wanted[1], rel=1e-12)
+    ours, wanted = numbers(file), numbers(tmp_path)
+    assert ours[0] == 30
+    assert ours[1] == pytest.approx(wanted[1], rel=1e-12)
 
 
 def test_the_memory_that_a_gguf_file_takes(installed: Callable[[str], Path]) -> None:

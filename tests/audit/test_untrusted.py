@@ -56,8 +56,8 @@ def test_a_file_of_the_system_that_says_it_is_empty_is_read_no_further_than_allo
 
 def test_what_a_path_is(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    found = [kind_of(tmp_path / name) for name in ("a", ".", "absent", "b" * 5000, "nul\0")]
-    assert found == ["file", "folder", None, None, None]
+    kinds = [kind_of(tmp_path / name) for name in ("a", ".", "absent", "b" * 5000, "nul\0")]
+    assert kinds == ["file", "folder", None, None, None]
     assert kind_of(Path("/dev/zero")) is None
 
 

@@ -39,9 +39,9 @@ def state_after_a_step(of: nn.Module, x: Any, **options: Any) -> tuple[Any, ...]
     return out.detach(), *(p.grad.clone() for p in of.parameters() if p.grad is not None), torch.rand(3)
 
 
-def assert_same_bits(found: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
-    assert len(found) == len(expected)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+def assert_same_bits(state: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    assert len(state) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(state, expected, strict=True))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -50,8 +50,8 @@ def test_every_way_is_seen_once_and_trains_the_same(way: str, rows: int | None) 
     watched, x = model(WAYS[way]), tokens()
     expected = state_after_a_step(copy.deepcopy(watched), x)
     with rootdk.watch(watched, rows=rows) as watch:
-        found = state_after_a_step(watched, x)
-    assert_same_bits(found, expected)
+        state = state_after_a_step(watched, x)
+    assert_same_bits(state, expected)
     assert list(watch.readings) == NAMES
     assert watch.unread == {}
     assert watch.step == 1
@@ -76,12 +76,12 @@ def test_a_pause_counts_and_does_not_read(watched: nn.Module) -> None:
 
 @pytest.mark.parametrize("rows", [None, 5])
 def test_all_ways_read_the_same_numbers(rows: int | None) -> None:
-    found = {}
+    readings = {}
     for way, how in WAYS.items():
         with rootdk.watch(model(how), rows=rows) as watch:
             watch.model(tokens())
-        found[way] = watch.readings[NAMES[1]]
-    for reading in found.values():
+        readings[way] = watch.readings[NAMES[1]]
+    for reading in readings.values():
         for metric in (
             "logit_deviation",
             "max_logit",
@@ -91,9 +91,9 @@ def test_all_ways_read_the_same_numbers(rows: int | None) -> None:
             "sink_mass",
         ):
             torch.testing.assert_close(
-                reading.metrics[metric], found["attribute"].metrics[metric], rtol=2e-5, atol=2e-6, msg=metric
+                reading.metrics[metric], readings["attribute"].metrics[metric], rtol=2e-5, atol=2e-6, msg=metric
             )
-        assert reading.reading.keys.tolist() == found["attribute"].reading.keys.tolist()
+        assert reading.reading.keys.tolist() == readings["attribute"].reading.keys.tolist()
 
 
 def test_the_reading_is_that_of_measure() -> None:
@@ -104,14 +104,14 @@ def test_the_reading_is_that_of_measure() -> None:
         inner = watched.blocks[0]
         query, key, value = inner.attention.qkv(inner.norm(x)).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
     expected = rootdk.measure(query, key, value, causal=True, scale=8**-0.5)[1]
-    found = watch.readings[NAMES[0]]
+    reading = watch.readings[NAMES[0]]
     for field in ("log_sum_exp", "max", "min", "mean", "variance", "entropy", "p_squared", "p_cubed", "keys"):
-        assert torch.equal(getattr(found.reading, field), getattr(expected, field)), field
-    assert found.scale == found.scale_given == 8**-0.5
-    assert found.mismatch < 1e-6
-    logits = query @ key.transpose(-1, -2) * found.scale
+        assert torch.equal(getattr(reading.reading, field), getattr(expected, field)), field
+    assert reading.scale == reading.scale_given == 8**-0.5
+    assert reading.mismatch < 1e-6
+    logits = query @ key.transpose(-1, -2) * reading.scale
     weights = torch.softmax(logits.masked_fill(torch.ones(20, 20).triu(1).bool(), -torch.inf), dim=-1)
-    torch.testing.assert_close(found.first_weight, weights[..., 0])
+    torch.testing.assert_close(reading.first_weight, weights[..., 0])
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -130,11 +130,11 @@ def test_multi_head_attention(need_weights: bool, training: bool, masks: str, op
     with torch.no_grad():
         evaluated = watched(x, **given) if not training else None
     with rootdk.watch(watched) as watch:
-        found = state_after_a_step(watched, x, **given)
+        state = state_after_a_step(watched, x, **given)
         if not training:
             with torch.no_grad():
                 assert torch.equal(watched(x, **given), evaluated)
-    assert_same_bits(found, expected)
+    assert_same_bits(state, expected)
     assert list(watch.readings) == ["attn"]
     assert watch.unread == {}
     more = 2 if "add_bias_kv" in options else 0
@@ -157,8 +157,8 @@ def test_the_fused_path_of_the_encoder_stays_and_is_read(norm_first: bool, padde
     with torch.no_grad():
         expected = encoder(x, src_key_padding_mask=padding)
         with rootdk.watch(encoder) as watch:
-            found = encoder(x, src_key_padding_mask=padding)
-    assert torch.equal(found, expected)
+            out = encoder(x, src_key_padding_mask=padding)
+    assert torch.equal(out, expected)
     fused = {reading.route for reading in watch.readings.values()}
     assert fused == {"fused"}
     assert list(watch.readings) == ["layers.0.self_attn", "layers.1.self_attn"]
@@ -226,8 +226,8 @@ def test_gradient_checkpointing_is_counted_once(reentrant: bool) -> None:
     with rootdk.watch(watched) as watch:
         keep = watch._read
         watch._read = lambda name, call: heard.append(name) or keep(name, call)  # type: ignore[method-assign]
-        found = state_after_a_step(watched, x)
-    assert_same_bits(found, expected)
+        state = state_after_a_step(watched, x)
+    assert_same_bits(state, expected)
     assert heard == NAMES
     assert watch.step == 1
 

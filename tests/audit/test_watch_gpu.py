@@ -196,21 +196,21 @@ def test_all_that_a_launch_finds_is_what_the_cpu_finds(name: str, rows: int) -> 
     call = Call(query, key, value, query.new_empty(0), route="test", scale=0.5, **options)
     sight = sight_of(call)
     bare = call.softcap is None and sight.bias is None and call.sinks is None
-    found, expected = (
+    result, expected = (
         way(*first, call, sight, 0.5, rows, bare, *rest)
         for way, first, rest in ((read._on_device, (gpu,), ()), (read._here, (), (False,)))
     )
-    torch.testing.assert_close(found["first_weight"], expected["first_weight"], atol=2e-6, rtol=2e-5, equal_nan=True)
+    torch.testing.assert_close(result["first_weight"], expected["first_weight"], atol=2e-6, rtol=2e-5, equal_nan=True)
     if n:
         for part in ("share", "mass"):
             torch.testing.assert_close(
-                *(getattr(side["pointed"], part) for side in (found, expected)), atol=2e-6, rtol=2e-5, equal_nan=True
+                *(getattr(side["pointed"], part) for side in (result, expected)), atol=2e-6, rtol=2e-5, equal_nan=True
             )
         known = ~expected["pointed"].share.isnan()
-        assert torch.equal(found["pointed"].key[known], expected["pointed"].key[known])
+        assert torch.equal(result["pointed"].key[known], expected["pointed"].key[known])
     else:
-        assert found["pointed"].share.isnan().all()
-    for digest, wanted in zip(found["digested"], layer_of(expected["reading"]).digest, strict=True):
+        assert result["pointed"].share.isnan().all()
+    for digest, wanted in zip(result["digested"], layer_of(expected["reading"]).digest, strict=True):
         np.testing.assert_allclose(np.nan_to_num(digest.numpy(), neginf=np.nan, nan=np.nan), wanted, rtol=1e-5)
 
 
@@ -223,8 +223,8 @@ def test_the_digest_on_a_device_is_that_of_the_cpu(n_query: int) -> None:
     query, key = torch.randn(2, HEADS, n_query, D), torch.randn(2, HEADS, N, D)
     query[:, 1:, :2] = torch.nan
     reading = rootdk.read(query, key, causal=True, query_offset=-1 if n_query else 0)
-    for found, expected in zip(digest_on_device(reading), layer_of(reading).digest, strict=True):
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+    for digest, expected in zip(digest_on_device(reading), layer_of(reading).digest, strict=True):
+        np.testing.assert_allclose(digest.numpy(), expected, rtol=1e-6)
 
 
 def test_a_trend_of_tensors_is_one_of_arrays() -> None:

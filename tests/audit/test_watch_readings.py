@@ -29,7 +29,7 @@ def options_of(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     mask[0, 0, 3] = False
     left = np.arange(N_KEY) >= np.array([0, 5])[:, None, None, None]
     bias, sinks = rng.standard_normal(scores), rng.standard_normal(HEADS)
-    found: dict[str, dict[str, Any]] = {
+    options: dict[str, dict[str, Any]] = {
         "plain": {},
         "scaled": {"scale": 2.5},
         "causal": {"causal": True},
@@ -41,7 +41,7 @@ def options_of(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "softcap": {"softcap": 1.5},
         "sinks": {"sinks": sinks},
     }
-    return found | {"all": {"scale": 0.7, "causal": True, "mask": mask, "bias": bias, "softcap": 2.0, "sinks": sinks}}
+    return options | {"all": {"scale": 0.7, "causal": True, "mask": mask, "bias": bias, "softcap": 2.0, "sinks": sinks}}
 
 
 def call_of(q: Any, k: Any, v: Any, out: Any, options: dict[str, Any]) -> Call:
@@ -77,24 +77,24 @@ def test_every_field_is_that_of_the_definition(rng: np.random.Generator, name: s
     scale = scale_of(call)
     assert scale.used == scale.given == call.scale
     assert scale.mismatch < 1e-5
-    found = read("layer", 0, call, scale, sight_of(call), **WAYS[way])
+    layer = read("layer", 0, call, scale, sight_of(call), **WAYS[way])
     rows = np.arange(N_QUERY) if "rows" not in way else sampled_rows(N_QUERY, 6, torch.device("cpu")).numpy()
-    assert found.sampled == ("rows" in way)
+    assert layer.sampled == ("rows" in way)
     budget = measure_budget(problem)
     for field, (expected, bound) in budget.items():
-        assert_within(getattr(found.reading, field).numpy(), expected[..., rows], bound, field)
+        assert_within(getattr(layer.reading, field).numpy(), expected[..., rows], bound, field)
     keys = reference.measure(problem)[1]["keys"][..., rows]
-    assert np.array_equal(found.reading.keys.numpy(), keys)
-    assert found.reading.has_sinks == ("sinks" in options)
+    assert np.array_equal(layer.reading.keys.numpy(), keys)
+    assert layer.reading.has_sinks == ("sinks" in options)
     # The weight of the first key that anybody sees in a batch entry.
     weights = reference.weights(problem)[..., rows, :]
     first = [5 if name == "padding" and batch else 0 for batch in (0, 1)]
     expected = np.stack([weights[batch, ..., key] for batch, key in enumerate(first)])
-    assert_within(found.first_weight.numpy(), expected, budget["p_squared"][1], "first weight")
+    assert_within(layer.first_weight.numpy(), expected, budget["p_squared"][1], "first weight")
     # Before cap and bias: what the same call without them shows.
     bare = {key: value for key, value in given.items() if key not in ("bias", "softcap", "sinks")}
     for field, (values, bound) in measure_budget(problem_of(*arrays, query_offset=0, **bare)).items():
-        assert_within(getattr(found.scores, field).numpy(), values[..., rows], bound, f"scores, {field}")
+        assert_within(getattr(layer.scores, field).numpy(), values[..., rows], bound, f"scores, {field}")
 
 
 @pytest.mark.parametrize("name", ["plain", "causal", "padding", "bias", "softcap", "sinks", "all"])
@@ -105,10 +105,10 @@ def test_the_scale_comes_from_the_output(rng: np.random.Generator, name: str, wr
     problem = problem_of(*arrays, query_offset=0, **options)
     out = torch.from_numpy(reference.forward(problem))
     call = call_of(*map(torch.from_numpy, arrays), out, options | {"scale": wrong * problem.scale})
-    found = scale_of(call)
-    assert found.used == pytest.approx(problem.scale, rel=1e-6)
-    assert found.given == wrong * problem.scale
-    assert found.mismatch < 1e-6
+    scale = scale_of(call)
+    assert scale.used == pytest.approx(problem.scale, rel=1e-6)
+    assert scale.given == wrong * problem.scale
+    assert scale.mismatch < 1e-6
 
 
 @pytest.mark.parametrize("stretch", [1.0, 50.0, 2000.0])
@@ -119,9 +119,9 @@ def test_rounding_is_no_other_scale(stretch: float) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             given = (stretch * q).to(dtype), k.to(dtype), v.to(dtype)
             out = torch.nn.functional.scaled_dot_product_attention(*given)
-            found = scale_of(of_sdpa(out, *given))
-            assert found.used == found.given
-            assert found.mismatch < 0.05
+            scale = scale_of(of_sdpa(out, *given))
+            assert scale.used == scale.given
+            assert scale.mismatch < 0.05
 
 
 def test_an_output_that_says_nothing_leaves_the_scale_alone() -> None:
@@ -168,5 +168,5 @@ def test_what_transformers_calls_mean() -> None:
     assert flash.causal
     assert flash.mask is not None
     assert flash.mask.shape == (2, 1, 1, 6)
-    one = of_transformers((out[:, :1], None), False, Decoder(), q[:, :, :1], k, k, None)
-    assert not one.causal
+    single = of_transformers((out[:, :1], None), False, Decoder(), q[:, :, :1], k, k, None)
+    assert not single.causal

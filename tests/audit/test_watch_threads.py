@@ -45,10 +45,10 @@ class Padded:
 
 def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
     """What each returns, run at the same time; an error in a thread is one of the test."""
-    found: list[Any] = [None] * len(works)
+    results: list[Any] = [None] * len(works)
 
     def run(index: int) -> None:
-        found[index] = works[index]()
+        results[index] = works[index]()
 
     threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(works))]
     for thread in threads:
@@ -56,7 +56,7 @@ def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    return found
+    return results
 
 
 class Turns:

@@ -31,8 +31,8 @@ def test_nothing_changes_and_every_layer_is_read(name: str, implementation: str)
     expected = trained_once(copy.deepcopy(model), given)
     before = AttentionInterface.get_interface, dict(ALL_ATTENTION_FUNCTIONS)
     with rootdk.watch(model) as watch:
-        found = trained_once(model, given)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        state = trained_once(model, given)
+    assert all(torch.equal(a, b) for a, b in zip(state, expected, strict=True))
     assert (AttentionInterface.get_interface, dict(ALL_ATTENTION_FUNCTIONS)) == before
     assert model.config._attn_implementation == implementation
     assert watch.unread == {}
@@ -81,7 +81,7 @@ def test_the_second_of_two_reports_on_one_model_is_the_first(name: str, implemen
     """On sdpa and on eager the same numbers, to the rounding of their scores."""
     if len(FAMILIES[name].own) == 1 or implementation == "sdpa":
         return
-    first, second = (looked_at(built(name, one).eval(), name) for one in ("sdpa", "eager"))
+    first, second = (looked_at(built(name, way).eval(), name) for way in ("sdpa", "eager"))
     for layer, reading in first.readings.items():
         other = second.readings[layer]
         assert reading.scale == other.scale
@@ -107,7 +107,7 @@ def test_readings_are_those_of_the_weights_that_the_model_returns(name: str, pad
     assert watch.unread == {}
     if name == "t5":
         parts = zip(out.decoder_attentions, out.cross_attentions, strict=True)
-        weights = [*out.encoder_attentions, *(one for pair in parts for one in pair)]
+        weights = [*out.encoder_attentions, *(weight for pair in parts for weight in pair)]
     else:
         weights = list(out.attentions)
     assert len(weights) == len(watch.readings) == transformers_zoo.FAMILIES[name].attentions
@@ -141,8 +141,8 @@ def test_generation_with_a_cache_is_read_step_by_step() -> None:
     given = {"input_ids": inputs("llama")["input_ids"][:, :9]}
     expected = model.generate(**given, max_new_tokens=5, min_new_tokens=5, do_sample=False)
     with rootdk.watch(model) as watch:
-        found = model.generate(**given, max_new_tokens=5, min_new_tokens=5, do_sample=False)
-    assert torch.equal(found, expected)
+        tokens = model.generate(**given, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    assert torch.equal(tokens, expected)
     assert watch.step == 5
     reading = watch.readings[layer_of("llama")]
     assert (reading.n_query, reading.n_key) == (1, 13)
@@ -154,8 +154,8 @@ def test_gradient_checkpointing_of_the_library() -> None:
     expected = trained_once(copy.deepcopy(model), given)
     model.gradient_checkpointing_enable()
     with rootdk.watch(model) as watch:
-        found = trained_once(model, given)
-    torch.testing.assert_close(found, expected)
+        state = trained_once(model, given)
+    torch.testing.assert_close(state, expected)
     assert watch.step == 1
     assert len(watch.readings) == 3
 
@@ -165,9 +165,9 @@ def test_a_model_on_rootdk_is_read_too() -> None:
     eager = transformers_zoo.built("gemma2", "eager", torch.float32).eval()
     given, _ = transformers_zoo.inputs("gemma2", "left")
     readings = []
-    for one in (model, eager):
-        with torch.no_grad(), rootdk.watch(one) as watch:
-            one(**given)
+    for network in (model, eager):
+        with torch.no_grad(), rootdk.watch(network) as watch:
+            network(**given)
         readings.append(list(watch.readings.values()))
     for ours, theirs in zip(*readings, strict=True):
         assert (ours.route, theirs.route) == ("transformers", "eager")

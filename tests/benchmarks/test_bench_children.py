@@ -165,27 +165,27 @@ def race_with(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> Row:
 
 def test_who_dies_is_tried_again_with_fewer_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted((None, "torch", "died with SIGILL"), (dict(ROW), "", ""))
-    found = race_with(script, monkeypatch)
+    row = race_with(script, monkeypatch)
     assert script.asked == [([], {}), ([], children.NARROWER)]
-    assert found["notes"] == {"torch": "died with SIGILL; timed with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"}
-    assert "torch" not in found["left_out"]
+    assert row["notes"] == {"torch": "died with SIGILL; timed with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"}
+    assert "torch" not in row["left_out"]
 
 
 def test_who_dies_twice_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     dies = (None, "torch", "died with SIGILL")
     script = Scripted(dies, dies, (ROW | {"left_out": {"numpy": "no"}}, "", ""))
-    found = race_with(script, monkeypatch)
+    row = race_with(script, monkeypatch)
     assert script.asked[-1] == (["torch"], {})
-    assert found["left_out"] == {"numpy": "no", "torch": "died with SIGILL"}
-    assert found["notes"] == {}
+    assert row["left_out"] == {"numpy": "no", "torch": "died with SIGILL"}
+    assert row["notes"] == {}
 
 
 @pytest.mark.parametrize("who", ["rootdk", TIMING, ""])
 def test_a_race_that_rootdk_does_not_survive_is_a_row_without_times(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = race_with(Scripted((None, who, "died with SIGSEGV")), monkeypatch)
-    assert found["seconds"] == {}
-    assert found["kind"] == "bfloat16"
-    assert found["left_out"]["rootdk"].startswith("died with SIGSEGV")
+    row = race_with(Scripted((None, who, "died with SIGSEGV")), monkeypatch)
+    assert row["seconds"] == {}
+    assert row["kind"] == "bfloat16"
+    assert row["left_out"]["rootdk"].startswith("died with SIGSEGV")
 
 
 def test_a_death_is_seen_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +202,6 @@ def test_a_death_is_seen_from_outside(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     (tmp_path / "deadly.py").write_text(program)
     monkeypatch.syspath_prepend(tmp_path)
-    found = children.race_alone("deadly:race", {"name": "x"})
-    assert found["left_out"] == {"torch": "died with SIGILL"}
-    assert found["seconds"] == {"rootdk": 1}
+    row = children.race_alone("deadly:race", {"name": "x"})
+    assert row["left_out"] == {"torch": "died with SIGILL"}
+    assert row["seconds"] == {"rootdk": 1}

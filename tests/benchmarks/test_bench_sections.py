@@ -85,16 +85,16 @@ def test_measure_alone_is_held_against_torch_and_nobody_else() -> None:
 
 
 def test_measuring_is_raced_in_blocks() -> None:
-    found = attention.measure(SMALL, budget=0.0)
-    assert found["seconds"]["rootdk"]["calls"] == found["seconds"]["measure"]["calls"] == 2 * race.FEWEST_BLOCKS
-    ratio = found["measure_over_attention"]
+    row = attention.measure(SMALL, budget=0.0)
+    assert row["seconds"]["rootdk"]["calls"] == row["seconds"]["measure"]["calls"] == 2 * race.FEWEST_BLOCKS
+    ratio = row["measure_over_attention"]
     assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
 
 
 def test_reading_is_raced_and_left_out_where_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read.race(SMALL, budget=0.0)
-    assert set(found["seconds"]) == {"rootdk", "measure", "read"}
-    assert found["read_over_attention"]["median"] > 0 < found["read_over_measure"]["median"]
+    row = read.race(SMALL, budget=0.0)
+    assert set(row["seconds"]) == {"rootdk", "measure", "read"}
+    assert row["read_over_attention"]["median"] > 0 < row["read_over_measure"]["median"]
     right = rootdk.read
     monkeypatch.setattr(rootdk, "read", lambda query, key, **given: right(query + 1, key, **given))
     assert read.race(SMALL, budget=0.0)["left_out"] == {"read": "is not what measure reads"}
@@ -105,16 +105,16 @@ def test_reading_is_raced_and_left_out_where_it_is_wrong(monkeypatch: pytest.Mon
 def test_options_agree_with_float64(name: str, gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "WINDOW", 5)
     shape = replace(SMALL, n=200) if name == "dropout" else SMALL
-    found = options.race(name, options.FORWARD[name], shape, gradient=gradient, budget=0.0)
-    assert found["left_out"] == {}
-    assert set(found["seconds"]) == {"rootdk", "torch"}
-    assert found["sgemm"]["best"] > 0
+    row = options.race(name, options.FORWARD[name], shape, gradient=gradient, budget=0.0)
+    assert row["left_out"] == {}
+    assert set(row["seconds"]) == {"rootdk", "torch"}
+    assert row["sgemm"]["best"] > 0
 
 
 def test_the_bias_gradient_is_a_row_whether_rootdk_has_it_or_not() -> None:
-    found = options.race("bias gradient", options.learned_bias, SMALL, gradient=True, budget=0.0)
-    assert "torch" in found["seconds"]
-    assert ("rootdk" in found["seconds"]) != ("rootdk" in found["left_out"])
+    row = options.race("bias gradient", options.learned_bias, SMALL, gradient=True, budget=0.0)
+    assert "torch" in row["seconds"]
+    assert ("rootdk" in row["seconds"]) != ("rootdk" in row["left_out"])
 
 
 @pytest.mark.parametrize("name", options.FORWARD)
@@ -124,8 +124,8 @@ def test_an_option_that_is_ignored_is_a_wrong_answer(name: str, monkeypatch: pyt
     monkeypatch.setattr(options, "WINDOW", 5)
     monkeypatch.setattr(rootdk, "attention", lambda query, key, value, **_: attention(query, key, value))
     shape = replace(SMALL, n=200) if name == "dropout" else SMALL
-    found = options.race(name, options.FORWARD[name], shape, gradient=False, budget=0.0)
-    assert ("rootdk" in found["left_out"]) == (name not in ("d_v = 2 d_k", "grouped heads"))
+    row = options.race(name, options.FORWARD[name], shape, gradient=False, budget=0.0)
+    assert ("rootdk" in row["left_out"]) == (name not in ("d_v = 2 d_k", "grouped heads"))
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -134,13 +134,13 @@ def test_masks_agree_with_float64(name: str, gradient: bool, monkeypatch: pytest
     # To compile it takes half a minute.
     stand_in = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(masks, "_compiled_flex", lambda _: stand_in)
-    found = masks.race(name, masks.CASES[name], 32, gradient=gradient, budget=0.0)
-    assert found["left_out"] == {}
+    row = masks.race(name, masks.CASES[name], 32, gradient=gradient, budget=0.0)
+    assert row["left_out"] == {}
     flex = set() if gradient else {"FlexAttention"}
     third = {"causal as a mask": {"option"}, "8 documents as segments": {"batch"}}
     third["16 documents in 4096 tokens"] = {"batch"} | flex
-    assert set(found["seconds"]) == {"rootdk", "torch"} | third.get(name, set())
-    over = {key for key in found if key.startswith("over_")}
+    assert set(row["seconds"]) == {"rootdk", "torch"} | third.get(name, set())
+    over = {key for key in row if key.startswith("over_")}
     assert over == {f"over_{other}" for other in third.get(name, set()) - flex}
     if not gradient:
         attention = rootdk.attention
@@ -151,9 +151,9 @@ def test_masks_agree_with_float64(name: str, gradient: bool, monkeypatch: pytest
 @pytest.mark.parametrize("causal", [False, True])
 def test_tangents_agree_with_float64(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = replace(SMALL, kv_heads=2, causal=causal)
-    found = tangent.race(shape, budget=0.0)
-    assert found["left_out"] == {}
-    assert set(found["seconds"]) == {"rootdk", "torch", "attention"}
+    row = tangent.race(shape, budget=0.0)
+    assert row["left_out"] == {}
+    assert set(row["seconds"]) == {"rootdk", "torch", "attention"}
     attention = rootdk.attention
     monkeypatch.setattr(rootdk, "attention", lambda query, key, value, **_: attention(query, key.detach(), value))
     assert "rootdk" in tangent.race(shape, budget=0.0)["left_out"]
@@ -162,17 +162,17 @@ def test_tangents_agree_with_float64(causal: bool, monkeypatch: pytest.MonkeyPat
 def test_tiny_calls_are_checked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "LOOP", 3)
     for gradient in (False, True):
-        found = tiny.race("tiny", SMALL, gradient=gradient, torch=True, budget=0.0)
-        assert found["left_out"] == {}
-        assert set(found["seconds"]) == {"rootdk", "rootdk on tensors", "torch"}
-        assert found["seconds"]["torch"]["calls"] == 5 * 3
+        row = tiny.race("tiny", SMALL, gradient=gradient, torch=True, budget=0.0)
+        assert row["left_out"] == {}
+        assert set(row["seconds"]) == {"rootdk", "rootdk on tensors", "torch"}
+        assert row["seconds"]["torch"]["calls"] == 5 * 3
     assert [shape.n for shape in tiny.SHAPES] == [16, 16, 32, 1]
 
 
 def test_one_key_has_a_gradient_of_zero_and_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "LOOP", 3)
-    found = tiny.race("one key", replace(SMALL, n=1), gradient=True, torch=True, budget=0.0)
-    assert found["left_out"] == {}
+    row = tiny.race("one key", replace(SMALL, n=1), gradient=True, torch=True, budget=0.0)
+    assert row["left_out"] == {}
     vjp = rootdk.attention_vjp
     monkeypatch.setattr(rootdk, "attention_vjp", lambda *a, **o: (None, lambda g: [x + 1 for x in vjp(*a, **o)[1](g)]))
     assert (
@@ -182,9 +182,9 @@ def test_one_key_has_a_gradient_of_zero_and_is_raced(monkeypatch: pytest.MonkeyP
 
 
 def test_wide_heads_and_avx2_are_raced() -> None:
-    found = [step.run() for step in steps_of("wide")]
-    assert [row["gradient"] for row in found] == [False, True] * 4
-    assert all(set(row["seconds"]) == {"rootdk", "torch"} for row in found)
+    rows = [step.run() for step in steps_of("wide")]
+    assert [row["gradient"] for row in rows] == [False, True] * 4
+    assert all(set(row["seconds"]) == {"rootdk", "torch"} for row in rows)
     before = _kernel.target()
     task: Task = {"name": "small", "shape": asdict(SMALL), "threads": 1, "budget": 0.0, "without": []}
     try:
@@ -194,42 +194,42 @@ def test_wide_heads_and_avx2_are_raced() -> None:
 
 
 def test_the_chain_agrees_with_float64() -> None:
-    found = beside.race("chain", 33, pause=0.001, budget=0.0)
-    assert found["left_out"] == {}
-    assert set(found["seconds"]) == {"rootdk", "rootdk, own threads", "torch", "layers alone"}
+    row = beside.race("chain", 33, pause=0.001, budget=0.0)
+    assert row["left_out"] == {}
+    assert set(row["seconds"]) == {"rootdk", "rootdk, own threads", "torch", "layers alone"}
 
 
 @pytest.mark.parametrize("name", models.MODELS)
 def test_whole_models_agree_with_float64(name: str) -> None:
-    found = models.race(name, models.MODELS[name], 24, budget=0.0)
-    assert found["left_out"] == {}
-    assert set(found["seconds"]) == {"rootdk", "torch"}
+    row = models.race(name, models.MODELS[name], 24, budget=0.0)
+    assert row["left_out"] == {}
+    assert set(row["seconds"]) == {"rootdk", "torch"}
 
 
 @pytest.mark.parametrize("name", watch.WAYS)
 def test_a_watched_step_trains_as_an_unwatched_one(name: str) -> None:
-    found = watch.race(name, tokens=24, budget=0.0)
-    assert found["left_out"] == {}
-    assert set(found["seconds"]) == {"unwatched", "watched"}
-    assert found["watched_over_unwatched"]["median"] > 0
+    row = watch.race(name, tokens=24, budget=0.0)
+    assert row["left_out"] == {}
+    assert set(row["seconds"]) == {"unwatched", "watched"}
+    assert row["watched_over_unwatched"]["median"] > 0
 
 
 @pytest.mark.slow
 def test_a_ring_is_timed_beside_one_process_and_its_memory_is_read() -> None:
     task = {"name": "causal", "tokens": 64, "rounds": 2, "causal": True, "gradient": True}
-    found = ring.race(task)
-    assert set(found["seconds"]) == set(ring.SIDES)
-    for side, times in found["seconds"].items():
+    row = ring.race(task)
+    assert set(row["seconds"]) == set(ring.SIDES)
+    for side, times in row["seconds"].items():
         assert times["calls"] == 2
         if side != "one process":
-            expected = found["seconds"]["one process"]["best"] / (ring.SIDES[side] * times["best"])
-            assert found["efficiency"][side]["best"] == expected
+            expected = row["seconds"]["one process"]["best"] / (ring.SIDES[side] * times["best"])
+            assert row["efficiency"][side]["best"] == expected
     used = ring.memory(2, 8192)
     assert used["input_bytes"] == 3 * 4096 * ring.D * 4
     # The block at hand, the next one and the output are there at once.
     assert used["extra_bytes"] >= 5 * 4096 * ring.D * 4
     console = Console(record=True, width=80)
-    for part in ring.show({"ring": [found, used]}):
+    for part in ring.show({"ring": [row, used]}):
         console.print(part)
     assert "Ring of 2, 8192 tokens, one head, d = 64" in console.export_text()
 
@@ -256,9 +256,9 @@ def test_a_watched_step_that_changes_the_model_is_left_out(monkeypatch: pytest.M
 
 
 def test_import_names_frameworks_that_come_along() -> None:
-    found = fresh.measure_import(rounds=1)
-    assert found["frameworks"] == []
-    assert set(found["seconds"]) == {"numpy", "rootdk"}
+    row = fresh.measure_import(rounds=1)
+    assert row["frameworks"] == []
+    assert set(row["seconds"]) == {"numpy", "rootdk"}
     assert fresh.measure_import(rounds=1, module="ml_dtypes")["frameworks"] == ["ml_dtypes"]
 
 
@@ -280,18 +280,18 @@ def test_decode_reads_the_bytes_that_it_says(monkeypatch: pytest.MonkeyPatch) ->
         task = quick_task("decode", kind) | {"keys": 64}
         lengths.clear()
         # torch's own half-type call may end this process; children.py is there for that.
-        found = decode.race(task | {"without": ["torch"]}, str)
-        assert found["left_out"] == {}
-        assert found["bytes"] == 4 * sum(lengths) == 2 * 8 * 64 * 64 * size
-        assert set(found["seconds"]) == {"rootdk", "sum numpy", "sum numpy, threads", "sum torch"}
+        row = decode.race(task | {"without": ["torch"]}, str)
+        assert row["left_out"] == {}
+        assert row["bytes"] == 4 * sum(lengths) == 2 * 8 * 64 * 64 * size
+        assert set(row["seconds"]) == {"rootdk", "sum numpy", "sum numpy, threads", "sum torch"}
 
 
 @pytest.mark.parametrize("kind", half.KINDS)
 def test_half_types_agree_with_float64(kind: str) -> None:
     noted: list[str] = []
-    found = half.race(quick_task("half", kind) | {"without": ["torch"]}, noted.append)
-    assert found["left_out"] == {}
-    assert set(found["seconds"]) == {"rootdk", "torch float32"}
+    row = half.race(quick_task("half", kind) | {"without": ["torch"]}, noted.append)
+    assert row["left_out"] == {}
+    assert set(row["seconds"]) == {"rootdk", "torch float32"}
     assert noted == ["rootdk", "torch float32", TIMING]
 
 
@@ -299,8 +299,8 @@ def test_half_types_agree_with_float64(kind: str) -> None:
 def test_a_wrong_half_type_answer_is_caught(kind: str, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     attention = rootdk.attention
     monkeypatch.setattr(rootdk, "attention", lambda *arrays, **given: attention(*arrays, **given) * factor)
-    found = half.race(quick_task("half", kind) | {"without": ["torch"]}, str)
-    assert "relative error" in found["left_out"]["rootdk"]
+    row = half.race(quick_task("half", kind) | {"without": ["torch"]}, str)
+    assert "relative error" in row["left_out"]["rootdk"]
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,9 @@ def headlines(verdicts: list[dict[str, Any]]) -> list[str]:
 
 def verdicts(report: Report) -> dict[str, bool | None]:
     judged = judge(report)
-    found = {verdict["name"]: verdict["met"] for verdict in judged}
-    assert len(found) == len(judged), "two targets of one name"
-    return found
+    by_name = {verdict["name"]: verdict["met"] for verdict in judged}
+    assert len(by_name) == len(judged), "two targets of one name"
+    return by_name
 
 
 def seconds(*path: str | int) -> Callable[[Report, str, float], None]:
@@ -196,14 +196,14 @@ TARGETS: list[tuple[str, Callable[[Report, str, float], None], float]] = [
 
 
 def test_every_target_is_judged_and_reached() -> None:
-    found = verdicts(full_report())
+    judged = verdicts(full_report())
     others = {
         "explorer, a move of a knob, p95, ms",
         "import rootdk, frameworks loaded",
         "memory above inputs and output, 9 keys",
     }
-    assert set(found) == {name for name, _, _ in TARGETS} | others
-    assert all(met is True for met in found.values())
+    assert set(judged) == {name for name, _, _ in TARGETS} | others
+    assert all(met is True for met in judged.values())
     assert headlines(judge(full_report())) == ["every target reached"]
 
 
@@ -245,18 +245,18 @@ def test_geometric_mean() -> None:
 def test_a_mean_and_the_slowest_are_two_targets() -> None:
     report = full_report()
     report["forward"] = [row(rootdk=1, torch=3), row(rootdk=1, torch=0.9)]
-    found = verdicts(report)
-    assert found["forward against torch, geometric mean"]
-    assert found["forward against torch, slowest shape"] is False
+    judged = verdicts(report)
+    assert judged["forward against torch, geometric mean"]
+    assert judged["forward against torch, slowest shape"] is False
 
 
 def test_only_what_was_run_is_judged() -> None:
     names = set()
     for section in all_sections():
-        found = verdicts(full_report() | {"sections": [section]})
-        assert found
-        assert not names & set(found)
-        names |= set(found)
+        judged = verdicts(full_report() | {"sections": [section]})
+        assert judged
+        assert not names & set(judged)
+        names |= set(judged)
     assert names == set(verdicts(full_report()))
 
 
@@ -316,21 +316,21 @@ def test_without_torch_its_targets_are_there_and_not_judged() -> None:
     report["ring"] = []
     report["forward"] = [row(n=4096, rootdk=1.0, measure=1.05)]
     report["backward"] = [row(rootdk=1.0)]
-    found = {verdict["name"]: verdict for verdict in judge(report)}
+    by_name = {verdict["name"]: verdict for verdict in judge(report)}
     names = ("forward against torch, geometric mean", "float16 forward against torch, geometric mean")
     names += ("fused options against torch", "between torch's layers", "training step, watched exactly / unwatched")
     names += ("ring of 2 ranks, efficiency, lowest",)
     for name in names:
-        assert found[name]["met"] is None
-        assert "torch" in found[name]["why"]
-    assert found["long full forward as a share of sgemm, lowest"]["met"]
+        assert by_name[name]["met"] is None
+        assert "torch" in by_name[name]["why"]
+    assert by_name["long full forward as a share of sgemm, lowest"]["met"]
 
 
 def test_a_quick_report_shows_figures_and_judges_nothing() -> None:
-    found = judge(full_report() | {"quick": True})
-    assert [verdict["name"] for verdict in found] == [verdict["name"] for verdict in judge(full_report())]
-    assert all(verdict["met"] is None for verdict in found)
-    assert found[0]["reached"] == "1.50 / 1.50"
+    judged = judge(full_report() | {"quick": True})
+    assert [verdict["name"] for verdict in judged] == [verdict["name"] for verdict in judge(full_report())]
+    assert all(verdict["met"] is None for verdict in judged)
+    assert judged[0]["reached"] == "1.50 / 1.50"
 
 
 def shown(report: Report, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:

@@ -83,15 +83,15 @@ def test_every_argument_means_what_it_means_in_jax_nn(rng: np.random.Generator, 
             return out, pull(d_out)
 
         out, (gradients, of_learned) = both(qkv, learned)
-        found = [*map(heads_first, (out, *gradients)), *of_learned.values()]
-        for name, array, budget in zip(("out", "d_query", "d_key", "d_value", "d_bias"), found, budgets, strict=False):
+        arrays = [*map(heads_first, (out, *gradients)), *of_learned.values()]
+        for name, array, budget in zip(("out", "d_query", "d_key", "d_value", "d_bias"), arrays, budgets, strict=False):
             assert_within(array, *budget, f"{name} of {function.__module__}")
-        assert len(found) == len(budgets)
+        assert len(arrays) == len(budgets)
 
 
 def test_three_axes_half_types_and_the_residual(qkv: Any) -> None:
-    one = [a[0] for a in qkv]
-    assert_within(heads_first(dot_product_attention(*one)), *forward_budget(problem_said(one)))
+    single = [a[0] for a in qkv]
+    assert_within(heads_first(dot_product_attention(*single)), *forward_budget(problem_said(single)))
     halves = [a.astype(jnp.bfloat16) for a in qkv]
     expected, bound = forward_budget(problem_said(halves))
     ours, theirs = (jax.jit(f)(*halves) for f in (dot_product_attention, jax.nn.dot_product_attention))

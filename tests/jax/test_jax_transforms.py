@@ -41,7 +41,7 @@ def assert_second_derivatives(rng: np.random.Generator, call: Any, given: Any) -
     A central difference is off by c h^2 and by rounding / h: halving h says how large the former is.
     """
     d_out = jnp.asarray(rng.standard_normal(jax.eval_shape(call, given).shape))
-    one, other = (jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(np.shape(a))), given) for _ in range(2))
+    first, other = (jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(np.shape(a))), given) for _ in range(2))
 
     def loss(given: Any) -> Array:
         return (call(given) * d_out).sum()
@@ -53,24 +53,24 @@ def assert_second_derivatives(rng: np.random.Generator, call: Any, given: Any) -
     def everything(given: Any) -> Any:
         gradient = jax.grad(loss)
         slope = lambda given: jax.jvp(loss, (given,), (other,))[1]  # noqa: E731
-        found = [
-            along(other, jax.jvp(gradient, (given,), (one,))[1]),
-            along(one, jax.grad(lambda given: along(other, gradient(given)))(given)),
-            jax.jvp(slope, (given,), (one,))[1],
+        curvatures = [
+            along(other, jax.jvp(gradient, (given,), (first,))[1]),
+            along(first, jax.grad(lambda given: along(other, gradient(given)))(given)),
+            jax.jvp(slope, (given,), (first,))[1],
         ]
         steps = jnp.array([-2.0, -1.0, 1.0, 2.0]) * 2.0**-14
-        moved = jax.lax.map(lambda h: gradient(jax.tree.map(lambda a, d: a + h * d, given, one)), steps)
+        moved = jax.lax.map(lambda h: gradient(jax.tree.map(lambda a, d: a + h * d, given, first)), steps)
         return (
-            found,
+            curvatures,
             jax.vmap(partial(along, other))(moved),
             along(jax.tree.map(jnp.abs, other), jax.tree.map(jnp.abs, gradient(given))),
         )
 
-    found, slopes, size = everything(given)
+    curvatures, slopes, size = everything(given)
     coarse, fine = (slopes[3] - slopes[0]) * 2**12, (slopes[2] - slopes[1]) * 2**13
     bound = abs(coarse - fine) + 64 * unit_roundoff(np.float64) * size * 2**13  # a slope is a sum of about 64 roundings
     assert abs(coarse - fine) < 1e-4 * abs(fine)  # the steps are small enough for this to say something
-    for way in found:
+    for way in curvatures:
         assert abs(way - fine) <= bound
 
 
@@ -112,7 +112,7 @@ def test_second_derivative_under_vmap(rng: np.random.Generator) -> None:
 
     together, plain = (
         jax.jit(jax.vmap(curvature))(*arrays),
-        jax.jit(lambda *a: jax.lax.map(lambda one: curvature(*one), a))(*arrays),
+        jax.jit(lambda *a: jax.lax.map(lambda entry: curvature(*entry), a))(*arrays),
     )
     with jax.enable_x64(True):
         exact = np.asarray(jax.jit(jax.vmap(curvature))(*arrays.astype(np.float64)))
@@ -148,8 +148,8 @@ def test_what_hidden_keys_hold_reaches_no_derivative(rng: np.random.Generator, c
 
     first, second = derivatives(jnp.float32(jnp.nan))
     assert all(bool(jnp.isfinite(array).all()) for array in (*first, *second))
-    for found, expected in zip((*first, *second), jax.tree.leaves(derivatives(jnp.float32(0.0))), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for derivative, expected in zip((*first, *second), jax.tree.leaves(derivatives(jnp.float32(0.0))), strict=True):
+        np.testing.assert_array_equal(derivative, expected)
 
 
 def test_a_row_does_not_hear_of_later_keys_that_are_not_finite(rng: np.random.Generator) -> None:
@@ -204,12 +204,12 @@ def test_vmap_is_a_loop(qkv: Any, case: str) -> None:
     *together, gradients = jax.jit(jax.vmap(everything, axes))(*given)
     one_by_one = jax.jit(everything)
     for i in range(3):
-        one = [a if axis is None else jnp.moveaxis(a, axis, 0)[i] for a, axis in zip(given, axes, strict=True)]
-        *alone, _ = one_by_one(*one)
+        entry = [a if axis is None else jnp.moveaxis(a, axis, 0)[i] for a, axis in zip(given, axes, strict=True)]
+        *alone, _ = one_by_one(*entry)
         for ours, theirs in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
             np.testing.assert_array_equal(ours[i], theirs)
         facts = problem_of(
-            *map(np.asarray, one[:3]), scale=float(one[3]), sinks=np.asarray(one[4]), causal=True, **options
+            *map(np.asarray, entry[:3]), scale=float(entry[3]), sinks=np.asarray(entry[4]), causal=True, **options
         )
         budgets = [*gradient_budget(facts, np.asarray(d_out)), scale_gradient_budget(facts, np.asarray(d_out))]
         budgets.append(head_gradient_budget(facts, np.asarray(d_out), "sinks", (4,)))
@@ -243,8 +243,8 @@ def test_vmap_of_vmap_is_one_call_of_the_kernel(qkv: Any) -> None:
 
 def test_weights_and_their_gradient(qkv: Any) -> None:
     q, k, _ = qkv
-    found = jax.jit(lambda q, k: rootdk.weights(q, k, causal=True))(q, k)
-    np.testing.assert_array_equal(found, rootdk.weights(np.asarray(q), np.asarray(k), causal=True))
+    weights = jax.jit(lambda q, k: rootdk.weights(q, k, causal=True))(q, k)
+    np.testing.assert_array_equal(weights, rootdk.weights(np.asarray(q), np.asarray(k), causal=True))
     with jax.enable_x64(True):
         call = jax.jit(lambda q: rootdk.weights(q, q, rows=[1, 3], window=2))
         check_grads(call, (q[0, :2, :6].astype(jnp.float64),), order=1)

@@ -62,11 +62,11 @@ def unwritable(folder: Path) -> dict[str, Path]:
 def test_a_destination_is_tried_before_the_work(tmp_path: Path, no_work: None, command: str, kind: str) -> None:
     path = unwritable(tmp_path)[kind]
     before = sorted(tmp_path.rglob("*"))
-    found = CliRunner().invoke(main, [*COMMANDS[command], str(path)])
-    assert found.exit_code == 2, found.output
+    result = CliRunner().invoke(main, [*COMMANDS[command], str(path)])
+    assert result.exit_code == 2, result.output
     option = COMMANDS[command][-1]
-    assert found.output.splitlines()[-1].startswith(f"Error: Invalid value for '{option}': ")
-    assert "Traceback" not in found.output
+    assert result.output.splitlines()[-1].startswith(f"Error: Invalid value for '{option}': ")
+    assert "Traceback" not in result.output
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -101,10 +101,10 @@ def test_two_threads_do_not_take_each_others_mask(tmp_path: Path) -> None:
             threading.Thread(target=lambda n=n: [files.write_atomically(tmp_path / f"{n}", "x") for _ in range(100)])
             for n in range(8)
         ]
-        for one in many:
-            one.start()
-        for one in many:
-            one.join()
+        for thread in many:
+            thread.start()
+        for thread in many:
+            thread.join()
         modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
         assert (modes, os.umask(0o022)) == ({0o644}, 0o022)
     finally:
@@ -142,8 +142,8 @@ NAMES = list(PRINTING)
 @pytest.mark.parametrize("name", NAMES[::2])
 def test_a_full_disk_is_one_line(name: str) -> None:
     with Path("/dev/full").open("w") as full:
-        found = printed(name, full.fileno(), buffered=NAMES.index(name) % 4 == 0)
-    assert found == (1, "Error: standard output: cannot be written: No space left on device\n")
+        outcome = printed(name, full.fileno(), buffered=NAMES.index(name) % 4 == 0)
+    assert outcome == (1, "Error: standard output: cannot be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("name", NAMES[1::2])
@@ -151,10 +151,10 @@ def test_a_closed_pipe_is_one_line(name: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        found = printed(name, writing, buffered=NAMES.index(name) % 4 == 1)
+        outcome = printed(name, writing, buffered=NAMES.index(name) % 4 == 1)
     finally:
         os.close(writing)
-    assert found == (1, "Error: standard output: cannot be written: Broken pipe\n")
+    assert outcome == (1, "Error: standard output: cannot be written: Broken pipe\n")
 
 
 def test_no_home_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +168,11 @@ def test_no_home_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("pwd.getpwuid", nobody)
     monkeypatch.chdir(tmp_path)
     for command in (["--quick"], ["train-study", "--quick"]):
-        found = CliRunner().invoke(main, command)
-        assert found.exit_code == 1
-        assert found.output == (
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 1
+        assert result.output == (
             "Error: ROOTDK_CACHE: must name a folder for results, as this user has no home folder\n"
         )
     assert list(tmp_path.iterdir()) == []
-    found = CliRunner().invoke(main, ["predict", "--d-k", "4", "--keys", "8"])
-    assert found.exit_code == 0
+    result = CliRunner().invoke(main, ["predict", "--d-k", "4", "--keys", "8"])
+    assert result.exit_code == 0

@@ -219,13 +219,13 @@ def test_other_evidence_leads_to_another_verdict(records: dict[int, CheckedClaim
             assert replace(record, evidence=turned).verdict != record.verdict
 
 
-def _other_side(one: Comparison) -> Comparison:
-    reach = one.slack + abs(one.predicted) + 1.0
-    if one.relation == "=":
-        measured = one.predicted + 2 * reach if one.agrees else one.predicted
+def _other_side(comparison: Comparison) -> Comparison:
+    reach = comparison.slack + abs(comparison.predicted) + 1.0
+    if comparison.relation == "=":
+        measured = comparison.predicted + 2 * reach if comparison.agrees else comparison.predicted
     else:
-        measured = one.predicted + (reach if (one.relation == ">") != one.agrees else -reach)
-    return replace(one, measured=measured, standard_error=None)
+        measured = comparison.predicted + (reach if (comparison.relation == ">") != comparison.agrees else -reach)
+    return replace(comparison, measured=measured, standard_error=None)
 
 
 @pytest.mark.parametrize("number", EXPECTED)
@@ -234,7 +234,8 @@ def test_noise_pleases_no_claim(records: dict[int, CheckedClaim], number: int, t
     """Standard errors grown: what does not hold or is undecided never holds by it, a condition never goes away."""
     record = records[number]
     evidence = [
-        replace(one, standard_error=one.standard_error and one.standard_error * times) for one in record.evidence
+        replace(comparison, standard_error=comparison.standard_error and comparison.standard_error * times)
+        for comparison in record.evidence
     ]
     noisy = replace(record, evidence=tuple(evidence)).verdict
     better = {
@@ -250,17 +251,17 @@ def test_noise_pleases_no_claim(records: dict[int, CheckedClaim], number: int, t
 
 def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
     verdicts = (HOLDS, CONDITIONAL, FAILS, NOT_REPRODUCED, UNDECIDED)
-    found = [sum(record.verdict == verdict for record in records.values()) for verdict in verdicts]
+    counts = [sum(record.verdict == verdict for record in records.values()) for verdict in verdicts]
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
     assert f"checks {len(records)} statements about the scale" in text
     assert (
-        f"{found[0]} hold, {found[1]} hold under a condition, {found[2]} do not hold (one of them is a misprint)"
+        f"{counts[0]} hold, {counts[1]} hold under a condition, {counts[2]} do not hold (one of them is a misprint)"
         in text
     )
     assert "(one of them is a misprint)" in text
-    assert f"{found[3]} were not reproduced here, and {found[4]} is undecided" in text
-    assert sum(found) == len(records)
-    assert sum(found) == len(records)
+    assert f"{counts[3]} were not reproduced here, and {counts[4]} is undecided" in text
+    assert sum(counts) == len(records)
+    assert sum(counts) == len(records)
 
 
 # Anchors: numbers that do not come from the checks.
@@ -268,7 +269,7 @@ def test_the_readme_counts_right(records: dict[int, CheckedClaim]) -> None:
 
 def test_the_misprint_is_found(records: dict[int, CheckedClaim]) -> None:
     wrong = [comparison for comparison in records[7].evidence if not comparison.agrees]
-    assert [one.quantity.partition(":")[0] for one in wrong] == ["e^50"]
+    assert [comparison.quantity.partition(":")[0] for comparison in wrong] == ["e^50"]
     factor = next(
         comparison.measured for comparison in records[7].evidence if comparison.quantity == "e^50: true / printed"
     )
@@ -289,8 +290,8 @@ def test_measured_rows_agree_with_theory() -> None:
     """What claims 2, 11 and 12 rest on: the readings are of standard normal q and k."""
     sampling = Sampling()
     for d_k, scale in ((64, 1.0), (64, 1 / 8), (256, 1.0)):
-        moments, found = attention_moments(512, d_k, scale), reading(sampling, d_k, 512, scale)
-        for measured, exact in ((found.jacobian_trace, moments.jacobian_trace), (found.entropy, moments.entropy)):
+        moments, rows = attention_moments(512, d_k, scale), reading(sampling, d_k, 512, scale)
+        for measured, exact in ((rows.jacobian_trace, moments.jacobian_trace), (rows.entropy, moments.entropy)):
             mean, error = over_groups(measured)
             assert abs(mean - exact) < 5 * error
     median = np.median(reading(sampling, 64, 512, 1.0).jacobian_trace)
@@ -312,7 +313,7 @@ def test_live_entries_are_those_of_the_jacobian() -> None:
 @pytest.mark.parametrize("keys", [16, 512])
 def test_best_exponent_is_where_a_minimiser_puts_it(records: dict[int, CheckedClaim], keys: int) -> None:
     d_ks = np.array([16.0, 128.0, 1024.0])
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         lambda a: float((np.log(relative_gradient(keys, d_ks, d_ks**-a)) ** 2).sum()),
         bounds=(0.3, 0.7),
         method="bounded",
@@ -320,7 +321,7 @@ def test_best_exponent_is_where_a_minimiser_puts_it(records: dict[int, CheckedCl
     )
     name = f"{keys} keys: a that keeps |do/dq|/|o| at 1"
     landed = next(comparison.measured for comparison in records[19].evidence if comparison.quantity == name)
-    assert landed == pytest.approx(found.x, abs=1e-3)
+    assert landed == pytest.approx(minimum.x, abs=1e-3)
 
 
 def test_small_gradients_of_float16_are_what_decides_claim_13(records: dict[int, CheckedClaim]) -> None:

@@ -58,9 +58,9 @@ def test_interval_is_students() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=5).tolist()
     low, high = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
-    found = interval(values)
-    assert (found.mean - (found.half or 0), found.mean + (found.half or 0)) == pytest.approx((low, high))
-    assert found.error == pytest.approx(stats.sem(values))
+    ours = interval(values)
+    assert (ours.mean - (ours.half or 0), ours.mean + (ours.half or 0)) == pytest.approx((low, high))
+    assert ours.error == pytest.approx(stats.sem(values))
 
 
 def test_one_value_says_nothing_about_others_and_a_diverged_run_is_not_left_out() -> None:
@@ -81,7 +81,7 @@ def test_a_run_that_diverged_has_an_infinite_loss_and_nothing_right() -> None:
 def test_the_best_learning_rate_is_chosen_for_every_rule_alike() -> None:
     results = study(lambda spec: 1.0 + (spec.learning_rate == 1e-3) * (spec.rule == "sqrt"), rates=(1e-3, 1e-2))
     assert best(results, task="text", rule="sqrt", d_k=64).rate == 1e-2
-    assert [one.rate for one in outcomes(results, task="text", rule="none", d_k=64)] == [1e-3, 1e-2]
+    assert [outcome.rate for outcome in outcomes(results, task="text", rule="none", d_k=64)] == [1e-3, 1e-2]
 
 
 def test_the_validation_set_chooses_and_the_test_set_is_reported() -> None:
@@ -132,9 +132,9 @@ def test_the_fastest_rate_is_chosen_where_runs_end_when_they_have_learned() -> N
 def test_the_bootstrap_is_that_of_the_mean_and_chooses_rates_again() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=8)
-    found = resampled(lambda places: float(values[list(places)].mean()), 8)
-    assert found.value == pytest.approx(values.mean())
-    assert found.error == pytest.approx(values.std(ddof=1) / math.sqrt(8), rel=0.15)
+    estimated = resampled(lambda places: float(values[list(places)].mean()), 8)
+    assert estimated.value == pytest.approx(values.mean())
+    assert estimated.error == pytest.approx(values.std(ddof=1) / math.sqrt(8), rel=0.15)
     # Two rates that are best for every second seed: chosen anew in each draw, the mean over draws varies by that, too.
     runs = []
     for rate, off in ((1e-3, 0), (1e-2, 1)):
@@ -145,8 +145,8 @@ def test_the_bootstrap_is_that_of_the_mean_and_chooses_rates_again() -> None:
                 Run(RunSpec(task="text", learning_rate=rate, seed=seed), (start, replace(end, valid_loss=valid)))
             )
     (group,) = grouped(runs)
-    chosen = estimate(lambda one: one, Arm(group, "loss"))
-    fixed = estimate(lambda one: one, Arm(group, "loss", 1e-3))
+    chosen = estimate(lambda value: value, Arm(group, "loss"))
+    fixed = estimate(lambda value: value, Arm(group, "loss", 1e-3))
     assert fixed.error < 0.01
     assert chosen.error > 0.5
 

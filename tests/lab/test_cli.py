@@ -217,7 +217,7 @@ def test_every_file_of_commands_is_a_command_of_its_name() -> None:
     from rootdk import cli
 
     shared = {"lifetime", "main_job", "options"}
-    files = {one.name for one in pkgutil.iter_modules(cli.__path__)} - shared
+    files = {module.name for module in pkgutil.iter_modules(cli.__path__)} - shared
     assert files == {name.replace("-", "_") for name in cli.NAMES}
     for name in cli.NAMES:
         command = main.get_command(click.Context(main), name)
@@ -241,7 +241,7 @@ def test_a_plan_is_held_against_runs_here() -> None:
     printed = json.loads(result.output)["validation"]
     assert printed["tokens"] == 512
     assert [(row["ranks"], row["pass"]) for row in printed["rows"]] == [
-        (ranks, one) for ranks in (1, 2, 4) for one in ("forward", "backward")
+        (ranks, direction) for ranks in (1, 2, 4) for direction in ("forward", "backward")
     ]
     for row in printed["rows"]:
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
@@ -251,9 +251,9 @@ def test_a_plan_is_held_against_runs_here() -> None:
 def test_completion_works_as_documented(shell: str) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text("utf-8")
     assert f"_ROOTDK_COMPLETE={shell}_source rootdk" in guide
-    found = CliRunner().invoke(main, [], env={"_ROOTDK_COMPLETE": f"{shell}_source"}, prog_name="rootdk")
-    assert "_ROOTDK_COMPLETE" in found.output
+    result = CliRunner().invoke(main, [], env={"_ROOTDK_COMPLETE": f"{shell}_source"}, prog_name="rootdk")
+    assert "_ROOTDK_COMPLETE" in result.output
     words = {"COMP_WORDS": "rootdk exp", "COMP_CWORD": "1" if shell != "fish" else "exp"}
-    found = CliRunner().invoke(main, [], env={"_ROOTDK_COMPLETE": f"{shell}_complete", **words}, prog_name="rootdk")
-    assert "explore" in found.output
-    assert "audit" not in found.output
+    result = CliRunner().invoke(main, [], env={"_ROOTDK_COMPLETE": f"{shell}_complete", **words}, prog_name="rootdk")
+    assert "explore" in result.output
+    assert "audit" not in result.output

@@ -76,9 +76,9 @@ def test_a_name_is_registered_once() -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_theory_and_measurement_agree(results: dict[str, Result], name: str) -> None:
-    found = results[name]
-    assert found.compared >= 12
-    for comparison in found.comparisons:
+    result = results[name]
+    assert result.compared >= 12
+    for comparison in result.comparisons:
         assert comparison.disagreement is None or abs(comparison.disagreement) < MOST, comparison
 
 
@@ -111,12 +111,12 @@ def test_a_wrong_theory_or_operator_is_seen(monkeypatch: pytest.MonkeyPatch, nam
             # The operator gets another scale than theory is asked about.
             bent.calls = getattr(bent, "calls", 0) + 1
             return right(*arguments) * (1.3 if bent.calls % 2 else 1.0)
-        found = right(*arguments)
+        answer = right(*arguments)
         if function == "attention_moments":
-            return replace(found, entropy=found.entropy * 1.2)
+            return replace(answer, entropy=answer.entropy * 1.2)
         if function == "rounded":
-            return found * (1 + 2.0**-11)
-        return found * 1.2
+            return answer * (1 + 2.0**-11)
+        return answer * 1.2
 
     monkeypatch.setattr(home, function, bent)
     disagreements = [
@@ -135,11 +135,11 @@ def test_the_longest_rows_are_computed_and_long_ones_measured() -> None:
 
 
 def test_theory_reaches_where_no_measurement_does(results: dict[str, Result]) -> None:
-    (one,) = results["length"].select("entropy", keys=10**9, rule="sqrt")
-    assert one.measured is None
-    assert one.disagreement is None
+    (comparison,) = results["length"].select("entropy", keys=10**9, rule="sqrt")
+    assert comparison.measured is None
+    assert comparison.disagreement is None
     # ln n - 1/2 is the simple law; the spread of |q| takes a little more.
-    assert one.predicted == pytest.approx(math.log(1e9) - 0.5, abs=0.05)
+    assert comparison.predicted == pytest.approx(math.log(1e9) - 0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -42,14 +42,14 @@ def ends(control: Control) -> list[str]:
     return [f"{control.low:g}" if control.kind == "float" else str(int(control.low or 0)), str(control.high)]
 
 
-def corners(chapter: Chapter, some: int) -> list[dict[str, str]]:
+def corners(chapter: Chapter, mixtures: int) -> list[dict[str, str]]:
     """Each knob at each of its ends, all at one end, and some mixtures that are always the same."""
     knobs = {control.name: ends(control) for control in chapter.controls}
-    found = [{}] + [{name: value} for name, values in knobs.items() for value in values]
-    found += [{name: values[end] for name, values in knobs.items()} for end in (0, -1)]
+    settings = [{}] + [{name: value} for name, values in knobs.items() for value in values]
+    settings += [{name: values[end] for name, values in knobs.items()} for end in (0, -1)]
     draw = random.Random(chapter.id)
-    found += [{name: draw.choice(values) for name, values in knobs.items()} for _ in range(some)]
-    return found
+    settings += [{name: draw.choice(values) for name, values in knobs.items()} for _ in range(mixtures)]
+    return settings
 
 
 def shown_at(chapter: Chapter, raw: dict[str, str]) -> View | None:
@@ -66,7 +66,7 @@ def shown_at(chapter: Chapter, raw: dict[str, str]) -> View | None:
 # What a chapter is
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.id)
 def test_a_chapter_is_complete(chapter: Chapter) -> None:
     names = [control.name for control in chapter.controls]
     assert len(set(names)) == len(names)
@@ -98,7 +98,7 @@ SENTENCES = ("to_try", "to_see", "said", "true")
 
 
 @pytest.mark.parametrize("field", SENTENCES)
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.id)
 def test_texts_are_a_few_short_sentences(chapter: Chapter, field: str) -> None:
     text = getattr(chapter, field)
     sentences = re.split(r"(?<=[.!?]) (?=[A-Z1√])", text)
@@ -161,7 +161,7 @@ QUOTED = {
 NAMES = r"1/√?d_k|√\(2 ln n\)|1/n|= 1/2|power 1/4|b?float16"
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.id)
 def test_every_figure_in_what_is_true_is_true(chapter: Chapter) -> None:
     quoted = set(re.findall(r"\d+(?:\.\d+)?", re.sub(NAMES, "", chapter.true + chapter.to_see)))
     assert quoted <= set(QUOTED[chapter.id])
@@ -180,10 +180,10 @@ def test_what_the_gradients_chapter_says() -> None:
 
 def test_what_the_not_dk_chapter_says() -> None:
     for d_k in (16, 64, 256, 1024):
-        found = values_of(view("not-dk", d_k=d_k))
-        assert found["ratio"] == pytest.approx(math.sqrt(d_k), rel=0.05)
-        assert found["error_dk"] < found["error_sqrt"]
-        assert found["entropy_dk"] > 0.99
+        values = values_of(view("not-dk", d_k=d_k))
+        assert values["ratio"] == pytest.approx(math.sqrt(d_k), rel=0.05)
+        assert values["error_dk"] < values["error_sqrt"]
+        assert values["entropy_dk"] > 0.99
     grown, usual = values_of(view("not-dk", d_k=256, grown=4)), values_of(view("not-dk", d_k=256))
     assert grown["entropy_dk"] == usual["entropy_sqrt"]
     assert grown["top_dk"] == usual["top_sqrt"]
@@ -192,15 +192,17 @@ def test_what_the_not_dk_chapter_says() -> None:
 def test_what_the_aligned_chapter_says() -> None:
     """Drawn pairs against theory; flat lines where the text says so; the table is that of the claim."""
     for r, flat, rises in ((0.0, "over_root", ()), (0.3, None, ("over_root",)), (1.0, "over_width", ("over_root",))):
-        found = [values_of(view("aligned", correlation=r, d_k=d_k)) for d_k in (64, 256, 1024)]
-        for one in found:
-            assert one["mean"] == pytest.approx(one["mean_theory"], abs=5 * math.sqrt(one["variance_theory"] / 1024))
-            assert one["size"] == pytest.approx(one["size_theory"], rel=0.15)
+        views = [values_of(view("aligned", correlation=r, d_k=d_k)) for d_k in (64, 256, 1024)]
+        for numbers in views:
+            assert numbers["mean"] == pytest.approx(
+                numbers["mean_theory"], abs=5 * math.sqrt(numbers["variance_theory"] / 1024)
+            )
+            assert numbers["size"] == pytest.approx(numbers["size_theory"], rel=0.15)
         if flat:
-            values = [one[flat] for one in found]
+            values = [numbers[flat] for numbers in views]
             assert max(values) / min(values) < 1.05
         for name in rises:
-            assert found[0][name] < 0.7 * found[1][name] < 0.5 * found[2][name]
+            assert views[0][name] < 0.7 * views[1][name] < 0.5 * views[2][name]
     assert values_of(view("aligned", correlation=0))["exponent"] == pytest.approx(0.5)
     shown = view("aligned").table
     assert shown is not None
@@ -232,7 +234,7 @@ def test_what_the_growth_chapter_says() -> None:
 # Every setting
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.id)
 def test_views_are_finite_and_ready_for_json(chapter: Chapter) -> None:
     seen = 0
     for raw in corners(chapter, 20):
@@ -254,7 +256,7 @@ def test_views_are_finite_and_ready_for_json(chapter: Chapter) -> None:
                     entries = plain(trace.get(name, []))
                     flat = list(itertools.chain.from_iterable(entries)) if name == "z" else list(entries)
                     assert flat or name == "z", (raw, figure.id, name)
-                    assert all(isinstance(one, str) or math.isfinite(one) for one in flat), (raw, figure.id, name)
+                    assert all(isinstance(entry, str) or math.isfinite(entry) for entry in flat), (raw, figure.id, name)
                     size = max(size, len(flat))
                 assert size <= 2000
             layout = json.dumps(plain(figure.plot["layout"]))
@@ -263,7 +265,7 @@ def test_views_are_finite_and_ready_for_json(chapter: Chapter) -> None:
     assert seen > 2
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.id)
 def test_the_python_lines_print_the_numbers_that_are_shown(chapter: Chapter) -> None:
     settings = [{}] if chapter.id in SLOW else [{}, *corners(chapter, 3)[-5:]]
     for raw in settings:
@@ -273,7 +275,7 @@ def test_the_python_lines_print_the_numbers_that_are_shown(chapter: Chapter) -> 
             compare(shown)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.id)
 def test_the_python_lines_use_public_names_alone(chapter: Chapter) -> None:
     settings = [{}, *({"format": name} for name in ("float32", "bfloat16") if chapter.id == "formats")]
     settings += [{"law": law} for law in ("sign", "uniform", "student") if chapter.id == "growth"]
@@ -355,8 +357,8 @@ def test_the_ledger_shows_every_claim_and_filters_by_verdict() -> None:
     everything = view("claims").table.rows
     assert [row[0] for row in everything] == rootdk.lab.checks.LEDGER.ids
     for verdict in rootdk.lab.checks.VERDICTS:
-        some = view("claims", verdict=verdict).table.rows
-        assert some == tuple(row for row in everything if row[2] == verdict)
+        rows = view("claims", verdict=verdict).table.rows
+        assert rows == tuple(row for row in everything if row[2] == verdict)
 
 
 # Quickly

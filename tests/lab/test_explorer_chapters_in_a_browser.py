@@ -16,8 +16,8 @@ from rootdk.lab.explorer.export import exported_page
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with Served(*explore(free_port())) as one:
-        yield one
+    with Served(*explore(free_port())) as served:
+        yield served
 
 
 def first_knob(chapter: Chapter) -> str:
@@ -37,7 +37,7 @@ def moved(page: Any, chapter: Chapter) -> dict[str, str]:
     return {name: value}
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one.id)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.id)
 def test_what_is_drawn_is_what_python_computes(visit: Visit, server: Served, chapter: Chapter) -> None:
     page = open_at(visit, server.address, f"#{chapter.id}")
     assert_shows(page, chapter)
@@ -84,8 +84,8 @@ def test_every_chapter_fits_and_breaks_no_rule(
         page = open_at(visit, server.address, f"#{chapter.id}")
         keep(page, tmp_path, f"explorer-{chapter.id}-{width}-{scheme}")
         assert page.evaluate("document.documentElement.scrollWidth") == width, chapter.id
-        if found := violations(page):
-            broken[chapter.id] = found
+        if faults := violations(page):
+            broken[chapter.id] = faults
     assert broken == {}
     assert visit.complaints == []
     visit.page.context.close()

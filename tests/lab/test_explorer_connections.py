@@ -26,19 +26,19 @@ PATIENCE = "1.5"
 
 @pytest.fixture
 def server() -> Iterator[Served]:
-    with Served(*STAND_IN, "0", PATIENCE) as one:
-        yield one
+    with Served(*STAND_IN, "0", PATIENCE) as running:
+        yield running
 
 
 def connected(server: Served) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
-def answer_to(one: socket.socket) -> bytes:
+def answer_to(connection: socket.socket) -> bytes:
     """All that comes until the other side ends it; the timeout of the socket is the guard."""
     parts = []
     with contextlib.suppress(ConnectionError):
-        while part := one.recv(65536):
+        while part := connection.recv(65536):
             parts.append(part)
     return b"".join(parts)
 
@@ -64,10 +64,10 @@ def test_a_request_that_does_not_come_is_not_waited_for(server: Served) -> None:
 
 def test_a_body_that_drips_is_not_waited_for(server: Served) -> None:
     for path in (b"/api/model", b"/"):  # a body that is read, and one that nobody reads
-        with connected(server) as one, contextlib.suppress(ConnectionError):
-            one.sendall(head_of(server, 10_000).replace(b"/api/model", path, 1))
+        with connected(server) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(head_of(server, 10_000).replace(b"/api/model", path, 1))
             for _ in range(600):  # a minute, if nobody ends it
-                one.sendall(b" ")
+                connection.sendall(b" ")
                 time.sleep(0.1)
             pytest.fail(f"{path!r}: a body of one byte in a tenth of a second was waited for")
     assert server.stop()[1] == "interrupted\n"
@@ -90,12 +90,12 @@ def test_a_thousand_open_connections_bring_no_traceback(server: Served) -> None:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (MOST_CONNECTIONS, hard))
     with contextlib.ExitStack() as kept:
         for number in range(1000):
-            one = kept.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(("127.0.0.1", server.port))
+            connection = kept.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", server.port))
             if number % 2:
                 with contextlib.suppress(OSError):
-                    one.send(b"GET / HTTP/1.1\r\n")
+                    connection.send(b"GET / HTTP/1.1\r\n")
         # One that asks properly gets its answer when those that say nothing have been sent away.
         until = time.monotonic() + 120
         while True:
@@ -111,10 +111,10 @@ def test_a_thousand_open_connections_bring_no_traceback(server: Served) -> None:
 
 def test_an_upload_that_is_cut_is_nothing_to_tell(server: Served) -> None:
     for linger in (None, struct.pack("ii", 1, 0)):  # closed, and reset
-        with connected(server) as one:
-            one.sendall(head_of(server, 100_000) + b'{"layers": [')
+        with connected(server) as connection:
+            connection.sendall(head_of(server, 100_000) + b'{"layers": [')
             if linger:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     assert httpx.get(server.address).status_code == 200
     assert server.stop() == (130, "interrupted\n")
 

@@ -42,7 +42,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         name = metafunc.function.__name__
         marks = [] if name in IN_FIREFOX_TOO else [pytest.mark.slow]
         browsers = BROWSERS.get(name, ["chromium", "firefox"])
-        parameters = [one if one == "chromium" else pytest.param(one, marks=marks) for one in browsers]
+        parameters = [engine if engine == "chromium" else pytest.param(engine, marks=marks) for engine in browsers]
         metafunc.parametrize("browser", parameters, indirect=True, scope="module")
 
 
@@ -54,22 +54,22 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with Served(*STAND_IN, "0") as one:
-        yield one
+    with Served(*STAND_IN, "0") as served:
+        yield served
 
 
 def test_a_chapter_is_shown_whole(visit: Visit, server: Served) -> None:
     page = open_at(visit, server.address)
     assert_shows(page, stand_in.POWERS)
     text = page.locator("main").inner_text()
-    for one in (
+    for sentence in (
         "Move the exponent.",
         "The curve bends.",
         "A power of x is straight.",
         "Only the first.",
         f"Chapter 1 of {len(stand_in.CHAPTERS) + 2}",
     ):
-        assert one in text
+        assert sentence in text
     assert page.locator("main math").count() == 1
     assert page.title().startswith("Powers of")
     assert page.locator(".plot").first.get_attribute("role") == "img"

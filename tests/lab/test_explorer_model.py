@@ -41,8 +41,8 @@ def test_an_audit_is_shown_with_its_theory_and_its_findings(tmp_path, monkeypatc
 
 
 def test_an_audit_of_one_layer_has_no_picture_along_layers() -> None:
-    one = audit() | {"layers": audit()["layers"][:1], "findings": []}
-    shown = model_view(one, {"metric": "logit_deviation"})
+    single = audit() | {"layers": audit()["layers"][:1], "findings": []}
+    shown = model_view(single, {"metric": "logit_deviation"})
     assert [figure.id for figure in shown.figures] == ["map-logit_deviation"]
     assert shown.table is None
 

@@ -95,23 +95,23 @@ HEAD = ("layers", 0, "heads", 0)
         ((*HEAD, "\x1b[31m\u202e"), "x", "audit.layers[0].heads[0].\\x1b[31m\\u202e"),
         ((*HEAD, "n" * 5000), "x", f"audit.layers[0].heads[0].{'n' * 40}"),
     ],
-    ids=lambda one: one if isinstance(one, str) and one.startswith("audit") else "",
+    ids=lambda value: value if isinstance(value, str) and value.startswith("audit") else "",
 )  # fmt: skip
 def test_the_field_is_named(
     server: TestClient, tmp_path: Path, capfd: pytest.CaptureFixture[str], path: tuple[Any, ...], to: Any, named: str
 ) -> None:
     odd = changed(path, to)
-    found = post(server, odd)
-    assert found.status_code == 422, found.text
-    assert found.json()["name"] == named
-    assert found.json()["error"].startswith(f"{named}: must ")
-    assert len(found.text) < 500
+    answer = post(server, odd)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["name"] == named
+    assert answer.json()["error"].startswith(f"{named}: must ")
+    assert len(answer.text) < 500
     assert capfd.readouterr().err == ""  # a refusal is nothing that the terminal need know of
     file = tmp_path / "audit.json"
     file.write_text(json.dumps(odd))
     said = CliRunner().invoke(main, ["explore", "--no-browser", "--model", str(file)])
     assert said.exit_code == 1
-    assert said.output == f"Error: {found.json()['error']}\n"
+    assert said.output == f"Error: {answer.json()['error']}\n"
     assert said.output.rstrip("\n").isprintable()
 
 
@@ -123,13 +123,13 @@ def test_the_field_is_named(
     ],
 )  # fmt: skip
 def test_what_is_no_json_is_one_line(server: TestClient, tmp_path: Path, body: bytes) -> None:
-    found = post(server, body)
-    assert found.status_code == 422
-    assert found.json()["name"] in ("audit", "audit.verdict")  # a number of 5,000 digits is JSON, and no verdict
+    answer = post(server, body)
+    assert answer.status_code == 422
+    assert answer.json()["name"] in ("audit", "audit.verdict")  # a number of 5,000 digits is JSON, and no verdict
     file = tmp_path / "audit.json"
     file.write_bytes(body)
     said = CliRunner().invoke(main, ["explore", "--no-browser", "--model", str(file)])
-    assert (said.exit_code, said.output) == (1, f"Error: {found.json()['error']}\n")
+    assert (said.exit_code, said.output) == (1, f"Error: {answer.json()['error']}\n")
     assert said.output.rstrip("\n").isprintable()
 
 
@@ -147,14 +147,14 @@ def layers_of(count: int, heads: Callable[[int], int]) -> list[dict[str, Any]]:
     ids=["one wide layer", "layers", "heads"],
 )
 def test_a_map_that_would_take_long_is_refused(server: TestClient, layers: list[dict[str, Any]]) -> None:
-    found = post(server, audit() | {"layers": layers})
-    assert found.status_code == 422
-    assert found.json()["error"].startswith(f"audit.layers: must make a map of 1 to {MOST_CELLS} cells, got ")
+    answer = post(server, audit() | {"layers": layers})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(f"audit.layers: must make a map of 1 to {MOST_CELLS} cells, got ")
 
 
 def test_the_largest_map_is_shown(server: TestClient) -> None:
-    found = post(server, audit() | {"layers": layers_of(MOST_CELLS // 128, lambda _: 128)})
-    assert found.status_code == 200
+    answer = post(server, audit() | {"layers": layers_of(MOST_CELLS // 128, lambda _: 128)})
+    assert answer.status_code == 200
     assert MOST_CELLS >= 2 * 126 * 128  # twice the largest model that is known by its shape, 126 layers of 128 heads
 
 
@@ -167,21 +167,21 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 
 def test_many_findings_are_a_table_that_a_browser_can_hold(server: TestClient) -> None:
-    one = audit()["findings"][0]
-    many = [one | {"threshold": float(number)} for number in range(MOST_ROWS + 5)]
+    finding = audit()["findings"][0]
+    many = [finding | {"threshold": float(number)} for number in range(MOST_ROWS + 5)]
     rows = post(server, audit() | {"findings": many}).json()["table"]["rows"]
     assert len(rows) == MOST_ROWS + 1
     assert rows[-1][4] == "5 more: rootdk audit --json"
-    found = post(server, audit() | {"findings": [{}] * (MOST_FINDINGS + 1)})
-    assert found.json()["error"].startswith(f"audit.findings: must hold at most {MOST_FINDINGS}")
+    answer = post(server, audit() | {"findings": [{}] * (MOST_FINDINGS + 1)})
+    assert answer.json()["error"].startswith(f"audit.findings: must hold at most {MOST_FINDINGS}")
 
 
 @pytest.mark.parametrize("values", [(5e-324,), (1e-200, 2e-200), (1.7e308, 1e308), (5e-324, 1.7e308), (0.0, -1e308)])
 def test_numbers_at_the_ends_of_the_range_are_drawn(server: TestClient, values: tuple[float, ...]) -> None:
     layers = [{"name": f"a.{n}", "heads": [{"logit_deviation": value} for value in values]} for n in range(2)]
-    found = post(server, audit() | {"layers": layers})
-    assert found.status_code == 200, found.text
-    assert found.json()["numbers"][6]["value"] == min(values)
+    answer = post(server, audit() | {"layers": layers})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["numbers"][6]["value"] == min(values)
 
 
 RAW = "\x1b[31m\x00\n\x7f\u202e\u2028"
@@ -192,8 +192,8 @@ def texts(thing: Any) -> Iterator[str]:
     if isinstance(thing, str):
         yield thing
     elif isinstance(thing, (list, dict)):
-        for one in thing.values() if isinstance(thing, dict) else thing:
-            yield from texts(one)
+        for part in thing.values() if isinstance(thing, dict) else thing:
+            yield from texts(part)
 
 
 def test_control_codes_and_markup_are_shown_and_never_meant(server: TestClient) -> None:
@@ -203,9 +203,9 @@ def test_control_codes_and_markup_are_shown_and_never_meant(server: TestClient) 
         layer["name"] += RAW + markup
     for name in ("layer", "metric", "source", "remedy"):
         odd["findings"][0][name] = f"{name}{RAW}{markup}"
-    found = post(server, odd)
-    assert found.status_code == 200
-    view = found.json()
+    answer = post(server, odd)
+    assert answer.status_code == 200
+    view = answer.json()
     view.pop("python")  # lines of code, without anything of the audit in them
     assert not [text for text in texts(view) if not text.isprintable()]
     # A table and a caption are set as text. plotly reads a little markup in its labels, so there it is spelled out.
@@ -242,10 +242,10 @@ def test_random_damage_is_never_a_fault(server: TestClient, capfd: pytest.Captur
                     del holder[step]
                 else:
                     holder[step] = copy.deepcopy(new)
-        found = post(server, odd)
-        assert found.status_code in (200, 422), (odd, found.text)
-        if found.status_code == 422:
-            assert found.json()["name"].startswith(("audit", "metric")), odd
+        answer = post(server, odd)
+        assert answer.status_code in (200, 422), (odd, answer.text)
+        if answer.status_code == 422:
+            assert answer.json()["name"].startswith(("audit", "metric")), odd
     assert capfd.readouterr().err == ""
 
 

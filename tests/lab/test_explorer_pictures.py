@@ -29,19 +29,19 @@ CLEAR = 5.0  # standard errors
     ],
 )
 def test_scores_spread_as_theory_says(raw: dict[str, object]) -> None:
-    found = [values_of(view("growth", seed=seed, **raw)) for seed in range(8)]
+    rows = [values_of(view("growth", seed=seed, **raw)) for seed in range(8)]
     for measured, predicted in (("variance", "variance_theory"), ("inside", "inside_theory")):
-        seen = np.array([one[measured] for one in found])
-        assert abs(seen.mean() - found[0][predicted]) < CLEAR * seen.std(ddof=1) / math.sqrt(len(seen))
-    one = found[0]
-    assert abs(one["variance"] - one["variance_theory"]) < CLEAR * one["variance_error"]
+        seen = np.array([row[measured] for row in rows])
+        assert abs(seen.mean() - rows[0][predicted]) < CLEAR * seen.std(ddof=1) / math.sqrt(len(seen))
+    first = rows[0]
+    assert abs(first["variance"] - first["variance_theory"]) < CLEAR * first["variance_error"]
 
 
 @pytest.mark.parametrize("d", [2, 7, 16])
 def test_averages_of_terms_settle_where_the_proof_says(d: int) -> None:
-    found = values_of(view("proof", d=d, samples=16384))
-    for name, predicted in (("ones", 1.0), ("zeros", 0.0), ("total", found["total_theory"])):
-        assert abs(found[name] - predicted) < CLEAR * found[f"{name}_error"]
+    values = values_of(view("proof", d=d, samples=16384))
+    for name, predicted in (("ones", 1.0), ("zeros", 0.0), ("total", values["total_theory"])):
+        assert abs(values[name] - predicted) < CLEAR * values[f"{name}_error"]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_averages_of_terms_settle_where_the_proof_says(d: int) -> None:
     ],
 )
 def test_rows_are_as_theory_says(chapter: str, raw: dict[str, object], names: tuple[str, ...]) -> None:
-    found = [values_of(view(chapter, seed=seed, **raw)) for seed in range(16)]
+    rows = [values_of(view(chapter, seed=seed, **raw)) for seed in range(16)]
     for name in names:
-        seen, predicted = np.array([one[name] for one in found]), found[0][f"{name}_theory"]
+        seen, predicted = np.array([row[name] for row in rows]), rows[0][f"{name}_theory"]
         # The medians of theory may have half a percent of the rows on the wrong side.
         slack = 0.005 * predicted
         assert abs(seen.mean() - predicted) < CLEAR * seen.std(ddof=1) / math.sqrt(len(seen)) + slack, name
@@ -67,9 +67,9 @@ def test_rows_are_as_theory_says(chapter: str, raw: dict[str, object], names: tu
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("spread", [1, 8])
 def test_rounding_is_as_theory_says(name: str, spread: int) -> None:
-    found = values_of(view("formats", format=name, spread=spread))
+    values = values_of(view("formats", format=name, spread=spread))
     # The mean of 20,000 squares whose fourth moment is below 6: the root is off by sqrt(5/20000)/2 of itself.
-    assert found["error"] == pytest.approx(found["error_theory"], rel=CLEAR * math.sqrt(5 / 20_000) / 2)
+    assert values["error"] == pytest.approx(values["error_theory"], rel=CLEAR * math.sqrt(5 / 20_000) / 2)
 
 
 def test_spacing_is_that_of_numpy() -> None:
@@ -84,8 +84,8 @@ def test_spacing_is_that_of_numpy() -> None:
 
 def traces(chapter: str, figure: str, **raw: object) -> dict[str, dict[str, object]]:
     """The traces of one figure by their names; the first of a name counts."""
-    (found,) = (shown for shown in view(chapter, **raw).figures if shown.id == figure)
-    return {str(trace.get("name", place)): trace for place, trace in reversed(list(enumerate(found.plot["data"])))}
+    (picture,) = (shown for shown in view(chapter, **raw).figures if shown.id == figure)
+    return {str(trace.get("name", place)): trace for place, trace in reversed(list(enumerate(picture.plot["data"])))}
 
 
 DIGITS = {"rtol": 1e-6}  # a picture keeps seven
@@ -93,8 +93,8 @@ DIGITS = {"rtol": 1e-6}  # a picture keeps seven
 
 def test_histograms_and_densities_have_area_1_and_the_variance_of_theory() -> None:
     for figure, scale in (("scores", 1.0), ("scaled", 1 / 8)):
-        found = traces("growth", figure)
-        bars, curve = found["measured"], found["theory: exact density"]
+        drawn = traces("growth", figure)
+        bars, curve = drawn["measured"], drawn["theory: exact density"]
         assert np.sum(bars["y"]) * bars["width"] == pytest.approx(1, abs=0.01)  # some lie beyond 5 deviations
         x, y = np.array(curve["x"]), np.array(curve["y"])
         assert np.trapezoid(y, x) == pytest.approx(1, abs=1e-3)
@@ -107,11 +107,11 @@ def test_the_grid_of_the_proof_is_the_mean_of_its_terms() -> None:
     drawn = np.random.default_rng(0).standard_normal((100, 2, 4))
     terms = [np.outer(q * k, q * k) for q, k in drawn]
     np.testing.assert_allclose(grid, np.mean(terms, axis=0), **DIGITS, atol=1e-9)
-    ends = {name: one["y"][-1] for name, one in traces("proof", "settling", d=4, samples=100).items()}
-    found = values_of(shown)
-    assert ends["diagonal"] == pytest.approx(found["ones"], rel=1e-6)
-    assert ends["others"] == pytest.approx(found["zeros"], rel=1e-6)
-    assert ends["sum / d"] == pytest.approx(found["total"] / 4, rel=1e-6)
+    ends = {name: trace["y"][-1] for name, trace in traces("proof", "settling", d=4, samples=100).items()}
+    values = values_of(shown)
+    assert ends["diagonal"] == pytest.approx(values["ones"], rel=1e-6)
+    assert ends["others"] == pytest.approx(values["zeros"], rel=1e-6)
+    assert ends["sum / d"] == pytest.approx(values["total"] / 4, rel=1e-6)
 
 
 def drawn_logits(keys: int, d_k: int, scale: float) -> np.ndarray:
@@ -143,12 +143,12 @@ def test_the_weights_drawn_are_softmax_of_the_scores(rule: str, scale: float) ->
 
 
 def test_the_entropy_drawn_is_that_of_theory() -> None:
-    found = traces("sharpening", "entropy", keys=128)
-    curve = found["entropy share"]
+    drawn = traces("sharpening", "entropy", keys=128)
+    curve = drawn["entropy share"]
     spread = traces("sharpening", "entropy", keys=128)["entropy share"]["x"]
     predicted = theory.softmax_moments(128, np.array(spread)).entropy / math.log(128)
     np.testing.assert_allclose(curve["y"], predicted, **DIGITS)
-    assert found["none"]["x"] == [8.0]
+    assert drawn["none"]["x"] == [8.0]
 
 
 @pytest.mark.parametrize(("rule", "words"), [("none", "none"), ("sqrt", "1/√d<sub>k</sub>"), ("dk", "1/d<sub>k</sub>")])

@@ -15,39 +15,39 @@ from rootdk.cli import main
 
 
 def test_it_serves_until_ctrl_c() -> None:
-    with Served(*explore(free_port())) as one, httpx.Client(base_url=one.address) as client:
-        assert one.said == f"The page is at {one.address} (Ctrl-C stops it).\n"
+    with Served(*explore(free_port())) as served, httpx.Client(base_url=served.address) as client:
+        assert served.said == f"The page is at {served.address} (Ctrl-C stops it).\n"
         chapters = client.get("/api/chapters").json()["chapters"]
         assert client.get(f"/api/view/{chapters[0]['id']}").status_code == 200
         # The client still holds its connection, as an open page would.
-        assert one.stop() == (130, "interrupted\n")
+        assert served.stop() == (130, "interrupted\n")
 
 
 def test_a_taken_port_gives_the_next() -> None:
-    with Served(*explore(free_port())) as one, Served(*explore(one.port)) as other:
-        assert other.port > one.port
-        for server in (one, other):
+    with Served(*explore(free_port())) as first, Served(*explore(first.port)) as other:
+        assert other.port > first.port
+        for server in (first, other):
             assert httpx.get(server.address).status_code == 200
         code, said = other.stop()
         assert code == 130
-        assert said.startswith(f"Port {one.port} is taken: using {other.port}.\n")
+        assert said.startswith(f"Port {first.port} is taken: using {other.port}.\n")
         # Nobody is mistaken for the other.
-        assert httpx.get(one.address, headers={"Host": f"127.0.0.1:{other.port}"}).status_code == 421
+        assert httpx.get(first.address, headers={"Host": f"127.0.0.1:{other.port}"}).status_code == 421
 
 
 def test_its_port_is_free_again_at_once() -> None:
     port = free_port()
     for _ in range(2):
-        with Served(*STAND_IN, str(port)) as one, httpx.Client(base_url=one.address) as client:
-            assert one.port == port
+        with Served(*STAND_IN, str(port)) as served, httpx.Client(base_url=served.address) as client:
+            assert served.port == port
             assert client.get("/").status_code == 200
-            assert one.stop()[0] == 130
+            assert served.stop()[0] == 130
 
 
 @pytest.fixture(scope="module")
 def server():
-    with Served(*STAND_IN, "0") as one:
-        yield one
+    with Served(*STAND_IN, "0") as served:
+        yield served
 
 
 def test_only_this_machine_is_answered(server: Served) -> None:
@@ -60,12 +60,12 @@ def test_only_this_machine_is_answered(server: Served) -> None:
 
 def server_address() -> str:
     """What other machines know this one by; the loopback's other name where there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            one.connect(("192.0.2.1", 9))  # no packet is sent
+            probe.connect(("192.0.2.1", 9))  # no packet is sent
         except OSError:
             return "127.0.0.2"
-        return str(one.getsockname()[0])
+        return str(probe.getsockname()[0])
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def server_address() -> str:
 )
 def test_no_path_leads_out(server: Served, path: bytes) -> None:
     host = f"127.0.0.1:{server.port}".encode()
-    found = server.raw(b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
-    assert found.startswith(b"HTTP/1.1 404 ")
-    assert b"root:" not in found
-    assert b"import" not in found
+    answer = server.raw(b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"root:" not in answer
+    assert b"import" not in answer
 
 
 HUGE_BODY = (
@@ -110,9 +110,9 @@ HUGE_BODY = (
     ids=["no host, 1.0", "no host", "foreign host", "two hosts", "nonsense", "huge body", "huge query"],
 )  # fmt: skip
 def test_odd_bytes_are_refused(server: Served, request_: bytes, status: tuple[bytes, ...]) -> None:
-    found = server.raw(request_.replace(b"PORT", str(server.port).encode()))
-    assert [*found.split(b" "), b"closed"][1] in status, found[:200]
-    assert b"Traceback" not in found
+    answer = server.raw(request_.replace(b"PORT", str(server.port).encode()))
+    assert [*answer.split(b" "), b"closed"][1] in status, answer[:200]
+    assert b"Traceback" not in answer
     assert httpx.get(server.address).status_code == 200
 
 
@@ -139,24 +139,24 @@ def test_it_answers_while_it_computes(server: Served) -> None:
 
 
 def test_terminate_ends_it_without_a_traceback() -> None:
-    with Served(*STAND_IN, "0") as one:
-        code, said = one.stop(signal.SIGTERM)
+    with Served(*STAND_IN, "0") as served:
+        code, said = served.stop(signal.SIGTERM)
         assert code == -signal.SIGTERM
         assert "Traceback" not in said
 
 
 def test_ctrl_c_during_a_computation_ends_it() -> None:
-    with Served(*STAND_IN, "0") as one:
+    with Served(*STAND_IN, "0") as served:
 
         def ask() -> None:
             with pytest.raises(httpx.HTTPError):
-                httpx.get(f"{one.address}api/view/slow", params={"seconds": "3"}, timeout=20).raise_for_status()
+                httpx.get(f"{served.address}api/view/slow", params={"seconds": "3"}, timeout=20).raise_for_status()
 
         worker = threading.Thread(target=ask)
         worker.start()
         # Sent after it, answered while it is computed: so the computation has begun.
-        assert httpx.get(f"{one.address}api/chapters").status_code == 200
-        assert one.stop() == (130, "interrupted\n")
+        assert httpx.get(f"{served.address}api/chapters").status_code == 200
+        assert served.stop() == (130, "interrupted\n")
         worker.join()
 
 
@@ -164,9 +164,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import rootdk.cli.explore as exploring
 
     monkeypatch.setattr(exploring, "find_spec", lambda name: None if name == "uvicorn" else object())
-    found = CliRunner().invoke(main, ["explore"])
-    assert found.exit_code == 1
-    assert found.output == (
+    result = CliRunner().invoke(main, ["explore"])
+    assert result.exit_code == 1
+    assert result.output == (
         "Error: explore: needs uvicorn, which is not installed; get it with: pip install 'rootdk[lab]'\n"
     )
 
@@ -186,19 +186,19 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_wrong_option_is_named(options: list[str], word: str) -> None:
-    found = CliRunner().invoke(main, ["explore", *options])
-    assert found.exit_code == 2
-    assert word in found.output
-    assert "Traceback" not in found.output
+    result = CliRunner().invoke(main, ["explore", *options])
+    assert result.exit_code == 2
+    assert word in result.output
+    assert "Traceback" not in result.output
 
 
 def test_a_model_that_is_no_audit_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
     for text in ("[", "[]", "{}"):
         path.write_text(text)
-        found = CliRunner().invoke(main, ["explore", "--no-browser", "--model", str(path)])
-        assert found.exit_code == 1
-        assert found.output.startswith("Error: ")
+        result = CliRunner().invoke(main, ["explore", "--no-browser", "--model", str(path)])
+        assert result.exit_code == 1
+        assert result.output.startswith("Error: ")
 
 
 def test_the_default_port_is_the_servers() -> None:

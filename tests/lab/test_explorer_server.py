@@ -40,10 +40,10 @@ def test_the_page_and_its_parts_are_there(server: TestClient) -> None:
         ("/static/palette.css", "text/css"),
         ("/plotly.js", "text/javascript"),
     ):
-        found = server.get(path)
-        assert found.status_code == 200, path
-        assert found.headers["content-type"].startswith(kind)
-        assert server.get(path, headers={"If-None-Match": found.headers["etag"]}).status_code == 304
+        answer = server.get(path)
+        assert answer.status_code == 200, path
+        assert answer.headers["content-type"].startswith(kind)
+        assert server.get(path, headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
     assert server.head("/").status_code == 200
     assert server.head("/").content == b""
 
@@ -54,10 +54,10 @@ def test_every_module_that_the_page_imports_is_served(server: TestClient) -> Non
     seen, waiting = set(), ["main.js"]
     while waiting:
         name = waiting.pop()
-        found = server.get(f"/static/{name}")
-        assert found.status_code == 200, name
+        answer = server.get(f"/static/{name}")
+        assert answer.status_code == 200, name
         seen.add(name)
-        waiting += [one for one in imports_of(found.text) if one not in seen]
+        waiting += [module for module in imports_of(answer.text) if module not in seen]
     assert len(seen) > 5
 
 
@@ -96,10 +96,10 @@ def test_headers_are_on_every_answer(server: TestClient, path: str) -> None:
 )
 def test_host_must_be_this_machine(server: TestClient, host: str, allowed: bool) -> None:
     for path in ("/", "/api/chapters", "/plotly.js", "/nowhere"):
-        found = server.get(path, headers={"Host": host})
-        assert (found.status_code != 421) == allowed
+        answer = server.get(path, headers={"Host": host})
+        assert (answer.status_code != 421) == allowed
         if not allowed:
-            assert found.json()["name"] == "Host"
+            assert answer.json()["name"] == "Host"
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_host_must_be_this_machine(server: TestClient, host: str, allowed: bool)
     ],
 )  # fmt: skip
 def test_nothing_else_is_served(server: TestClient, path: str) -> None:
-    found = server.get(path, follow_redirects=False)
-    if found.status_code == 200:  # the client resolved it before sending
-        assert "chapters" in found.json()
+    answer = server.get(path, follow_redirects=False)
+    if answer.status_code == 200:  # the client resolved it before sending
+        assert "chapters" in answer.json()
         return
-    assert found.status_code == 404
-    assert set(found.json()) == {"error", "name"}
+    assert answer.status_code == 404
+    assert set(answer.json()) == {"error", "name"}
 
 
 def test_other_methods_are_refused(server: TestClient) -> None:
@@ -129,18 +129,18 @@ def test_other_methods_are_refused(server: TestClient) -> None:
 
 
 def test_chapters_are_described(server: TestClient) -> None:
-    found = server.get("/api/chapters").json()
-    assert [chapter["id"] for chapter in found["chapters"]] == ["powers", "matrix", "model", "broken"]
-    assert found["chapters"][0]["controls"][0]["name"] == "exponent"
-    assert "compute" not in found["chapters"][0]
-    assert found["model"] is False
+    listing = server.get("/api/chapters").json()
+    assert [chapter["id"] for chapter in listing["chapters"]] == ["powers", "matrix", "model", "broken"]
+    assert listing["chapters"][0]["controls"][0]["name"] == "exponent"
+    assert "compute" not in listing["chapters"][0]
+    assert listing["model"] is False
     assert server.get("/api/chapters").headers["cache-control"] == "no-store"
 
 
 def test_a_view_is_what_python_computes(server: TestClient) -> None:
-    found = server.get("/api/view/powers", params={"exponent": "0.5", "points": "100"})
+    answer = server.get("/api/view/powers", params={"exponent": "0.5", "points": "100"})
     values = {"exponent": 0.5, "points": 100, "turned": False, "seed": 0}
-    assert found.json() == json.loads(json.dumps(stand_in.powers(values).to_dict()))
+    assert answer.json() == json.loads(json.dumps(stand_in.powers(values).to_dict()))
     assert server.get("/api/view/powers").json()["numbers"][0]["value"] == 2.0
 
 
@@ -165,30 +165,30 @@ def test_a_view_is_what_python_computes(server: TestClient) -> None:
     ],
 )
 def test_a_bad_value_is_named(server: TestClient, query: str, name: str) -> None:
-    found = server.get(f"/api/view/powers?{query}")
-    assert found.status_code == 422
-    assert found.json()["name"] == name
-    assert found.json()["error"].startswith(f"{name}: must ")
-    assert len(found.text) < 400
+    answer = server.get(f"/api/view/powers?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["name"] == name
+    assert answer.json()["error"].startswith(f"{name}: must ")
+    assert len(answer.text) < 400
 
 
 def test_a_matrix_is_bounded(server: TestClient) -> None:
     assert server.get("/api/view/matrix?entries=1 2 3; 4 5 6").status_code == 200
     for entries in ("1 2; 3", "1 2 3 4", "1;2;3;4", "1 x", "99", ";" * 100, ""):
-        found = server.get("/api/view/matrix", params={"entries": entries})
-        assert (found.status_code, found.json()["name"]) == (422, "entries")
+        answer = server.get("/api/view/matrix", params={"entries": entries})
+        assert (answer.status_code, answer.json()["name"]) == (422, "entries")
 
 
 def test_an_unknown_chapter_is_a_404(server: TestClient) -> None:
-    found = server.get("/api/view/nothing")
-    assert found.status_code == 404
-    assert found.json() == {"error": "chapter: must be one of powers, matrix, model, broken", "name": "chapter"}
+    answer = server.get("/api/view/nothing")
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "chapter: must be one of powers, matrix, model, broken", "name": "chapter"}
 
 
 def test_a_fault_of_ours_shows_no_traceback(server: TestClient, capfd: pytest.CaptureFixture[str]) -> None:
-    found = server.get("/api/view/broken")
-    assert found.status_code == 500
-    assert found.json() == {"error": "chapter: broken could not be computed: ZeroDivisionError", "name": "chapter"}
+    answer = server.get("/api/view/broken")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "chapter: broken could not be computed: ZeroDivisionError", "name": "chapter"}
     said = capfd.readouterr()
     assert "ZeroDivisionError" in said.err
     assert "Traceback" not in said.err + said.out
@@ -200,17 +200,17 @@ def test_a_fault_outside_the_chapters_shows_none_either(capfd: pytest.CaptureFix
     async def faulty(scope: Any, receive: Any, send: Any) -> None:
         raise KeyError("a secret place")
 
-    found = TestClient(Guard(faulty, PORT, "default-src 'none'"), base_url=HERE).get("/")
-    assert found.status_code == 500
-    assert found.json() == {"error": "server: a fault of its own, KeyError", "name": "server"}
-    assert found.headers["x-content-type-options"] == "nosniff"
+    answer = TestClient(Guard(faulty, PORT, "default-src 'none'"), base_url=HERE).get("/")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "server: a fault of its own, KeyError", "name": "server"}
+    assert answer.headers["x-content-type-options"] == "nosniff"
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_other_sites_get_nothing(server: TestClient) -> None:
     for site in ("cross-site", "same-site"):
-        found = server.get("/api/view/powers", headers={"Sec-Fetch-Site": site})
-        assert (found.status_code, found.json()["name"]) == (403, "Sec-Fetch-Site")
+        answer = server.get("/api/view/powers", headers={"Sec-Fetch-Site": site})
+        assert (answer.status_code, answer.json()["name"]) == (403, "Sec-Fetch-Site")
     # A link from elsewhere to the page itself works.
     assert server.get("/", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
     assert server.get("/api/view/powers", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
@@ -218,8 +218,8 @@ def test_other_sites_get_nothing(server: TestClient) -> None:
 
 def test_small_answers_are_sent_at_once() -> None:
     """asyncio sets TCP_NODELAY on what a socket accepts if the socket says that it is TCP, and on no other."""
-    with listening(0) as one:
-        assert one.proto == socket.IPPROTO_TCP
+    with listening(0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 AUDIT = {"verdict": "healthy", "layers": [{"name": "a", "heads": []}], "findings": []}
@@ -232,9 +232,9 @@ def post(server: TestClient, content: Any, **headers: str) -> Any:
 
 
 def test_an_audit_can_be_sent(server: TestClient) -> None:
-    found = post(server, AUDIT)
-    assert found.status_code == 200
-    assert found.json()["numbers"][0]["value"] == 1
+    answer = post(server, AUDIT)
+    assert answer.status_code == 200
+    assert answer.json()["numbers"][0]["value"] == 1
     # Nothing of it stays.
     assert server.get("/api/view/model").json()["numbers"][0]["value"] == 0
 
@@ -248,8 +248,8 @@ def test_an_audit_is_checked(server: TestClient) -> None:
     for content in (
         b"", b"[]", b"{", b'"x"', b"\xff\xfe", b'{"layers": NaN}', b"[" * 100_000, b'{"a":' * 100_000, {"verdict": "x"},
     ):  # fmt: skip
-        found = post(server, content)
-        assert (found.status_code, found.json()["name"]) == (422, "audit"), content
+        answer = post(server, content)
+        assert (answer.status_code, answer.json()["name"]) == (422, "audit"), content
     assert server.post("/api/model?layer=1000", json=AUDIT, headers={"Origin": HERE}).json()["name"] == "layer"
 
 
@@ -262,13 +262,13 @@ def test_a_huge_audit_is_not_read_to_its_end(server: TestClient) -> None:
             sent += 2**20
             yield b" " * 2**20
 
-    found = server.post("/api/model", content=parts(), headers={"Origin": HERE, "Content-Type": "application/json"})
-    assert (found.status_code, found.json()["name"]) == (413, "audit")
+    answer = server.post("/api/model", content=parts(), headers={"Origin": HERE, "Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["name"]) == (413, "audit")
     lied = post(server, AUDIT, **{"Content-Length": str(LARGEST_BODY + 1)})
     assert lied.status_code == 413
 
 
 def test_an_audit_of_the_command_line_is_shown() -> None:
-    found = client(audit=AUDIT)
-    assert found.get("/api/chapters").json()["model"] is True
-    assert found.get("/api/view/model").json()["numbers"][0]["value"] == 1
+    visitor = client(audit=AUDIT)
+    assert visitor.get("/api/chapters").json()["model"] is True
+    assert visitor.get("/api/view/model").json()["numbers"][0]["value"] == 1

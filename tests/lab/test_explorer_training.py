@@ -65,9 +65,9 @@ def test_numbers_are_those_of_the_runs_and_of_the_lines(
     for number in shown.numbers:
         rule = number.id.removeprefix("loss_")
         ends = [
-            interval(None if run.diverged else run.last.loss for run in some)
+            interval(None if run.diverged else run.last.loss for run in runs)
             for rate in RATES
-            if (some := results.select(task=task, rule=rule, d_k=int(values["d_k"]), learning_rate=rate))
+            if (runs := results.select(task=task, rule=rule, d_k=int(values["d_k"]), learning_rate=rate))
         ]
         assert number.value == min(line_end.mean for line_end in ends)
     assert all(figure.text for figure in shown.figures)
@@ -75,7 +75,9 @@ def test_numbers_are_those_of_the_runs_and_of_the_lines(
     with contextlib.redirect_stdout(out):
         exec(compile(shown.python, "<python>", "exec"), {})  # the chapter's own lines
     printed = dict(line.split(" ", 1) for line in out.getvalue().splitlines())
-    assert {number.id: number.value for number in shown.numbers} == {name: float(one) for name, one in printed.items()}
+    assert {number.id: number.value for number in shown.numbers} == {
+        name: float(text) for name, text in printed.items()
+    }
 
 
 def test_a_d_k_that_the_task_was_not_trained_with_is_refused(chapter: Chapter) -> None:

@@ -65,9 +65,9 @@ def test_knobs_that_do_not_fit_each_other_are_refused(raw: dict[str, str], messa
 
 
 def test_what_is_not_sent_is_the_default_or_what_a_choice_sets() -> None:
-    found = read_values(BY_ID["formula"], {"example": "sixty-four", "zeros": "7"})
-    assert found["query"] == ((2.0,),)
-    assert found["zeros"] == 7
+    values = read_values(BY_ID["formula"], {"example": "sixty-four", "zeros": "7"})
+    assert values["query"] == ((2.0,),)
+    assert values["zeros"] == 7
     assert read_values(BY_ID["growth"], {}) | {"d_k": 0} == read_values(BY_ID["growth"], {"d_k": "4"}) | {"d_k": 0}
 
 
@@ -93,7 +93,7 @@ def test_every_link_to_a_view_in_the_docs_opens() -> None:
     assert len(links) >= 2
     for link in links:
         chapter, moved = started_at(CHAPTERS, link)
-        (shown,) = (one for one in moved if one.id == chapter)
+        (shown,) = (candidate for candidate in moved if candidate.id == chapter)
         assert shown.compute(read_values(shown, {})).numbers
     with pytest.raises(ArgumentError, match="scale: must be one of d_k, rule"):
         started_at(CHAPTERS, "growth?d_k=512&scale=none")

@@ -29,7 +29,7 @@ def pictures() -> list[Picture]:
         picture for result in run_all(plan("quick")) for picture in EXPERIMENTS[result.experiment].pictures(result)
     ]
     # Of the many of training one of each kind: they differ in their data alone.
-    kinds = {one.name.partition("-")[0]: one for _, drawn in chapters(shipped()) for one in drawn}
+    kinds = {picture.name.partition("-")[0]: picture for _, drawn in chapters(shipped()) for picture in drawn}
     return [*rows_pictures(), *study, *kinds.values()]
 
 
@@ -55,7 +55,7 @@ def test_every_picture_is_drawn_in_the_width_of_a_column(pictures: list[Picture]
 
 def test_every_kind_of_line_can_be_drawn(tmp_path: Path) -> None:
     """Those that the curves of training may have, of which the runs at hand need some."""
-    picture = next(one for _, drawn in chapters(shipped()) for one in drawn if one.name.startswith("curves"))
+    picture = next(plot for _, drawn in chapters(shipped()) for plot in drawn if plot.name.startswith("curves"))
     first = next(trace for trace in picture.figure["data"] if trace.get("line") and not trace.get("fill"))
     for dash in training_pictures._DASHES:
         line = {**first, "mode": "lines", "line": {**first["line"], "dash": dash}}

@@ -80,7 +80,7 @@ def patience() -> Iterator[None]:
 
 def processes_of(session: int) -> list[int]:
     """Processes of the session that the command began, itself and all that it started."""
-    found = []
+    pids = []
     for file in Path("/proc").iterdir():
         if file.name.isdigit():
             try:
@@ -88,8 +88,8 @@ def processes_of(session: int) -> list[int]:
             except OSError:  # it ended while we looked
                 continue
             if int(fields[3]) == session and fields[0] not in "ZX":
-                found.append(int(file.name))
-    return found
+                pids.append(int(file.name))
+    return pids
 
 
 def interrupted(process: "subprocess.Popen[str]", folder: Path) -> None:

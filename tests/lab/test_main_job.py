@@ -372,8 +372,8 @@ def test_prove(rootdk: Any, d: int) -> None:
     for term in (*printed["squares"], *printed["crosses"]):
         assert term in text
     expected = [1.0, *([0.0] if d > 1 else []), d, 1.0]
-    for one, predicted in zip(printed["measured"].values(), expected, strict=True):
-        assert abs(one["mean"] - predicted) < 4 * one["standard_error"]
+    for measured, predicted in zip(printed["measured"].values(), expected, strict=True):
+        assert abs(measured["mean"] - predicted) < 4 * measured["standard_error"]
 
 
 def test_prove_is_seeded() -> None:

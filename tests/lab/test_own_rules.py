@@ -74,15 +74,15 @@ def test_a_module_may_register_its_rule_itself(folder: Path, lines: str) -> None
     (folder / "own_rules.py").write_text(f"from rootdk.scaling import ScaleRule, register\n{lines}\n", "utf-8")
     for _ in range(2):
         invoke("look", "--rule", "own_rules:mine", "--d-k", "8", "--keys", "16", "--rows", "4")
-    found = scaling.rule("mine")
-    assert found.factor(8, 16, 15) == 0.25
+    rule = scaling.rule("mine")
+    assert rule.factor(8, 16, 15) == 0.25
     # Another process imports the module, which registers the rule again.
     code = (
         "import pickle, sys; from rootdk import scaling\n"
         "sys.path.append('.'); rule = scaling.register(pickle.load(sys.stdin.buffer)); print(rule.factor(8, 16, 15))"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(found), capture_output=True, check=True, cwd=folder
+        [sys.executable, "-c", code], input=pickle.dumps(rule), capture_output=True, check=True, cwd=folder
     )
     assert ran.stdout.strip() == b"0.25"
     with pytest.raises(ArgumentError, match="must have a name that is free"):
@@ -157,7 +157,11 @@ def test_the_page_offers_it_and_its_lines_run(folder: Path) -> None:
 def test_chapters_that_compare_rules_show_it_beside_the_usual_ones(folder: Path) -> None:
     sys.path.append(str(folder))
     names = [scaling.load("own_rules:mine").name, "mup(64)"]
-    shown = {one.id: one.compute(read_values(one, {})) for one in with_rules(CHAPTERS, names) if one.adds_rules}
+    shown = {
+        chapter.id: chapter.compute(read_values(chapter, {}))
+        for chapter in with_rules(CHAPTERS, names)
+        if chapter.adds_rules
+    }
     assert set(shown) == {"answer", "choosing", "context"}
     for view in shown.values():
         compare(view)
@@ -205,7 +209,7 @@ def test_on_a_cluster_its_code_goes_along(folder: Path) -> None:
         "import pickle, sys; from rootdk import scaling; one, other = pickle.load(sys.stdin.buffer); "
         "scaling.register(one); scaling.register(other); print(one.factor(16, 9, 8), 'own_rules' in sys.modules)"
     )
-    asked = pickle.dumps([pickle.loads(one) for one in there])  # as Ray sends them, from another folder
+    asked = pickle.dumps([pickle.loads(data) for data in there])  # as Ray sends them, from another folder
     done = subprocess.run([sys.executable, "-c", program], input=asked, capture_output=True, cwd="/", check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(9**0.1 / 16).encode(), b"False"]

@@ -155,7 +155,7 @@ def test_formulas_are_mathml(page: Page) -> None:
 
 def test_texts_are_escaped() -> None:
     bad = "<script>alert(1)</script>&"
-    one = Comparison(bad, 1.0, "=", 1.0, 0.1, setting={"d_k": 4, bad: bad})
+    comparison = Comparison(bad, 1.0, "=", 1.0, 0.1, setting={"d_k": 4, bad: bad})
     claim = {
         "id": 1, "statement": bad, "source": bad, "method": bad, "verdict": bad, "condition": bad,
         "evidence": [
@@ -163,18 +163,18 @@ def test_texts_are_escaped() -> None:
              "state": "agrees"},
         ],
     }  # fmt: skip
-    for text in (comparisons([one]), ledger([claim])):
+    for text in (comparisons([comparison]), ledger([claim])):
         assert "<script" not in text
         assert "&lt;script&gt;alert(1)&lt;/script&gt;&amp;" in text
-    whole = Page(render([Result("other", {}, (one,))], [claim], {bad: bad}, [(bad, bad)]))
+    whole = Page(render([Result("other", {}, (comparison,))], [claim], {bad: bad}, [(bad, bad)]))
     assert whole.open == []
     assert [attributes.get("type") for attributes, _ in whole.scripts] == ["text/csv", "text/plain", None]
 
 
 def test_a_name_cannot_end_the_script_that_holds_it() -> None:
     bad = "</script><b>"
-    some = tuple(computed("entropy", {"keys": n, "rule": bad, "d_k": 4}, 1.0) for n in (2, 4))
-    whole = Page(render([Result("length", {}, some)]))
+    entropies = tuple(computed("entropy", {"keys": n, "rule": bad, "d_k": 4}, 1.0) for n in (2, 4))
+    whole = Page(render([Result("length", {}, entropies)]))
     assert whole.open == []
     assert "b" not in whole.tags
 

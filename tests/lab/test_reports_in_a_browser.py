@@ -123,13 +123,13 @@ def test_text_is_readable_in_both_schemes(browser: Any, report: Path) -> None:
         assert contrast(ink, paper) > 7
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, other: str) -> float:
     def light(colour: str) -> float:
         parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
         linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    low, high = sorted((light(one), light(other)))
+    low, high = sorted((light(first), light(other)))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -42,8 +42,8 @@ def test_sampling_is_checked(changes: dict[str, int], error: type[Exception], me
 
 def test_standard_error_is_that_of_groups_and_not_of_rows(rng: np.random.Generator) -> None:
     """Rows of one group that share a shift of variance 1: the error of the mean of 50 groups is 1/sqrt(50)."""
-    found = [over_groups(rng.standard_normal((50, 1)) + 0.1 * rng.standard_normal((50, 40))) for _ in range(400)]
-    means, errors = np.array(found).T
+    pairs = [over_groups(rng.standard_normal((50, 1)) + 0.1 * rng.standard_normal((50, 40))) for _ in range(400)]
+    means, errors = np.array(pairs).T
     assert means.std() == pytest.approx(50**-0.5, rel=0.15)
     assert np.median(errors) == pytest.approx(50**-0.5, rel=0.05)
     assert (np.abs(means) < 2 * errors).mean() > 0.9
@@ -59,9 +59,9 @@ def test_experiments_and_claims_take_one_standard_error(rng: np.random.Generator
 def test_error_of_a_ratio(rng: np.random.Generator) -> None:
     """Against the spread of many repetitions."""
     parts = rng.standard_exponential((2000, 2, 50))
-    found = [compare_ratio("x", {}, 1.0, top, bottom) for top, bottom in parts]
-    assert np.mean([one.standard_error for one in found]) == pytest.approx(
-        np.std([one.measured for one in found]), rel=0.1
+    comparisons = [compare_ratio("x", {}, 1.0, top, bottom) for top, bottom in parts]
+    assert np.mean([comparison.standard_error for comparison in comparisons]) == pytest.approx(
+        np.std([comparison.measured for comparison in comparisons]), rel=0.1
     )
 
 

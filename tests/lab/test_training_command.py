@@ -65,10 +65,10 @@ def test_summary_results_and_what_is_kept(place: Path) -> None:
     assert max(map(len, result.output.splitlines())) <= 80
     assert "; 3 seeds ± 95% interval" in result.output
     assert result.output.endswith("Results: results.json\n")
-    found = Results.from_dict(json.loads(Path("results.json").read_text()))
-    assert found.runs == stand_in.runs(SPECS)
-    assert set(found.about) >= {"rootdk", "torch", "numpy", "python", "size", "cpus", "kernel", "seconds"}
-    assert found.about["size"] == "spec.json"
+    results = Results.from_dict(json.loads(Path("results.json").read_text()))
+    assert results.runs == stand_in.runs(SPECS)
+    assert set(results.about) >= {"rootdk", "torch", "numpy", "python", "size", "cpus", "kernel", "seconds"}
+    assert results.about["size"] == "spec.json"
     assert len(list((place / "cache" / "training").iterdir())) == len(SPECS)
     steps = [noted(spec, 1) for spec in SPECS]
     again = study("--spec", "spec.json", "--out", "again.json")
@@ -90,10 +90,10 @@ def test_without_a_spec_the_plan_is_run(
     )
     result = study(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    found = Results.from_dict(json.loads(result.stdout))
+    results = Results.from_dict(json.loads(result.stdout))
     assert tuple(made) == plan(size, tasks)
-    assert found.runs == stand_in.runs(made[:3])
-    assert (found.about["size"], found.about["tasks"]) == (size, " ".join(tasks) if arguments else "all")
+    assert results.runs == stand_in.runs(made[:3])
+    assert (results.about["size"], results.about["tasks"]) == (size, " ".join(tasks) if arguments else "all")
 
 
 def test_results_are_a_spec_too(place: Path) -> None:
@@ -243,9 +243,9 @@ def drawn(tally: Tally) -> str:
 
 
 def test_cost_orders_as_time_does() -> None:
-    one = RunSpec()
-    assert cost(replace(one, rule="additive")) > cost(one) > cost(replace(one, task="digits"))
-    assert cost(replace(one, steps=600)) > cost(one)
+    spec = RunSpec()
+    assert cost(replace(spec, rule="additive")) > cost(spec) > cost(replace(spec, task="digits"))
+    assert cost(replace(spec, steps=600)) > cost(spec)
 
 
 # Bad input, and sweeps that fail.

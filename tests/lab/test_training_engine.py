@@ -62,7 +62,7 @@ def test_runs_come_in_the_order_of_their_specs_and_are_kept(place: Path) -> None
     assert [noted(spec, 1) for spec in SEEDS] == [list(range(1, 21))] * 4
     again, later = told(specs, place)
     assert again == runs
-    assert [type(one) for one in later] == [Finished] * 4
+    assert [type(event) for event in later] == [Finished] * 4
     assert [noted(spec, 1) for spec in SEEDS] == [list(range(1, 21))] * 4
     assert sorted(file.suffix for file in (place / "runs").iterdir()) == [".json"] * 4
 
@@ -72,7 +72,7 @@ def test_runs_begin_in_the_order_in_which_they_are_asked_for(place: Path) -> Non
     short, long = replace(SPEC, steps=4), replace(SPEC, d_k=512, steps=40)
     assert cost(long) > cost(SPEC) > cost(short)
     _, events = told([short, long, SPEC], place, local(1))
-    assert [one.run.spec for one in events if isinstance(one, Finished)] == [short, long, SPEC]
+    assert [event.run.spec for event in events if isinstance(event, Finished)] == [short, long, SPEC]
 
 
 def threads(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:
@@ -81,8 +81,8 @@ def threads(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]
 
     from rootdk import num_threads
 
-    found = (torch.get_num_threads(), {os.environ.get(name) for name in ONE_THREAD})
-    assert found == (1, {"1"}), found
+    limits = (torch.get_num_threads(), {os.environ.get(name) for name in ONE_THREAD})
+    assert limits == (1, {"1"}), limits
     assert num_threads() >= 1
     return stand_in.train(spec, keep=keep, progress=progress)
 

@@ -170,9 +170,9 @@ def test_real_runs_are_equal_to_local_ones(cluster: Cluster, place: Path) -> Non
 
 def test_a_killed_worker_costs_only_its_run_which_goes_on(cluster: Cluster, place: Path) -> None:
     dies = replace(SPEC, seed=stand_in.DIES_ONCE)
-    found = told([dies, *SEEDS], place, cluster)
-    assert found.runs == stand_in.runs([dies, *SEEDS]), found.error
-    assert [event for event in found.events if isinstance(event, Again)] == [
+    outcome = told([dies, *SEEDS], place, cluster)
+    assert outcome.runs == stand_in.runs([dies, *SEEDS]), outcome.error
+    assert [event for event in outcome.events if isinstance(event, Again)] == [
         Again(dies, "its worker was lost (WorkerCrashedError)")
     ]
     assert noted(dies, 1) == list(range(1, 21))
@@ -183,26 +183,26 @@ def test_a_killed_worker_costs_only_its_run_which_goes_on(cluster: Cluster, plac
 @pytest.mark.slow
 def test_a_run_that_kills_every_worker_is_given_up(cluster: Cluster, place: Path) -> None:
     dies = replace(SPEC, seed=stand_in.DIES_ALWAYS)
-    found = told([dies, SEEDS[0]], place, cluster, attempts=1)
-    assert found.error.startswith("SweepError: 1 run failed")
-    assert f"{title(dies)}: its worker was lost (WorkerCrashedError), 1 times" in found.error
+    outcome = told([dies, SEEDS[0]], place, cluster, attempts=1)
+    assert outcome.error.startswith("SweepError: 1 run failed")
+    assert f"{title(dies)}: its worker was lost (WorkerCrashedError), 1 times" in outcome.error
     assert Store(place / "runs").get(SEEDS[0]) is not None
 
 
 @pytest.mark.slow
 def test_failures_are_those_of_the_local_engine(cluster: Cluster, place: Path) -> None:
     bad = replace(SPEC, seed=stand_in.RAISES)
-    found = told([bad, SEEDS[0]], place, cluster, workers=1)
-    assert f"{title(bad)}: RootdkError: seed: nobody likes this one (training_stand_in.py, line" in found.error
-    found = told([replace(SPEC, seed=stand_in.DISK_IS_FULL)], place, cluster)
-    assert found.error.startswith("StoreError: runs: cannot write to ")
-    assert "No space left on device" in found.error
+    outcome = told([bad, SEEDS[0]], place, cluster, workers=1)
+    assert f"{title(bad)}: RootdkError: seed: nobody likes this one (training_stand_in.py, line" in outcome.error
+    outcome = told([replace(SPEC, seed=stand_in.DISK_IS_FULL)], place, cluster)
+    assert outcome.error.startswith("StoreError: runs: cannot write to ")
+    assert "No space left on device" in outcome.error
 
 
 @pytest.mark.slow
 def test_a_host_with_other_code_does_not_take_part(cluster: Cluster, place: Path) -> None:
-    found = told(SEEDS[:1], place, cluster, code="other")
-    assert f"host {socket.gethostname()} has another rootdk, torch, numpy or Python" in found.error
+    outcome = told(SEEDS[:1], place, cluster, code="other")
+    assert f"host {socket.gethostname()} has another rootdk, torch, numpy or Python" in outcome.error
     assert noted(SEEDS[0], 1) == []
 
 
@@ -233,14 +233,14 @@ def test_the_command(cluster: Cluster, place: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cluster_whose_token_is_not_given(cluster: Cluster, place: Path) -> None:
-    found = told(SEEDS[:1], place, cluster._replace(token=secrets.token_hex(32)))
-    assert found.error.startswith(f"ClusterError: address: Ray at {cluster.address} asks for its token")
+    outcome = told(SEEDS[:1], place, cluster._replace(token=secrets.token_hex(32)))
+    assert outcome.error.startswith(f"ClusterError: address: Ray at {cluster.address} asks for its token")
 
 
 @pytest.mark.slow
 def test_without_an_address_a_cluster_of_its_own(place: Path) -> None:
-    found = told(REAL[:1], place, None, workers=1, real=True)
-    assert found.runs == sweep(REAL[:1], Store(place / "local"), LocalEngine(1)), found.error
+    outcome = told(REAL[:1], place, None, workers=1, real=True)
+    assert outcome.runs == sweep(REAL[:1], Store(place / "local"), LocalEngine(1)), outcome.error
 
 
 # No cluster.
@@ -248,8 +248,8 @@ def test_without_an_address_a_cluster_of_its_own(place: Path) -> None:
 
 def test_a_folder_that_another_study_uses_is_refused(place: Path) -> None:
     with Store(place / "runs").locked():
-        found = told(SEEDS[:1], place, None)
-    assert found.error.startswith(
+        outcome = told(SEEDS[:1], place, None)
+    assert outcome.error.startswith(
         f"StoreError: runs: {place / 'runs'} is in use by another training study, process {os.getpid()}; "
     )
 

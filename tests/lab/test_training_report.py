@@ -48,7 +48,7 @@ def results() -> Results:
 
 @pytest.fixture(scope="module")
 def pictures(results: Results) -> dict[str, Any]:
-    return {picture.name: picture for _, some in chapters(results) for picture in some}
+    return {picture.name: picture for _, group in chapters(results) for picture in group}
 
 
 def of(results: Results, **spec: Any) -> tuple[Run, ...]:
@@ -57,16 +57,16 @@ def of(results: Results, **spec: Any) -> tuple[Run, ...]:
 
 def line(picture: Any, name: str) -> dict[str, Any]:
     """The trace with this name in the legend."""
-    (found,) = (trace for trace in picture.figure["data"] if trace.get("name") == name)
-    return dict(found)
+    (curve,) = (trace for trace in picture.figure["data"] if trace.get("name") == name)
+    return dict(curve)
 
 
 def test_every_chapter_has_pictures_with_names_of_their_own(results: Results) -> None:
-    found = chapters(results)
-    assert [one for one, _ in found] == list(CHAPTERS)
-    names = [picture.name for _, some in found for picture in some]
+    parts = chapters(results)
+    assert [chapter for chapter, _ in parts] == list(CHAPTERS)
+    names = [picture.name for _, group in parts for picture in group]
     assert len(set(names)) == len(names)
-    brief = [picture.name for _, some in chapters(results, brief=True) for picture in some]
+    brief = [picture.name for _, group in chapters(results, brief=True) for picture in group]
     assert set(brief) < set(names)
     assert {re.match(r"[a-z]+", name)[0] for name in brief} == {re.match(r"[a-z]+", name)[0] for name in names}  # type: ignore[index]
 
@@ -118,7 +118,7 @@ def test_a_point_with_a_diverged_run_is_a_gap_that_is_counted(results: Results, 
     diverged = {run.spec.learning_rate for run in runs if run.diverged}
     assert diverged
     drawn = line(picture, "none")["y"]
-    assert [one is None for one in drawn] == [rate in diverged for rate in RATES]
+    assert [value is None for value in drawn] == [rate in diverged for rate in RATES]
     assert f"{len(diverged)} point" in picture.caption
 
 
@@ -152,21 +152,21 @@ def test_every_seed_is_shown(results: Results, pictures: dict[str, Any]) -> None
     )  # fmt: skip
     thin = [trace for trace in pictures["curves-recall-100-steps-64"].figure["data"] if trace["line"]["width"] == 0.8]
     assert len(thin) == 3 * len(SEEDS)
-    assert any(one["y"] == short(runs[-1].along("loss")[1]) for one in thin)
+    assert any(trace["y"] == short(runs[-1].along("loss")[1]) for trace in thin)
 
 
 def test_a_ladder_of_learning_rates() -> None:
     rates = (1e-3, 3e-3, 1e-2, 0.1)
     ladder = [RunSpec("text", steps=20, learning_rate=rate, seed=seed) for rate in rates for seed in SEEDS]
-    found = Results(stand_in.runs([*ladder, replace(ladder[0], rule="none", d_k=16)]))
-    pictures = {picture.name: picture for _, some in chapters(found) for picture in some}
+    results = Results(stand_in.runs([*ladder, replace(ladder[0], rule="none", d_k=16)]))
+    pictures = {picture.name: picture for _, group in chapters(results) for picture in group}
     for name in ("loss", "entropy"):
         picture = pictures[f"ladder-{name}-text-20-steps-64"]
         assert [trace["name"] for trace in picture.figure["data"] if trace.get("name")] == [
             f"{rate:g}" for rate in rates
         ]
         assert "Diverged: 3 of 12 runs." in picture.caption
-    runs = found.select(learning_rate=3e-3)
+    runs = results.select(learning_rate=3e-3)
     drawn = line(pictures["ladder-entropy-text-20-steps-64"], "0.003")["y"][-1]
     assert drawn == pytest.approx(np.mean([min(layer.entropy or 0 for layer in run.last.layers) for run in runs]))
 
@@ -185,7 +185,7 @@ def test_additive_stands_beside_dot_products_and_nowhere_else(pictures: dict[str
 def test_a_rate_of_its_own_for_w_q_and_w_k_is_a_line_of_its_own() -> None:
     matched = [replace(spec, qk_rate=spec.d_k**0.5) for spec in SPECS if spec.rule == "dk" and spec.task == "recall"]
     results = Results(stand_in.runs([*SPECS, *matched]))
-    pictures = {picture.name: picture for _, some in chapters(results) for picture in some}
+    pictures = {picture.name: picture for _, group in chapters(results) for picture in group}
     picture = pictures["best-recall-100-steps"]
     special = line(picture, f"{OVER_D_K}, qk rate √d<sub>k</sub>")
     assert len(special["x"]) == len(SIZES)
@@ -194,10 +194,10 @@ def test_a_rate_of_its_own_for_w_q_and_w_k_is_a_line_of_its_own() -> None:
 
 
 def test_one_seed_and_one_rate_are_enough_for_a_page() -> None:
-    one = Results(stand_in.runs([RunSpec(steps=10)]))
-    (learning,) = chapters(one)[0][1]
+    results = Results(stand_in.runs([RunSpec(steps=10)]))
+    (learning,) = chapters(results)[0][1]
     assert "One seed, so no interval." in learning.caption
-    assert "loss" in render_training(one)
+    assert "loss" in render_training(results)
 
 
 def test_runs_that_all_diverged_are_a_page_too() -> None:
@@ -217,7 +217,7 @@ def test_the_page_opens_offline_and_escapes(results: Results) -> None:
     assert {value[1:] for _, value in page.links if value.startswith("#")} <= set(page.ids)
     drawn = list(page.plots.values())
     check_figures(page)
-    assert len(drawn) == sum(len(some) for _, some in chapters(results))
+    assert len(drawn) == sum(len(group) for _, group in chapters(results))
     assert "<small>" not in text
     assert "&lt;small&gt;" in text
 

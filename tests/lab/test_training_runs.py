@@ -79,22 +79,22 @@ def test_a_decoder_sees_no_future_and_an_encoder_does() -> None:
 
 def test_additive_attention_is_its_formula() -> None:
     torch.manual_seed(0)
-    one = AdditiveAttention(8, 2, 5)
+    layer = AdditiveAttention(8, 2, 5)
     x = torch.randn(3, 6, 8)
     mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
     q, k, v = (
         torch.nn.functional.linear(x.double(), w.double()).unflatten(-1, (2, -1))
-        for w in (one.q_proj_weight, one.k_proj_weight, one.v_proj_weight)
+        for w in (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
     )
-    scores = torch.einsum("bqkhd,hd->bhqk", torch.tanh(q[:, :, None] + k[:, None]), one.direction.double())
+    scores = torch.einsum("bqkhd,hd->bhqk", torch.tanh(q[:, :, None] + k[:, None]), layer.direction.double())
     weights = scores.masked_fill(mask, -torch.inf).softmax(-1)
-    expected = torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2) @ one.out_proj.weight.double().T
-    got = one(x, x, x, attn_mask=mask)[0]
+    expected = torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2) @ layer.out_proj.weight.double().T
+    got = layer(x, x, x, attn_mask=mask)[0]
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
-    one.measure = True
-    one(x, x, x, attn_mask=mask)
+    layer.measure = True
+    layer(x, x, x, attn_mask=mask)
     entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)
-    torch.testing.assert_close(one.last_reading.entropy.double(), entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.last_reading.entropy.double(), entropy, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("size", "variance"), [(1.0, 1.0), (8.0, 64.0)])
@@ -244,9 +244,9 @@ def test_a_run_that_has_learned_stops_there_with_a_look_into_its_layers() -> Non
     run = train(spec)
     assert run.end == "learned"
     assert run.last.step < 500
-    assert min(one.valid_accuracy or 0.0 for one in run.moments[-3:]) >= 0.99
+    assert min(point.valid_accuracy or 0.0 for point in run.moments[-3:]) >= 0.99
     assert len(run.last.layers) == len(run.moments[0].layers) == 2
-    assert {bool(one.layers) for one in run.moments} == {True, False}
+    assert {bool(point.layers) for point in run.moments} == {True, False}
 
 
 def test_looks_are_a_tenth_apart() -> None:

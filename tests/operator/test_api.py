@@ -119,8 +119,8 @@ def test_leading_axes_are_flat_for_lengths_and_offsets(recorder: RecordingKernel
     facts = handed_down(recorder, *arrays, key_lengths=lengths[:, ::-1], query_offset=lengths.T.copy().T)
     assert facts["key_lengths"].tolist() == [2, 1, 0, 5, 4, 3]
     assert facts["query_offset"].tolist() == [0, 1, 2, 3, 4, 5]
-    one = random_arrays(rng, ())
-    assert handed_down(recorder, *one, key_lengths=4)["key_lengths"].tolist() == [4]
+    single = random_arrays(rng, ())
+    assert handed_down(recorder, *single, key_lengths=4)["key_lengths"].tolist() == [4]
 
 
 def test_mask_and_bias_are_views(recorder: RecordingKernel, rng: np.random.Generator) -> None:
@@ -319,34 +319,34 @@ def test_what_a_call_must_be_to_be_known(rng: np.random.Generator) -> None:
     def known(*tensors: Any, **options: Any) -> bool:
         return torch_backend.known(*tensors, Options(**options)) is not None
 
-    one = torch.randn(2, 4, 9, 8)
-    assert known(one, one, one) is SPEAKS
-    assert not any(known(one, one, one, **options) for options in UNUSUAL)
+    x = torch.randn(2, 4, 9, 8)
+    assert known(x, x, x) is SPEAKS
+    assert not any(known(x, x, x, **options) for options in UNUSUAL)
     others = (
-        one.double(),
-        one[:, :, :8],
-        one.transpose(1, 2),
-        torch.nn.Parameter(one),
-        one.numpy(),
-        one.to("meta"),
+        x.double(),
+        x[:, :, :8],
+        x.transpose(1, 2),
+        torch.nn.Parameter(x),
+        x.numpy(),
+        x.to("meta"),
         None,
     )
-    assert not any(known(one, one, other) or known(one, other, one) or known(other, one, one) for other in others)
-    assert not known(one[0, 0], one[0, 0], one[0, 0]), "the result has no axis of heads"
-    assert not known(*(one[..., :0] for _ in range(3))), "an error"
+    assert not any(known(x, x, other) or known(x, other, x) or known(other, x, x) for other in others)
+    assert not known(x[0, 0], x[0, 0], x[0, 0]), "the result has no axis of heads"
+    assert not known(*(x[..., :0] for _ in range(3))), "an error"
     with torch.autocast("cpu"):
-        assert not known(one, one, one)
+        assert not known(x, x, x)
     with torch.autograd.forward_ad.dual_level():
-        assert not known(one, one, one)
-    assert not torch.func.vmap(lambda t: torch.tensor(known(one, one, one)))(one).any()
+        assert not known(x, x, x)
+    assert not torch.func.vmap(lambda t: torch.tensor(known(x, x, x)))(x).any()
 
 
 @pytest.mark.parametrize("scale", [1e30, float("nan")])
 def test_a_known_call_is_checked_as_any_other(scale: float) -> None:
-    one = torch.randn(2, 4, 9, 8)
+    x = torch.randn(2, 4, 9, 8)
     for _ in range(2):
         with pytest.raises(rootdk.errors.ArgumentError, match=r"scale: must be finite and at most 1e\+19 in size, got"):
-            rootdk.attention(one, one, one, scale=scale)
+            rootdk.attention(x, x, x, scale=scale)
 
 
 @pytest.mark.parametrize("options", UNUSUAL, ids=str)
@@ -476,8 +476,8 @@ def test_empty_sizes(rng: np.random.Generator, sizes: dict[str, Any], dtype: Any
 
 def test_dropout_is_reproducible_and_drawn_anew(rng: np.random.Generator) -> None:
     arrays = random_arrays(rng, dtype=np.float32)
-    one, same = (rootdk.attention(*arrays, dropout=0.5, seed=9) for _ in range(2))
-    np.testing.assert_array_equal(one, same)
+    first, same = (rootdk.attention(*arrays, dropout=0.5, seed=9) for _ in range(2))
+    np.testing.assert_array_equal(first, same)
     assert (rootdk.attention(*arrays, dropout=0.5) != rootdk.attention(*arrays, dropout=0.5)).any()
     plain, dropped = rootdk.measure(*arrays)[1], rootdk.measure(*arrays, dropout=0.5, seed=9)[1]
     np.testing.assert_array_equal(plain.entropy, dropped.entropy)  # a reading is of the weights before dropout

@@ -67,8 +67,8 @@ def test_every_key_hidden(rng: np.random.Generator, dtype: str, how: str) -> Non
     assert (gradients[0][..., hidden, :] == 0).all()
     d_out[..., hidden, :] = 0
     budgets = gradient_budget(problem_of(q, k, v, **options), d_out)
-    for name, found, budget in zip(GRADIENTS, gradients, budgets, strict=True):
-        assert_within(found, *budget, name)
+    for name, gradient, budget in zip(GRADIENTS, gradients, budgets, strict=True):
+        assert_within(gradient, *budget, name)
 
 
 def test_every_key_hidden_with_a_sink(rng: np.random.Generator) -> None:
@@ -125,18 +125,18 @@ def test_nan_in_a_query(rng: np.random.Generator, dtype: str, causal: bool) -> N
     arrays, d_out = arrays_and_gradient(rng, DTYPES[dtype])
     clean = everything(arrays, d_out, causal=causal)
     arrays[0][0, 1, 33, 4] = np.nan
-    found = everything(arrays, d_out, causal=causal)
+    results = everything(arrays, d_out, causal=causal)
     others = np.ones((1, 2, 70), bool)
     others[0, 1, 33] = False
-    rows = {name: array for name, array in found.items() if name not in ("d_key", "d_value", "d_query")}
+    rows = {name: array for name, array in results.items() if name not in ("d_key", "d_value", "d_query")}
     assert_same_bits(rows, {name: clean[name] for name in rows}, lambda a: a[others])
     for name, array in rows.items():
         if name == "keys":
             np.testing.assert_array_equal(array, clean[name])
         else:
             assert np.isnan(array[0, 1, 33]).all(), name
-    assert np.isnan(found["d_query"][0, 1, 33]).all()
-    np.testing.assert_array_equal(found["d_query"][others], clean["d_query"][others])
+    assert np.isnan(results["d_query"][0, 1, 33]).all()
+    np.testing.assert_array_equal(results["d_query"][others], clean["d_query"][others])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -145,12 +145,12 @@ def test_nan_in_a_visible_key(rng: np.random.Generator, dtype: str) -> None:
     arrays, d_out = arrays_and_gradient(rng, DTYPES[dtype], n_query=150)
     clean = everything(arrays, d_out, causal=True)
     arrays[1][0, 0, 45, 2] = np.nan
-    found = everything(arrays, d_out, causal=True)
-    by_row = [name for name in found if name not in ("d_key", "d_value", "keys")]
+    results = everything(arrays, d_out, causal=True)
+    by_row = [name for name in results if name not in ("d_key", "d_value", "keys")]
     for name in by_row:
-        assert np.isnan(found[name][0, :, 45:]).all(), name
-    np.testing.assert_array_equal(found["keys"], clean["keys"])
-    assert_same_bits({n: found[n] for n in by_row}, {n: clean[n] for n in by_row}, lambda a: a[:, :, :45])
+        assert np.isnan(results[name][0, :, 45:]).all(), name
+    np.testing.assert_array_equal(results["keys"], clean["keys"])
+    assert_same_bits({n: results[n] for n in by_row}, {n: clean[n] for n in by_row}, lambda a: a[:, :, :45])
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -194,10 +194,10 @@ def test_hidden_nan_or_inf_has_no_effect(rng: np.random.Generator, dtype: str, h
     clean = everything(arrays, d_out, **HIDING[how])
     arrays[1][:, :, 100:] = bad
     arrays[2][:, :, 100:] = bad
-    found = everything(arrays, d_out, **HIDING[how])
-    assert_same_bits(found, clean)
+    results = everything(arrays, d_out, **HIDING[how])
+    assert_same_bits(results, clean)
     for name in ("d_key", "d_value"):
-        assert (found[name][:, :, 100:] == 0).all(), name
+        assert (results[name][:, :, 100:] == 0).all(), name
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -208,13 +208,13 @@ def test_key_and_value_hidden_by_a_bias(rng: np.random.Generator, dtype: str, ba
     options = {"bias": np.where(np.arange(150) < 100, 0.0, -np.inf)}
     clean = everything(arrays, d_out, **options)
     arrays[2][:, :, 100:] = bad
-    found = everything(arrays, d_out, **options)
-    exact = [name for name in found if name not in GRADIENTS]
-    assert_same_bits({n: found[n] for n in exact}, {n: clean[n] for n in exact})
+    results = everything(arrays, d_out, **options)
+    exact = [name for name in results if name not in GRADIENTS]
+    assert_same_bits({n: results[n] for n in exact}, {n: clean[n] for n in exact})
     for name, budget in zip(GRADIENTS, gradient_budget(problem_of(*arrays, **options), d_out), strict=True):
-        assert_within(found[name], *budget, name)
+        assert_within(results[name], *budget, name)
     arrays[1][:, :, 100:] = bad
-    assert_same_bits(everything(arrays, d_out, **options), found)
+    assert_same_bits(everything(arrays, d_out, **options), results)
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -245,11 +245,11 @@ def test_hidden_by_a_logit_of_minus_infinity(rng: np.random.Generator, bad: floa
     clean = everything(arrays, d_out, mask=mask)
     arrays[1][:, :, [3, 140], 0] = -np.inf  # times a positive query: -inf
     arrays[2][:, :, [3, 140]] = bad
-    found = everything(arrays, d_out)
-    exact = [name for name in found if name not in GRADIENTS]
-    assert_same_bits({n: found[n] for n in exact}, {n: clean[n] for n in exact})
+    results = everything(arrays, d_out)
+    exact = [name for name in results if name not in GRADIENTS]
+    assert_same_bits({n: results[n] for n in exact}, {n: clean[n] for n in exact})
     for name, budget in zip(GRADIENTS, gradient_budget(problem_of(*arrays), d_out), strict=True):
-        assert_within(found[name], *budget, name)
+        assert_within(results[name], *budget, name)
 
 
 # Logits of any size
@@ -347,16 +347,16 @@ def test_a_logit_of_plus_infinity(rng: np.random.Generator, dtype: str, where: s
         bias[20, position] = np.inf
     else:  # times a component of either sign, at `position` of the positive one
         arrays[0][:, :, 20, 0] = np.inf
-    found = everything(arrays, d_out, bias=bias)
+    results = everything(arrays, d_out, bias=bias)
     others = np.arange(70) != 20
-    for name in found:
+    for name in results:
         if name in GRADIENTS:
             continue
-        np.testing.assert_array_equal(found[name][:, :, others], clean[name][:, :, others], err_msg=name)
+        np.testing.assert_array_equal(results[name][:, :, others], clean[name][:, :, others], err_msg=name)
         if name != "keys":
-            assert np.isnan(found[name][:, :, 20]).all(), name
-    assert np.isnan(found["d_query"][:, :, 20]).all()
-    assert np.isfinite(found["d_query"][:, :, others]).all()
+            assert np.isnan(results[name][:, :, 20]).all(), name
+    assert np.isnan(results["d_query"][:, :, 20]).all()
+    assert np.isfinite(results["d_query"][:, :, others]).all()
 
 
 # Blocks
@@ -471,8 +471,8 @@ def test_an_expanded_gradient(rng: np.random.Generator) -> None:
     """What `out.sum()` hands back in other libraries: one number seen as a whole array."""
     arrays, d_out = arrays_and_gradient(rng)
     pull_back = rootdk.attention_vjp(*arrays)[1]
-    one = np.broadcast_to(np.float32(0.5), d_out.shape)
-    for ours, expected in zip(pull_back(one), pull_back(np.ascontiguousarray(one)), strict=True):
+    expanded = np.broadcast_to(np.float32(0.5), d_out.shape)
+    for ours, expected in zip(pull_back(expanded), pull_back(np.ascontiguousarray(expanded)), strict=True):
         np.testing.assert_array_equal(ours, expected)
 
 
@@ -494,8 +494,8 @@ def test_negative_and_other_strides(rng: np.random.Generator, dtype: str, layout
     arrays, d_out = arrays_and_gradient(rng, DTYPES[dtype])
     mask, bias = rng.random((1, 2, 70, 150)) < 0.8, rng.standard_normal((1, 2, 70, 150))
     change = LAYOUTS[layout]
-    found = everything([change(a) for a in arrays], change(d_out), mask=change(mask), bias=change(bias))
-    assert_same_bits(found, everything(arrays, d_out, mask=mask, bias=bias))
+    results = everything([change(a) for a in arrays], change(d_out), mask=change(mask), bias=change(bias))
+    assert_same_bits(results, everything(arrays, d_out, mask=mask, bias=bias))
 
 
 # Sizes beyond 32 bits
@@ -567,8 +567,8 @@ def test_results_beyond_32_bits(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(out, expected)
     gradients = [far_apart(a.shape, np.float32, jumps) for a in d_expected]
     _kernel.backward(problem, out, d_out, state, Learnable(*gradients))
-    for found, wanted in zip(gradients, d_expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for gradient, wanted in zip(gradients, d_expected, strict=True):
+        np.testing.assert_array_equal(gradient, wanted)
 
 
 def test_more_pairs_than_32_bits_count(rng: np.random.Generator) -> None:

@@ -90,17 +90,17 @@ def test_small_weights_beside_a_sink(rng: np.random.Generator, n_key: int, n_que
     problem = problem_of(query, key, value, sinks=sinks)
     expected = reference.weights(problem, np.longdouble)
     delta = logit_error(problem)
-    for name, found, power in (
+    for name, sums, power in (
         ("output", out[..., 0], 1),
         ("p_squared", reading.p_squared, 2),
         ("p_cubed", reading.p_cubed, 3),
     ):
         want = (expected**power).sum(axis=-1)
         lost = n_key * smallest if power == 1 else smallest
-        assert (np.abs(found - want) <= 2 * (2 * power * delta * want) + lost).all(), name
-        assert (found[want < smallest * (1 - 4 * power * delta)] == 0).all(), name
+        assert (np.abs(sums - want) <= 2 * (2 * power * delta * want) + lost).all(), name
+        assert (sums[want < smallest * (1 - 4 * power * delta)] == 0).all(), name
         assert (want < smallest).any(), name
-        assert (found > 0).any(), name
+        assert (sums > 0).any(), name
     assert np.isnan(reading.effective_keys[reading.p_squared == 0]).all()
 
 
@@ -127,16 +127,16 @@ def test_a_query_that_its_scale_carries_out_of_range(
     Judge((query, key, value), d_out, {"scale": scale}).check(tangent=False)
     # A direction of usual size takes most tangents out of the range: they are infinite, with their sign, never NaN.
     moved = [rng.standard_normal(array.shape).astype(array.dtype) for array in (query, key, value)]
-    found = np.asarray(rootdk.attention_jvp(query, key, value, *moved, scale=scale)[1], np.float64)
+    result = np.asarray(rootdk.attention_jvp(query, key, value, *moved, scale=scale)[1], np.float64)
     problem = problem_of(query, key, value, scale=scale)
     expected, bound = tangent_budget(problem, Learnable(*(tangent[None] for tangent in moved)))
     largest = float(ml_dtypes.finfo(query.dtype).max)
     clear = np.abs(np.abs(expected) - largest) > bound
-    assert not np.isnan(found).any()
+    assert not np.isnan(result).any()
     inside = clear & (np.abs(expected) < largest)
-    assert (np.abs(found - expected)[inside] <= bound).all()
+    assert (np.abs(result - expected)[inside] <= bound).all()
     beyond = clear & (np.abs(expected) > largest)
-    np.testing.assert_array_equal(found[beyond], np.copysign(np.inf, expected[beyond]))
+    np.testing.assert_array_equal(result[beyond], np.copysign(np.inf, expected[beyond]))
     assert beyond.any() or inside.any()
 
 

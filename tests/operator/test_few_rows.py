@@ -135,6 +135,6 @@ def test_a_head_is_the_same_alone(rng: np.random.Generator, bad: float) -> None:
     for pair in range(19):
         heads, kv = slice(2 * pair, 2 * pair + 2), slice(pair, pair + 1)
         alone = everything((query[:, heads], key[:, kv], value[:, kv]), d_out[:, heads], mask=mask[:, heads])
-        for name, found in together.items():
-            expected = found[:, kv] if name in ("d_key", "d_value") else found[:, heads]
+        for name, array in together.items():
+            expected = array[:, kv] if name in ("d_key", "d_value") else array[:, heads]
             np.testing.assert_array_equal(alone[name], expected, err_msg=f"{name}, pair {pair}")

@@ -60,8 +60,8 @@ def test_linear_in_the_gradient(rng: np.random.Generator, dtype: str, name: str)
     bounds = [gradient_budget(problem, d_out) for d_out in (first, second, first + second)]
     pulled = [pull_back(d_out) for d_out in (first, second, first + second)]
     for i, parts in enumerate(zip(*pulled, strict=True)):
-        one, other, together = (part.astype(np.float64) for part in parts)
-        assert_within(together, one + other, sum(budget[i][1] for budget in bounds), GRADIENTS[i])
+        left, other, together = (part.astype(np.float64) for part in parts)
+        assert_within(together, left + other, sum(budget[i][1] for budget in bounds), GRADIENTS[i])
 
 
 def test_no_gradient_gives_none(rng: np.random.Generator) -> None:
@@ -121,6 +121,6 @@ def test_long_keys_in_parts(rng: np.random.Generator) -> None:
         d_out = rng.standard_normal((1, 2, 20, 8)).astype(np.float32)
         for options in ({}, {"causal": True}, {"window": (3, 500)}, {"key_lengths": [n_key // 2]}):
             budgets = gradient_budget(problem_of(*arrays, **options), d_out)
-            found = rootdk.attention_vjp(*arrays, **options)[1](d_out)
-            for name, gradient, budget in zip(GRADIENTS, found, budgets, strict=True):
+            gradients = rootdk.attention_vjp(*arrays, **options)[1](d_out)
+            for name, gradient, budget in zip(GRADIENTS, gradients, budgets, strict=True):
                 assert_within(gradient, *budget, f"{name} of {n_key} keys, {options}")

@@ -90,8 +90,8 @@ def test_what_does_not_move_adds_nothing(rng: np.random.Generator, dtype: str, n
 def test_tensors_give_the_bits_of_arrays(rng: np.random.Generator, name: str) -> None:
     arrays, options, moved = case(rng, name, np.float32)
     expected = rootdk.attention_jvp(*arrays, **moved, **options)
-    found = rootdk.attention_jvp(*map(tensor, arrays), **tensor_options(moved), **tensor_options(options))
-    for ours, theirs in zip(found, expected, strict=True):
+    results = rootdk.attention_jvp(*map(tensor, arrays), **tensor_options(moved), **tensor_options(options))
+    for ours, theirs in zip(results, expected, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs)
 
 
@@ -120,10 +120,10 @@ def test_what_is_hidden_has_no_effect(rng: np.random.Generator, dtype: str, opti
     for on in TARGETS:
         with target(on):
             clean = rootdk.attention_jvp(*arrays, *tangents, d_bias=d_bias, bias=bias, **options)
-            found = rootdk.attention_jvp(
+            results = rootdk.attention_jvp(
                 *(a for a, _ in hidden), *(t for _, t in hidden), d_bias=unseen, bias=bias, **options
             )
-        for ours, theirs in zip(found, clean, strict=True):
+        for ours, theirs in zip(results, clean, strict=True):
             np.testing.assert_array_equal(ours, theirs, err_msg=on)
 
 

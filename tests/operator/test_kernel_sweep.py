@@ -114,8 +114,8 @@ def test_what_the_cycles_cover() -> None:
         assert count(length, other).keys() == set(product(LENGTHS, values)), (length, other)
     for place, name in enumerate(("query", "key", "value", "d_out")):
         for width in ("d_k", "d_v"):
-            found = {(getattr(case, width), case.starts[place]) for case in CASES}
-            assert found == set(product(WIDTHS, range(4))), (width, name)
+            pairs = {(getattr(case, width), case.starts[place]) for case in CASES}
+            assert pairs == set(product(WIDTHS, range(4))), (width, name)
 
 
 def test_the_tiles_are_among_the_lengths() -> None:

@@ -113,8 +113,8 @@ def test_a_capped_logit_keeps_its_digits(dtype: str, cap: float) -> None:
     kind, u = DTYPES[dtype], unit_roundoff(DTYPES[dtype])
     x = np.geomspace(1e-6, 20, 4001) * cap
     x = np.concatenate([-x, x]).astype(kind)
-    one = np.ones((1, 1), kind)
-    reading = rootdk.measure(x[:, None], one, one, scale=1.0, softcap=cap)[1]
+    ones = np.ones((1, 1), kind)
+    reading = rootdk.measure(x[:, None], ones, ones, scale=1.0, softcap=cap)[1]
     expected = cap * np.tanh(x.astype(np.longdouble) / cap)
     error = np.abs(reading.max.astype(np.longdouble) - expected) / np.abs(expected)
     # x/cap, the exponential, its difference from 1, the quotient, and the way to base 2 and back: 12 roundings at most.
@@ -161,10 +161,10 @@ def test_entropy_near_saturation(dtype: str) -> None:
     exact = -key[:, 1, 0].astype(np.longdouble)
     p = 1 / (1 + np.exp(-exact))
     expected = -(p * np.log(p)) + (1 - p) * (exact + np.log1p(np.exp(-exact)))
-    found = reading.entropy[:, 0]
-    assert (found >= 0).all()
+    entropy = reading.entropy[:, 0]
+    assert (entropy >= 0).all()
     # log(sum) is near 0 and moves by u; the moment by (gap + 4) u of itself.
-    assert (np.abs(found - expected) <= 2 * u + 4 * u * (gap + 2) * expected).all()
+    assert (np.abs(entropy - expected) <= 2 * u + 4 * u * (gap + 2) * expected).all()
     assert (reading.p_squared <= 1 + 4 * u).all()
     assert (reading.jacobian_trace >= 0).all()
 
@@ -183,8 +183,8 @@ def test_long_sums(rng: np.random.Generator, dtype: str) -> None:
     assert (reading.keys == 20_000).all()
     d_out = rng.standard_normal((3, 16)).astype(kind)
     gradients = rootdk.attention_vjp(query, key, value + kind(1))[1](d_out)
-    for name, found, (wanted, limit) in zip("qkv", gradients, gradient_budget(problem, d_out[None]), strict=True):
-        assert_within(found, wanted[0], limit, f"d_{name}")
+    for name, gradient, (wanted, limit) in zip("qkv", gradients, gradient_budget(problem, d_out[None]), strict=True):
+        assert_within(gradient, wanted[0], limit, f"d_{name}")
 
 
 def test_long_equal_sums() -> None:

@@ -18,10 +18,10 @@ NAMES = list(option_sets(np.random.default_rng(0)))
 SHAPES = {"rows": (37, 300), "few": (2, 1100), "one": (1, 1), "no keys": (5, 0), "no rows": (0, 7)}
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert found.has_sinks == expected.has_sinks
+def assert_same(reading: Any, expected: Any) -> None:
+    assert reading.has_sinks == expected.has_sinks
     for name in (*FIELDS, "keys"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(reading, name), getattr(expected, name), err_msg=name)
 
 
 def logit_options(rng: np.random.Generator, name: str, n_query: int, n_key: int) -> dict[str, Any]:
@@ -50,11 +50,11 @@ def test_chosen_rows_read_as_they_do_among_all(rng: np.random.Generator, name: s
     with target(on):
         whole = rootdk.read(q, k, **options)
         for rows in ([36, 0, 5, 5, -37, 17], list(range(37))[::-1], [-1]):
-            found = rootdk.read(q, k, rows=rows, **options)
-            np.testing.assert_array_equal(found.keys, whole.keys[..., rows])
+            reading = rootdk.read(q, k, rows=rows, **options)
+            np.testing.assert_array_equal(reading.keys, whole.keys[..., rows])
             for field in FIELDS:  # other rows share a panel, so sums may round otherwise
                 expected = getattr(whole, field)[..., rows]
-                np.testing.assert_allclose(getattr(found, field), expected, rtol=1e-12, atol=1e-12)
+                np.testing.assert_allclose(getattr(reading, field), expected, rtol=1e-12, atol=1e-12)
         assert rootdk.read(q, k, rows=[], **options).shape == (2, 4, 0)
         third = rootdk.read(q, k, rows=slice(None, None, -3), **options)
         assert_same(third, rootdk.read(q, k, rows=list(range(36, -1, -3)), **options))
@@ -66,10 +66,10 @@ def test_tensors_read_as_arrays(rng: np.random.Generator, name: str) -> None:
     q, k, _ = random_arrays(rng, n_query=37, n_key=300, dtype=np.float32)
     options = logit_options(rng, name, 37, 300)
     given = tensor_options(options)
-    found = rootdk.read(tensor(q).requires_grad_(), tensor(k), **given)
-    assert isinstance(found.mean, torch.Tensor)
-    assert not found.mean.requires_grad
-    assert_same(found, rootdk.read(q, k, **options))
+    reading = rootdk.read(tensor(q).requires_grad_(), tensor(k), **given)
+    assert isinstance(reading.mean, torch.Tensor)
+    assert not reading.mean.requires_grad
+    assert_same(reading, rootdk.read(q, k, **options))
     chosen = rootdk.read(tensor(q), tensor(k), rows=torch.tensor([3, -1]), **given)
     assert_same(chosen, rootdk.read(q, k, rows=[3, -1], **options))
 

@@ -180,11 +180,11 @@ def test_by_head_without_a_head_axis_and_without_rows(rng: np.random.Generator) 
     assert whole.by_head(np.int64(2)).to_dict() == whole.by_head(2).to_dict()  # type: ignore[arg-type]
 
 
-def assert_same(found: Reading, expected: Reading, tolerance: float) -> None:
-    assert found.has_sinks == expected.has_sinks
-    np.testing.assert_array_equal(found.keys, expected.keys)
+def assert_same(reading: Reading, expected: Reading, tolerance: float) -> None:
+    assert reading.has_sinks == expected.has_sinks
+    np.testing.assert_array_equal(reading.keys, expected.keys)
     for name in FIELDS:
-        ours, theirs = getattr(found, name), getattr(expected, name)
+        ours, theirs = getattr(reading, name), getattr(expected, name)
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=name)
 
@@ -214,13 +214,13 @@ def test_merge_equals_the_whole(rng: np.random.Generator, sinks: bool, dtype: An
 def test_merge_of_rows_that_see_nothing_or_nan(rng: np.random.Generator) -> None:
     q, k, v = random_arrays(rng)
     nothing = reading_of(problem_of(q, k, v, key_lengths=0))
-    some = reading_of(problem_of(q, k, v))
-    assert_same(nothing.merge(some), some, 1e-14)
-    assert_same(some.merge(nothing), some, 1e-14)
+    usual = reading_of(problem_of(q, k, v))
+    assert_same(nothing.merge(usual), usual, 1e-14)
+    assert_same(usual.merge(nothing), usual, 1e-14)
     assert_same(nothing.merge(nothing), nothing, 0)
     k[0, 0, 0, 0] = np.nan
     broken = reading_of(problem_of(q, k, v))
-    for merged in (some.merge(broken), broken.merge(some), broken.merge(nothing)):
+    for merged in (usual.merge(broken), broken.merge(usual), broken.merge(nothing)):
         np.testing.assert_array_equal(merged.non_finite, broken.non_finite)
         for name in FIELDS:
             np.testing.assert_array_equal(np.isnan(getattr(merged, name)), broken.non_finite, err_msg=name)

@@ -143,9 +143,9 @@ def test_output_and_gradients_equal_autograd(rng: np.random.Generator, name: str
     d_out = rng.standard_normal(out.shape)
     leaves = [*tensors, *(t for t in (sinks, bias, alibi) if t is not None)]
     expected = torch.autograd.grad(out, leaves, torch.from_numpy(d_out))
-    found = [gradient for gradient in reference.backward(problem, d_out) if gradient is not None]
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
+    gradients = [gradient for gradient in reference.backward(problem, d_out) if gradient is not None]
+    assert len(gradients) == len(expected)
+    for ours, theirs in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-11, atol=1e-12)
 
 
@@ -188,9 +188,9 @@ def test_reading_fields_equal_scipy(rng: np.random.Generator, name: str) -> None
     for b, h, i in np.ndindex(fields["keys"].shape):
         row = full[b, h, i][full[b, h, i] > -np.inf]
         outcomes = row if problem.sinks is None else np.append(row, problem.sinks[h])
-        found = {field: column[b, h, i] for field, column in fields.items()}
+        values = {field: column[b, h, i] for field, column in fields.items()}
         if row.size == 0:
-            assert_reads_nothing(found, None if problem.sinks is None else problem.sinks[h])
+            assert_reads_nothing(values, None if problem.sinks is None else problem.sinks[h])
             continue
         p = special.softmax(outcomes)
         expected = {
@@ -205,13 +205,13 @@ def test_reading_fields_equal_scipy(rng: np.random.Generator, name: str) -> None
             "p_cubed": (p[: row.size] ** 3).sum(),
             "sink_mass": p[row.size :].sum(),
         }
-        assert found.keys() == expected.keys()
+        assert values.keys() == expected.keys()
         for field, number in expected.items():
-            assert found[field] == pytest.approx(number, rel=1e-12, abs=1e-13), field
+            assert values[field] == pytest.approx(number, rel=1e-12, abs=1e-13), field
 
 
-def assert_reads_nothing(found: dict[str, Any], sink: float | None) -> None:
-    assert found == {
+def assert_reads_nothing(values: dict[str, Any], sink: float | None) -> None:
+    assert values == {
         "keys": 0, "log_sum_exp": -np.inf if sink is None else pytest.approx(sink), "max": -np.inf, "min": np.inf,
         "mean": 0, "variance": 0, "entropy": 0, "p_squared": 0, "p_cubed": 0, "sink_mass": 0 if sink is None else 1,
     }  # fmt: skip
@@ -326,12 +326,12 @@ def test_huge_logits_are_exact(level: float) -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_drops_the_rate_that_was_asked_for(rng: np.random.Generator, rate: float) -> None:
     problem = problem_of(*random_arrays(rng, (1,), 1, 1, 300, 300), dropout=rate, seed=3)
-    found = reference.dropped(problem, 0, 0)
-    deviation = math.sqrt(rate * (1 - rate) / found.size)
-    assert abs(found.mean() - rate) < 4.5 * deviation
+    dropped = reference.dropped(problem, 0, 0)
+    deviation = math.sqrt(rate * (1 - rate) / dropped.size)
+    assert abs(dropped.mean() - rate) < 4.5 * deviation
     # Row and column shares must scatter as independent draws do, neither more nor less.
     for axis in (0, 1):
-        chi = ((found.mean(axis=axis) - rate) ** 2 / (rate * (1 - rate) / 300)).sum()
+        chi = ((dropped.mean(axis=axis) - rate) ** 2 / (rate * (1 - rate) / 300)).sum()
         assert stats.chi2(300).cdf(chi) == pytest.approx(0.5, abs=0.5 - 1e-5)
 
 

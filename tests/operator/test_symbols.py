@@ -29,13 +29,13 @@ def shared_names(object_file: Path, target: str) -> list[str]:
 def objects() -> dict[str, Path]:
     """The object files of the targets: those of the package's own build, or the same compiled here."""
     built = ROOT / "build" / "cmake" / "CMakeFiles" / "kernel.dir" / "kernel"
-    found = {name: built / f"target_{name}.cc.o" for name in NAMES}
-    found = {name: path for name, path in found.items() if path.exists()}
-    if found:
-        return found
+    files = {name: built / f"target_{name}.cc.o" for name in NAMES}
+    files = {name: path for name, path in files.items() if path.exists()}
+    if files:
+        return files
     subprocess.run(["make", "build/guarded/kernel_fuzz"], cwd=ROOT, check=True, timeout=3600)
-    found = {name: ROOT / "build" / "guarded" / f"target_{name}.o" for name in NAMES}
-    return {name: path for name, path in found.items() if path.exists()}
+    files = {name: ROOT / "build" / "guarded" / f"target_{name}.o" for name in NAMES}
+    return {name: path for name, path in files.items() if path.exists()}
 
 
 def test_every_weak_symbol_names_its_target(objects: dict[str, Path]) -> None:

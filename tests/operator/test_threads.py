@@ -70,8 +70,8 @@ def test_eight_callers_at_once(rng: np.random.Generator) -> None:
         return [everything(arrays, d_out, **options) for _ in range(3)]
 
     with threads(2), ThreadPoolExecutor(8) as executor:
-        for i, found in enumerate(executor.map(call, range(8), timeout=120)):
-            for answer in found:
+        for i, answers in enumerate(executor.map(call, range(8), timeout=120)):
+            for answer in answers:
                 assert_same_bits(answer, expected[i])
 
 
@@ -217,9 +217,9 @@ def test_a_numpy_integer_counts_too() -> None:
 
 def test_without_the_environment_the_affinity_says_it() -> None:
     assert in_a_fresh_process(SHOW) == str(len(os.sched_getaffinity(0)))
-    one = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}]); {SHOW}"
-    assert in_a_fresh_process(one) == "1"
-    assert in_a_fresh_process(one, ROOTDK_NUM_THREADS="5") == "5"
+    program = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}]); {SHOW}"
+    assert in_a_fresh_process(program) == "1"
+    assert in_a_fresh_process(program, ROOTDK_NUM_THREADS="5") == "5"
 
 
 def test_the_setting_is_obeyed() -> None:

@@ -47,9 +47,9 @@ def test_equal_the_definition(rng: np.random.Generator, dtype: str, name: str) -
         expected, bound = budget(arrays, options, index)
         for where in TARGETS if chosen is rows else TARGETS[:1]:
             with target(where):
-                found = rootdk.weights(*arrays[:2], rows=chosen, **options)
-                assert found.dtype == compute_type(arrays[0].dtype)
-                assert_within(found, expected, bound, where)
+                weights = rootdk.weights(*arrays[:2], rows=chosen, **options)
+                assert weights.dtype == compute_type(arrays[0].dtype)
+                assert_within(weights, expected, bound, where)
         on_tensors = rootdk.weights(*(tensor(a) for a in arrays[:2]), rows=chosen, **tensor_options(options))
         assert_within(array(on_tensors), expected, bound)
 
@@ -95,24 +95,24 @@ def test_what_each_key_received(rng: np.random.Generator, dtype: str, name: str)
 
 def test_the_same_bits_on_any_number_of_threads(rng: np.random.Generator) -> None:
     arrays = random_arrays(rng, leading=(), heads=1, kv_heads=1, n_query=300, n_key=1100, dtype=np.float32)
-    found = []
+    pairs = []
     for n in (1, 2, 3):
         with threads(n):
-            found.append(
+            pairs.append(
                 (rootdk.measure(*arrays, per_key=True)[1].received, rootdk.weights(*arrays[:2], rows=slice(0, 40)))
             )
-    for received, weights in found[1:]:
-        np.testing.assert_array_equal(received, found[0][0])
-        np.testing.assert_array_equal(weights, found[0][1])
+    for received, weights in pairs[1:]:
+        np.testing.assert_array_equal(received, pairs[0][0])
+        np.testing.assert_array_equal(weights, pairs[0][1])
 
 
 def test_hidden_numbers_and_nan(rng: np.random.Generator) -> None:
     q, k, v = random_arrays(rng, leading=(), heads=2, kv_heads=2, n_query=6, n_key=6, dtype=np.float32)
     k[:, 4] = np.nan
-    found = rootdk.weights(q, k, causal=True)
-    assert np.isfinite(found[:, :4]).all()
-    assert np.isnan(found[:, 4:, :5]).all()
-    assert not found[:, 4, 5].any()
+    weights = rootdk.weights(q, k, causal=True)
+    assert np.isfinite(weights[:, :4]).all()
+    assert np.isnan(weights[:, 4:, :5]).all()
+    assert not weights[:, 4, 5].any()
     received = rootdk.measure(q, k, v, causal=True, per_key=True)[1].received
     assert np.isnan(received[:, :5]).all()
 
@@ -152,8 +152,8 @@ def test_readings_keep_what_each_key_received(rng: np.random.Generator) -> None:
     for copy in (rootdk.Reading.from_dict(whole.to_dict()), pickle.loads(pickle.dumps(whole))):
         np.testing.assert_array_equal(copy.received, whole.received)
     assert "received" not in rootdk.measure(q, k, v)[1].to_dict()
-    one = rootdk.measure(q[0, 0], k[0, 0], v[0, 0], per_key=True)[1]
-    np.testing.assert_allclose(one.received, whole.received[0, 0], rtol=1e-12)
+    single = rootdk.measure(q[0, 0], k[0, 0], v[0, 0], per_key=True)[1]
+    np.testing.assert_allclose(single.received, whole.received[0, 0], rtol=1e-12)
     np.testing.assert_allclose(whole.received.sum(axis=-1), 7.0)
     plain = rootdk.measure(q, k, v)[1]
     with pytest.raises(rootdk.ArgumentError, match=r"^readings: must all be measured per key or none of them"):

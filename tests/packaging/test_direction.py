@@ -57,7 +57,7 @@ def imports(file: Path, source: Path) -> set[str]:
 def into_tests(tests: Path) -> list[str]:
     """Every import of a test's file by another, as 'file -> file'. What several share lies in tests/support."""
     files = {file.stem: file for file in tests.rglob("test_*.py")}
-    found = []
+    pairs = []
     for file in sorted(tests.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Import):
@@ -67,8 +67,8 @@ def into_tests(tests: Path) -> list[str]:
             else:
                 continue
             others = {name for path in paths for name in path.split(".") if name in files and name != file.stem}
-            found += [f"{file.stem} -> {other}" for other in sorted(others)]
-    return found
+            pairs += [f"{file.stem} -> {other}" for other in sorted(others)]
+    return pairs
 
 
 def upward(source: Path) -> list[str]:

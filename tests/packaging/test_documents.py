@@ -101,9 +101,9 @@ def test_table_is_measured() -> None:
     )
     looks = look([64, 512], RULES, keys=1024, rows=1024, seed=0)
     assert [(int(d_k), rule) for d_k, rule, *_ in shown] == [(look.d_k, rule_label(look.rule)) for look in looks]
-    for (_, _, *numbers), one in zip(shown, looks, strict=True):
-        saturated = 100 * one.saturated
-        measured = [one.score_variance, one.entropy_ratio, one.effective_keys, saturated, one.jacobian_trace]
+    for (_, _, *numbers), seen in zip(shown, looks, strict=True):
+        saturated = 100 * seen.saturated
+        measured = [seen.score_variance, seen.entropy_ratio, seen.effective_keys, saturated, seen.jacobian_trace]
         for text, value in zip(numbers, measured, strict=True):
             last_digit = 10.0 ** -len(text.partition(".")[2])
             assert float(text) == pytest.approx(value, abs=1.5 * last_digit)

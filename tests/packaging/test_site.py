@@ -116,8 +116,8 @@ def test_it_can_be_searched_and_the_explorer_opens(browser: Any, site: Path, ser
     visit.page.goto(f"{served}/index.html")
     visit.page.keyboard.press("f")
     visit.page.keyboard.type("relative_gradient")
-    found = until(lambda: visit.page.locator(".md-search-result__link").all())
-    assert found[0].inner_text() == "rootdk.theory"
+    links = until(lambda: visit.page.locator(".md-search-result__link").all())
+    assert links[0].inner_text() == "rootdk.theory"
     visit.page.goto(f"{served}/learn/page.html")
     until(lambda: visit.page.evaluate("document.documentElement.dataset.drawn"))
     assert visit.page.locator("h1").inner_text() == "The formula"

@@ -31,20 +31,20 @@ def anchor(heading: str) -> str:
 
 def places(where: str) -> list[tuple[str, str]]:
     """("claim", "3"), ("chapter", "growth"), ("name", "theory.saturation"), ("section", "why-root-dk.md#...")."""
-    found = []
+    pairs = []
     for part in where.split("; "):
         if numbers := re.fullmatch(r"claims? (\d+(?:, \d+)*)", part):
-            found += [("claim", number) for number in numbers[1].split(", ")]
+            pairs += [("claim", number) for number in numbers[1].split(", ")]
         elif chapter := re.fullmatch(r"chapter `([\w-]+)`", part):
-            found.append(("chapter", chapter[1]))
+            pairs.append(("chapter", chapter[1]))
         elif name := re.fullmatch(r"`([\w.]+)`", part):
-            found.append(("name", name[1]))
+            pairs.append(("name", name[1]))
         else:
             link = re.fullmatch(r"\[(.+)\]\(([\w-]+\.md)#(.+)\)", part)
             assert link, f"what is this place? {part!r}"
             assert anchor(link[1]) == link[3], f"the link says {link[1]!r} and leads to {link[3]!r}"
-            found.append(("section", f"{link[2]}#{link[1]}"))
-    return found
+            pairs.append(("section", f"{link[2]}#{link[1]}"))
+    return pairs
 
 
 def section(place: str) -> str:
@@ -121,7 +121,11 @@ PRINTED = {
 def test_the_claim_computes_the_numbers_of_the_statement(statement: str) -> None:
     claim, numbers = PRINTED[statement]
     assert ("claim", str(claim)) in places(ROWS[statement][3])
-    agreed = {one.predicted for one in LEDGER[claim].check(Sampling(rows=1024)).evidence if one.relation and one.agrees}
+    agreed = {
+        comparison.predicted
+        for comparison in LEDGER[claim].check(Sampling(rows=1024)).evidence
+        if comparison.relation and comparison.agrees
+    }
     assert numbers <= agreed
 
 
@@ -132,7 +136,7 @@ def test_numbers_of_the_table_itself() -> None:
     assert f"{128**0.5:.1f}" in ROWS["B3"][2]
     assert f"{float(predict(64, 512, 'none').saturated[0]):.0%}".replace("%", " %") in ROWS["B4"][2]
     flow = [float(relative_gradient(512, d_k, d_k**-0.5)) for d_k in (4, 64, 256, 1024)]
-    assert max(abs(one - 1) for one in flow) < 0.1  # C4
+    assert max(abs(value - 1) for value in flow) < 0.1  # C4
     lost = LEDGER[9].check().condition
     assert "19%" in lost
     assert "79% at 64" in lost

@@ -136,7 +136,7 @@ def surprises(program: str, folder: Path, config: str = "") -> list[str]:
     )
     assert done.returncode in {0, 1}, done.stdout + done.stderr
     said = {int(line): kind or f"wrong: {error}" for line, kind, error in SAID.findall(done.stdout)}
-    found = []
+    messages = []
     for number, line in enumerate(program.splitlines(), 1):
         wanted, got = WANTED.search(line), said.get(number, "")
         if wanted is None:
@@ -144,8 +144,8 @@ def surprises(program: str, folder: Path, config: str = "") -> list[str]:
         else:
             fits = bool(got) and (got.startswith(wanted[2]) if wanted[1] == "is" else got == wanted[0][2:])
         if not fits:
-            found.append(f"{line.partition('  #')[0].strip()}: {got or 'nothing'}")
-    return found
+            messages.append(f"{line.partition('  #')[0].strip()}: {got or 'nothing'}")
+    return messages
 
 
 def with_stand_ins(folder: Path) -> None:

@@ -38,13 +38,13 @@ class Family:
 def _split(name: str) -> Callable[[Any], list[Any]]:
     def parts(module: Any) -> list[Any]:
         linear = getattr(module, name)
-        return [one.data for one in (linear.weight, linear.bias) if one is not None]
+        return [parameter.data for parameter in (linear.weight, linear.bias) if parameter is not None]
 
     return parts
 
 
 def _first_rows(name: str) -> Callable[[Any], list[Any]]:
-    return lambda module: [one[: HEADS * D] for one in _split(name)(module)]
+    return lambda module: [part[: HEADS * D] for part in _split(name)(module)]
 
 
 def _of_each_key_head(kv_heads: int) -> Callable[[Any], list[Any]]:
@@ -52,7 +52,7 @@ def _of_each_key_head(kv_heads: int) -> Callable[[Any], list[Any]]:
 
     def parts(module: Any) -> list[Any]:
         both = _split("query_key_value")(module)
-        return [one.view(kv_heads, group + 2, D, *one.shape[1:])[:, :group] for one in both]
+        return [part.view(kv_heads, group + 2, D, *part.shape[1:])[:, :group] for part in both]
 
     return parts
 

@@ -63,10 +63,10 @@ def work() -> None:
     signal.signal(signal.SIGPROF, _stop)
     signal.signal(signal.SIGALRM, _stop)
     seconds, commands = json.load(sys.stdin)
-    told = sys.stdout
+    out = sys.stdout
     for arguments in commands:
-        told.write(json.dumps(run(arguments, seconds)) + "\n")
-        told.flush()
+        out.write(json.dumps(run(arguments, seconds)) + "\n")
+        out.flush()
 
 
 if __name__ == "__main__":

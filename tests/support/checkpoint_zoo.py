@@ -284,9 +284,9 @@ def layer_of(path: str) -> str:
 
 def queries(name: str, model: Any) -> list[tuple[str, Any]]:
     """The projections that make queries, fused or not, with the paths of their modules."""
-    found = [(path, module) for path, module in model.named_modules() if path.endswith(FAMILIES[name].query)]
-    assert len(found) == FAMILIES[name].attentions
-    return found
+    modules = [(path, module) for path, module in model.named_modules() if path.endswith(FAMILIES[name].query)]
+    assert len(modules) == FAMILIES[name].attentions
+    return modules
 
 
 @torch.no_grad()

@@ -114,5 +114,5 @@ def _number(pattern: str, text: str) -> int:
 if __name__ == "__main__":
     targets = [name for name in TARGETS if name in sys.argv[1:]] or list(TARGETS)
     variants = [name for name in VARIANTS if name in sys.argv[1:]] or list(VARIANTS)
-    found = {t: {v: usage(compiled(TARGETS[t], *VARIANTS[v]), TARGETS[t]) for v in variants} for t in targets}
-    print(json.dumps(found))
+    used = {t: {v: usage(compiled(TARGETS[t], *VARIANTS[v]), TARGETS[t]) for v in variants} for t in targets}
+    print(json.dumps(used))

@@ -21,9 +21,9 @@ def explore(port: int, *options: str) -> tuple[str, ...]:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Served:
@@ -38,11 +38,11 @@ class Served:
         self.process = subprocess.Popen([sys.executable, *self.arguments], stdout=pipe, stderr=pipe, text=True)
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", self.said)
-        if not found:
+        match = re.search(r"http://127\.0\.0\.1:(\d+)/", self.said)
+        if not match:
             self.process.kill()
             raise AssertionError(f"no address: {self.said!r} {self.process.communicate()}")
-        self.address, self.port = found[0], int(found[1])
+        self.address, self.port = match[0], int(match[1])
         return self
 
     def stop(self, sign: signal.Signals = signal.SIGINT) -> tuple[int, str]:
@@ -60,12 +60,12 @@ class Served:
 
     def raw(self, request: bytes) -> bytes:
         """What comes back for these bytes; a client of a library would mend them first."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as one:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             parts = []
             with suppress(ConnectionError, OSError):  # it need not read to the end of what it refuses
-                one.sendall(request)
-                one.shutdown(socket.SHUT_WR)
+                connection.sendall(request)
+                connection.shutdown(socket.SHUT_WR)
             with suppress(ConnectionError):
-                while part := one.recv(65536):
+                while part := connection.recv(65536):
                     parts.append(part)
         return b"".join(parts)

@@ -13,8 +13,8 @@ BY_ID = {chapter.id: chapter for chapter in CHAPTERS}
 
 
 def view(chapter: str, **raw: object) -> View:
-    one = BY_ID[chapter]
-    return one.compute(read_values(one, {name: str(value) for name, value in raw.items()}))
+    entry = BY_ID[chapter]
+    return entry.compute(read_values(entry, {name: str(value) for name, value in raw.items()}))
 
 
 def values_of(shown: View) -> dict[str, object]:

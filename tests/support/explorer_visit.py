@@ -16,8 +16,8 @@ def until(true: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Asked from here again and again: the page's policy forbids the waiting that playwright does inside it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := true():
-            return found
+        if answer := true():
+            return answer
         time.sleep(0.02)
     raise AssertionError(f"not within {seconds} s: {true()!r}")
 
@@ -34,16 +34,16 @@ def open_at(visit: Visit, address: str, hash_: str = "#powers") -> Any:
 
 
 def plotted(page: Any) -> dict[str, Any]:
-    found: dict[str, Any] = page.evaluate(
+    plots: dict[str, Any] = page.evaluate(
         "Object.fromEntries([...document.querySelectorAll('.plot')].map(plot => [plot.id.slice(5), plot.data]))"
     )
-    return found
+    return plots
 
 
 def expected(chapter: Chapter, raw: Mapping[str, str]) -> dict[str, Any]:
     view = chapter.compute(read_values(chapter, raw)).to_dict()
-    found: dict[str, Any] = json.loads(json.dumps(view))
-    return found
+    content: dict[str, Any] = json.loads(json.dumps(view))
+    return content
 
 
 def as_shown(text: str) -> str:
@@ -64,5 +64,5 @@ def assert_shows(page: Any, chapter: Chapter, **raw: str) -> None:
 def violations(page: Any) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {node['html'][:200]} {node['failureSummary']}" for one in found for node in one["nodes"]]
+    broken = Axe().run(page).response["violations"]
+    return [f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}" for rule in broken for node in rule["nodes"]]

@@ -38,16 +38,16 @@ class Case:
 
 def good_tensors(seed: int = 0, layers: int = 1) -> dict[str, Any]:
     """Queries and keys of four and two heads of 8, with biases and QK-norms in every second layer."""
-    rng, found = np.random.default_rng(seed), {}
+    rng, tensors = np.random.default_rng(seed), {}
     for layer in range(layers):
         place = PREFIX.replace(".0.", f".{layer}.")
         for part, rows in (("q_proj", 32), ("k_proj", 16)):
-            found[f"{place}{part}.weight"] = (rng.standard_normal((rows, 32)) / 6).astype(np.float32)
+            tensors[f"{place}{part}.weight"] = (rng.standard_normal((rows, 32)) / 6).astype(np.float32)
             if layer % 2:
-                found[f"{place}{part}.bias"] = rng.standard_normal(rows).astype(np.float16)
-                found[f"{place}{part[0]}_norm.weight"] = np.ones(8, np.float64)
-        found[f"{place}v_proj.weight"] = np.ones((16, 32), np.float32)
-    return found
+                tensors[f"{place}{part}.bias"] = rng.standard_normal(rows).astype(np.float16)
+                tensors[f"{place}{part[0]}_norm.weight"] = np.ones(8, np.float64)
+        tensors[f"{place}v_proj.weight"] = np.ones((16, 32), np.float32)
+    return tensors
 
 
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "int8": "I8", "int64": "I64", "bool": "BOOL"}
@@ -286,9 +286,9 @@ def _tensors() -> Iterator[Case]:
         yield Case(f"normed weights of {value}", lambda place, tensors=normed: folder(place, tensors))
         together = {**good, f"{PREFIX}q_norm.weight": np.full(32, value), f"{PREFIX}k_norm.weight": np.full(16, value)}
         yield Case(f"gains of {value}", lambda place, tensors=together: folder(place, tensors))
-        one = good[WQ].astype(np.float64)
-        one[9, 3] = value
-        yield Case(f"one weight of {value}", lambda place, one=one: folder(place, {**good, WQ: one}))
+        query = good[WQ].astype(np.float64)
+        query[9, 3] = value
+        yield Case(f"one weight of {value}", lambda place, query=query: folder(place, {**good, WQ: query}))
     yield Case("no columns", lambda place: folder(place, {WQ: np.ones((32, 0)), WK: np.ones((16, 0))}))
     yield Case("no tensors", lambda place: folder(place, {}))
     yield Case("nothing of attention", lambda place: folder(place, {f"a{CODES}": np.ones(3)}))
@@ -318,7 +318,7 @@ def _headers() -> Iterator[Case]:
         "three offsets": entry(data_offsets=[0, size, size]),
         "no offsets": entry(data_offsets=None),
         "offsets that overlap": {**header, WK: {**header[WK], "data_offsets": [0, 16 * 32 * 4]}},
-        "offsets with a hole": {name: one for name, one in header.items() if name != WK},
+        "offsets with a hole": {name: fields for name, fields in header.items() if name != WK},
         "shape negative": entry(shape=[-32, -32]),
         "shape too large": entry(shape=[2**62, 2**62]),
         "shape of 400 digits": entry(shape=[10**400, 32]),
@@ -576,7 +576,7 @@ def _many_tensors(place: Path) -> None:
 
 def _many_in_shards(place: Path) -> None:
     """As a published model has them; all but its first layer are empty."""
-    names = [f"model.layers.{one % 61}.mlp.experts.{one // 61}.up_proj.weight" for one in range(94_001 - 3)]
+    names = [f"model.layers.{expert % 61}.mlp.experts.{expert // 61}.up_proj.weight" for expert in range(94_001 - 3)]
     places = {name: f"model-{number % 163:05}.safetensors" for number, name in enumerate(names)}
     (place / "config.json").write_text(json.dumps(CONFIG))
     for number in range(163):
@@ -618,10 +618,10 @@ def _mutate(place: Path, draw: random.Random) -> None:
 
 
 def _bytes(whole: bytes, draw: random.Random) -> bytes:
-    found = bytearray(whole)
+    data = bytearray(whole)
     for _ in range(draw.choice([1, 1, 3, 20])):
-        found[draw.randrange(len(found))] = draw.choice([draw.randrange(256), 0, 0x1B, 0x22, 0x5B, 0x7B])
-    return bytes(found)
+        data[draw.randrange(len(data))] = draw.choice([draw.randrange(256), 0, 0x1B, 0x22, 0x5B, 0x7B])
+    return bytes(data)
 
 
 def _cut_or_spliced(whole: bytes, draw: random.Random) -> bytes:

@@ -441,10 +441,10 @@ def _graphs() -> Iterator[Case]:
 
 
 def _varint(number: int) -> bytes:
-    found = b""
+    data = b""
     while number > 127:
-        found, number = found + bytes([number & 127 | 128]), number >> 7
-    return found + bytes([number])
+        data, number = data + bytes([number & 127 | 128]), number >> 7
+    return data + bytes([number])
 
 
 def _beside(place: Path) -> Path:

@@ -23,12 +23,12 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
+        attributes = dict(attrs)
         self.tags.append(tag)
         self.links += [(tag, value or "") for name, value in attrs if name in FETCHING]
         self.ids += [value or "" for name, value in attrs if name == "id"]
         if tag == "script":
-            self.scripts.append((found, ""))
+            self.scripts.append((attributes, ""))
         if tag not in VOID:
             self.open.append(tag)
 
@@ -48,7 +48,11 @@ class Page(HTMLParser):
     @property
     def plots(self) -> dict[str, Any]:
         """The figures by the name of their place."""
-        return {str(found["data-plot"]): json.loads(text) for found, text in self.scripts if "data-plot" in found}
+        return {
+            str(attributes["data-plot"]): json.loads(text)
+            for attributes, text in self.scripts
+            if "data-plot" in attributes
+        }
 
 
 def check_figures(page: Page) -> None:

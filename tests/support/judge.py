@@ -51,9 +51,9 @@ class Judge:
         np.testing.assert_array_equal(measured, out, err_msg="measure and attention differ")
         np.testing.assert_array_equal(reading.keys, self.keys, err_msg="keys")
         for field, (expected, bound) in self.fields.items():
-            found = getattr(reading, field)
-            assert found.dtype == compute_type(dtype)
-            assert_within(found, expected, bound, field)
+            column = getattr(reading, field)
+            assert column.dtype == compute_type(dtype)
+            assert_within(column, expected, bound, field)
 
         again, pull_back = rootdk.attention_vjp(*self.arrays, **self.options)
         np.testing.assert_array_equal(again, out, err_msg="attention_vjp and attention differ")
@@ -100,10 +100,10 @@ def everything(arrays: Any, d_out: Any, **options: Any) -> Said:
     return said | dict(zip(("output of the tangent", "tangent of the output"), moved, strict=True))
 
 
-def assert_same_bits(found: Said, expected: Said, select: Callable[[Any], Any] = np.asarray) -> None:
+def assert_same_bits(result: Said, expected: Said, select: Callable[[Any], Any] = np.asarray) -> None:
     """Equal to the last bit, NaN where there is NaN; `select` picks the part that is compared."""
-    assert found.keys() == expected.keys()
-    for name, array in found.items():
+    assert result.keys() == expected.keys()
+    for name, array in result.items():
         np.testing.assert_array_equal(select(array), select(expected[name]), err_msg=name)
 
 

@@ -13,11 +13,11 @@ def below(root: int) -> list[int]:
             state, parent = _state(int(entry.name))
             if state not in "ZX":
                 parents[int(entry.name)] = parent
-    found, front = [], {root}
+    pids, front = [], {root}
     while front:
         front = {pid for pid, parent in parents.items() if parent in front}
-        found += front
-    return found
+        pids += front
+    return pids
 
 
 def name(pid: int) -> str:
@@ -39,13 +39,13 @@ def listening(pid: int) -> set[str]:
             sockets.add(str(entry.readlink()))
         except OSError:  # closed meanwhile
             continue
-    found = set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENS and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1].partition(":")[0])
-    return found
+                addresses.add(fields[1].partition(":")[0])
+    return addresses
 
 
 # 127.0.0.1, the same in IPv6's notation for IPv4, and ::1.

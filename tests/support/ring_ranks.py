@@ -40,17 +40,17 @@ def together(
     for rank in hanging:
         started[rank].kill()
     assert not hanging, f"ranks {hanging} did not end"
-    found: list[Any] = []
+    results: list[Any] = []
     for rank, process in enumerate(started):
         if rank == killed:
             assert process.exitcode == -signal.SIGKILL
-            found.append(None)
+            results.append(None)
             continue
         error = folder / f"{rank}.error"
         assert not error.exists(), f"rank {rank}: {error.read_text()}"
         assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode}"
-        found.append(torch.load(folder / f"{rank}.pt", weights_only=False))
-    return found
+        results.append(torch.load(folder / f"{rank}.pt", weights_only=False))
+    return results
 
 
 def _free_port() -> int:

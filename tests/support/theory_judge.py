@@ -62,14 +62,14 @@ def _inner(sigma: mpf, reach: mpf, degree: int):
         nodes = [(x, w * mp.npdf(x)) for x, w in _panels([mpf(i) * 3 for i in range(-3, 4)], degree)]
 
         def over_x(u: mpf) -> list[mpf]:
-            found = [mpf(0)] * 5
+            sums = [mpf(0)] * 5
             for x, weight in nodes:
                 t = mp.exp(u + sigma * x)
                 term = weight * mp.exp(-t)
                 for k in range(5):
-                    found[k] += term
+                    sums[k] += term
                     term *= t
-            return found
+            return sums
 
         return over_x
     # Below -reach exp(-e^y) is 1 and e^y is 0; above 5 both are 0.
@@ -83,15 +83,15 @@ def _inner(sigma: mpf, reach: mpf, degree: int):
         nodes.append((y, [kept * t**k for k in range(5)]))
 
     def over_y(u: mpf) -> list[mpf]:
-        found = [mp.ncdf((start - u) / sigma), mpf(0), mpf(0), mpf(0), mpf(0)]
+        sums = [mp.ncdf((start - u) / sigma), mpf(0), mpf(0), mpf(0), mpf(0)]
         for y, terms in nodes:
             distance = (y - u) / sigma
             if abs(distance) > 20:  # e^(k y) moves the bulk to k sigma
                 continue
             density = mp.exp(-distance * distance / 2)
             for k in range(5):
-                found[k] += terms[k] * density
-        return found
+                sums[k] += terms[k] * density
+        return sums
 
     return over_y
 
@@ -129,13 +129,13 @@ def attention_averages(
             if i:
                 matrix[i, i - 1] = matrix[i - 1, i] = mp.sqrt(i * (i + alpha))
         values, vectors = mp.eigsy(matrix)
-        found = [dict.fromkeys(FIELDS, mpf(0)) for _ in keys]
+        sums = [dict.fromkeys(FIELDS, mpf(0)) for _ in keys]
         for place in range(nodes):
             weight = vectors[0, place] ** 2
-            for total, part in zip(found, averages(keys, abs(scale) * mp.sqrt(2 * values[place]), digits), strict=True):
+            for total, part in zip(sums, averages(keys, abs(scale) * mp.sqrt(2 * values[place]), digits), strict=True):
                 for field in FIELDS:
                     total[field] += weight * part[field]
-        return found
+        return sums
 
 
 def two_keys(d_k: int, scale: float, digits: int = 20) -> dict[str, mpf]:
@@ -152,7 +152,7 @@ def two_keys(d_k: int, scale: float, digits: int = 20) -> dict[str, mpf]:
         bend, spread = 1 / width, mp.sqrt(d_k)
         far = 60 + 12 * spread
         edges = {mpf(0), far, *(bend * k / 2 for k in range(1, 60)), *(spread * k / 4 for k in range(1, 49))}
-        found = dict.fromkeys(FIELDS, mpf(0))
+        sums = dict.fromkeys(FIELDS, mpf(0))
         for x, weight in _panels(sorted(edge for edge in edges if edge <= far), 3):
             chance = weight * front * mp.exp(-x) * mp.polyval(polynomial, x)
             gap = width * x
@@ -160,5 +160,5 @@ def two_keys(d_k: int, scale: float, digits: int = 20) -> dict[str, mpf]:
             above = mp.log1p(mp.exp(-gap))  # ln Z less the larger logit
             values = (gap / 2 + above, above + gap / (1 + mp.exp(gap)), 1 - trace, 1 - 3 * trace / 2, trace, trace**2)
             for field, value in zip(FIELDS, values, strict=True):
-                found[field] += chance * value
-        return found
+                sums[field] += chance * value
+        return sums

@@ -37,9 +37,9 @@ def launched(name: str) -> Iterator[Any]:
 
 
 def _installed(browser: str, variable: str, *names: str) -> str:
-    found = os.environ.get(variable) or next(filter(None, map(shutil.which, names)), None)
-    assert found, f"no {browser}: install one (Debian: apt install {names[0]}) or set {variable}"
-    return found
+    path = os.environ.get(variable) or next(filter(None, map(shutil.which, names)), None)
+    assert path, f"no {browser}: install one (Debian: apt install {names[0]}) or set {variable}"
+    return path
 
 
 class Visit:

@@ -29,9 +29,9 @@ def errors(actual: dict[str, Any], expected: dict[str, Any]) -> tuple[float, flo
     return _error(actual, expected, names[:1]), _error(actual, expected, names[1:])
 
 
-def largest(found: list[tuple[float, float]]) -> tuple[float, float]:
+def largest(runs: list[tuple[float, float]]) -> tuple[float, float]:
     """The same of several runs."""
-    return max(logits for logits, _ in found), max(gradients for _, gradients in found)
+    return max(logits for logits, _ in runs), max(gradients for _, gradients in runs)
 
 
 def assert_within(reached: tuple[float, float], own: tuple[float, float], dtype: torch.dtype) -> None:

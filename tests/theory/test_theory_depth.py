@@ -55,7 +55,7 @@ def test_the_ends_of_the_overlap(keys: float, sigma: float) -> None:
 def test_tokens_through_a_random_layer(rng: np.random.Generator, sigma: float, start: float, residual: float) -> None:
     """Wide random weights through the operator itself. Cosines that scatter add sigma^2/width to the squares."""
     keys, width, draws = 16, 512, 16
-    two, one = [], []
+    products, squares = [], []
     for _ in range(draws):
         own, common = rng.standard_normal((keys, width)), rng.standard_normal(width)
         tokens = np.sqrt(1 - start) * own + np.sqrt(start) * common
@@ -63,10 +63,10 @@ def test_tokens_through_a_random_layer(rng: np.random.Generator, sigma: float, s
         query, key, value = (tokens @ weight for weight in rng.standard_normal((3, width, width)))
         out = residual * tokens + attention(query, key, value, scale=sigma / np.sqrt(width)) / np.sqrt(width)
         inner = out @ out.T
-        two.append((inner.sum() - np.trace(inner)) / keys / (keys - 1))
-        one.append(np.trace(inner) / keys)
+        products.append((inner.sum() - np.trace(inner)) / keys / (keys - 1))
+        squares.append(np.trace(inner) / keys)
     predicted = float(token_similarity(keys, sigma, start, residual))
-    left = np.array(two) - predicted * np.array(one)  # 0 on average, but for the scatter of the cosines
+    left = np.array(products) - predicted * np.array(squares)  # 0 on average, but for the scatter of the cosines
     assert abs(left.mean()) < 4 * left.std() / np.sqrt(draws) + predicted * max(sigma**2, 1.0) / width
 
 

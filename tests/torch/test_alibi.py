@@ -76,8 +76,8 @@ def test_compiled_and_transformed() -> None:
     leaves = (Q.clone().requires_grad_(), SLOPES.clone().requires_grad_())
     expected = torch.autograd.grad(call(*leaves), leaves)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for found in (torch.autograd.grad(compiled(*leaves), leaves), torch.func.grad(call, argnums=(0, 1))(Q, SLOPES)):
-        for ours, theirs in zip(found, expected, strict=True):
+    for gradients in (torch.autograd.grad(compiled(*leaves), leaves), torch.func.grad(call, argnums=(0, 1))(Q, SLOPES)):
+        for ours, theirs in zip(gradients, expected, strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
@@ -94,10 +94,10 @@ def test_vmap_over_slopes_and_around_them() -> None:
     for function in (call, pulled):
         for dims in ((0, 0), (0, None), (None, 0)):
             given = (queries if dims[0] == 0 else Q, many if dims[1] == 0 else SLOPES)
-            found = torch.func.vmap(function, in_dims=dims)(*given)
+            mapped = torch.func.vmap(function, in_dims=dims)(*given)
             alone = [function(queries[i] if dims[0] == 0 else Q, many[i] if dims[1] == 0 else SLOPES) for i in range(3)]
             together = torch.stack(alone) if function is call else tuple(map(torch.stack, zip(*alone, strict=True)))
-            torch.testing.assert_close(found, together)
+            torch.testing.assert_close(mapped, together)
 
 
 def test_one_head_and_numbers() -> None:

@@ -33,9 +33,9 @@ def bias_gradient(arrays: Any, d_out: Any, bias: Any, **options: Any) -> Any:
 
 def check(arrays: Any, d_out: Any, bias: Any, what: str = "d_bias", **options: Any) -> None:
     """Inside the budget of the reference."""
-    found = bias_gradient(arrays, d_out, bias, **options)
+    gradient = bias_gradient(arrays, d_out, bias, **options)
     judged = problem_of(*arrays, bias=bias, **options)
-    assert_within(found, *bias_gradient_budget(judged, d_out, bias.shape, bias.dtype), what)
+    assert_within(gradient, *bias_gradient_budget(judged, d_out, bias.shape, bias.dtype), what)
 
 
 def without_bias(rng: np.random.Generator, name: str, dtype: Any, **sizes: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -46,9 +46,9 @@ def without_bias(rng: np.random.Generator, name: str, dtype: Any, **sizes: Any) 
 
 def broadcast_shapes(full: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Every shape that broadcasts to this one: each axis whole or 1, leading ones also missing."""
-    some = set(product(*((1, n) for n in full)))
-    missing = {shape[i:] for shape in some for i in range(len(full) + 1) if all(n == 1 for n in shape[:i])}
-    return sorted(some | missing, key=lambda shape: (len(shape), shape))
+    shapes = set(product(*((1, n) for n in full)))
+    missing = {shape[i:] for shape in shapes for i in range(len(full) + 1) if all(n == 1 for n in shape[:i])}
+    return sorted(shapes | missing, key=lambda shape: (len(shape), shape))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -180,10 +180,10 @@ def test_a_nan_reaches_what_sees_it(rng: np.random.Generator) -> None:
     arrays = random_arrays(rng)
     d_out = rng.standard_normal((2, 4, 7, 5))
     d_out[1, 2, 3] = np.nan
-    found = bias_gradient(arrays, d_out, np.zeros((2, 4, 7, 9)), causal=True)
-    expected = np.zeros(found.shape, bool)
+    gradient = bias_gradient(arrays, d_out, np.zeros((2, 4, 7, 9)), causal=True)
+    expected = np.zeros(gradient.shape, bool)
     expected[1, 2, 3, : 3 + 9 - 7 + 1] = True
-    np.testing.assert_array_equal(np.isnan(found), expected)
+    np.testing.assert_array_equal(np.isnan(gradient), expected)
 
 
 THREADED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -210,17 +210,17 @@ def test_the_same_bits_on_any_number_of_threads(rng: np.random.Generator, case: 
     arrays = random_arrays(rng, **sizes, d_k=16, d_v=16, dtype=np.float32)
     d_out = rng.standard_normal(arrays[0].shape).astype(np.float32)
     bias = rng.standard_normal(shape).astype(np.float32)
-    found = []
+    gradients = []
     for n in (1, 2, 7, 7):
         with threads(n):
             tensors = [tensor(a).requires_grad_() for a in (*arrays, bias)]
             rootdk.attention(*tensors[:3], bias=tensors[3], causal=True).backward(tensor(d_out))
-            found.append([array(t.grad) for t in tensors])
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
-            np.testing.assert_array_equal(one, two)
+            gradients.append([array(t.grad) for t in tensors])
+    for other in gradients[1:]:
+        for first, second in zip(gradients[0], other, strict=True):
+            np.testing.assert_array_equal(first, second)
     judged = problem_of(*arrays, bias=bias, causal=True)
-    assert_within(found[0][3], *bias_gradient_budget(judged, d_out, shape, np.float32))
+    assert_within(gradients[0][3], *bias_gradient_budget(judged, d_out, shape, np.float32))
 
 
 @pytest.mark.parametrize("case", ["heads take turns", "copies", "chunks of keys"])
@@ -259,8 +259,8 @@ def test_a_learned_attn_mask_equals_torch(shape: tuple[int, ...]) -> None:
         torch.autograd.grad(attend(q, k, v, attn_mask=attn_mask).sin().sum(), leaves)
         for attend in (scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
     )
-    for one, two in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)
+    for first, second in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("which", ["attn_mask", "key_padding_mask"])
@@ -274,8 +274,8 @@ def test_the_module_passes_it_on_through_output_and_weights(which: str) -> None:
     for layer in (ours, theirs):
         out, weights = layer(x, x, x, **{which: mask})
         gradients.append([torch.autograd.grad(t.sin().sum(), mask, retain_graph=True)[0] for t in (out, weights)])
-    for one, two in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-11, atol=1e-13)
 
 
 def test_a_position_bias_from_transformers_gets_it() -> None:
@@ -326,7 +326,7 @@ def test_func_grad_and_vmap() -> None:
         ours = torch.func.vmap(both, in_dims=(0, 0, 0, in_dim))(q, k, v, bias)
         for i in range(3):
             mine = bias if in_dim is None else bias.select(in_dim, i)
-            one = [q[i].clone().requires_grad_(), mine.clone().requires_grad_()]
-            expected = torch.autograd.grad(loss(one[0], k[i], v[i], one[1]), one)
+            leaves = [q[i].clone().requires_grad_(), mine.clone().requires_grad_()]
+            expected = torch.autograd.grad(loss(leaves[0], k[i], v[i], leaves[1]), leaves)
             for mapped, gradient in zip(ours, expected, strict=True):
                 torch.testing.assert_close(mapped[i], gradient, rtol=1e-12, atol=1e-14)

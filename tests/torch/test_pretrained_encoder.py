@@ -26,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @cache
 def model(dtype: torch.dtype) -> Any:
-    found = transformers.AutoModel.from_pretrained(weights.get_model_path(), local_files_only=True, dtype=dtype)
-    return found.eval()
+    encoder = transformers.AutoModel.from_pretrained(weights.get_model_path(), local_files_only=True, dtype=dtype)
+    return encoder.eval()
 
 
 @torch.no_grad()
@@ -55,12 +55,12 @@ def test_embeddings(routed: list[dict[str, Any]], route: str) -> None:
     assert not routed
     if route == "use":
         with rootdk.torch.use():
-            found = embeddings("sdpa")
+            vectors = embeddings("sdpa")
     else:
-        found = embeddings(rootdk.torch.register_transformers())
+        vectors = embeddings(rootdk.torch.register_transformers())
     assert len(routed) == 6
-    error, allowed = float((found - judge).abs().max()), budget(own, torch.float32)
+    error, allowed = float((vectors - judge).abs().max()), budget(own, torch.float32)
     assert error <= allowed, f"error {error:.3g} above the budget {allowed:.3g}"
     # It is the trained model that was read: the sentences about the softmax are nearer to each other than to the cat.
-    alike = found @ found.T
+    alike = vectors @ vectors.T
     assert alike[1, 2] > alike[1, 3]

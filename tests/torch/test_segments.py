@@ -122,9 +122,9 @@ def test_autograd_compile_and_transforms() -> None:
     for a, b in zip(pulled, firsts[1], strict=True):
         torch.testing.assert_close(a, b.detach())
     per_entry = torch.stack([segments, segments.flip(0)])
-    found = torch.func.vmap(lambda q, s: rootdk.attention(q, q, q, segments=s, causal=True))(q, per_entry)
+    mapped = torch.func.vmap(lambda q, s: rootdk.attention(q, q, q, segments=s, causal=True))(q, per_entry)
     for i in range(2):
-        torch.testing.assert_close(found[i], rootdk.attention(q[i], q[i], q[i], segments=per_entry[i], causal=True))
+        torch.testing.assert_close(mapped[i], rootdk.attention(q[i], q[i], q[i], segments=per_entry[i], causal=True))
 
 
 @pytest.mark.parametrize(

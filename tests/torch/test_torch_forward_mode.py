@@ -112,8 +112,8 @@ DERIVATIVES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_every_derivative_is_that_of_the_plain_formula(name: str) -> None:
     expected = torch.utils._pytree.tree_leaves(DERIVATIVES[name](plain))
-    found = torch.utils._pytree.tree_leaves(DERIVATIVES[name](ours))
-    for mine, theirs in zip(found, expected, strict=True):
+    leaves = torch.utils._pytree.tree_leaves(DERIVATIVES[name](ours))
+    for mine, theirs in zip(leaves, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
@@ -211,8 +211,8 @@ def compiled_dual(q: Any, t: Any) -> Any:
 )
 def test_compiled(derivative: Callable[..., Any]) -> None:
     torch.compiler.reset()
-    found = torch.compile(derivative, fullgraph=True, backend="aot_eager")(Q, TQ)
-    assert torch.equal(found, func.jvp(attend, (Q,), (TQ,))[1])
+    tangent = torch.compile(derivative, fullgraph=True, backend="aot_eager")(Q, TQ)
+    assert torch.equal(tangent, func.jvp(attend, (Q,), (TQ,))[1])
 
 
 def refused(message: str, call: Callable[[], Any]) -> None:

@@ -93,15 +93,15 @@ def test_the_gradient_of_any_scale_in_any_type(dtype: Any, scale: float) -> None
     draw = torch.Generator().manual_seed(7)
     q, k, v, d_out = (torch.randn(2, 4, 50, 16, generator=draw).to(dtype) for _ in range(4))
     lengths = torch.tensor([50, 30])
-    found, exact = [], []
-    for wide, gradients in ((dtype, found), (torch.float64, exact)):
+    measured, exact = [], []
+    for wide, gradients in ((dtype, measured), (torch.float64, exact)):
         temperature = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
         out = rootdk.attention(q.to(wide), k.to(wide), v.to(wide), scale=temperature, key_lengths=lengths, causal=True)
         out.backward(d_out.to(wide))
         gradients.append(temperature.grad.item())
     # A sum of N products of unit size, each right to a few roundings: the errors add up like sqrt(N).
     unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    assert abs(found[0] - exact[0]) < 2 * unit * np.sqrt(d_out.numel()) * 8
+    assert abs(measured[0] - exact[0]) < 2 * unit * np.sqrt(d_out.numel()) * 8
     weights_free = _numeric_scale_gradient(q, k, v, d_out, scale, lengths)
     assert exact[0] == pytest.approx(weights_free, rel=1e-6)
 
@@ -221,8 +221,8 @@ def test_func_grad_and_vmap() -> None:
 
     ours = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v, lengths, bias)
     for i in range(3):
-        one = [t[i].clone().requires_grad_() for t in (q, k, v)]
-        expected = torch.autograd.grad(loss(*one, lengths[i], bias[i]), one)
+        entry = [t[i].clone().requires_grad_() for t in (q, k, v)]
+        expected = torch.autograd.grad(loss(*entry, lengths[i], bias[i]), entry)
         for mapped, gradient in zip(ours, expected, strict=True):
             torch.testing.assert_close(mapped[i], gradient, rtol=1e-12, atol=1e-14)
 

@@ -54,9 +54,9 @@ def test_outputs_and_gradients(
     own = errors(ran(make, torch.float32, training, causal), judge)
     assert not routed
     with rootdk.torch.use():
-        found = ran(make, dtype, training, causal)
+        result = ran(make, dtype, training, causal)
     assert len(routed) == attentions
-    assert_within(errors(found, judge), own, dtype)
+    assert_within(errors(result, judge), own, dtype)
 
 
 @torch.no_grad()

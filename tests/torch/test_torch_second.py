@@ -49,8 +49,8 @@ def test_hidden_numbers_have_no_effect(case: str, garbage: float) -> None:
         broken[0][..., 0, :] = garbage
     else:
         broken[1][..., 4:, 0], broken[2][..., 4:, 1] = garbage, garbage
-    expected, found = second_derivatives(options, *clean), second_derivatives(options, *broken)
-    for ours, theirs in zip(found, expected, strict=True):
+    expected, results = second_derivatives(options, *clean), second_derivatives(options, *broken)
+    for ours, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 

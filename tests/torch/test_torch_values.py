@@ -44,9 +44,9 @@ def test_every_option_and_type(rng: np.random.Generator, name: str, dtype: str) 
         assert torch.equal(out, followed)
         assert out.requires_grad == inputs[0].requires_grad
         for field, (expected, bound) in measure_budget(judged).items():
-            found = getattr(reading, field)
-            assert not found.requires_grad
-            assert_within(array(found), expected, bound, field)
+            column = getattr(reading, field)
+            assert not column.requires_grad
+            assert_within(array(column), expected, bound, field)
 
     out, pull_back = rootdk.attention_vjp(*tensors, **given)
     assert not out.requires_grad

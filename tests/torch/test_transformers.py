@@ -32,8 +32,8 @@ PADDED_ROUTES = [(name, padding, route) for name, route in ROUTES for padding in
 TYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
-def assert_judged(found: dict[str, Any], name: str, padding: str, dtype: torch.dtype) -> None:
-    assert_within(errors(found, judged(name, padding)), own_errors(name), dtype)
+def assert_judged(result: dict[str, Any], name: str, padding: str, dtype: torch.dtype) -> None:
+    assert_within(errors(result, judged(name, padding)), own_errors(name), dtype)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -49,18 +49,18 @@ def test_the_judge_is_the_model(name: str) -> None:
 @pytest.mark.parametrize(("name", "padding", "route"), PADDED_ROUTES)
 def test_logits_and_gradients(routed: list[dict[str, Any]], name: str, padding: str, route: str, dtype: Any) -> None:
     with on_rootdk(name, route, dtype) as model:
-        found = outcome(model, name, padding)
+        result = outcome(model, name, padding)
     assert len(routed) == FAMILIES[name].attentions
-    assert_judged(found, name, padding, dtype)
+    assert_judged(result, name, padding, dtype)
 
 
 @pytest.mark.parametrize(("name", "route"), ROUTES)
 def test_recomputed_in_the_backward_pass(routed: list[dict[str, Any]], name: str, route: str) -> None:
     with on_rootdk(name, route) as model:
         model.gradient_checkpointing_enable()
-        found = outcome(model, name, "none")
+        result = outcome(model, name, "none")
     assert len(routed) == 2 * FAMILIES[name].attentions
-    assert_judged(found, name, "none", torch.float64)
+    assert_judged(result, name, "none", torch.float64)
 
 
 STEPS = 8
@@ -82,8 +82,8 @@ def generated(model: Any, name: str, padding: str, cache: str) -> tuple[Any, Any
     return out.sequences, torch.stack(out.logits, dim=1)
 
 
-def assert_close(found: Any, expected: Any, name: str) -> None:
-    error = float((found - expected).abs().max() / expected.abs().max())
+def assert_close(logits: Any, expected: Any, name: str) -> None:
+    error = float((logits - expected).abs().max() / expected.abs().max())
     allowed = budget(own_errors(name)[0], torch.float64)
     assert error <= allowed, f"logits: error {error:.3g} above the budget {allowed:.3g}"
 
@@ -95,11 +95,11 @@ def test_greedy_tokens(routed: list[dict[str, Any]], name: str, route: str, padd
     expected, expected_logits = generated(built(name, "textbook"), name, padding, cache)
     assert not routed
     with on_rootdk(name, route) as model:
-        found, logits = generated(model, name, padding, cache)
+        tokens, logits = generated(model, name, padding, cache)
     # T5 runs its encoder once, two of the six calls.
     once = 2 if name == "t5" else 0
     assert len(routed) == once + STEPS * (FAMILIES[name].attentions - once)
-    assert torch.equal(found, expected)
+    assert torch.equal(tokens, expected)
     assert_close(logits, expected_logits, name)
 
 
@@ -140,9 +140,9 @@ def test_sequences_packed_into_one_row(routed: list[dict[str, Any]], name: str, 
     expected = whole_models.outcome(judge, judge(**given).logits[real])
     assert errors(expected, judged(name, "none"))[0] > 0.01, "the sequences were not told apart"
     with on_rootdk(name, route) as model:
-        found = whole_models.outcome(model, model(**given).logits[real])
+        result = whole_models.outcome(model, model(**given).logits[real])
     assert len(routed) == FAMILIES[name].attentions
-    assert_within(errors(found, expected), own_errors(name), torch.float64)
+    assert_within(errors(result, expected), own_errors(name), torch.float64)
 
 
 @torch.no_grad()

@@ -43,14 +43,14 @@ def logit_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in ("dropout", "seed")}
 
 
-def assert_reading(found: Any, query: Any, key: Any, rows: Any = slice(None), **options: Any) -> None:
+def assert_reading(reading: Any, query: Any, key: Any, rows: Any = slice(None), **options: Any) -> None:
     """Inside the budget of the definition."""
     problem = problem_of(query, key, key, **options)
     keys = reference.measure(problem, np.float32)[1]["keys"]
-    np.testing.assert_array_equal(found.keys.cpu().numpy(), keys[..., rows], err_msg="keys")
-    assert found.has_sinks == (problem.sinks is not None)
+    np.testing.assert_array_equal(reading.keys.cpu().numpy(), keys[..., rows], err_msg="keys")
+    assert reading.has_sinks == (problem.sinks is not None)
     for name, (expected, bound) in measure_budget(problem).items():
-        column = getattr(found, name)
+        column = getattr(reading, name)
         assert column.dtype == torch.float32
         assert_within(column.cpu().numpy(), expected[..., rows], bound, name)
 
@@ -68,8 +68,8 @@ def test_every_option_and_type(rng: np.random.Generator, name: str, dtype: str) 
     q, k, _ = random_arrays(rng, **SMALL, **sizes, d_k=24, dtype=DTYPES[dtype])
     if "bias" in options:
         options["bias"] = options["bias"].astype(DTYPES[dtype])
-    found = read(there(q), there(k), **{name: there(value) for name, value in tensor_options(options).items()})
-    assert_reading(found, q, k, **options)
+    reading = read(there(q), there(k), **{name: there(value) for name, value in tensor_options(options).items()})
+    assert_reading(reading, q, k, **options)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_rows_on_the_device_are_not_looked_at_but_never_read_outside(
 ) -> None:
     monkeypatch.setattr(gpu, "_on_device", lambda given: isinstance(given, torch.Tensor))
     q, k, _ = (there(a) for a in random_arrays(rng, (), 2, 1, 9, 18, dtype=np.float32))
-    found = read(q, k, rows=there(torch.tensor([2**40, -(2**40)])))
-    assert torch.equal(found.entropy, read(q, k).entropy[..., [8, 0]])
+    reading = read(q, k, rows=there(torch.tensor([2**40, -(2**40)])))
+    assert torch.equal(reading.entropy, read(q, k).entropy[..., [8, 0]])
 
 
 def test_strides_and_leading_axes_are_walked_without_a_copy(rng: np.random.Generator) -> None:
@@ -114,8 +114,8 @@ def test_strides_and_leading_axes_are_walked_without_a_copy(rng: np.random.Gener
     q, k, _ = random_arrays(rng, (2, 2), 2, 1, 9, 18, dtype=np.float32)
     mask, lengths = rng.random((2, 1, 1, 9, 18)) < 0.7, rng.integers(5, 19, (2, 2))
     inside = (there(np.swapaxes(a, -2, -3).copy()).transpose(-2, -3) for a in (q, k))
-    found = read(*inside, mask=there(mask), key_lengths=lengths, scale=scaling.llama4(2, 0.5))
-    assert_reading(found, q, k, mask=mask, key_lengths=lengths, scale=scaling.llama4(2, 0.5))
+    reading = read(*inside, mask=there(mask), key_lengths=lengths, scale=scaling.llama4(2, 0.5))
+    assert_reading(reading, q, k, mask=mask, key_lengths=lengths, scale=scaling.llama4(2, 0.5))
     single = read(there(q[0, 0, 0]), there(k[0, 0, 0]))
     assert single.shape == (9,)
 
@@ -154,13 +154,13 @@ def test_what_is_not_finite_or_far_away(rng: np.random.Generator, bias: float) -
     added[5:, 7], added[8] = bias, bias
     problem = problem_of(q, k, k, bias=added, causal=True)
     expected = reference.measure(problem)[1]
-    found = read(there(q), there(k), bias=there(added), causal=True)
-    np.testing.assert_array_equal(found.keys.cpu().numpy(), expected["keys"])
+    reading = read(there(q), there(k), bias=there(added), causal=True)
+    np.testing.assert_array_equal(reading.keys.cpu().numpy(), expected["keys"])
     budget = measure_budget(problem)
     # Squares beyond the range of float32 may be infinite a little earlier, and a mean is off by ln 2: docs/limits.md.
     compared = [name for name in FIELDS if np.isnan(bias) or np.isinf(bias) or name not in ("mean", "variance")]
     for name in compared:
-        assert_within(getattr(found, name).cpu().numpy(), *budget[name], name)
+        assert_within(getattr(reading, name).cpu().numpy(), *budget[name], name)
 
 
 def test_a_hidden_key_has_no_effect_whatever_it_holds(rng: np.random.Generator) -> None:
@@ -320,9 +320,9 @@ def test_the_blocks_that_ship_at_real_sizes(monkeypatch: pytest.MonkeyPatch, dty
     q, k = torch.randn(2, 2, 4, 1000, 128, device="cuda", dtype=dtype).unbind(0)
     mask = torch.rand(1000, 1000, device="cuda") < 0.9
     for options in ({}, {"causal": True}, {"mask": mask}):
-        found, expected = (
+        reading, expected = (
             read(q, k, **options),
             rootdk.read(q.float().cpu(), k.float().cpu(), **{n: _here(o) for n, o in options.items()}),
         )
-        torch.testing.assert_close(found.entropy.cpu(), expected.entropy, atol=2e-4, rtol=2e-4)
-        torch.testing.assert_close(found.variance.cpu(), expected.variance, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(reading.entropy.cpu(), expected.entropy, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(reading.variance.cpu(), expected.variance, atol=2e-3, rtol=2e-3)

@@ -24,13 +24,13 @@ def compiled(folder: Path, *wanted: str) -> dict[str, dict[str, dict[str, int]]]
         [sys.executable, SCRIPT, *wanted], env=environment, capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
-    found: dict[str, dict[str, dict[str, int]]] = json.loads(finished.stdout)
-    return found
+    usage: dict[str, dict[str, dict[str, int]]] = json.loads(finished.stdout)
+    return usage
 
 
-def assert_frugal(found: dict[str, dict[str, dict[str, int]]]) -> None:
-    assert list(found) == TARGETS
-    for target, variants in found.items():
+def assert_frugal(usage: dict[str, dict[str, dict[str, int]]]) -> None:
+    assert list(usage) == TARGETS
+    for target, variants in usage.items():
         for variant, use in variants.items():
             assert use["spilled"] == 0, (target, variant, use)
             assert use["registers"] <= MOST_REGISTERS[target], (target, variant, use)
@@ -38,13 +38,13 @@ def assert_frugal(found: dict[str, dict[str, dict[str, int]]]) -> None:
 
 
 def test_nothing_is_spilled(tmp_path: Path) -> None:
-    found = compiled(tmp_path, *TARGETS, "bf16 128 causal, pointed at", "fp16 128 everything")
-    assert_frugal(found)
-    assert {len(variants) for variants in found.values()} == {2}
+    usage = compiled(tmp_path, *TARGETS, "bf16 128 causal, pointed at", "fp16 128 everything")
+    assert_frugal(usage)
+    assert {len(variants) for variants in usage.values()} == {2}
 
 
 @pytest.mark.slow
 def test_nothing_is_spilled_in_any_variant(tmp_path: Path) -> None:
-    found = compiled(tmp_path, *TARGETS)
-    assert_frugal(found)
-    assert {len(variants) for variants in found.values()} == {9}
+    usage = compiled(tmp_path, *TARGETS)
+    assert_frugal(usage)
+    assert {len(variants) for variants in usage.values()} == {9}
