@@ -548,8 +548,9 @@ def main() -> None:
     try:
         made = build(given.output, chosen, given.jobs)
         made.append(source_distribution(given.output, build_date()))
-        for platform in chosen if given.fuzz else ():
-            print(fuzz_program(given.output, platform))
+        for platform in chosen:
+            if given.fuzz and (platform.format == "elf" or given.platform):
+                print(fuzz_program(given.output, platform))
     except BuildError as error:
         sys.exit(f"rootdk: {error}")
     sums = given.output / "SHA256SUMS"
