@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -14,6 +15,9 @@ Integers = NDArray[np.int64]
 
 # Further than any key: a limit is cut to this so that position + limit cannot overflow 64 bits.
 FAR = 2**61
+# The element types of the operator, as NumPy names them.
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+HALVES = FLOATS[2:]
 
 
 def type_name(value: Any) -> str:
@@ -28,6 +32,26 @@ def shown(given: Any) -> str:
         return f"an int near {'-' if given < 0 else ''}1e{math.log10(abs(given)):.0f}"
     text = repr(given)
     return text if len(text) <= 60 and "\n" not in text else type_name(given)
+
+
+def float_type(argument: str, name: str, wanted: str | None = None, *, like: str = "query", cache: bool = False) -> None:
+    """The element type of an array, by its name in NumPy: a float that the operator takes, and the one that is wanted.
+
+    cache   a half type passes under float32 queries
+    """
+    if name not in FLOATS:
+        raise ArgumentTypeError(f"{argument}: must be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, got {name}")
+    if wanted is not None and name != wanted and not (cache and wanted == "float32" and name in HALVES):
+        raise ArgumentTypeError(f"{argument}: must be {wanted} to match {like}, got {name}")
+
+
+def three_floats(check: Callable[..., Any], query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    """The arrays of a call as a library's own `check` gives them: key of query's type or a cache, value of key's type."""
+    query = check("query", query)
+    key = check("key", key, query.dtype, cache=True)
+    if key.dtype == query.dtype:
+        return query, key, check("value", value, query.dtype)
+    return query, key, check("value", value, key.dtype, like="key")
 
 
 def axis(given: Any, shape: tuple[int, ...], of: str) -> int:

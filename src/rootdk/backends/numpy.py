@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import type_name
+from ..checks import FLOATS, float_type, three_floats, type_name
 from ..errors import ArgumentError, ArgumentTypeError
 from ..options import Learnable, Options, Problem, learnable, with_rows
 from ..reading import Reading
@@ -19,10 +19,8 @@ from . import kernel
 
 Array = NDArray[Any]
 
-_TYPES = "float32, float64, float16 or bfloat16"
-_NAMES = ("float32", "float64", "float16", "bfloat16")
 # NumPy's own three. bfloat16 is recognised by its name: ml_dtypes is never imported here.
-_NATIVE = frozenset(np.dtype(name) for name in _NAMES[:3])
+_NATIVE = frozenset(np.dtype(name) for name in FLOATS if name != "bfloat16")
 
 
 def holds(array: Any) -> bool:
@@ -52,11 +50,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
         dtype = query.dtype
         if dtype is key.dtype and dtype is value.dtype and dtype in _NATIVE:
             return query, key, value
-    query = _floats("query", query)
-    key = _floats("key", key, query.dtype, cache=True)
-    if key.dtype == query.dtype:
-        return query, key, _floats("value", value, query.dtype)
-    return query, key, _floats("value", value, key.dtype, like="key")
+    return three_floats(_floats, query, key, value)
 
 
 def refuse_shapeless(**arrays: Any) -> None:
@@ -171,9 +165,13 @@ def _forward(
 
 def _walked(problem: Problem) -> Problem:
     """The Problem as the kernel takes it."""
-    if problem.bias is not None:
-        problem = problem._replace(bias=_raw(problem.bias))
-    query, key, value = problem.query, problem.key, problem.value
+    query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
+    # Nearly every call, with one question for each array: carray is in C order, aligned and writeable.
+    if query.flags.carray and key.flags.carray and value.flags.carray:
+        if bias is None and query.dtype in _NATIVE and key.dtype in _NATIVE:
+            return problem
+    if bias is not None:
+        problem = problem._replace(bias=_raw(bias))
     walkable_query, walkable_key, walkable_value = _walkable(query), _walkable(key), _walkable(value)
     if walkable_query is query and walkable_key is key and walkable_value is value:
         return problem
@@ -197,13 +195,8 @@ def _floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query"
         raise ArgumentTypeError(f"{argument}: must be a NumPy array like query, got {type_name(array)}")
     plain: Array = np.asarray(array)
     # By name, so that foreign byte orders and the bfloat16 of ml_dtypes are recognised without importing anything.
-    if plain.dtype.name not in _NAMES:
-        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {plain.dtype}")
-    native = plain.dtype.newbyteorder("=")
-    halves = cache and dtype == np.float32 and native.itemsize == 2  # under float32 queries
-    if dtype is not None and native != dtype and not halves:
-        raise ArgumentTypeError(f"{argument}: must be {dtype} to match {like}, got {native}")
-    return plain.astype(native, copy=False)
+    float_type(argument, plain.dtype.name, None if dtype is None else dtype.name, like=like, cache=cache)
+    return plain.astype(plain.dtype.newbyteorder("="), copy=False)
 
 
 def _compute_type(query: Array) -> Any:

@@ -14,15 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import options as _options
-from ...checks import shown, type_name
+from ...checks import float_type, shown, three_floats, type_name
 from ...errors import ArgumentError, ArgumentTypeError
 from ...options import Learnable, Options, Problem, learnable, segment_pair
 from ...reading import FIELDS, Reading, reading_of
 from ...scaling import ScaleRule, rule
 from .primitives import Facts, bind, forward_p, gradients, read_p, real_type, tangent_p, weights_p
 
-_TYPES = "float32, float64, float16 or bfloat16"
-_FLOATS = frozenset(map(jnp.dtype, (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16)))
 
 
 def holds(array: Any) -> bool:
@@ -58,11 +56,7 @@ def new_seed() -> int:
 
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-    query = _floats("query", query)
-    key = _floats("key", key, query.dtype, cache=True)
-    if key.dtype == query.dtype:
-        return query, key, _floats("value", value, query.dtype)
-    return query, key, _floats("value", value, key.dtype, like="key")
+    return three_floats(_floats, query, key, value)
 
 
 def refuse_shapeless(**arrays: Any) -> None:
@@ -74,8 +68,8 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
     array = _array(argument, array)
     if boolean and array.dtype != jnp.bool_:
         raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {array.dtype}")
-    if not boolean and array.dtype not in _FLOATS:
-        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {array.dtype}")
+    if not boolean:
+        float_type(argument, array.dtype.name)
     if array.ndim > len(shape) or any(
         size not in (1, wanted) for size, wanted in zip(array.shape[::-1], shape[::-1], strict=False)
     ):
@@ -342,11 +336,7 @@ def _array(argument: str, array: Any) -> Any:
 
 def _floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Any:
     array = _array(argument, array)
-    if array.dtype not in _FLOATS:
-        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {array.dtype}")
-    halves = cache and dtype == jnp.float32 and array.dtype.itemsize == 2  # under float32 queries
-    if dtype is not None and array.dtype != dtype and not halves:
-        raise ArgumentTypeError(f"{argument}: must be {dtype} to match {like}, got {array.dtype}")
+    float_type(argument, array.dtype.name, None if dtype is None else dtype.name, like=like, cache=cache)
     return array
 
 

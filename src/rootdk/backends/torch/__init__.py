@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...checks import type_name
+from ...checks import float_type, three_floats, type_name
 from ...errors import ArgumentError, ArgumentTypeError
 from ...options import LEARNED, Learnable, Options, Problem, learnable, usual_facts, with_rows
 from ...reading import Reading, reading_of
@@ -23,7 +23,6 @@ from . import eager, kernel
 from .kernel import FLOATS, refuse_tangents, tangents
 
 _BY_VALUE = "where tensors are taken by their values"
-_TYPES = "float32, float64, float16 or bfloat16"
 _learned = itemgetter(*map(Options._fields.index, LEARNED))
 # Types of arguments that carry no behaviour of their own.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), float})
@@ -99,11 +98,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
     if plain_types and compiled().alike(query, key, value) and not torch.is_autocast_enabled("cpu"):
         return query, key, value
     query, key, value = autocast(query, key, value)
-    query = _floats("query", query)
-    key = _floats("key", key, query.dtype, cache=True)
-    if key.dtype == query.dtype:
-        return query, key, _floats("value", value, query.dtype)
-    return query, key, _floats("value", value, key.dtype, like="key")
+    return three_floats(_floats, query, key, value)
 
 
 def refuse_shapeless(**arrays: Any) -> None:
@@ -138,7 +133,7 @@ def expanded(argument: str, array: Tensor, shape: tuple[int, ...], boolean: bool
     if boolean and array.dtype != torch.bool:
         raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {name_of(array.dtype)}")
     if not boolean and array.dtype not in FLOATS:
-        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {name_of(array.dtype)}")
+        float_type(argument, name_of(array.dtype))
     try:
         return array.detach().resolve_neg().expand(shape)
     except RuntimeError:
@@ -240,11 +235,8 @@ def jvp(problem: Problem, tangents: Learnable) -> tuple[Tensor, Tensor]:
 def _floats(argument: str, tensor: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Tensor:
     _check_tensor(argument, tensor)
     _check_place(argument, tensor)
-    if tensor.dtype not in FLOATS:
-        raise ArgumentTypeError(f"{argument}: must be {_TYPES}, got {name_of(tensor.dtype)}")
-    halves = cache and dtype == torch.float32 and tensor.dtype.itemsize == 2  # under float32 queries
-    if dtype is not None and tensor.dtype != dtype and not halves:
-        raise ArgumentTypeError(f"{argument}: must be {name_of(dtype)} to match {like}, got {name_of(tensor.dtype)}")
+    if tensor.dtype not in FLOATS or dtype not in (None, tensor.dtype):  # names take longer than types
+        float_type(argument, name_of(tensor.dtype), None if dtype is None else name_of(dtype), like=like, cache=cache)
     return tensor
 
 
