@@ -104,18 +104,18 @@ def measure_all(sections: list[str], peers: list[str], threads: int, quick: bool
         raise SystemExit("\n".join(f"peer {name}: {reason}" for name, reason in absent.items()))
 
     setting = Setting(frozenset(sections), ready, threads, quick)
-    asked = [section for name, section in all_sections().items() if name in setting.sections]
+    chosen = [section for name, section in all_sections().items() if name in setting.sections]
     report: Report = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": describe(),
         "threads": threads,
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "quick": quick,
-        "sections": [section.name for section in asked],
+        "sections": [section.name for section in chosen],
         "peers": {peer.name: peer.version for peer in ready},
         "absent": absent,
     }
-    steps = [step for section in asked for step in section.steps(setting)]
+    steps = [step for section in chosen for step in section.steps(setting)]
     with Bars() as bars:
         for number, step in enumerate(steps):
             bars(f"{number + 1} of {len(steps)}: {step.label}", number / len(steps))

@@ -42,9 +42,9 @@ def reading_rows(torch: Any, dtype: Any) -> list[tuple[str, dict[str, float]]]:
     for n, heads, kv_heads, d in SHAPES:
         q = torch.randn(1, heads, n, d, device="cuda", dtype=dtype)
         k, v = torch.randn(2, 1, kv_heads, n, d, device="cuda", dtype=dtype).unbind(0)
-        found, expected = rootdk.read(q, k, causal=True), rootdk.read(q.cpu(), k.cpu(), causal=True)
+        reading, expected = rootdk.read(q, k, causal=True), rootdk.read(q.cpu(), k.cpu(), causal=True)
         for name in FIELDS:  # a figure of a wrong answer is worth nothing
-            torch.testing.assert_close(getattr(found, name).cpu(), getattr(expected, name), atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(getattr(reading, name).cpu(), getattr(expected, name), atol=1e-3, rtol=1e-3)
         attend = torch.nn.functional.scaled_dot_product_attention
         calls: dict[str, Callable[[], Any]] = {
             "torch forward": lambda: attend(q, k, v, is_causal=True, enable_gqa=heads != kv_heads),  # noqa: B023
@@ -65,10 +65,10 @@ def training_row(torch: Any) -> tuple[str, dict[str, float]]:
     plain, watched = watch.Trainee(1024), watch.Trainee(1024)
     with rootdk.watch(watched.model) as seen:
         calls = {"unwatched step": lambda: plain.train(STEPS), "watched step": lambda: watched.train(STEPS)}
-        found = milliseconds(torch, calls)
+        times = milliseconds(torch, calls)
     if seen.unread or len(seen.readings) != watch.LAYERS:
         raise SystemExit(f"gpu: every layer must be read, got {seen.unread or list(seen.readings)}")
-    return f"training step, {watch.LAYERS} layers, 1024 tokens", {name: time / STEPS for name, time in found.items()}
+    return f"training step, {watch.LAYERS} layers, 1024 tokens", {name: time / STEPS for name, time in times.items()}
 
 
 def main() -> None:

@@ -60,11 +60,11 @@ def page() -> str:
     from benchmarks.calibration.models import gemma3_file, installed
 
     parts = [_HEAD]
-    for package, inside, what, options in MODELS:
+    for package, inside, heading, options in MODELS:
         command = " ".join(["rootdk audit", Path(inside).name, *options])
         path = gemma3_file() if package.startswith("gemma3") else installed(package) / inside
         text = shown(path, options)
-        parts.append(f"## {what}\n\nFrom `{package}`: `{command}`\n\n```\n{text}\n```\n")
+        parts.append(f"## {heading}\n\nFrom `{package}`: `{command}`\n\n```\n{text}\n```\n")
     return "\n".join(parts)
 
 

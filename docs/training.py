@@ -41,11 +41,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
-def shown(one: Interval, digits: int = 2) -> str:
+def shown(value: Interval, digits: int = 2) -> str:
     """Mean and half of its 95 % interval; with the digits that the interval leaves."""
-    if not math.isfinite(one.mean):
+    if not math.isfinite(value.mean):
         return "diverged"
-    return f"{one.mean:.{digits}f} ± {one.half:.{digits}f}"
+    return f"{value.mean:.{digits}f} ± {value.half:.{digits}f}"
 
 
 def size(x: float) -> str:
@@ -76,24 +76,24 @@ def spread(steps: Sequence[int | None], budget: int) -> list[str]:
     return [words[0], f"{words[1]} to {words[2]}"]
 
 
-def times(found: Estimate) -> str:
+def times(log_ratio: Estimate) -> str:
     """A ratio of steps, from the logarithm, with its interval."""
-    return f"{math.exp(found.value):.2f} ({math.exp(found.low):.2f} to {math.exp(found.high):.2f})"
+    return f"{math.exp(log_ratio.value):.2f} ({math.exp(log_ratio.low):.2f} to {math.exp(log_ratio.high):.2f})"
 
 
 def slower(results: Results, a: dict[str, Any], b: dict[str, Any], rate: float | None = None) -> Estimate:
     """ln of the steps that a takes over those of b, on recall."""
     arms = (Arm(setting(results, task="recall", **spec), "log_steps", rate) for spec in (a, b))
-    return estimate(lambda one, other: one - other, *arms)
+    return estimate(lambda first, second: first - second, *arms)
 
 
 def behind(results: Results, a: dict[str, Any], b: dict[str, Any]) -> Estimate:
     """By how many nats a ends above b."""
-    return estimate(lambda one, other: one - other, *(Arm(setting(results, **spec), "loss") for spec in (a, b)))
+    return estimate(lambda first, second: first - second, *(Arm(setting(results, **spec), "loss") for spec in (a, b)))
 
 
-def nats(found: Estimate) -> str:
-    return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+def nats(gap: Estimate) -> str:
+    return f"{gap.value:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
 
 
 def what_was_run(results: Results) -> str:
@@ -110,12 +110,12 @@ def what_was_run(results: Results) -> str:
         [
             task,
             line,
-            ", ".join(sorted((row[2] for row in some), key=int)),
+            ", ".join(sorted((row[2] for row in matching_rows), key=int)),
             rates,
             seeds,
-            str(sum(int(row[5]) for row in some)),
+            str(sum(int(row[5]) for row in matching_rows)),
         ]
-        for (task, line, rates, seeds), some in merged.items()
+        for (task, line, rates, seeds), matching_rows in merged.items()
     ]
     return table(["task", "arm", "d_k", "learning rates", "seeds of each", "runs"], lines)
 
@@ -174,8 +174,8 @@ def by_rate(results: Results, d_k: int) -> str:
             if rate not in group.rates:
                 cells.append("not run")
                 continue
-            here = group.at(rate)
-            cells.append(f"{here.learned} of {len(here.runs)}, {spread(here.steps, group.spec.steps)[0]}")
+            outcome = group.at(rate)
+            cells.append(f"{outcome.learned} of {len(outcome.runs)}, {spread(outcome.steps, group.spec.steps)[0]}")
         rows.append([f"{rate:g}", *cells])
     return table(["learning rate", *RULES.values()], rows)
 
@@ -185,8 +185,10 @@ def losses(results: Results, task: str) -> str:
     for d_k, (rule, name) in product(results.values("d_k", task=task), RULES.items()):
         if has(results, task=task, **arm(rule, d_k)):
             group = setting(results, task=task, rule=rule, d_k=d_k)
-            one = group.best
-            rows.append([task, str(d_k), name, rate_of(group), shown(one.loss, 3), f"{100 * one.accuracy.mean:.1f} %"])
+            outcome = group.best
+            rows.append(
+                [task, str(d_k), name, rate_of(group), shown(outcome.loss, 3), f"{100 * outcome.accuracy.mean:.1f} %"]
+            )
     return table(["task", "d_k", "scale", "learning rate", "loss", "right"], rows)
 
 
@@ -207,12 +209,12 @@ def causes(results: Results) -> str:
         spec = {**change, "d_k": WIDE}
         if not has(results, task="recall", **spec):
             continue
-        here = setting(results, task="recall", **spec).at(CAUSE_RATE)
-        first = here.runs[0]
+        outcome = setting(results, task="recall", **spec).at(CAUSE_RATE)
+        first = outcome.runs[0]
         ratio = "1" if spec == usual else times(slower(results, spec, usual, CAUSE_RATE))
-        entropy = interval(min(known(layer.entropy) for layer in run.moments[0].layers) for run in here.runs)
-        rows.append([name, f"{entropy.mean:.2f}", f"{here.learned} of {len(here.runs)}",
-                     *spread(here.steps, first.spec.steps), ratio])  # fmt: skip
+        entropy = interval(min(known(layer.entropy) for layer in run.moments[0].layers) for run in outcome.runs)
+        rows.append([name, f"{entropy.mean:.2f}", f"{outcome.learned} of {len(outcome.runs)}",
+                     *spread(outcome.steps, first.spec.steps), ratio])  # fmt: skip
     head = [
         "scale",
         "entropy share at the start",
@@ -235,11 +237,11 @@ def additive(results: Results) -> str:
         }
         for name, arm in arms.items():
             group = setting(results, task="digits", d_k=d_k, **arm)
-            one = group.best
+            outcome = group.best
             gap = nats(
                 behind(results, {"task": "digits", "d_k": d_k, "rule": "none"}, {"task": "digits", "d_k": d_k, **arm})
             )
-            rows.append([str(d_k), name, rate_of(group), shown(one.loss, 3), f"{100 * one.accuracy.mean:.1f} %",
+            rows.append([str(d_k), name, rate_of(group), shown(outcome.loss, 3), f"{100 * outcome.accuracy.mean:.1f} %",
                          "" if arm == {"rule": "none"} else gap])  # fmt: skip
     return table(["d_k", "scores", "learning rate", "loss", "right", "dot product less this"], rows)
 
@@ -258,18 +260,18 @@ def transplants(results: Results, d_k: int) -> str:
 
 def ladder(results: Results, d_k: int) -> str:
     rows = []
-    for one in outcomes(results, task="text", rule="sqrt", d_k=d_k):
-        logits = interval(largest(run) for run in one.runs)
-        count = len(one.runs)
+    for outcome in outcomes(results, task="text", rule="sqrt", d_k=d_k):
+        logits = interval(largest(run) for run in outcome.runs)
+        count = len(outcome.runs)
         rows.append(
             [
-                f"{one.rate:g}",
-                f"{sum(sharpest_ever(run) < COLLAPSED for run in one.runs)} of {count}",
+                f"{outcome.rate:g}",
+                f"{sum(sharpest_ever(run) < COLLAPSED for run in outcome.runs)} of {count}",
                 size(logits.mean),
-                str(sum(run.spikes for run in one.runs)),
-                str(one.diverged),
-                f"{sum(unstable(run) for run in one.runs)} of {count}",
-                shown(one.loss, 3),
+                str(sum(run.spikes for run in outcome.runs)),
+                str(outcome.diverged),
+                f"{sum(unstable(run) for run in outcome.runs)} of {count}",
+                shown(outcome.loss, 3),
             ]
         )
     head = ["learning rate", "collapsed", "largest logit", "spikes", "diverged", "unstable", "lowest loss"]

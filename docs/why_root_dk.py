@@ -251,7 +251,7 @@ def lengths() -> str:
             theory.attention_moments(n, 64, s).entropy / math.log(n)
             for s in (1.0, 1 / 8, math.log(n) / math.log(512) / 8)
         ]
-        rows.append([f"1e{exponent}", f"{theory.critical_sigma(n):.2f}", *(f"{one:.3f}" for one in ratio)])
+        rows.append([f"1e{exponent}", f"{theory.critical_sigma(n):.2f}", *(f"{share:.3f}" for share in ratio)])
     return table(["keys", "sqrt(2 ln n)", "entropy share, no scale", "1/sqrt(d_k)", "ln n/(ln 512 sqrt(d_k))"], rows)
 
 
@@ -308,7 +308,7 @@ def sayings() -> str:
         "q and k have variance 1.": """At the start, if weights are scaled by their fan-in. After training the
             variance can be anything; `rootdk.measure` measures it.""",
     }
-    return table(["what is said", "what is true"], [[said, " ".join(true.split())] for said, true in rows.items()])
+    return table(["what is said", "what is true"], [[saying, " ".join(true.split())] for saying, true in rows.items()])
 
 
 def text() -> str:

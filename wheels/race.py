@@ -48,13 +48,13 @@ def contestant() -> None:
     call: Callable[[], Any] = list
     for line in sys.stdin:
         if line.strip():
-            asked = json.loads(line)
-            with np.load(asked["inputs"]) as file:
+            request = json.loads(line)
+            with np.load(request["inputs"]) as file:
                 arrays = dict(file)
-            call = prepared(rootdk, asked["part"], arrays, asked["causal"])
+            call = prepared(rootdk, request["part"], arrays, request["causal"])
             result = call()
-            np.savez(asked["result"], *(result if isinstance(result, tuple) else (result,)))
-            if asked["part"] in ("small", "tensors"):
+            np.savez(request["result"], *(result if isinstance(result, tuple) else (result,)))
+            if request["part"] in ("small", "tensors"):
                 call = in_a_loop(call)
             print("0", flush=True)
             continue
@@ -116,18 +116,20 @@ class Contestant:
         return float(done.stdout)
 
 
-def prepare(part: str, shape: Any, both: list[Contestant], folder: Path) -> None:
+def prepare(part: str, shape: Any, contestants: list[Contestant], folder: Path) -> None:
     """The same inputs for both, and both results held against the reference."""
     import numpy as np
 
     from benchmarks.problems import make_inputs
 
     inputs = make_inputs(shape)
-    given = folder / "inputs.npz"
-    np.savez(given, query=inputs.query, key=inputs.key, value=inputs.value, d_out=inputs.d_out)
-    for number, package in enumerate(both):
+    inputs_file = folder / "inputs.npz"
+    np.savez(inputs_file, query=inputs.query, key=inputs.key, value=inputs.value, d_out=inputs.d_out)
+    for number, package in enumerate(contestants):
         result = folder / f"result-{number}.npz"
-        package.turn(json.dumps({"part": part, "inputs": str(given), "causal": shape.causal, "result": str(result)}))
+        package.turn(
+            json.dumps({"part": part, "inputs": str(inputs_file), "causal": shape.causal, "result": str(result)})
+        )
         with np.load(result) as file:
             arrays = tuple(file[name] for name in file.files)
         inputs.check_gradients(arrays) if part == "gradient" else inputs.check(arrays[0])
@@ -140,11 +142,11 @@ def race(turns: list[Callable[[], float]], budget: float) -> dict[str, float]:
     while time.monotonic() < until or len(seconds[0]) < 6:
         for which in (*order, *reversed(order)):
             seconds[which].append(turns[which]())
-    here, wheel = seconds
+    checkout, wheel = seconds
     return {
-        "best": min(wheel) / min(here),
-        "median": statistics.median(wheel) / statistics.median(here),
-        "turns": len(here),
+        "best": min(wheel) / min(checkout),
+        "median": statistics.median(wheel) / statistics.median(checkout),
+        "turns": len(checkout),
     }
 
 
@@ -154,30 +156,30 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--what", nargs="+", choices=PARTS, default=["forward"], metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--seconds", type=float, default=8.0, metavar="N", help="for each shape (default: 8)")
-    asked = parser.parse_args()
-    if not asked.wheel.is_file():
-        parser.error(f"WHEEL must be the file of a wheel for this system and Python, got {asked.wheel}")
+    arguments = parser.parse_args()
+    if not arguments.wheel.is_file():
+        parser.error(f"WHEEL must be the file of a wheel for this system and Python, got {arguments.wheel}")
     sys.path.insert(0, str(ROOT))
     from benchmarks.sections import attention, tiny
 
     bad = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        zipfile.ZipFile(asked.wheel).extractall(folder / "wheel")
+        zipfile.ZipFile(arguments.wheel).extractall(folder / "wheel")
         # Without site, which would put the package that lies in src/ before the wheel's.
-        both = [Contestant(sys.path), Contestant([str(folder / "wheel"), *sys.path], "-S")]
-        for name_of, package in zip(("here ", "wheel"), both, strict=True):
+        contestants = [Contestant(sys.path), Contestant([str(folder / "wheel"), *sys.path], "-S")]
+        for name_of, package in zip(("here ", "wheel"), contestants, strict=True):
             print(name_of, json.dumps(package.facts))
-        if not both[1].facts["file"].startswith(name):
+        if not contestants[1].facts["file"].startswith(name):
             sys.exit("rootdk: wheels/race.py: the wheel's own package was not loaded")
-        for part in asked.what:
+        for part in arguments.what:
             ratios: dict[str, list[float]] = {"best": [], "median": []}
             shapes: Any = tiny.SHAPES if part in ("small", "tensors") else attention.MATRIX
             for shape in (None,) if part == "import" else shapes:
                 if shape is not None:
-                    prepare(part, shape, both, folder)
-                turns = [package.import_once if shape is None else package.turn for package in both]
-                ratio = race(turns, asked.seconds)
+                    prepare(part, shape, contestants, folder)
+                turns = [package.import_once if shape is None else package.turn for package in contestants]
+                ratio = race(turns, arguments.seconds)
                 for statistic, values in ratios.items():
                     values.append(ratio[statistic])
                 label = f"{part} {shape.name if shape is not None else 'in fresh processes'}"
@@ -187,7 +189,7 @@ def main() -> None:
                   f"best {means['best']:.3f}, median {means['median']:.3f}")  # fmt: skip
             if max(means.values()) > MOST or min(means.values()) < 1 / MOST:
                 bad.append(part)
-        for package in both:
+        for package in contestants:
             package.process.kill()
             package.process.wait()
     if bad:

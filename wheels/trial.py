@@ -64,12 +64,12 @@ def pytest_command(with_torch: bool, with_jax: bool) -> list[str]:
 
 
 def main() -> None:
-    given = sys.argv[1:]
-    options = given[given.index("--") + 1 :] if "--" in given else []
-    given = given[: given.index("--")] if "--" in given else given
-    if not given or not given[0].endswith(".whl") or not Path(given[0]).is_file():
-        sys.exit(f"rootdk: wheels/trial.py: WHEEL must be a file that ends in .whl, got {given[:1] or 'nothing'}")
-    wheel, requirements = Path(given[0]).resolve(), given[1:]
+    words = sys.argv[1:]
+    options = words[words.index("--") + 1 :] if "--" in words else []
+    words = words[: words.index("--")] if "--" in words else words
+    if not words or not words[0].endswith(".whl") or not Path(words[0]).is_file():
+        sys.exit(f"rootdk: wheels/trial.py: WHEEL must be a file that ends in .whl, got {words[:1] or 'nothing'}")
+    wheel, requirements = Path(words[0]).resolve(), words[1:]
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "environment"
         venv.create(home, with_pip=True)
@@ -78,13 +78,15 @@ def main() -> None:
         begun = time.monotonic()
         subprocess.run([*install, "--only-binary=:all:", str(wheel), *requirements], check=True)
         seconds = time.monotonic() - begun
-        told = subprocess.run([python, "-I", "-c", FIRST], check=True, cwd=folder, capture_output=True, text=True)
-        print(json.dumps({"pip install": round(seconds, 1), **json.loads(told.stdout)}), flush=True)
+        completed = subprocess.run([python, "-I", "-c", FIRST], check=True, cwd=folder, capture_output=True, text=True)
+        print(json.dumps({"pip install": round(seconds, 1), **json.loads(completed.stdout)}), flush=True)
         # What was asked for once more: else pip would take a newer NumPy where one of these wants it.
         subprocess.run([*install, *requirements, *TESTS], check=True)
-        find = "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('torch', 'equinox')]))"
-        found = subprocess.run([python, "-I", "-c", find], check=True, cwd=folder, capture_output=True, text=True)
-        command = [python, *pytest_command(*json.loads(found.stdout)), *options]
+        find = (
+            "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('torch', 'equinox')]))"
+        )
+        lookup = subprocess.run([python, "-I", "-c", find], check=True, cwd=folder, capture_output=True, text=True)
+        command = [python, *pytest_command(*json.loads(lookup.stdout)), *options]
         env = {name: value for name, value in os.environ.items() if name != "CI"}  # no torch is no failure here
         sys.exit(subprocess.run(command, check=False, cwd=ROOT, env=env).returncode)
 

@@ -90,11 +90,11 @@ class Nearest:
             for place in places:
                 place.judge = inner
 
-    def keep(self, model: str, *told: Audit | None) -> None:
+    def keep(self, model: str, *model_audits: Audit | None) -> None:
         """What was judged, of the model whose audits these are."""
         noted = {
             (finding.layer, finding.metric)
-            for audit in told
+            for audit in model_audits
             for finding in (audit.findings if audit else ())
             if finding.severity == "note"
         }
@@ -112,15 +112,15 @@ class Nearest:
         """By threshold, three digits."""
         rounded = {"reached", "value", "limit"}
         return {
-            key: {name: float(f"{held:.3g}") if name in rounded else held for name, held in found.items()}
-            for key, found in sorted(self._found.items())
+            key: {name: float(f"{value:.3g}") if name in rounded else value for name, value in entry.items()}
+            for key, entry in sorted(self._found.items())
         }
 
 
 def calibrate(wanted: str, say: Callable[[str], None]) -> dict[str, Any]:
     """All that goes to the file."""
     nearest, good = Nearest(), {}
-    found: dict[str, dict[str, dict[str, Any]]] = {fault: {"run": {}, "weights": {}} for fault in FAULTS}
+    by_fault: dict[str, dict[str, dict[str, Any]]] = {fault: {"run": {}, "weights": {}} for fault in FAULTS}
     for trained in MODELS:
         if wanted not in trained.name:
             continue
@@ -140,9 +140,9 @@ def calibrate(wanted: str, say: Callable[[str], None]) -> dict[str, Any]:
             ill = copy.deepcopy(model)
             if broken(ill, inputs, fault):
                 for way, audit in zip(("run", "weights"), audits(ill, inputs), strict=True):
-                    found[fault][way][trained.name] = flagged(audit)
-                say(f"  {fault}: {found[fault]['run'][trained.name]} | {found[fault]['weights'][trained.name]}")
-    return {"models": good, "faults": found, "thresholds": nearest.to_dict()}
+                    by_fault[fault][way][trained.name] = flagged(audit)
+                say(f"  {fault}: {by_fault[fault]['run'][trained.name]} | {by_fault[fault]['weights'][trained.name]}")
+    return {"models": good, "faults": by_fault, "thresholds": nearest.to_dict()}
 
 
 def main() -> None:

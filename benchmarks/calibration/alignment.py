@@ -107,22 +107,24 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    found = {}
-    for trained in (one for name in _PIECES for one in MODELS if one.name == name):
+    results = {}
+    for trained in (entry for name in _PIECES for entry in MODELS if entry.name == name):
         model, _ = trained.load()
         pieces = batches(trained.name)
         torch.manual_seed(0)
         fresh = type(model)(model.config)
         tokens = sum(piece["input_ids"].numel() for piece in pieces)
         d_k = queries_and_keys(model.eval(), pieces[:1])[0][0].shape[-1]
-        found[trained.name] = {
+        results[trained.name] = {
             "d_k": d_k,
             "tokens": tokens,
             "trained": measured(model.eval(), pieces),
             "new": measured(fresh.eval(), pieces),
         }
-        print(trained.name, d_k, tokens, *(np.median(found[trained.name][kind]["mean"]) for kind in ("trained", "new")))
-    RESULTS.write_text(json.dumps(found) + "\n", "utf-8", newline="\n")
+        print(
+            trained.name, d_k, tokens, *(np.median(results[trained.name][kind]["mean"]) for kind in ("trained", "new"))
+        )
+    RESULTS.write_text(json.dumps(results) + "\n", "utf-8", newline="\n")
     print(f"{RESULTS.relative_to(ROOT)} written")
 
 

@@ -162,9 +162,9 @@ def _swapped_norms(subject: Subject) -> bool:
     for layer in subject.layers:
         gains = gains_of(subject.module(layer))
         if gains is not None:
-            kept = gains[0].weight.clone()
+            query_gain = gains[0].weight.clone()
             gains[0].weight.copy_(gains[1].weight)
-            gains[1].weight.copy_(kept)
+            gains[1].weight.copy_(query_gain)
             changed = True
     return changed
 
@@ -195,8 +195,8 @@ def _hidden(subject: Subject) -> Any:
     with torch.no_grad():
         subject.model(**subject.inputs)
     hook.remove()
-    given = taken[0]
-    return (given[0] if isinstance(given, tuple) else given["hidden_states"])[0]
+    arguments = taken[0]
+    return (arguments[0] if isinstance(arguments, tuple) else arguments["hidden_states"])[0]
 
 
 def _rows(part: Any) -> list[Any]:

@@ -72,8 +72,8 @@ class Anarcii(Plain):
 def anarcii(folder: Path, size: str, chains: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
     """The model, and two chains with the numbers that it gives them itself."""
     folder = folder / "anarcii" / "models" / "antibody"
-    said = json.loads((folder / f"antibody_{size}.json").read_text("utf-8"))
-    model = Anarcii(said["INPUT_DIM"], said["OUTPUT_DIM"], said["HID_DIM"], said["LAYERS"], said["HEADS"])
+    config = json.loads((folder / f"antibody_{size}.json").read_text("utf-8"))
+    model = Anarcii(config["INPUT_DIM"], config["OUTPUT_DIM"], config["HID_DIM"], config["LAYERS"], config["HEADS"])
     state = torch.load(folder / f"antibody_{size}.pt", weights_only=True, map_location="cpu")
     names = {
         "self_attention.multihead_attn": "self_attn", "encoder_attention.multihead_attn": "multihead_attn",

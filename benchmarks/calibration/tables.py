@@ -26,7 +26,7 @@ def written(document: str) -> str:
 def _faults(results: Mapping[str, Any]) -> str:
     before, rows = results.get("before"), []
     for fault, ways in results["faults"].items():
-        by = Counter(metric for found in ways["run"].values() for metric in found)
+        by = Counter(metric for metrics in ways["run"].values() for metric in metrics)
         cells = [_share(ways[way]) for way in ("run", "weights")]
         cells += [_share(before["faults"][fault][way]) for way in ("run", "weights")] if before else []
         rows.append([fault, *cells, ", ".join(f"`{metric}`" for metric, _ in by.most_common(2)) or "nothing"])
@@ -44,8 +44,8 @@ def _faults(results: Mapping[str, Any]) -> str:
     return _table(headings, rows)
 
 
-def _share(found: Mapping[str, Any]) -> str:
-    known = [metrics for metrics in found.values() if metrics is not None]
+def _share(by_model: Mapping[str, Any]) -> str:
+    known = [metrics for metrics in by_model.values() if metrics is not None]
     return f"{sum(bool(metrics) for metrics in known)} of {len(known)}" if known else "-"
 
 
@@ -70,7 +70,7 @@ def _thresholds(results: Mapping[str, Any]) -> str:
         caught = [
             fault
             for fault, ways in results["faults"].items()
-            if any(metric in (found or ()) for way in ways.values() for found in way.values())
+            if any(metric in (metrics or ()) for way in ways.values() for metrics in way.values())
         ]
         rows.append([f"`{metric}`", severity, held["limit"], held["value"], held["model"], ", ".join(caught) or "-"])
     return _table(["threshold", "severity", "limit", "nearest good value", "of", "catches"], rows)

@@ -112,9 +112,9 @@ def _named(name: str, race: Callable[[], Row]) -> Row:
 def forward(shape: Shape, peers: Sequence[Peer], *, measured: bool, budget: float) -> Row:
     """Attention alone. With `measured`, rootdk.measure takes part, and at 4096 keys torch with all scores in memory."""
     inputs = make_inputs(shape)
-    own: dict[str, Call] = {"rootdk": lambda: rootdk.attention(*inputs.arrays, causal=shape.causal)}
+    own_calls: dict[str, Call] = {"rootdk": lambda: rootdk.attention(*inputs.arrays, causal=shape.causal)}
     if measured:
-        own["measure"] = lambda: rootdk.measure(*inputs.arrays, causal=shape.causal)
+        own_calls["measure"] = lambda: rootdk.measure(*inputs.arrays, causal=shape.causal)
     others = {peer.name: peer.prepare for peer in peers}
     if measured and shape.n == BY_HAND_KEYS and "torch" in others:
         others["torch by hand"] = torch_by_hand
@@ -122,7 +122,7 @@ def forward(shape: Shape, peers: Sequence[Peer], *, measured: bool, budget: floa
     def check(name: str, result: Any) -> None:
         inputs.check(result[0] if name in ("measure", "torch by hand") else result)
 
-    return _race(inputs, own, others, check, budget)
+    return _race(inputs, own_calls, others, check, budget)
 
 
 def backward(shape: Shape, peers: Sequence[Peer], *, budget: float) -> Row:
@@ -138,12 +138,12 @@ def backward(shape: Shape, peers: Sequence[Peer], *, budget: float) -> Row:
 
 def _race(
     inputs: Inputs,
-    own: dict[str, Call],
+    own_calls: dict[str, Call],
     others: dict[str, Callable[[Inputs], Call]],
     check: Callable[[str, Any], Any],
     budget: float,
 ) -> Row:
-    for name, call in own.items():  # where rootdk itself is wrong, there is nothing to time
+    for name, call in own_calls.items():  # where rootdk itself is wrong, there is nothing to time
         check(name, call())
     prepared: dict[str, Call] = {}
 
@@ -153,7 +153,7 @@ def _race(
         return prepared[name]()
 
     right, left_out = only_right({name: partial(first_call, name) for name in others}, check)
-    calls = own | {name: prepared[name] for name in right}
+    calls = own_calls | {name: prepared[name] for name in right}
     facts = {"name": inputs.shape.name, "shape": asdict(inputs.shape), "flops": inputs.shape.flops}
     return facts | beside_sgemm(calls, left_out, budget, torch="torch" in others)
 

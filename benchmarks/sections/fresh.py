@@ -66,9 +66,9 @@ def measure_import(rounds: int, module: str = "rootdk") -> dict[str, Any]:
 
 def _judge_import(report: Report) -> Iterator[Verdict]:
     row = report["import"]
-    both = [row["seconds"]["rootdk"][statistic] for statistic in STATISTICS]
-    reached = " / ".join(f"{seconds:.3f}" for seconds in both)
-    yield verdict("import rootdk, seconds", f"<= {IMPORT_SECONDS:.2f}", reached, met=max(both) <= IMPORT_SECONDS)
+    times = [row["seconds"]["rootdk"][statistic] for statistic in STATISTICS]
+    reached = " / ".join(f"{seconds:.3f}" for seconds in times)
+    yield verdict("import rootdk, seconds", f"<= {IMPORT_SECONDS:.2f}", reached, met=max(times) <= IMPORT_SECONDS)
     loaded = ", ".join(row["frameworks"]) or "none"
     yield verdict("import rootdk, frameworks loaded", "none", loaded, met=not row["frameworks"])
 

@@ -81,15 +81,15 @@ def race(name: str, make: Callable[[int], Case], shrink: int, *, gradient: bool,
     leaves = [tensor.clone().requires_grad_() for tensor in tensors[: 3 + learned]]
     rest = tensors[3 + learned :]
     d_out = torch.from_numpy(inputs.d_out)
-    said = {} if case.segments is None else {"segments": torch.from_numpy(case.segments)}
+    segments_option = {} if case.segments is None else {"segments": torch.from_numpy(case.segments)}
     attend: dict[str, Callable[..., Any]] = {
-        "rootdk": lambda q, k, v, pairs: rootdk.attention(q, k, v, **(said or {kind: pairs})),
+        "rootdk": lambda q, k, v, pairs: rootdk.attention(q, k, v, **(segments_option or {kind: pairs})),
         "torch": scaled_dot_product_attention,
     }
     if case.option:
         attend["option"] = lambda q, k, v, _: rootdk.attention(q, k, v, **case.option)
     apart = partial(_apart, documents=0 if case.segments is None else int(case.segments[-1]) + 1)
-    if said:
+    if segments_option:
         attend["batch"] = lambda q, k, v, _: rootdk.attention(*(apart(t) for t in (q, k, v)))
     if case.flex and not gradient:
         attend["FlexAttention"] = _compiled_flex(torch.from_numpy(case.segments))
@@ -113,7 +113,7 @@ def race(name: str, make: Callable[[int], Case], shrink: int, *, gradient: bool,
     calls, left_out = only_right(calls, check)
     wanted = max(case.wanted * (GRADIENT_SHARE if gradient and kind == "mask" else 1.0), 1.0)
     facts = {"name": name, "shape": asdict(inputs.shape), "gradient": gradient, "wanted": wanted}
-    facts["kind"] = "segments" if said else kind
+    facts["kind"] = "segments" if segments_option else kind
     facts |= beside_sgemm(calls, left_out, budget, torch=True)
     for other in ("option", "batch"):
         if {"rootdk", other} <= calls.keys():

@@ -29,12 +29,12 @@ def steps(setting: Setting) -> Iterator[Step]:
 def race(shape: Shape, budget: float) -> Row:
     """Two pairs on the same arrays; what is read is first held against what is measured."""
     query, key, value = make_inputs(shape).arrays
-    found, expected = (
+    reading, expected = (
         rootdk.read(query, key, causal=shape.causal),
         rootdk.measure(query, key, value, causal=shape.causal),
     )
     left_out = {}
-    if any(not np.array_equal(getattr(found, name), getattr(expected[1], name)) for name in FIELDS):
+    if any(not np.array_equal(getattr(reading, name), getattr(expected[1], name)) for name in FIELDS):
         left_out["read"] = "is not what measure reads"
 
     def reads() -> object:

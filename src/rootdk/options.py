@@ -144,10 +144,10 @@ def with_rows(problem: Problem, rows: Any) -> Problem:
         # An axis along which it was broadcast has stride 0: of those one entry is taken, and broadcast again.
         arrays = isinstance(array, np.ndarray)
         strides = array.strides if arrays else array.stride()
-        own = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
-        own = own if strides[-2] == 0 else own[..., rows, :]
+        distinct = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+        distinct = distinct if strides[-2] == 0 else distinct[..., rows, :]
         shape = (*array.shape[:-2], query.shape[-2], array.shape[-1])
-        return np.broadcast_to(own, shape) if arrays else own.expand(shape)
+        return np.broadcast_to(distinct, shape) if arrays else distinct.expand(shape)
 
     return problem._replace(
         query=query,
@@ -206,7 +206,9 @@ def documented(function: Documented) -> Documented:
     return function
 
 
-def takes(template: Callable[Arguments, Any]) -> Callable[[Callable[[dict[str, Any]], Result]], Callable[Arguments, Result]]:
+def takes(
+    template: Callable[Arguments, Any],
+) -> Callable[[Callable[[dict[str, Any]], Result]], Callable[Arguments, Result]]:
     """Let a function of a dictionary be called like `template`, which alone spells its arguments and their defaults."""
     arguments = signature(template)
 
@@ -214,11 +216,11 @@ def takes(template: Callable[Arguments, Any]) -> Callable[[Callable[[dict[str, A
         @wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             try:
-                given = arguments.bind(*args, **kwargs)
+                bound = arguments.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{function.__name__}(): {error}") from None
-            given.apply_defaults()
-            return function(given.arguments)
+            bound.apply_defaults()
+            return function(bound.arguments)
 
         returned = signature(function).return_annotation
         call.__signature__ = arguments.replace(return_annotation=returned)  # type: ignore[attr-defined]
@@ -262,11 +264,15 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
         and type(dropout) is float
         and dropout == 0.0
     ):
-        found = usual_facts(backend, shape, n_key, scale, causal, query_offset)
+        problem = usual_facts(backend, shape, n_key, scale, causal, query_offset)
     else:
-        own = getattr(backend, "facts", None)  # of a library whose numbers may not be known yet
-        found = facts(backend, shape, n_key, one_head, options) if own is None else own(shape, n_key, one_head, options)
-    return found.with_arrays(query, key, value), one_head
+        own_facts = getattr(backend, "facts", None)  # of a library whose numbers may not be known yet
+        problem = (
+            facts(backend, shape, n_key, one_head, options)
+            if own_facts is None
+            else own_facts(shape, n_key, one_head, options)
+        )
+    return problem.with_arrays(query, key, value), one_head
 
 
 @lru_cache(maxsize=256)
@@ -336,10 +342,12 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
     )
 
 
-def resolve_tangents(backend: Any, problem: Problem, options: Options, one_head: bool, given: Learnable) -> Learnable:
+def resolve_tangents(
+    backend: Any, problem: Problem, options: Options, one_head: bool, tangents: Learnable
+) -> Learnable:
     """The tangents of a Problem, each checked against what it is the tangent of."""
     moved: dict[str, Any] = {}
-    for name, tangent in given._asdict().items():
+    for name, tangent in tangents._asdict().items():
         if tangent is None:
             continue
         argument, of = f"d_{name}", getattr(problem, name)
@@ -360,7 +368,7 @@ def resolve_tangents(backend: Any, problem: Problem, options: Options, one_head:
             moved[name] = _alibi(argument, backend.plain(argument, tangent), tuple(problem.query.shape[:-2]))
         else:
             moved[name] = real(argument, backend.plain(argument, tangent), "None or a number")
-    if given.scale is not None and problem.row_scale is not None:
+    if tangents.scale is not None and problem.row_scale is not None:
         raise ArgumentError(f"d_scale: must be None where the scale is a rule by row, got {shown(options.scale)}")
     return Learnable(**moved)
 
@@ -449,8 +457,8 @@ def _counts(ids: Integers, among: Integers) -> Integers:
     """How many of the others each id is equal to."""
     known, counts = np.unique(among, return_counts=True)
     place = np.searchsorted(known, ids)
-    here = np.append(known, 0)[place] == ids
-    return np.where(here & (place < len(known)), np.append(counts, 0)[place], 0)
+    matches = np.append(known, 0)[place] == ids
+    return np.where(matches & (place < len(known)), np.append(counts, 0)[place], 0)
 
 
 def limits(options: Options) -> tuple[int | None, int | None]:

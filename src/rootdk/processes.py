@@ -99,22 +99,22 @@ def standing_elsewhere() -> Iterator[None]:
     The interpreter's own folder is where no user puts modules. Other threads stand there too meanwhile.
     """
     if not hasattr(os, "fchdir"):  # Windows, where no one removes a folder in which a process stands
-        there = Path.cwd()
+        previous = Path.cwd()
         os.chdir(sys.prefix)
         try:
             yield
         finally:
-            os.chdir(there)
+            os.chdir(previous)
         return
-    here = os.open(".", os.O_RDONLY)
+    descriptor = os.open(".", os.O_RDONLY)
     try:
         os.chdir(sys.prefix)
         try:
             yield
         finally:
-            os.fchdir(here)
+            os.fchdir(descriptor)
     finally:
-        os.close(here)
+        os.close(descriptor)
 
 
 class Process(NamedTuple):
@@ -183,7 +183,7 @@ def end_all() -> None:
     end((), os.getpid())
 
 
-def module_path(own: Sequence[str], parent: Sequence[str], current: str | None, package_home: str) -> list[str]:
+def module_path(interpreter: Sequence[str], parent: Sequence[str], current: str | None, package_home: str) -> list[str]:
     """Where a child looks for modules: as its parent does, in that order, without the current folder.
 
     The current folder stays where the interpreter itself has it or this package is in it.
@@ -194,10 +194,10 @@ def module_path(own: Sequence[str], parent: Sequence[str], current: str | None, 
     (['/lib', '/work'], ['/work'])
     """
     folders = [folder for folder in parent if Path(folder).is_absolute()]
-    here = current and os.path.realpath(current)
-    if here in {os.path.realpath(folder) for folder in (*own, package_home)}:
+    current_folder = current and os.path.realpath(current)
+    if current_folder in {os.path.realpath(folder) for folder in (*interpreter, package_home)}:
         return folders
-    return [folder for folder in folders if os.path.realpath(folder) != here]
+    return [folder for folder in folders if os.path.realpath(folder) != current_folder]
 
 
 def _be_a_child(facts: str, function: str, *arguments: str) -> None:

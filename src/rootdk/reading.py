@@ -249,8 +249,8 @@ class Reading(Generic[Array]):
             if part.has_sinks != parts[0].has_sinks:
                 raise ArgumentError("readings: must all be with sinks or all without, got both")
             if _library(part) is not _library(parts[0]):
-                both = " and ".join(_library(reading).__name__ for reading in (parts[0], part))
-                raise ArgumentTypeError(f"readings: must all be of one array library, got {both}")
+                libraries = " and ".join(_library(reading).__name__ for reading in (parts[0], part))
+                raise ArgumentTypeError(f"readings: must all be of one array library, got {libraries}")
         shape = parts[0].shape
         axis = checks.axis(axis, shape, f"readings of shape {shape}")
         for part in parts:
@@ -334,19 +334,19 @@ class Reading(Generic[Array]):
 
         def __getattr__(self, name: str) -> Any:
             """A field of a reading as the kernel wrote it: a view, taken when it is asked for."""
-            kept = self.__dict__
+            attributes = self.__dict__
             if name in _PLACE or name in ("keys", "has_sinks"):
-                if "_buffer" in kept and "_block" not in kept:
+                if "_buffer" in attributes and "_block" not in attributes:
                     # Where the parts lie is decided by make_reading in bindings/module.cc, and only there.
-                    buffer, fields_at, keys_at, rows, double, kept["has_sinks"] = kept["_buffer"]
+                    buffer, fields_at, keys_at, rows, double, attributes["has_sinks"] = attributes["_buffer"]
                     real = np.float64 if double else np.float32
-                    kept["keys"] = np.ndarray(rows, np.int64, buffer, keys_at)
+                    attributes["keys"] = np.ndarray(rows, np.int64, buffer, keys_at)
                     # Last: another thread that sees it finds the others too.
-                    kept["_block"] = np.ndarray((len(FIELDS), *rows), real, buffer, fields_at)
-                if name in kept:
-                    return kept[name]
-                if "_block" in kept:
-                    return kept["_block"][_PLACE[name]]
+                    attributes["_block"] = np.ndarray((len(FIELDS), *rows), real, buffer, fields_at)
+                if name in attributes:
+                    return attributes[name]
+                if "_block" in attributes:
+                    return attributes["_block"][_PLACE[name]]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -545,8 +545,8 @@ def _same(taken: ScaleRule, rule: ScaleRule) -> bool:
     if not isinstance(loaded.factor, _Loaded) or isinstance(written.factor, _Loaded):
         return taken == rule
     # During its import the module may not have the name yet.
-    there = getattr(sys.modules.get(loaded.factor.module), loaded.factor.name, written)
-    return written.factor.__module__ == loaded.factor.module and there == written
+    in_module = getattr(sys.modules.get(loaded.factor.module), loaded.factor.name, written)
+    return written.factor.__module__ == loaded.factor.module and in_module == written
 
 
 def load(reference: str) -> ScaleRule:
@@ -617,11 +617,11 @@ def fingerprint(name: str) -> str:
         return ""
     import hashlib  # takes milliseconds, and only studies and training runs ask
 
-    own, digest = _registered[name], hashlib.sha256()
+    registered, digest = _registered[name], hashlib.sha256()
     for d_k in _PROBED_WIDTHS:
         for keys in _PROBED_KEYS.tolist():
             try:
-                factor = factor_at(own, d_k, keys, keys - 1)
+                factor = factor_at(registered, d_k, keys, keys - 1)
             except Exception as error:  # noqa: BLE001 -- it may be a rule for some widths only
                 factor = type(error).__name__
             digest.update(repr(factor).encode() + b"\0")
@@ -669,9 +669,9 @@ def _number_rule(number: float) -> ScaleRule:
 
 
 def _called(make: Callable[..., ScaleRule], text: str, arguments: str) -> ScaleRule:
-    given = [part.strip() for part in arguments.split(",")] if arguments.strip() else []
-    causal = given[-1:] == ["causal"]
-    numbers = given[:-1] if causal else given
+    parts = [part.strip() for part in arguments.split(",")] if arguments.strip() else []
+    causal = parts[-1:] == ["causal"]
+    numbers = parts[:-1] if causal else parts
     if not all(_NUMBER.fullmatch(part) for part in numbers):
         raise ArgumentError(f"scale: the parameters of {make.__name__} must be numbers, got {text!r}")
     values = [float(part) for part in numbers]

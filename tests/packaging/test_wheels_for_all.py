@@ -282,7 +282,7 @@ def test_an_unknown_platform_is_one_line() -> None:
 
 @pytest.mark.slow
 def test_wheels_are_built_twice_alike_and_are_well(tmp_path: Path) -> None:
-    """For this machine's own kind of system; `make wheels` sets up the compiler, and nothing of the first build is kept."""
+    """For this machine's own kind of system; `make wheels` sets up the compiler. Nothing of the first build is kept."""
     made = []
     for name in ("1", "2"):
         for folder in ("linux-x86_64", "cache"):

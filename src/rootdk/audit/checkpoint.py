@@ -73,10 +73,10 @@ def read_checkpoint(
     tensors = find_tensors(place, lambda name, share: report(name, _HEADERS * share))
     config = Config.of_checkpoint(place, tensors, heads)
     tensors = unpacked(tensors, config.fields)
-    found = find_projections(
+    modules_and_unknown = find_projections(
         set(tensors), *config.model_types, key_layer=lambda module, index: config.of(module).key_layer(index)
     )
-    modules, unknown = _readable(tensors, *found)
+    modules, unknown = _readable(tensors, *modules_and_unknown)
     if not modules:
         raise ArgumentError(_nothing(tensors, config, unknown))
     facts = [
@@ -130,15 +130,15 @@ def _outputs(tensors: Tensors, module: Projections) -> tuple[int, int] | None:
 
 def _readable(tensors: Tensors, modules: list[Projections], unknown: list[str]) -> tuple[list[Projections], list[str]]:
     """Packed numbers whose scales were not understood are listed, not guessed."""
-    kept: list[Projections] = []
+    readable: list[Projections] = []
     packed: set[str] = set()
     for module in modules:
         strange = {name for name in module.tensors if not tensors.readable(name)}
         if strange:
             packed |= strange | {module.query.weight, module.key.weight}
         else:
-            kept.append(module)
-    return kept, [*unknown, *sorted(packed)]
+            readable.append(module)
+    return readable, [*unknown, *sorted(packed)]
 
 
 def _nothing(tensors: Tensors, config: Config, unknown: list[str]) -> str:

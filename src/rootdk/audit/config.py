@@ -106,15 +106,15 @@ class Config:
     @classmethod
     def of_checkpoint(cls, path: Path, tensors: Tensors, heads: int | None = None) -> "Config":
         """What the file says itself, or the config.json beside it; `heads` is said by the caller."""
-        found = cls.beside(path, needed=heads is None) if tensors.config is None else None
-        config = found or cls(Fields(tensors.config or {}, "metadata"))
+        config_beside = cls.beside(path, needed=heads is None) if tensors.config is None else None
+        config = config_beside or cls(Fields(tensors.config or {}, "metadata"))
         known = config.fields.first(_HEADS)
         if heads is None or known is None:
             count = heads or config.heads_elsewhere()
             return config if count is None else cls(config.fields.updated(Fields({_HEADS[0]: count}, config.name)))
         if config.fields.whole(known, 1, MOST_HEADS) != heads:
-            said = config.fields.whole(known, 1, MOST_HEADS)
-            raise ArgumentError(f"heads: must be {known} of {config.name}, {said}, got {heads}")
+            stated = config.fields.whole(known, 1, MOST_HEADS)
+            raise ArgumentError(f"heads: must be {known} of {config.name}, {stated}, got {heads}")
         return config
 
     def heads_elsewhere(self) -> int | None:
@@ -132,8 +132,8 @@ class Config:
     def beside(cls, path: Path, *, needed: bool = True) -> "Config":
         """The one of the folder that the path is or lies in, or by a file's own name; an empty one if not needed."""
         folder = path if path.is_dir() else path.parent
-        own = () if path.is_dir() else (path.with_suffix(".json").name,)
-        for name in ("config.json", "params.json", *own):
+        own_names = () if path.is_dir() else (path.with_suffix(".json").name,)
+        for name in ("config.json", "params.json", *own_names):
             try:
                 values = read_json(folder / name, LARGEST_CONFIG)
             except FileNotFoundError:
@@ -175,9 +175,9 @@ class Config:
 
         outputs   how many rows the weights of queries and keys have, for a config that does not say how wide heads are
         """
-        own = self._of_layer(index)
-        if own is not self.fields:
-            return Config(own).facts(module, index, outputs)
+        layer_fields = self._of_layer(index)
+        if layer_fields is not self.fields:
+            return Config(layer_fields).facts(module, index, outputs)
         fields = self.fields
         heads = self._heads(module)
         if outputs is not None and fields.first((*_HEAD_WIDTH, *_WIDTH)) is None and self._latent() is None:
@@ -220,9 +220,9 @@ class Config:
         layers = self.fields.whole("num_hidden_layers", 1, MOST_LAYERS)
         if not shared or layers is None or index < layers - shared:
             return None
-        own = self.fields.entry("layer_types", index)
+        layer_type = self.fields.entry("layer_types", index)
         earlier = range(layers - shared - 1, -1, -1)
-        return next((layer for layer in earlier if self.fields.entry("layer_types", layer) == own), None)
+        return next((layer for layer in earlier if self.fields.entry("layer_types", layer) == layer_type), None)
 
     def _latent(self) -> Latent | None:
         """The parts of a head where queries and keys pass through a latent of low rank."""
@@ -250,10 +250,10 @@ class Config:
                 f"heads: must divide the {outputs[0]} outputs of the query projection into heads of at most "
                 f"{LARGEST_HEAD}, got {heads}"
             )
-        said = {"head_dim": width}
+        derived = {"head_dim": width}
         if self.fields.first(_KEY_HEADS) is None and outputs[1] % width == 0 < outputs[1]:
-            said[_KEY_HEADS[0]] = outputs[1] // width
-        return Config(self.fields.updated(Fields(said, self.name)))
+            derived[_KEY_HEADS[0]] = outputs[1] // width
+        return Config(self.fields.updated(Fields(derived, self.name)))
 
     def _head_width(self, heads: int) -> int:
         latent = self._latent()

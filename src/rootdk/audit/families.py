@@ -225,18 +225,18 @@ def _latent(module: str, known: frozenset[str], model_types: Sequence[str]) -> P
         part: f"{module}.{part}.weight"
         for part in ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm")
     }
-    given = {part: name for part, name in names.items() if name in known}
+    present = {part: name for part, name in names.items() if name in known}
     before = _gain_and_shift(_input_norms(module, known, model_types)[0], known)
-    if not {"kv_a_proj_with_mqa", "kv_a_layernorm"} <= set(given):
+    if not {"kv_a_proj_with_mqa", "kv_a_layernorm"} <= set(present):
         return None
     place = {"input_gain": before[0], "input_shift": before[1]}
-    if {"q_a_proj", "q_a_layernorm", "q_b_proj"} <= set(given):
-        query = Side(given["q_b_proj"], **place, down=given["q_a_proj"], latent_gain=given["q_a_layernorm"])
-    elif "q_proj" in given:
-        query = Side(given["q_proj"], **place)
+    if {"q_a_proj", "q_a_layernorm", "q_b_proj"} <= set(present):
+        query = Side(present["q_b_proj"], **place, down=present["q_a_proj"], latent_gain=present["q_a_layernorm"])
+    elif "q_proj" in present:
+        query = Side(present["q_proj"], **place)
     else:
         return None
-    down, gain = given["kv_a_proj_with_mqa"], given["kv_a_layernorm"]
+    down, gain = present["kv_a_proj_with_mqa"], present["kv_a_layernorm"]
     return Projections(
         module, "latent", query, Side(f"{module}.kv_b_proj.weight", **place, down=down, latent_gain=gain)
     )
@@ -290,9 +290,9 @@ def _input_norms(module: str, known: frozenset[str], model_types: Sequence[str])
 
     after = next((_NORM_AFTER[kind] for kind in model_types if kind in _NORM_AFTER), None)
     if after is None:
-        own = [_NORM_BEFORE_OF[kind].format(parts[-1]) for kind in model_types if kind in _NORM_BEFORE_OF]
+        names_of_model = [_NORM_BEFORE_OF[kind].format(parts[-1]) for kind in model_types if kind in _NORM_BEFORE_OF]
         # Whisper as first published has attn_ln beside attn, and cross_attn_ln beside cross_attn.
-        norm = nearest([*own, *_NORM_BEFORE, f"{parts[-1]}_ln"], len(parts), block)
+        norm = nearest([*names_of_model, *_NORM_BEFORE, f"{parts[-1]}_ln"], len(parts), block)
         if norm is None and "modernbert" in model_types:  # its first block takes the embeddings as they are
             norm = nearest(["embeddings.norm"], block - 1, 0)
         return norm, nearest(_NORM_OF_ENCODER, block - 1, 0) if parts[-1] in _CROSS else norm

@@ -151,12 +151,12 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
     for key, members in groups.items():
         values = [float(finding["value"]) for finding in members if finding["value"] is not None]
         layers = list(dict.fromkeys(finding["layer"] for finding in members))
-        said = dict(zip(_SAME, key, strict=False))
-        value, limit = _against(values, float(said["threshold"]))
-        states = said["severity"] == "note" and (said["threshold"] == 0 or value == limit)
+        fields = dict(zip(_SAME, key, strict=False))
+        value, limit = _against(values, float(fields["threshold"]))
+        states = fields["severity"] == "note" and (fields["threshold"] == 0 or value == limit)
         merged.append(
             FindingGroup(
-                **said,
+                **fields,
                 remedy=_together(key[-1], members).replace(_LAYERS, repr(layers)),
                 value=value,
                 limit="" if states else limit,
@@ -174,7 +174,7 @@ def _without_layer(finding: Mapping[str, Any]) -> str:
 
 def _together(remedy: str, findings: Sequence[Mapping[str, Any]]) -> str:
     """The remedy of all, with the range of their numbers."""
-    numbers = [float(found[0]) for finding in findings if (found := _OWN_NUMBER.search(str(finding["remedy"])))]
+    numbers = [float(match[0]) for finding in findings if (match := _OWN_NUMBER.search(str(finding["remedy"])))]
     return remedy.replace(DEVIATION, _range(numbers)) if numbers else remedy
 
 

@@ -90,7 +90,7 @@ def by_input(findings: Sequence[Finding], layers: Sequence[LayerAudit]) -> list[
     That is where W_q and W_k, with their biases, are like those of the other layers of their kind, and most of those
     are not as sharp: if they were, it would be no matter of one layer's input.
     """
-    kept = list(findings)
+    result = list(findings)
     for kind in _kinds(layer for layer in layers if layer.judged):
         sizes = np.array([float(layer.facts.get("weight_size", math.nan)) for layer in kind])
         for metric in _BY_INPUT:
@@ -100,9 +100,9 @@ def by_input(findings: Sequence[Finding], layers: Sequence[LayerAudit]) -> list[
                 continue
             for place in of_kind:
                 if sizes[place] <= _ALIKE * _median(np.delete(sizes, place)):
-                    kept = [_noted(finding) if (finding.layer, finding.metric) == (kind[place].name, metric)
-                            else finding for finding in kept]  # fmt: skip
-    return kept
+                    result = [_noted(finding) if (finding.layer, finding.metric) == (kind[place].name, metric)
+                            else finding for finding in result]  # fmt: skip
+    return result
 
 
 def _noted(finding: Finding) -> Finding:
@@ -140,10 +140,10 @@ def flat_heads(layer: str, metric: str, deviations: Any, keys: int, decayed: Col
     if not usual > 0.0:
         return []
     judged = (judge(layer, head, metric, float(value) / usual, keys) for head, value in enumerate(deviations))
-    found = [finding for finding in judged if finding is not None]
+    findings = [finding for finding in judged if finding is not None]
     remedy = "nothing: W_q and W_k of this head decayed together, as weight decay does to a head that is not used"
     return [
-        replace(finding, severity="note", remedy=remedy) if finding.head in decayed else finding for finding in found
+        replace(finding, severity="note", remedy=remedy) if finding.head in decayed else finding for finding in findings
     ]
 
 
@@ -180,8 +180,8 @@ def _typical(layers: Sequence[LayerAudit], measured: bool, keys: int) -> list[Fi
     return [judge("", None, metric, middles[(len(middles) - 1) // 2], keys)] if middles else []
 
 
-def _above(own: float, others: NDArray[np.float64]) -> float:
-    """Own over the median of the others, over what their spread allows: e^(4 s), s the deviation of their logarithms.
+def _above(value: float, others: NDArray[np.float64]) -> float:
+    """value over the median of the others, over what their spread allows: e^(4 s), s the deviation of their logarithms.
 
     s is 1.48 times the median distance from the median, which one other bad layer does not move.
     """
@@ -193,7 +193,7 @@ def _above(own: float, others: NDArray[np.float64]) -> float:
     allowed = min(max(math.exp(4 * spread), _ALLOWED[0]), _ALLOWED[1])
     if len(known) == 1:  # one other layer has no spread
         allowed = _ALLOWED[1]
-    return own / float(np.median(known)) / allowed
+    return value / float(np.median(known)) / allowed
 
 
 def _mostly_above(least: float, values: NDArray[np.float64]) -> bool:
@@ -211,14 +211,14 @@ def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float
         return math.nan
     around = sorted((other for other in range(len(kind)) if other != place), key=lambda other: abs(other - place))[:2]
     near = [float(kind[other].facts.get(gain, math.nan)) for other in around]
-    own = float(kind[place].facts.get(gain, math.nan))
+    own_gain = float(kind[place].facts.get(gain, math.nan))
     if len(near) < 2 or not min(near) > 0.0:
         return math.nan
     others = np.array([float(layer.facts.get(gain, math.nan)) for number, layer in enumerate(kind) if number != place])
     logs = np.log(np.where(others > 0.0, others, math.nan))
     steps = np.delete(np.abs(np.diff(logs)), [place - 1] if 0 < place < len(others) else [])  # not across this layer
     usual = float(np.median(steps)) if len(steps) >= _FEWEST_STEPS else 0.0
-    return own / max(near) / max(_LEAST_GAIN, math.exp(_STEPS * usual))
+    return own_gain / max(near) / max(_LEAST_GAIN, math.exp(_STEPS * usual))
 
 
 def _kinds(layers: Iterable[LayerAudit]) -> list[list[LayerAudit]]:

@@ -82,7 +82,7 @@ class Threshold:
         caught = [
             fault
             for fault, ways in results["faults"].items()
-            if any(self.metric in (found or ()) for way in ways.values() for found in way.values())
+            if any(self.metric in (metrics or ()) for way in ways.values() for metrics in way.values())
         ]
         return {**nearest, "models": len(results["models"]), "catches": caught}
 

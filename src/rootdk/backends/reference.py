@@ -56,8 +56,8 @@ def forward(problem: Problem, compute: Any = np.float64) -> Floats:
     out = np.zeros(_flat_shape(problem) + problem.value.shape[-1:], compute)
     with np.errstate(all="ignore"):
         for head in _heads(problem, compute):
-            kept = _softmax(head).weights * _kept(problem, head, compute)
-            out[head.batch, head.head] = _visible_product(kept, head.visible, head.value)
+            weights_left = _softmax(head).weights * _kept(problem, head, compute)
+            out[head.batch, head.head] = _visible_product(weights_left, head.visible, head.value)
     return out.reshape(problem.query.shape[:-1] + problem.value.shape[-1:])
 
 
@@ -106,20 +106,20 @@ def backward(problem: Problem, d_out: Any, compute: Any = np.float64) -> Learnab
     d_sinks, d_alibi = np.zeros(heads, compute), np.zeros((batch, heads), compute)
     with np.errstate(all="ignore"):
         for head in _heads(problem, compute):
-            here, shared, seen = (head.batch, head.head), (head.batch, head.kv_head), head.visible
-            soft, kept, grad = _softmax(head), _kept(problem, head, compute), d_out[head.batch, head.head]
-            d_value[shared] += _visible_product((soft.weights * kept).T, seen.T, grad)
-            d_weights = np.where(seen, (grad @ head.value.T) * kept, 0)
+            place, shared, seen = (head.batch, head.head), (head.batch, head.kv_head), head.visible
+            soft, dropout_factor, grad = _softmax(head), _kept(problem, head, compute), d_out[head.batch, head.head]
+            d_value[shared] += _visible_product((soft.weights * dropout_factor).T, seen.T, grad)
+            d_weights = np.where(seen, (grad @ head.value.T) * dropout_factor, 0)
             # Hidden pairs add nothing, not even 0 * NaN; the sink has no value, so only its weight appears below.
             pulled = np.where(seen, soft.weights * d_weights, 0).sum(axis=-1, keepdims=True)
-            d_logits[here] = np.where(seen, soft.weights * (d_weights - pulled), 0)
+            d_logits[place] = np.where(seen, soft.weights * (d_weights - pulled), 0)
             if head.sink is not None:
                 d_sinks[head.head] -= np.where(seen.any(axis=-1), soft.sink_mass * pulled[:, 0], 0).sum()
-            d_alibi[here] = -(d_logits[here] * head.distance).sum()
-            d_raw = d_logits[here]
+            d_alibi[place] = -(d_logits[place] * head.distance).sum()
+            d_raw = d_logits[place]
             if problem.softcap is not None:
                 d_raw = np.where(seen, d_raw * _slope(problem, head, compute), 0)
-            d_query[here] = _visible_product(d_raw * head.factor, seen, head.key)
+            d_query[place] = _visible_product(d_raw * head.factor, seen, head.key)
             d_key[shared] += _visible_product((d_raw * head.factor).T, seen.T, head.query)
     return Learnable(
         query=d_query.reshape(problem.query.shape),
@@ -141,21 +141,21 @@ def jvp(problem: Problem, tangents: Learnable, compute: Any = np.float64) -> Flo
     d_out = np.zeros(_flat_shape(problem) + problem.value.shape[-1:], compute)
     with np.errstate(all="ignore"):
         for head in _heads(problem, compute):
-            here, shared, seen = (head.batch, head.head), (head.batch, head.kv_head), head.visible
-            soft, kept = _softmax(head), _kept(problem, head, compute)
-            d_raw = head.factor * (query[here] @ head.key.T + head.query @ key[shared].T)
+            place, shared, seen = (head.batch, head.head), (head.batch, head.kv_head), head.visible
+            soft, dropout_factor = _softmax(head), _kept(problem, head, compute)
+            d_raw = head.factor * (query[place] @ head.key.T + head.query @ key[shared].T)
             if tangents.scale is not None:
                 d_raw = d_raw + compute(tangents.scale) * (head.query @ head.key.T)
             if problem.softcap is not None:
                 d_raw = d_raw * _slope(problem, head, compute)
-            d_logits = d_raw if tangents.alibi is None else d_raw - compute(tangents.alibi[here]) * head.distance
-            d_logits = np.where(seen, d_logits if bias is None else d_logits + bias[here], 0)
+            d_logits = d_raw if tangents.alibi is None else d_raw - compute(tangents.alibi[place]) * head.distance
+            d_logits = np.where(seen, d_logits if bias is None else d_logits + bias[place], 0)
             mean = np.where(seen, soft.weights * d_logits, 0).sum(axis=-1)
             if tangents.sinks is not None:
                 mean = mean + np.where(seen.any(axis=-1), soft.sink_mass * compute(tangents.sinks[head.head]), 0)
-            d_weights = np.where(seen, soft.weights * (d_logits - mean[:, None]) * kept, 0)
+            d_weights = np.where(seen, soft.weights * (d_logits - mean[:, None]) * dropout_factor, 0)
             moved = _visible_product(d_weights, seen, head.value)
-            d_out[here] = moved + _visible_product(soft.weights * kept, seen, value[shared])
+            d_out[place] = moved + _visible_product(soft.weights * dropout_factor, seen, value[shared])
     return d_out.reshape(problem.query.shape[:-1] + problem.value.shape[-1:])
 
 

@@ -123,8 +123,8 @@ def main(
     from .main_job import Job, answer
 
     kernel()  # so that a missing one is an error before anything is drawn
-    for first, second, both in (("--out", "--no-report", out and no_report), ("--quick", "--full", quick and full)):
-        if both:
+    for first, second, clash in (("--out", "--no-report", out and no_report), ("--quick", "--full", quick and full)):
+        if clash:
             raise click.UsageError(f"{first} and {second} exclude each other", ctx)
     size = "quick" if quick else "full" if full else "default"
     job = Job(size, tuple(dict.fromkeys(d_k)), keys, tuple(dict.fromkeys(rule)), seed)

@@ -164,15 +164,15 @@ def choices(evidence: Sequence["Comparison"]) -> dict[str, list[str]]:
     """
     from rootdk.lab.checks.comparison import number
 
-    said: dict[str, list[str]] = {}
+    by_choice: dict[str, list[str]] = {}
     for comparison in evidence:
         if comparison.choice:
             within = f" within {number(comparison.slack)}" if comparison.relation == "=" else ""
             target = f"{comparison.relation} {number(comparison.predicted)}{within}"
-            targets = said.setdefault(comparison.choice, [])
+            targets = by_choice.setdefault(comparison.choice, [])
             if target not in targets:
                 targets.append(target)
-    return said
+    return by_choice
 
 
 def counts(claims: Sequence["CheckedClaim"]) -> dict[str, int]:

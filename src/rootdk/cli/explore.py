@@ -72,9 +72,9 @@ def check_lab() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         words = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
-        verb, it = ("is", "it") if len(missing) == 1 else ("are", "them")
+        verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise LabMissingError(
-            f"explore: needs {words}, which {verb} not installed; get {it} with: pip install 'rootdk[lab]'"
+            f"explore: needs {words}, which {verb} not installed; get {pronoun} with: pip install 'rootdk[lab]'"
         )
 
 

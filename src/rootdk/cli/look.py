@@ -88,6 +88,6 @@ def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
 def filled(text: str, width: int) -> list[str]:
     """Lines of at most `width` columns, and of at most 100; none breaks between a number and what belongs to it."""
     # A character that no text holds stands for such a space while the lines are made.
-    kept = re.sub(r" (?=[=%])|(?<=[=]) ", "\0", text)
-    lines = textwrap.wrap(kept, min(width, 100), break_long_words=False, break_on_hyphens=False)
+    unbroken = re.sub(r" (?=[=%])|(?<=[=]) ", "\0", text)
+    lines = textwrap.wrap(unbroken, min(width, 100), break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]

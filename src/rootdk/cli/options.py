@@ -119,8 +119,8 @@ def rule_name(text: str) -> str:
 
     try:
         if ":" in text:
-            if (here := str(Path.cwd())) not in sys.path:
-                sys.path.append(here)
+            if (folder := str(Path.cwd())) not in sys.path:
+                sys.path.append(folder)
             chosen = scaling.load(text)
         else:
             chosen = scaling.rule(text)

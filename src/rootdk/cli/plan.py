@@ -88,8 +88,8 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv
         raise click.ClickException(str(error)) from error
     if as_json:
         passes = {name: asdict(direction) for name, direction in costs.items()}
-        asked = {"ring": asdict(ring)}
-        click.echo(json.dumps(asked | passes | ({} if report is None else {"validation": report}), indent=2))
+        inputs = {"ring": asdict(ring)}
+        click.echo(json.dumps(inputs | passes | ({} if report is None else {"validation": report}), indent=2))
         return
     if as_csv:
         rows = [{"pass": name, "ranks": ring.ranks, **asdict(direction)} for name, direction in costs.items()]

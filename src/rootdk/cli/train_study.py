@@ -76,7 +76,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 @click.pass_context
 def train_study(
     ctx: click.Context, /, size: str | None, out: Path | None, report: Path | None, as_json: bool, as_csv: bool,
-    **asked: Any,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """What the scale does when a model learns.
 
@@ -86,7 +86,7 @@ def train_study(
     Exit code 0: done; 1: a run or a file failed, or another study uses the folder of runs; 2: an option is wrong; 130:
     interrupted.
     """
-    order = Order(size=size or "default", **asked)
+    order = Order(size=size or "default", **settings)
     if order.spec is not None and (size or order.tasks or order.rule or order.missing):
         other = f"--{size}" if size else "--task" if order.tasks else "--rule" if order.rule else "--missing"
         raise click.UsageError(f"--spec and {other} exclude each other", ctx)
@@ -96,8 +96,8 @@ def train_study(
 
     from .lifetime import last_words
 
-    kept = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command continues from there"
-    with last_words(f"interrupted; {kept}"):
+    hint = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command continues from there"
+    with last_words(f"interrupted; {hint}"):
         _answer(order, out, report, "json" if as_json else "csv" if as_csv else "text")
 
 

@@ -217,8 +217,8 @@ class _Carrier:
 
     def present(self, rank: int) -> tuple[Tensor, Tensor]:
         """Keys and values at hand, in the type that is computed with."""
-        own = rank == self.plan.peers.rank
-        key, value = (self._key, self._value) if own else self.parts(rank, self._here)
+        is_own = rank == self.plan.peers.rank
+        key, value = (self._key, self._value) if is_own else self.parts(rank, self._here)
         return _wide(key), _wide(value)
 
     def pass_on(self, rank: int, coming: int) -> list[Message]:
@@ -291,8 +291,8 @@ def backward(
         for queries, piece in _pairs(plan, owner):
             problem = block(plan, query, keys, values, queries, piece)
             rows, columns = (slice(p.at, p.at + p.length) for p in (queries, piece))
-            here = out[..., rows, :], row_state[..., rows], d_out[..., rows, :]
-            part = torch_kernel.backward(problem, *here)
+            row_tensors = out[..., rows, :], row_state[..., rows], d_out[..., rows, :]
+            part = torch_kernel.backward(problem, *row_tensors)
             d_query[..., rows, :] += part.query
             d_key[..., columns, :] += part.key
             d_value[..., columns, :] += part.value

@@ -197,8 +197,8 @@ def _side_by_side(parts: list[dict[str, Merged]]) -> dict[str, Merged]:
         for path, layer in part.items():
             if path in together:
                 known = together[path]
-                both = {name: np.concatenate([known.metrics[name], layer.metrics[name]]) for name in known.metrics}
-                together[path] = Merged(both, known.heads + layer.heads)
+                metrics = {name: np.concatenate([known.metrics[name], layer.metrics[name]]) for name in known.metrics}
+                together[path] = Merged(metrics, known.heads + layer.heads)
             else:
                 together[path] = layer
     return together

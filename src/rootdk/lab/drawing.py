@@ -163,11 +163,11 @@ def level(y: float) -> dict[str, Any]:
 def ticks_at(values: Iterable[float | str]) -> dict[str, Any]:
     """A logarithmic axis with ticks where something was measured, and not at 2, 5 and 10 of every decade."""
     # Ticks closer than a factor of 1.9 would run into each other on a narrow screen.
-    kept: list[float] = []
+    ticks: list[float] = []
     for tick in sorted({float(value) for value in values}):
-        if not kept or tick >= 1.9 * kept[-1]:
-            kept.append(tick)
-    return {"type": "log", "tickvals": kept, "ticktext": [f"{tick:g}" for tick in kept]}
+        if not ticks or tick >= 1.9 * ticks[-1]:
+            ticks.append(tick)
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def ticks_along(comparisons: "Iterable[Comparison]", along: str) -> dict[str, Any]:

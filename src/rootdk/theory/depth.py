@@ -80,11 +80,11 @@ def token_similarity(
         residual=numbers("residual", residual, least=0.0, most=1e6),
     )
     for _ in range(depth):
-        felt = spreads * np.sqrt(1 - alike)
-        two = alike + (1 - alike) * row_overlap(counts, felt, alike)
-        one = alike + (1 - alike) * softmax_moments(counts, felt).p_squared
-        kept = weights * weights
-        alike = np.minimum((kept * alike + two) / (kept + one), 1.0)
+        sigma_inside = spreads * np.sqrt(1 - alike)
+        two_rows = alike + (1 - alike) * row_overlap(counts, sigma_inside, alike)
+        one_row = alike + (1 - alike) * softmax_moments(counts, sigma_inside).p_squared
+        squared = weights * weights
+        alike = np.minimum((squared * alike + two_rows) / (squared + one_row), 1.0)
     return alike[()]
 
 
@@ -93,29 +93,29 @@ def _overlap(keys: float, sigma: float, correlation: float) -> float:
         return 1 / keys
     if correlation == 1.0:
         return float(softmax_moments(keys, sigma).p_squared)
-    shared, own = sigma * math.sqrt(correlation), sigma * math.sqrt(1 - correlation)
+    shared_sigma, own_sigma = sigma * math.sqrt(correlation), sigma * math.sqrt(1 - correlation)
     # As for one row: below, n e^u e^(sigma^2/2) is nothing; above, a key is so far down only by e^-(u/sigma)^2/2.
     reach = math.log(keys) + 32
     low = -(reach + sigma * sigma / 2 if sigma * sigma < 2 * reach else sigma * math.sqrt(2 * reach))
     u = np.arange(math.floor(low / _STEP), math.ceil((4 + 9 * sigma) / _STEP) + 1)
-    if shared > 2 * _STEP:
+    if shared_sigma > 2 * _STEP:
         # What is shared lies on the same lattice, so that u + c are few different numbers.
-        reach_of_c = math.ceil(9 * shared / _STEP)
+        reach_of_c = math.ceil(9 * shared_sigma / _STEP)
         c = np.arange(-reach_of_c, reach_of_c + 1)
-        weight = np.exp(-((c * _STEP / shared) ** 2) / 2) * (_STEP / (shared * math.sqrt(2 * math.pi)))
-        lost, taken = _one_row(np.arange(u[0] + c[0], u[-1] + c[-1] + 1) * _STEP, own)
+        weight = np.exp(-((c * _STEP / shared_sigma) ** 2) / 2) * (_STEP / (shared_sigma * math.sqrt(2 * math.pi)))
+        lost, taken = _one_row(np.arange(u[0] + c[0], u[-1] + c[-1] + 1) * _STEP, own_sigma)
         place = (u - u[0])[:, None] + np.arange(len(c))
         lost, taken = lost[place], taken[place]
     else:
         node, weight = _FEW
         weight = weight / math.sqrt(2 * math.pi)
-        y = u[:, None] * _STEP + shared * node
-        lost, taken = (part.reshape(y.shape) for part in _one_row(y.reshape(-1), own))
+        y = u[:, None] * _STEP + shared_sigma * node
+        lost, taken = (part.reshape(y.shape) for part in _one_row(y.reshape(-1), own_sigma))
     # 1 - Phi = E (l + l' - l l') with l = 1 - f_0, so that its power keeps its digits.
     single = lost @ weight
-    both = single[:, None] + single - (lost * weight) @ lost.T
+    either = single[:, None] + single - (lost * weight) @ lost.T
     psi = (taken * weight) @ taken.T
-    power = np.exp((keys - 1) * np.log1p(-np.minimum(both, 1 - 2.0**-53)))
+    power = np.exp((keys - 1) * np.log1p(-np.minimum(either, 1 - 2.0**-53)))
     return float(keys * _STEP * _STEP * (psi * power).sum())
 
 

@@ -49,8 +49,8 @@ def score_variance(
     if cross_covariance is None:
         return variance[()]
     cross = _cross("cross_covariance", cross_covariance, s_query, s_key)
-    both = ((m_key[..., None, :] @ cross)[..., 0, :] * m_query).sum(axis=-1)
-    return result(variance + _trace(cross, cross) + 2.0 * both)
+    mixed = ((m_key[..., None, :] @ cross)[..., 0, :] * m_query).sum(axis=-1)
+    return result(variance + _trace(cross, cross) + 2.0 * mixed)
 
 
 def score_mean(cross_covariance: ArrayLike, mean_query: ArrayLike = 0.0, mean_key: ArrayLike = 0.0) -> Floats:
@@ -261,8 +261,8 @@ def _cross(argument: str, given: Any, s_query: Floats, s_key: Floats) -> Floats:
     except ValueError:
         shapes = ", ".join(str(array.shape) for array in (s_query, s_key, cross))
         raise ArgumentError(f"{argument}: must have leading axes that broadcast, got {shapes}") from None
-    query, key, both = (np.broadcast_to(array, leading) for array in (s_query, s_key, cross))
-    lowest = float(np.linalg.eigvalsh(np.block([[query, both], [np.swapaxes(both, -1, -2), key]])).min(initial=0.0))
+    query, key, mixed = (np.broadcast_to(array, leading) for array in (s_query, s_key, cross))
+    lowest = float(np.linalg.eigvalsh(np.block([[query, mixed], [np.swapaxes(mixed, -1, -2), key]])).min(initial=0.0))
     if lowest < -1e-6 * max(np.abs(query).max(initial=0.0), np.abs(key).max(initial=0.0)):
         raise ArgumentError(
             f"{argument}: must leave q and k a joint covariance without a negative eigenvalue, got {lowest:.3g}"

@@ -149,15 +149,15 @@ def _over_x(sigma: Floats, step: float, u: Floats) -> OneKey:
     x, weight = _HERMITE[0], _HERMITE[1] / math.sqrt(2 * math.pi)
     y = u[:, None] + (sigma[:, None] * x)[:, None, :]
     t = np.exp(y)
-    kept = np.exp(-t)
-    t_kept = t * kept
-    columns = np.stack([t_kept, t * t_kept, t * t * t_kept])
+    decay = np.exp(-t)
+    t_decay = t * decay
+    columns = np.stack([t_decay, t * t_decay, t * t * t_decay])
     return OneKey(
         u,
         step,
         -np.expm1(-t) @ weight,
         columns @ weight,
-        np.sqrt(t) * kept @ weight,
+        np.sqrt(t) * decay @ weight,
         _entropy_kernel(y) @ weight,
         columns[:2] @ (weight * x),
         columns[1] @ (weight * x * x),

@@ -84,8 +84,8 @@ def broadcast(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple
         if tensor.dim() < (3 if grouped else 2):
             expected = "3 axes (heads, n, d) with enable_gqa=True" if grouped else "2 axes (n, d)"
             raise ArgumentError(f"{name}: must have at least {expected}, got {tensor.dim()}")
-    kept = 3 if grouped else 2
-    shapes = [tuple(t.shape[:-kept]) for t in (query, key, value)]
+    trailing = 3 if grouped else 2
+    shapes = [tuple(t.shape[:-trailing]) for t in (query, key, value)]
     if shapes[0] == shapes[1] == shapes[2]:
         return query, key, value
     try:
@@ -95,7 +95,7 @@ def broadcast(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple
         raise ArgumentError(
             f"key: leading axes must broadcast with query and value, got {shapes[0]}, {shapes[1]}, {shapes[2]}{hint}"
         ) from None
-    expanded: Any = tuple(t.expand(*leading, *t.shape[-kept:]) for t in (query, key, value))
+    expanded: Any = tuple(t.expand(*leading, *t.shape[-trailing:]) for t in (query, key, value))
     return expanded  # type: ignore[no-any-return]
 
 

@@ -84,30 +84,30 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         self.d_k = self.head_dim if d_k is None else count("d_k", d_k)
         self.scale, self.softcap, self.measure = scale, softcap, measure
         self.last_reading: Reading[Tensor] | None = None
-        made = {"device": device, "dtype": dtype}
-        self.q_norm = nn.RMSNorm(self.d_k, **made) if qk_norm else None
-        self.k_norm = nn.RMSNorm(self.d_k, **made) if qk_norm else None
+        factory_kwargs = {"device": device, "dtype": dtype}
+        self.q_norm = nn.RMSNorm(self.d_k, **factory_kwargs) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.d_k, **factory_kwargs) if qk_norm else None
         if self.kv_heads != num_heads or self.d_k != self.head_dim:
-            self._project_apart(made)
+            self._project_apart(factory_kwargs)
 
     @property
     def _widths(self) -> list[int]:
         """How many numbers the projections give to all queries, keys and values at one place."""
         return [self.d_k * self.num_heads, self.d_k * self.kv_heads, self.head_dim * self.kv_heads]
 
-    def _project_apart(self, made: dict[str, Any]) -> None:
+    def _project_apart(self, factory_kwargs: dict[str, Any]) -> None:
         """One weight each for q, k and v, as nn.MultiheadAttention has them where their inputs differ in width."""
         wide, narrow, values = self._widths
         self._qkv_same_embed_dim = False
         self.register_parameter("in_proj_weight", None)
-        self.q_proj_weight = nn.Parameter(torch.empty((wide, self.embed_dim), **made))
-        self.k_proj_weight = nn.Parameter(torch.empty((narrow, self.kdim), **made))
-        self.v_proj_weight = nn.Parameter(torch.empty((values, self.vdim), **made))
+        self.q_proj_weight = nn.Parameter(torch.empty((wide, self.embed_dim), **factory_kwargs))
+        self.k_proj_weight = nn.Parameter(torch.empty((narrow, self.kdim), **factory_kwargs))
+        self.v_proj_weight = nn.Parameter(torch.empty((values, self.vdim), **factory_kwargs))
         if self.in_proj_bias is not None:
-            self.in_proj_bias = nn.Parameter(torch.empty(sum(self._widths), **made))
+            self.in_proj_bias = nn.Parameter(torch.empty(sum(self._widths), **factory_kwargs))
         if self.bias_k is not None:
-            self.bias_k = nn.Parameter(torch.empty((1, 1, narrow), **made))
-            self.bias_v = nn.Parameter(torch.empty((1, 1, values), **made))
+            self.bias_k = nn.Parameter(torch.empty((1, 1, narrow), **factory_kwargs))
+            self.bias_v = nn.Parameter(torch.empty((1, 1, values), **factory_kwargs))
         self._reset_parameters()
 
     def forward(
@@ -170,8 +170,8 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
             together = nn.functional.linear(query, self.in_proj_weight, self.in_proj_bias)
             parts = together.split(widths, dim=-1)
         else:
-            given = (query, key, value)
-            parts = tuple(nn.functional.linear(x, w, b) for x, w, b in zip(given, weights, biases, strict=True))
+            inputs = (query, key, value)
+            parts = tuple(nn.functional.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))
         q, k, v = parts
         batch = q.shape[0]
         if self.bias_k is not None:
@@ -199,8 +199,8 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
                 continue
             appended = k.shape[2] - given.shape[-1]
             if given.dtype == torch.bool:
-                kept = nn.functional.pad(~given, (0, appended), value=True)
-                mask = kept if mask is None else mask & kept
+                visible = nn.functional.pad(~given, (0, appended), value=True)
+                mask = visible if mask is None else mask & visible
             elif given.is_floating_point():
                 added = nn.functional.pad(given, (0, appended))
                 bias = added if bias is None else bias + added
@@ -210,7 +210,7 @@ class MultiHeadAttention(nn.MultiheadAttention):  # type: ignore[misc]
 
     def _weights(self, q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
         seed = options.get("seed")
-        given = Options(**options)._replace(seed=None if seed is None else int(seed))
-        problem, _ = resolve(adapter, q, k, k, given)
-        shown = dropped(problem, weights(problem, Learnable(q, k, bias=given.bias))).to(q.dtype)
+        call_options = Options(**options)._replace(seed=None if seed is None else int(seed))
+        problem, _ = resolve(adapter, q, k, k, call_options)
+        shown = dropped(problem, weights(problem, Learnable(q, k, bias=call_options.bias))).to(q.dtype)
         return shown.mean(dim=1) if average else shown

@@ -102,10 +102,10 @@ class _StandIn:
         return bool(self.wrappers or self.observers)
 
     def compose(self) -> None:
-        made = self.found
+        call = self.found
         for make in (*self.wrappers, *self.observers):
-            made = make(made)
-        self.call = made
+            call = make(call)
+        self.call = call
 
     def put_back(self) -> None:
         if self.inherited:

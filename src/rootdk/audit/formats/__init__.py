@@ -87,7 +87,7 @@ def find_tensors(path: Path, progress: Progress | None = None) -> Tensors:
     stored = {name: tensor for _, contents in files for name, tensor in contents.tensors.items()}
     if len(stored) != sum(len(contents.tensors) for _, contents in files):
         raise ArgumentError(f"path: the parts of {shown_text(path.name)} hold a tensor twice")
-    sources = [source for own, contents in files for source in (own, *contents.sources)]
+    sources = [source for file, contents in files for source in (file, *contents.sources)]
     return Tensors(stored, sources, files[0][1].config)
 
 

@@ -44,15 +44,15 @@ def unpacked(tensors: Tensors, config: Fields) -> Tensors:
     held: dict[str, Any] = {name: tensors[name] for name in tensors}
     for name in list(held):
         stem, _, last = name.rpartition(".")
-        made = None
+        replacement = None
         if last == "qweight":
-            made = _gptq_or_awq(held, stem, less)
+            replacement = _gptq_or_awq(held, stem, less)
         elif last == "weight_packed":
-            made = _compressed(held, stem)
+            replacement = _compressed(held, stem)
         elif last == "weight" and isinstance(held.get(name), Plain):
-            made = _scaled(held, stem) or _four_bits(held, name) or _mlx(held, stem, bits)
-        if made is not None:
-            weight, parts = made
+            replacement = _scaled(held, stem) or _four_bits(held, name) or _mlx(held, stem, bits)
+        if replacement is not None:
+            weight, parts = replacement
             for part in parts:
                 held.pop(part, None)
             held[f"{stem}.weight"] = weight
@@ -158,9 +158,9 @@ def _scaled(held: Mapping[str, Any], stem: str) -> tuple[Stored, list[str]] | No
     scale = largest or _plain(held, f"{stem}.weight_scale", *_REAL) or blocks
     if scale is None:
         return None
-    made = Affine(weight, scale, factor=1 / 127 if largest is not None else 1.0)
+    affine = Affine(weight, scale, factor=1 / 127 if largest is not None else 1.0)
     others = ("SCB", "weight_scale", "weight_scale_inv", "weight_format", "input_scale", "activation_scale")
-    return (made, [f"{stem}.{name}" for name in others]) if made.itemsize else None
+    return (affine, [f"{stem}.{name}" for name in others]) if affine.itemsize else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +213,8 @@ def _four_bits(held: Mapping[str, Any], name: str) -> tuple[Stored, list[str]] |
         largest = None
     if largest is None:
         return None
-    made = _FourBits(weight, tuple(shape), levels.read().ravel(), largest, block)
-    return made, [part for part in held if part.startswith(f"{name}.")]
+    four_bits = _FourBits(weight, tuple(shape), levels.read().ravel(), largest, block)
+    return four_bits, [part for part in held if part.startswith(f"{name}.")]
 
 
 def _nested(held: Mapping[str, Any], name: str, absmax: Plain, state: Mapping[str, Any]) -> Any:
@@ -229,8 +229,8 @@ def _nested(held: Mapping[str, Any], name: str, absmax: Plain, state: Mapping[st
 
     def largest(first: int, last: int) -> Floats:
         blocks = np.arange(first, last) // block
-        own = scales.read(slice(int(blocks[0]), int(blocks[-1]) + 1)).ravel()[blocks - blocks[0]]
-        return np.asarray(entries[absmax.raw(slice(first, last)).ravel()] * own + offset)
+        block_scales = scales.read(slice(int(blocks[0]), int(blocks[-1]) + 1)).ravel()[blocks - blocks[0]]
+        return np.asarray(entries[absmax.raw(slice(first, last)).ravel()] * block_scales + offset)
 
     return largest
 

@@ -180,12 +180,12 @@ def _named(value: Any) -> dict[str, _Tensor]:
 
 def _config(value: Any) -> dict[str, Any] | None:
     """What Whisper as first published says of itself beside its weights, in the words of transformers."""
-    said = value.get("dims") if isinstance(value, dict) else None
+    dims = value.get("dims") if isinstance(value, dict) else None
     names = {"n_audio_state": "d_model", "n_audio_head": "encoder_attention_heads"}
     names |= {"n_text_head": "decoder_attention_heads"}
-    if not isinstance(said, dict) or not all(isinstance(said.get(name), int) for name in names):
+    if not isinstance(dims, dict) or not all(isinstance(dims.get(name), int) for name in names):
         return None
-    return {"model_type": "whisper", **{ours: said[theirs] for theirs, ours in names.items()}}
+    return {"model_type": "whisper", **{ours: dims[theirs] for theirs, ours in names.items()}}
 
 
 def _all_tensors(value: Any) -> Iterator[_Tensor]:

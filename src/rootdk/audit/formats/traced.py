@@ -159,8 +159,8 @@ class _Trace:
 
     def chooses(self, softmax: Node) -> bool:
         """Whether it is no attention: it chooses among what one projection gives, such as the classes of a model."""
-        found = self._product(softmax.inputs[0] if softmax.inputs else "", 64)
-        return softmax.kind == "Softmax" and (found is None or self._weight(found[0]) is not None)
+        product = self._product(softmax.inputs[0] if softmax.inputs else "", 64)
+        return softmax.kind == "Softmax" and (product is None or self._weight(product[0]) is not None)
 
     def _product(self, value: str, depth: int) -> tuple[Node, float] | None:
         """The product of queries and keys behind the logits, and the factor between."""
@@ -242,11 +242,11 @@ class _Trace:
             axis, begin = node.attributes.get("axis", 0), places[0] if len(places) == 1 else -1
             end = begin + 1
         else:
-            given = [self._integers(name) for name in node.inputs[1:5]]
-            given += [node.attributes.get(name, []) for name in ("starts", "ends", "axes")] if not given else [[1]]
-            if any(len(numbers) != 1 for numbers in given[:3]) or given[3:4] not in ([[1]], [[]], []):
+            bounds = [self._integers(name) for name in node.inputs[1:5]]
+            bounds += [node.attributes.get(name, []) for name in ("starts", "ends", "axes")] if not bounds else [[1]]
+            if any(len(numbers) != 1 for numbers in bounds[:3]) or bounds[3:4] not in ([[1]], [[]], []):
                 return side
-            (begin,), (end,), (axis,) = given[:3]
+            (begin,), (end,), (axis,) = bounds[:3]
         outputs = side.weight.shape[side.weight.inputs_first]
         if side.stacked < 0 and axis == 0 and 0 <= begin < 3 and end == begin + 1:
             count = -side.stacked * (side.width or 0)
@@ -295,7 +295,7 @@ class _Trace:
                 held = self._held.get(maker.inputs[0])
                 return None if held is None or len(held.shape) != 2 else held
             elif maker is not None and maker.kind == "DequantizeLinear" and len(maker.inputs) >= 2:
-                packed, *scales = (self._held.get(given) for given in maker.inputs)
+                packed, *scales = (self._held.get(input_name) for input_name in maker.inputs)
                 axis = maker.attributes.get("axis", 1)
                 return _affine(packed, *scales) if axis in (1, -1) else None
             elif maker is not None and maker.kind == "Mul" and len(maker.inputs) == 2:
@@ -373,7 +373,7 @@ class _Trace:
         maker = self._makers.get(node.inputs[1])
         if not sides and maker is not None and maker.kind == "Concat":
             known = [self._integers(name) for name in maker.inputs]
-            sides = [one[0] if len(one) == 1 else 0 for one in known]
+            sides = [numbers[0] if len(numbers) == 1 else 0 for numbers in known]
         return sides
 
     def _small(self, name: str) -> Any:

@@ -209,8 +209,8 @@ def of_multi_head(
 
     def heads(tensor: Tensor, part: int) -> Tensor:
         rows = slice(part * embed_dim, (part + 1) * embed_dim)
-        made = linear(tensor, qkv_weight[rows], qkv_bias[rows])
-        return made.unflatten(-1, (num_head, embed_dim // num_head)).transpose(1, 2).detach()
+        projected = linear(tensor, qkv_weight[rows], qkv_bias[rows])
+        return projected.unflatten(-1, (num_head, embed_dim // num_head)).transpose(1, 2).detach()
 
     q = heads(query, 0)
     return Call(

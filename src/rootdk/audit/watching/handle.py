@@ -359,13 +359,13 @@ def is_compiled(module: Any) -> bool:
 @contextmanager
 def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
     """Random numbers and buffers, as a running mean is one, are afterwards what they were before."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
+    copies = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
     with torch.random.fork_rng(enabled=True):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, before in kept:
+                for buffer, before in copies:
                     buffer.copy_(before)
 
 

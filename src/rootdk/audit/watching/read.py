@@ -96,8 +96,8 @@ def _on_device(device: Any, call: Call, sight: Sight, scale: float, rows: int, b
 def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torch: bool) -> dict[str, Any]:
     """By the kernel of the CPU, or by torch's operations alone, on any device."""
     query, n_query = call.query, call.query.shape[-2]
-    some = by_torch or rows < n_query
-    positions = sampled_rows(n_query, rows, query.device) if some else None
+    picks_rows = by_torch or rows < n_query
+    positions = sampled_rows(n_query, rows, query.device) if picks_rows else None
     query, sight = _picked(call, whole, positions)
 
     def run(bare: bool, positions: Tensor | None) -> Reading:
@@ -108,12 +108,13 @@ def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torc
     logits = run(False, positions)
     pointed = None
     if 0 not in call.query.shape and 0 not in call.key.shape:
-        asked = sampled_rows(n_query, min(n_query, _ASKED), query.device)
-        of_asked = run(False, asked) if some else logits
+        asked_rows = sampled_rows(n_query, min(n_query, _ASKED), query.device)
+        of_asked = run(False, asked_rows) if picks_rows else logits
         sums, keys = (
-            field if some else field.index_select(-1, asked) for field in (of_asked.log_sum_exp, of_asked.keys)
+            field if picks_rows else field.index_select(-1, asked_rows)
+            for field in (of_asked.log_sum_exp, of_asked.keys)
         )
-        pointed = _pointed(*_picked(call, whole, asked), call, scale, sums, keys)
+        pointed = _pointed(*_picked(call, whole, asked_rows), call, scale, sums, keys)
     return {
         "reading": logits,
         "scores": logits if bare else run(True, positions),
@@ -260,8 +261,8 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
     visible = logits > HIDES
     some_hidden = not visible.is_cpu or not bool(visible.all())
     reading = Reading(**fields_of_logits(logits, visible if some_hidden else None, None), has_sinks=False)
-    asked = sampled_rows(logits.shape[-2], min(_ASKED, logits.shape[-2]), logits.device)
-    sums, keys = (field.index_select(-1, asked) for field in (reading.log_sum_exp, reading.keys))
+    asked_rows = sampled_rows(logits.shape[-2], min(_ASKED, logits.shape[-2]), logits.device)
+    sums, keys = (field.index_select(-1, asked_rows) for field in (reading.log_sum_exp, reading.keys))
     first = visible.any(dim=-2, keepdim=True).to(torch.uint8).argmax(dim=-1, keepdim=True).expand(*logits.shape[:-1], 1)
     weight = (logits.gather(-1, first)[..., 0].to(reading.log_sum_exp.dtype) - reading.log_sum_exp).exp()
     return LayerReading(
@@ -270,7 +271,9 @@ def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> Layer
         reading=reading,
         scores=reading,
         first_weight=torch.where(reading.keys > 0, weight, 0.0),
-        pointed=most_pointed(logits.index_select(-2, asked).float(), visible.index_select(-2, asked), sums, keys),
+        pointed=most_pointed(
+            logits.index_select(-2, asked_rows).float(), visible.index_select(-2, asked_rows), sums, keys
+        ),
         route="softmax",
         dtype=str(logits.dtype).removeprefix("torch."),
         d_k=0,

@@ -102,11 +102,11 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     level = highest if sink is None else torch.maximum(highest, sink)
     level = torch.where(torch.isinf(level), none, level)  # nothing seen: -inf - -inf would be NaN
     mass = torch.where(seen, (logits - level[..., None]).exp(), none)
-    own = torch.zeros_like(highest) if sink is None else (sink - level).exp()
-    total = mass.sum(dim=-1) + own
+    sink_part = torch.zeros_like(highest) if sink is None else (sink - level).exp()
+    total = mass.sum(dim=-1) + sink_part
     log_sum_exp = level + total.log()
     whole = torch.where(total > 0, total, 1.0)
-    p, sink_mass = mass / whole[..., None], own / whole
+    p, sink_mass = mass / whole[..., None], sink_part / whole
     expected = torch.where(seen, p * logits, none).sum(dim=-1)
     if sink is not None:
         expected = expected + sink_mass * sink

@@ -22,7 +22,6 @@ from ...scaling import ScaleRule, rule
 from .primitives import Facts, bind, forward_p, gradients, read_p, real_type, tangent_p, weights_p
 
 
-
 def holds(array: Any) -> bool:
     """True for every array of jax, a tracer too."""
     return isinstance(array, jax.Array)
@@ -104,41 +103,41 @@ def facts(shape: tuple[int, ...], n_key: int, one_head: bool, options: Options) 
     seed = unknown.pop("seed", known.seed if holds(known.seed) else None)
     known = known._replace(seed=0 if seed is not None else known.seed)
     problem = _options.facts(sys.modules[__name__], shape, n_key, one_head, known)
-    found: dict[str, Any] = {} if seed is None else {"seed": _traced_seed(seed)}
+    fields: dict[str, Any] = {} if seed is None else {"seed": _traced_seed(seed)}
     for name, given in unknown.items():
         if name in ("key_lengths", "query_offset"):
-            found[name] = _entries(name, given, leading).reshape(batch)
+            fields[name] = _entries(name, given, leading).reshape(batch)
         elif name == "sinks":
             sinks = _numbers(name, given)
-            found[name] = sinks = sinks[None] if one_head and sinks.ndim == 0 else sinks
+            fields[name] = sinks = sinks[None] if one_head and sinks.ndim == 0 else sinks
             if sinks.shape != (heads,):
                 raise ArgumentError(f"sinks: must have shape ({heads},), one per query head, got {sinks.shape}")
         elif name == "alibi":
-            found[name] = _spread(name, _numbers(name, given), (*leading, heads), "(..., heads)")
+            fields[name] = _spread(name, _numbers(name, given), (*leading, heads), "(..., heads)")
         elif name == "scale":
-            found[name] = _numbers(name, given)
-            if found[name].ndim:
+            fields[name] = _numbers(name, given)
+            if fields[name].ndim:
                 raise ArgumentTypeError(
                     "scale: must be None, a number, an array without axes, a name or a rule from rootdk.scaling, "
                     f"got an array of shape {given.shape}"
                 )
         else:
             of_queries, of_keys = segment_pair(given, n_query, n_key)
-            found["query_segments"] = _segments(of_queries, (*leading, n_query)).reshape(batch, n_query)
-            found["key_segments"] = _segments(of_keys, (*leading, n_key)).reshape(batch, n_key)
-    if "key_lengths" in found and options.query_offset is None:
-        found["query_offset"] = None  # the kernel makes it of the lengths
+            fields["query_segments"] = _segments(of_queries, (*leading, n_query)).reshape(batch, n_query)
+            fields["key_segments"] = _segments(of_keys, (*leading, n_key)).reshape(batch, n_key)
+    if "key_lengths" in fields and options.query_offset is None:
+        fields["query_offset"] = None  # the kernel makes it of the lengths
     if by_row:
         raise ArgumentError(
             f"scale: a rule must not vary from row to row where {by_row} is traced, got {options.scale!r}; "
             "multiply the query by the factors of its rows instead"
         )
-    return problem._replace(**found)
+    return problem._replace(**fields)
 
 
 def forward(problem: Problem, options: Options | None = None, rows_first: bool = False) -> Any:  # noqa: ARG001
-    given, numbers = operands(problem, rows_first)
-    return bind(forward_p, given, ("out",), numbers)[0]
+    arrays, numbers = operands(problem, rows_first)
+    return bind(forward_p, arrays, ("out",), numbers)[0]
 
 
 def measure(
@@ -147,27 +146,27 @@ def measure(
     per_key: bool,
     rows_first: bool = False,
 ) -> tuple[Any, Reading]:
-    given, numbers = operands(problem, rows_first)
+    arrays, numbers = operands(problem, rows_first)
     results = ("out", "reading", "keys", *(("row_state",) if per_key else ()))
-    out, block, keys, *state = bind(forward_p, given, results, numbers)
+    out, block, keys, *state = bind(forward_p, arrays, results, numbers)
     reading = reading_of(block, keys, problem.sinks is not None)
     if per_key:
         shape = (*keys.shape[:-1], 1, problem.key.shape[-3 if rows_first else -2])
-        received = _weights(given, numbers, state[0], shape)[..., 0, :]
+        received = _weights(arrays, numbers, state[0], shape)[..., 0, :]
         reading.__dict__["received"] = jax.lax.stop_gradient(received)
     return out, reading
 
 
 def weights(problem: Problem, options: Options, rows: Any) -> Any:  # noqa: ARG001
     problem = problem if rows is None else _with_rows(problem, rows)
-    given, numbers = operands(problem)
-    (row_state,) = bind(forward_p, given, ("out", "row_state"), numbers)[1:]
-    return _weights(given, numbers, row_state, (*problem.query.shape[:-1], problem.key.shape[-2]))
+    arrays, numbers = operands(problem)
+    (row_state,) = bind(forward_p, arrays, ("out", "row_state"), numbers)[1:]
+    return _weights(arrays, numbers, row_state, (*problem.query.shape[:-1], problem.key.shape[-2]))
 
 
-def _weights(given: dict[str, Any], numbers: Facts, row_state: Any, shape: tuple[int, ...]) -> Any:
-    asked = {name: array for name, array in given.items() if name not in ("value", "seed")}
-    return bind(weights_p, asked | {"row_state": row_state}, ("weights",), numbers._replace(dropout=0.0), shape)[0]
+def _weights(arrays: dict[str, Any], numbers: Facts, row_state: Any, shape: tuple[int, ...]) -> Any:
+    needed = {name: array for name, array in arrays.items() if name not in ("value", "seed")}
+    return bind(weights_p, needed | {"row_state": row_state}, ("weights",), numbers._replace(dropout=0.0), shape)[0]
 
 
 def elsewhere(query: Any) -> None:  # noqa: ARG001 -- another device is refused by name
@@ -176,25 +175,25 @@ def elsewhere(query: Any) -> None:  # noqa: ARG001 -- another device is refused 
 
 def read(problem: Problem, rows: Any) -> Reading:
     problem = problem if rows is None else _with_rows(problem, rows)
-    given, numbers = operands(problem._replace(value=None))
-    block, keys = bind(read_p, given, ("reading", "keys"), numbers)
+    arrays, numbers = operands(problem._replace(value=None))
+    block, keys = bind(read_p, arrays, ("reading", "keys"), numbers)
     return reading_of(block, keys, problem.sinks is not None)
 
 
 def vjp(problem: Problem) -> tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]:
-    given, numbers = operands(problem)
-    out, row_state = bind(forward_p, given, ("out", "row_state"), numbers)
+    arrays, numbers = operands(problem)
+    out, row_state = bind(forward_p, arrays, ("out", "row_state"), numbers)
 
     def pull_back(d_out: Any) -> tuple[Any, Any, Any]:
-        asked = {f"d_{name}": given[name] for name in learnable("rows")}
-        pulled = gradients(d_out, given | {"out": out, "row_state": row_state}, numbers, asked)
+        wanted = {f"d_{name}": arrays[name] for name in learnable("rows")}
+        pulled = gradients(d_out, arrays | {"out": out, "row_state": row_state}, numbers, wanted)
         return pulled["d_query"], pulled["d_key"], pulled["d_value"]
 
     return out, pull_back
 
 
 def jvp(problem: Problem, tangents: Learnable) -> tuple[Any, Any]:
-    given, numbers = operands(problem)
+    arrays, numbers = operands(problem)
     real = real_type(problem.query.dtype)
     moved = {f"d_{name}": tangent for name, tangent in tangents._asdict().items() if tangent is not None}
     leading = problem.query.shape[:-3]
@@ -202,10 +201,10 @@ def jvp(problem: Problem, tangents: Learnable) -> tuple[Any, Any]:
         if name in moved:
             numbers_of = np.asarray(moved[name], real)
             moved[name] = numbers_of.reshape(*leading, -1) if name == "d_alibi" else numbers_of
-    (out,) = bind(forward_p, given, ("out",), numbers)
+    (out,) = bind(forward_p, arrays, ("out",), numbers)
     if not moved:
         return out, jnp.zeros_like(out)
-    return out, bind(tangent_p, moved | given, ("d_out",), numbers)[0]
+    return out, bind(tangent_p, moved | arrays, ("d_out",), numbers)[0]
 
 
 def operands(problem: Problem, rows_first: bool = False) -> tuple[dict[str, Any], Facts]:
@@ -227,7 +226,7 @@ def operands(problem: Problem, rows_first: bool = False) -> tuple[dict[str, Any]
         follows = (n_key if lengths is None else lengths) - n_query
         offset = None if (offset == follows).all() else offset
     traced_scale = _is_traced(problem.scale)
-    given = {
+    arrays = {
         "query": query,
         "key": problem.key,
         "value": problem.value,
@@ -252,7 +251,7 @@ def operands(problem: Problem, rows_first: bool = False) -> tuple[dict[str, Any]
         dropout=problem.dropout,
         rows_first=rows_first,
     )
-    return {name: array for name, array in given.items() if array is not None}, numbers
+    return {name: array for name, array in arrays.items() if array is not None}, numbers
 
 
 def _is_traced(array: Any) -> bool:
@@ -284,11 +283,11 @@ def _traced_seed(given: Any) -> Any:
 
 def _rule_by_row(scale: Any, unknown: dict[str, Any]) -> str:
     """Which traced option a rule of scale would have to look at; empty if none."""
-    given = rule(scale) if isinstance(scale, str) else scale
-    if not isinstance(given, ScaleRule):
+    scale_rule = rule(scale) if isinstance(scale, str) else scale
+    if not isinstance(scale_rule, ScaleRule):
         return ""
     looks = {"keys": ("key_lengths", "segments"), "position": ("key_lengths", "segments", "query_offset")}
-    names = [name for varies in given.varies for name in looks[varies] if name in unknown]
+    names = [name for varies in scale_rule.varies for name in looks[varies] if name in unknown]
     return names[0] if names else ""
 
 

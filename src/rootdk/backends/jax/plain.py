@@ -11,20 +11,20 @@ import jax.numpy as jnp
 _FAR = 2**30  # further than any key, and an int32
 
 
-def attention(given: dict[str, Any], facts: Any) -> Any:
+def attention(arrays: dict[str, Any], facts: Any) -> Any:
     """The output, differentiable in every operand that is a float."""
     with jax.numpy_rank_promotion("allow"):  # whatever the caller has set for arrays of its own
-        sight = _sight(given, facts)
-        value = _shown(_per_query_head(given, facts, _wide_rows(given, facts, "value")), sight.visible.any(axis=-2))
+        sight = _sight(arrays, facts)
+        value = _shown(_per_query_head(arrays, facts, _wide_rows(arrays, facts, "value")), sight.visible.any(axis=-2))
         spoiled = sight.visible.astype(value.dtype) @ _is_spoiled(value).astype(value.dtype) > 0
-        out = _weights(given, facts, sight) @ _finite(value) * jnp.where(spoiled, jnp.nan, 1.0)
-    return (jnp.swapaxes(out, -2, -3) if facts.rows_first else out).astype(given["query"].dtype)
+        out = _weights(arrays, facts, sight) @ _finite(value) * jnp.where(spoiled, jnp.nan, 1.0)
+    return (jnp.swapaxes(out, -2, -3) if facts.rows_first else out).astype(arrays["query"].dtype)
 
 
-def weights(given: dict[str, Any], facts: Any) -> Any:
+def weights(arrays: dict[str, Any], facts: Any) -> Any:
     """The weights of all pairs, (*leading, heads, n_query, n_key); 0 where hidden."""
     with jax.numpy_rank_promotion("allow"):
-        return _weights(given, facts, _sight(given, facts))
+        return _weights(arrays, facts, _sight(arrays, facts))
 
 
 class _Sight(NamedTuple):
@@ -35,10 +35,10 @@ class _Sight(NamedTuple):
     visible: Any
 
 
-def _weights(given: dict[str, Any], facts: Any, sight: _Sight) -> Any:
+def _weights(arrays: dict[str, Any], facts: Any, sight: _Sight) -> Any:
     position, key_position, visible = sight
-    query = _shown(_wide_rows(given, facts, "query"), visible.any(axis=-1))
-    key = _shown(_per_query_head(given, facts, _wide_rows(given, facts, "key")), visible.any(axis=-2))
+    query = _shown(_wide_rows(arrays, facts, "query"), visible.any(axis=-1))
+    key = _shown(_per_query_head(arrays, facts, _wide_rows(arrays, facts, "key")), visible.any(axis=-2))
     wide = query.dtype
     # A pair of what is not finite has its score, and no row that does not see it hears of it: 0 * NaN is NaN, and the
     # derivative of a product has such terms for hidden pairs.
@@ -46,29 +46,29 @@ def _weights(given: dict[str, Any], facts: Any, sight: _Sight) -> Any:
     spoiled = _is_spoiled(query).any(axis=-1)[..., :, None] | _is_spoiled(key).any(axis=-1)[..., None, :]
     logits = jnp.where(spoiled, jax.lax.stop_gradient(query @ jnp.swapaxes(key, -1, -2)), logits)
     logits = jnp.where(visible, logits, 0.0)
-    own = query.ndim - 3 - facts.vmapped  # leading axes of a call itself
+    own_axes = query.ndim - 3 - facts.vmapped  # leading axes of a call itself
 
     def per_call(array: Any, behind: int) -> Any:
         """An operand that begins with the axes of vmap alone, ready to broadcast."""
         shape = array.shape
-        return array.reshape(*shape[: facts.vmapped], *(1,) * own, *shape[facts.vmapped :], *(1,) * behind)
+        return array.reshape(*shape[: facts.vmapped], *(1,) * own_axes, *shape[facts.vmapped :], *(1,) * behind)
 
-    logits = logits * (per_call(given["scale"].astype(wide), 3) if "scale" in given else facts.scale)
-    if "row_scale" in given:
-        logits = logits * given["row_scale"].astype(wide)[..., None, :, None]
+    logits = logits * (per_call(arrays["scale"].astype(wide), 3) if "scale" in arrays else facts.scale)
+    if "row_scale" in arrays:
+        logits = logits * arrays["row_scale"].astype(wide)[..., None, :, None]
     if facts.softcap > 0:
         logits = facts.softcap * jnp.tanh(logits / facts.softcap)
-    if "alibi" in given:
+    if "alibi" in arrays:
         distance = jnp.abs(position[..., :, None] - key_position[..., None, :]).astype(wide)
-        logits = logits - given["alibi"].astype(wide)[..., None, None] * distance[..., None, :, :]
-    if "bias" in given:
-        logits = logits + given["bias"].astype(wide)
+        logits = logits - arrays["alibi"].astype(wide)[..., None, None] * distance[..., None, :, :]
+    if "bias" in arrays:
+        logits = logits + arrays["bias"].astype(wide)
     visible = jnp.broadcast_to(visible & (logits != -jnp.inf), logits.shape)
     logits = jnp.where(visible, logits, 0.0)
     top = jnp.max(logits, axis=-1, keepdims=True, initial=-jnp.inf, where=visible)
     sink = None
-    if "sinks" in given:
-        sink = per_call(given["sinks"].astype(wide), 2)
+    if "sinks" in arrays:
+        sink = per_call(arrays["sinks"].astype(wide), 2)
         top = jnp.maximum(top, sink)
     top = jnp.where(top == -jnp.inf, 0.0, top)
     exponentials = jnp.where(visible, jnp.exp(logits - top), 0.0)
@@ -77,14 +77,14 @@ def _weights(given: dict[str, Any], facts: Any, sight: _Sight) -> Any:
     return exponentials / jnp.where(total == 0.0, 1.0, total)
 
 
-def _sight(given: dict[str, Any], facts: Any) -> _Sight:
+def _sight(arrays: dict[str, Any], facts: Any) -> _Sight:
     rows = -3 if facts.rows_first else -2
-    sight = _places(given, facts, given["query"].shape[rows], given["key"].shape[rows])
+    sight = _places(arrays, facts, arrays["query"].shape[rows], arrays["key"].shape[rows])
     visible = sight.visible
-    if "bias" in given:
-        visible = visible & (given["bias"] != -jnp.inf)
-    if "mask" in given:
-        visible = visible & given["mask"]
+    if "bias" in arrays:
+        visible = visible & (arrays["bias"] != -jnp.inf)
+    if "mask" in arrays:
+        visible = visible & arrays["mask"]
     return sight._replace(visible=visible)
 
 
@@ -106,22 +106,22 @@ _finite: Any = jax.custom_jvp(_finite_or_zero)
 _finite.defjvp(lambda arrays, tangents: (_finite(*arrays), *tangents))
 
 
-def _places(given: dict[str, Any], facts: Any, n_query: int, n_key: int) -> _Sight:
+def _places(arrays: dict[str, Any], facts: Any, n_query: int, n_key: int) -> _Sight:
     """What lengths, segments and limits leave visible: the same for all heads."""
-    length = given["key_lengths"][..., None] if "key_lengths" in given else n_key
+    length = arrays["key_lengths"][..., None] if "key_lengths" in arrays else n_key
     key_position, index = jnp.arange(n_key), jnp.arange(n_key)
     visible = jnp.broadcast_to(index < length, (*jnp.shape(length)[:-1], n_key))[..., None, None, :]
-    offset = given["query_offset"][..., None] if "query_offset" in given else length - n_query
+    offset = arrays["query_offset"][..., None] if "query_offset" in arrays else length - n_query
     position = jnp.arange(n_query) + offset
-    if "key_segments" in given:
-        of_queries, of_keys = given["query_segments"], given["key_segments"]
+    if "key_segments" in arrays:
+        of_queries, of_keys = arrays["query_segments"], arrays["key_segments"]
         same = of_queries[..., :, None] == of_keys[..., None, :]
         key_position = _ranks(of_keys)
         counts = (same & (index < jnp.asarray(length)[..., None])).sum(axis=-1)
         own_counts = (of_queries[..., :, None] == of_queries[..., None, :]).sum(axis=-1)
-        position = _ranks(of_queries) + (offset if "query_offset" in given else counts - own_counts)
+        position = _ranks(of_queries) + (offset if "query_offset" in arrays else counts - own_counts)
         visible = visible & same[..., None, :, :]
-    position = given.get("query_positions", position)
+    position = arrays.get("query_positions", position)
     apart = (key_position[..., None, :] - position[..., :, None])[..., None, :, :]
     if facts.left >= 0:
         visible = visible & (apart >= -min(facts.left, _FAR))
@@ -136,12 +136,12 @@ def _ranks(segments: Any) -> Any:
     return jnp.tril(same, -1).sum(axis=-1)
 
 
-def _wide_rows(given: dict[str, Any], facts: Any, name: str) -> Any:
+def _wide_rows(arrays: dict[str, Any], facts: Any, name: str) -> Any:
     """Heads first, in the type that is computed with."""
-    array = jnp.swapaxes(given[name], -2, -3) if facts.rows_first else given[name]
-    return array.astype(jnp.float64 if given["query"].dtype == jnp.float64 else jnp.float32)
+    array = jnp.swapaxes(arrays[name], -2, -3) if facts.rows_first else arrays[name]
+    return array.astype(jnp.float64 if arrays["query"].dtype == jnp.float64 else jnp.float32)
 
 
-def _per_query_head(given: dict[str, Any], facts: Any, array: Any) -> Any:
-    heads = given["query"].shape[-2 if facts.rows_first else -3]
+def _per_query_head(arrays: dict[str, Any], facts: Any, array: Any) -> Any:
+    heads = arrays["query"].shape[-2 if facts.rows_first else -3]
     return jnp.repeat(array, heads // array.shape[-3], axis=-3)

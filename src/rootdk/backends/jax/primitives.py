@@ -69,11 +69,11 @@ class Sizes(NamedTuple):
     d_v: int
 
 
-def sizes_of(given: dict[str, Any], facts: Facts) -> Sizes:
+def sizes_of(arrays: dict[str, Any], facts: Facts) -> Sizes:
     """Of anything with shapes; a leading axis is as long as the longest operand."""
-    query, key, value = given["query"].shape, given["key"].shape, given.get("value", given["key"]).shape
+    query, key, value = arrays["query"].shape, arrays["key"].shape, arrays.get("value", arrays["key"]).shape
     leading = [1] * (len(query) - 3)
-    for name, array in given.items():
+    for name, array in arrays.items():
         begin = 1 if name in _ROW_BLOCKS else 0
         axes = facts.vmapped if name in _PER_CALL else len(leading)
         for axis, size in enumerate(array.shape[begin : begin + axes]):
@@ -112,14 +112,14 @@ _OF_QUERYS_TYPE = frozenset({"out", "d_out", "d_query", "d_key", "d_value"})
 
 
 def _result_avals(*avals: Any, operands: Any, results: Any, facts: Facts, pairs_shape: Any) -> list[Any]:
-    given = dict(zip(operands, avals, strict=True))
-    size, dtype = sizes_of(given, facts), given["query"].dtype
-    made = []
+    by_name = dict(zip(operands, avals, strict=True))
+    size, dtype = sizes_of(by_name, facts), by_name["query"].dtype
+    result_avals = []
     for name in results:
         kind = dtype if name in _OF_QUERYS_TYPE else real_type(dtype)
         kind = jax.dtypes.canonicalize_dtype(np.int64) if name == "keys" else kind
-        made.append(sharding.result_aval(avals[0], _shape(name, size, facts, pairs_shape), kind))
-    return made
+        result_avals.append(sharding.result_aval(avals[0], _shape(name, size, facts, pairs_shape), kind))
+    return result_avals
 
 
 @cache
@@ -137,12 +137,12 @@ def register_targets() -> None:
 
 def _lower(target: str, ctx: Any, *values: Any, operands: Any, results: Any, facts: Facts, pairs_shape: Any) -> Any:
     """One custom call; over several devices each of them computes its part of the batch and of the heads."""
-    made = tuple(name for name in results if name != "d_sinks")
-    call = partial(_ffi_call, target, operands=operands, results=made, facts=facts)
+    computed_names = tuple(name for name in results if name != "d_sinks")
+    call = partial(_ffi_call, target, operands=operands, results=computed_names, facts=facts)
 
-    def with_sinks(found: list[Any], arrays: Any) -> list[Any]:
+    def with_sinks(computed: list[Any], arrays: Any) -> list[Any]:
         """Their gradient follows from what the kernel kept."""
-        by_name = dict(zip(made, found, strict=True))
+        by_name = dict(zip(computed_names, computed, strict=True))
         if "d_sinks" in results:
             by_name["d_sinks"] = _sinks_gradient(dict(zip(operands, arrays, strict=True)), facts)
         return [by_name[name] for name in results]
@@ -156,31 +156,38 @@ def _lower(target: str, ctx: Any, *values: Any, operands: Any, results: Any, fac
         # Pairs of several devices that read one number of a bias: each entry and head its own, and a sum behind.
         size = sizes_of(dict(zip(operands, ctx.avals_in, strict=True)), facts)
         spread = (*size.leading, size.heads, *pairs_shape[-2:])
-    avals_out = {name: aval for name, aval in zip(results, ctx.avals_out, strict=True) if name in made}
+    avals_out = {name: aval for name, aval in zip(results, ctx.avals_out, strict=True) if name in computed_names}
     spread_out = [aval.update(shape=spread) if n in ("d_bias", "weights") else aval for n, aval in avals_out.items()]
     cut = sharding.partitioned(
-        partial(call, pairs_shape=spread), operands, made, facts, ctx.avals_in, spread_out, _PER_CALL, _ROW_BLOCKS
+        partial(call, pairs_shape=spread),
+        operands,
+        computed_names,
+        facts,
+        ctx.avals_in,
+        spread_out,
+        _PER_CALL,
+        _ROW_BLOCKS,
     )
 
     def summed(*arrays: Any) -> list[Any]:
-        found = zip(cut(*arrays), avals_out.values(), strict=True)
-        return with_sinks([_sum_to(array, aval.shape, aval.dtype) for array, aval in found], arrays)
+        pairs = zip(cut(*arrays), avals_out.values(), strict=True)
+        return with_sinks([_sum_to(array, aval.shape, aval.dtype) for array, aval in pairs], arrays)
 
     return mlir.lower_fun(summed, multiple_results=True)(ctx, *values)
 
 
 def _ffi_call(target: str, *values: Any, operands: Any, results: Any, facts: Facts, pairs_shape: Any) -> Any:
-    given = dict(zip(operands, values, strict=True))
-    if "out" in given and target == "rootdk_attention_tangent":  # kept for the transpose
-        given = {name: array for name, array in given.items() if name not in _KEPT}
+    arrays = dict(zip(operands, values, strict=True))
+    if "out" in arrays and target == "rootdk_attention_tangent":  # kept for the transpose
+        arrays = {name: array for name, array in arrays.items() if name not in _KEPT}
     avals = _result_avals(
-        *given.values(), operands=tuple(given), results=results, facts=facts,
-        pairs_shape=sharding.local_pairs(pairs_shape, given, facts, sizes_of),
+        *arrays.values(), operands=tuple(arrays), results=results, facts=facts,
+        pairs_shape=sharding.local_pairs(pairs_shape, arrays, facts, sizes_of),
     )  # fmt: skip
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     return jax.ffi.ffi_call(target, shapes)(
-        *given.values(),
-        operands=" ".join(given), results=" ".join(results),
+        *arrays.values(),
+        operands=" ".join(arrays), results=" ".join(results),
         rows_first=np.int64(facts.rows_first), vmapped=np.int64(facts.vmapped),
         scale=np.float64(facts.scale), softcap=np.float64(facts.softcap), dropout=np.float64(facts.dropout),
         left=np.int64(facts.left), right=np.int64(facts.right),
@@ -206,23 +213,23 @@ def _batch(
         else:
             size = array.shape[axis]
             moved.append(jnp.moveaxis(array, axis, place))
-    found = primitive.bind(
+    outputs = primitive.bind(
         *moved, operands=operands, results=results, facts=facts._replace(vmapped=facts.vmapped + 1),
         pairs_shape=None if pairs_shape is None else (size, *pairs_shape),
     )  # fmt: skip
-    return found, [1 if name in _ROW_BLOCKS else 0 for name in results]
+    return outputs, [1 if name in _ROW_BLOCKS else 0 for name in results]
 
 
 def _primitive(name: str) -> Any:
-    made = Primitive(f"rootdk_attention_{name}")
-    made.multiple_results = True
-    made.def_impl(partial(xla.apply_primitive, made))
-    made.def_abstract_eval(_result_avals)
-    mlir.register_lowering(made, _refuse_platform)
-    mlir.register_lowering(made, partial(_lower, made.name), platform="cpu")
-    batching.primitive_batchers[made] = partial(_batch, made)
-    sharding.needs_devices(made)
-    return made
+    primitive = Primitive(f"rootdk_attention_{name}")
+    primitive.multiple_results = True
+    primitive.def_impl(partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(_result_avals)
+    mlir.register_lowering(primitive, _refuse_platform)
+    mlir.register_lowering(primitive, partial(_lower, primitive.name), platform="cpu")
+    batching.primitive_batchers[primitive] = partial(_batch, primitive)
+    sharding.needs_devices(primitive)
+    return primitive
 
 
 forward_p, read_p, tangent_p, backward_p, weights_p = map(
@@ -230,12 +237,14 @@ forward_p, read_p, tangent_p, backward_p, weights_p = map(
 )
 
 
-def bind(primitive: Any, given: dict[str, Any], results: tuple[str, ...], facts: Facts, pairs_shape: Any = None) -> Any:
+def bind(
+    primitive: Any, arrays: dict[str, Any], results: tuple[str, ...], facts: Facts, pairs_shape: Any = None
+) -> Any:
     """The results, in the order of their names."""
     register_targets()
-    names = tuple(name for name, array in given.items() if array is not None)
-    arrays = sharding.alike_varying([given[name] for name in names])
-    return primitive.bind(*arrays, operands=names, results=results, facts=facts, pairs_shape=pairs_shape)
+    names = tuple(name for name, array in arrays.items() if array is not None)
+    values = sharding.alike_varying([arrays[name] for name in names])
+    return primitive.bind(*values, operands=names, results=results, facts=facts, pairs_shape=pairs_shape)
 
 
 _type_of = jax.typeof if hasattr(jax, "typeof") else jax.core.get_aval
@@ -251,9 +260,9 @@ def _is_zero(tangent: Any) -> bool:
 
 def _forward_jvp(primals: Any, tangents: Any, *, operands: Any, results: Any, facts: Facts, pairs_shape: Any) -> Any:
     """The tangent of the output; a Reading and the state of the rows have none, as under stop_gradient."""
-    given = dict(zip(operands, primals, strict=True))
+    arrays = dict(zip(operands, primals, strict=True))
     wanted = _KEPT + tuple(name for name in results if name not in _KEPT)
-    found = dict(zip(wanted, bind(forward_p, given, wanted, facts, pairs_shape), strict=True))
+    outputs = dict(zip(wanted, bind(forward_p, arrays, wanted, facts, pairs_shape), strict=True))
     moved = {
         f"d_{name}": tangent
         for name, tangent in zip(operands, tangents, strict=True)
@@ -261,21 +270,21 @@ def _forward_jvp(primals: Any, tangents: Any, *, operands: Any, results: Any, fa
     }
     moves: dict[str, Any] = {}
     if moved:
-        if given["key"].dtype != given["query"].dtype:
+        if arrays["key"].dtype != arrays["query"].dtype:
             raise ArgumentTypeError(
-                f"key: must be {given['query'].dtype} like query for a derivative, got {given['key'].dtype}"
+                f"key: must be {arrays['query'].dtype} like query for a derivative, got {arrays['key'].dtype}"
             )
-        kept = {name: found[name] for name in _KEPT}
-        (moves["out"],) = bind(tangent_p, moved | given | kept, ("d_out",), facts)
-    return [found[n] for n in results], [moves[n] if n in moves else _no_tangent(found[n]) for n in results]
+        kept = {name: outputs[name] for name in _KEPT}
+        (moves["out"],) = bind(tangent_p, moved | arrays | kept, ("d_out",), facts)
+    return [outputs[n] for n in results], [moves[n] if n in moves else _no_tangent(outputs[n]) for n in results]
 
 
 ad.primitive_jvps[forward_p] = _forward_jvp
 
 
 def _read_jvp(primals: Any, _tangents: Any, **parameters: Any) -> Any:
-    found = read_p.bind(*primals, **parameters)
-    return found, [_no_tangent(array) for array in found]
+    outputs = read_p.bind(*primals, **parameters)
+    return outputs, [_no_tangent(array) for array in outputs]
 
 
 ad.primitive_jvps[read_p] = _read_jvp
@@ -289,52 +298,52 @@ def _sum_to(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 def _tangent_transpose(cotangents: Any, *arguments: Any, operands: Any, facts: Facts, **_: Any) -> Any:
     (d_out,) = cotangents
-    given = dict(zip(operands, arguments, strict=True))
-    linear = {name: undefined.aval for name, undefined in given.items() if ad.is_undefined_primal(undefined)}
+    arrays = dict(zip(operands, arguments, strict=True))
+    linear = {name: undefined.aval for name, undefined in arrays.items() if ad.is_undefined_primal(undefined)}
     if _is_zero(d_out):
         return [ad.Zero(linear[name]) if name in linear else None for name in operands]
-    pulled = gradients(d_out, {name: a for name, a in given.items() if not name.startswith("d_")}, facts, linear)
+    pulled = gradients(d_out, {name: a for name, a in arrays.items() if not name.startswith("d_")}, facts, linear)
     return [pulled.get(name) for name in operands]
 
 
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 
 
-def gradients(d_out: Any, given: dict[str, Any], facts: Facts, asked: dict[str, Any]) -> dict[str, Any]:
+def gradients(d_out: Any, arrays: dict[str, Any], facts: Facts, wanted: dict[str, Any]) -> dict[str, Any]:
     """Of sum(d_out * out): one of the shape and type of each that is asked for."""
-    results = ("d_query", "d_key", "d_value", *(name for name in ("d_bias", "d_alibi", "d_sinks") if name in asked))
-    shape = asked["d_bias"].shape if "d_bias" in asked else None
-    pulled = dict(zip(results, bind(backward_p, given | {"d_out": d_out}, results, facts, shape), strict=True))
-    if "d_scale" in asked:
-        pulled["d_scale"] = _scale_gradient(d_out, given, facts)
-    return {name: _sum_to(pulled[name], like.shape, like.dtype) for name, like in asked.items()}
+    results = ("d_query", "d_key", "d_value", *(name for name in ("d_bias", "d_alibi", "d_sinks") if name in wanted))
+    shape = wanted["d_bias"].shape if "d_bias" in wanted else None
+    pulled = dict(zip(results, bind(backward_p, arrays | {"d_out": d_out}, results, facts, shape), strict=True))
+    if "d_scale" in wanted:
+        pulled["d_scale"] = _scale_gradient(d_out, arrays, facts)
+    return {name: _sum_to(pulled[name], like.shape, like.dtype) for name, like in wanted.items()}
 
 
-def _sinks_gradient(given: dict[str, Any], facts: Facts) -> Any:
+def _sinks_gradient(arrays: dict[str, Any], facts: Facts) -> Any:
     """-sum over rows of sink_weight * <d_out, out>: the sink has no value, it only takes weight from the keys."""
-    maximum, total = given["row_state"]  # in units of log2
+    maximum, total = arrays["row_state"]  # in units of log2
     real = total.dtype
-    sinks = given["sinks"].astype(real)
-    own = total.ndim - 2 - facts.vmapped  # leading axes of each call
-    sinks = sinks.reshape(*sinks.shape[:-1], *(1,) * own, sinks.shape[-1], 1)
+    sinks = arrays["sinks"].astype(real)
+    own_axes = total.ndim - 2 - facts.vmapped  # leading axes of each call
+    sinks = sinks.reshape(*sinks.shape[:-1], *(1,) * own_axes, sinks.shape[-1], 1)
     largest = jnp.finfo(real).max
     weight = jnp.exp2(jnp.clip(sinks * _LOG2_E, -largest, largest) - maximum) / total
-    pulled = (given["d_out"].astype(real) * given["out"].astype(real)).sum(axis=-1)
+    pulled = (arrays["d_out"].astype(real) * arrays["out"].astype(real)).sum(axis=-1)
     pulled = jnp.swapaxes(pulled, -1, -2) if facts.rows_first else pulled
-    axes = (*range(facts.vmapped, facts.vmapped + own), total.ndim - 1)
+    axes = (*range(facts.vmapped, facts.vmapped + own_axes), total.ndim - 1)
     return -(weight * pulled).sum(axis=axes)
 
 
-def _scale_gradient(d_out: Any, given: dict[str, Any], facts: Facts) -> Any:
+def _scale_gradient(d_out: Any, arrays: dict[str, Any], facts: Facts) -> Any:
     """<dS K, query>, where d_query is scale * (dS K): computed with the scale in the query, so that none is lost.
 
     d_query alone would not do: it is rounded to a half type, and nothing where the scale is 0.
     """
-    real = real_type(given["query"].dtype)
-    scale, query = given["scale"].astype(real), given["query"].astype(real)
+    real = real_type(arrays["query"].dtype)
+    scale, query = arrays["scale"].astype(real), arrays["query"].astype(real)
     axes = (1,) * (query.ndim - scale.ndim)
-    folded = {name: array for name, array in given.items() if name not in ("scale", *_KEPT)}
-    folded |= {name: given[name].astype(real) for name in ("key", "value")}
+    folded = {name: array for name, array in arrays.items() if name not in ("scale", *_KEPT)}
+    folded |= {name: arrays[name].astype(real) for name in ("key", "value")}
     folded["query"] = query * scale.reshape(*scale.shape, *axes)
     facts = facts._replace(scale=1.0)
     out, row_state = bind(forward_p, folded, _KEPT, facts)
@@ -359,23 +368,23 @@ def _moved(names: Any, arrays: Any, tangents: Any, among: Any) -> tuple[dict[str
 def _second(function: Any, primitive: Any, primals: Any, tangents: Any, parameters: Any) -> Any:
     """The derivative of a derivative: values by the kernel, their tangents by the plain formula."""
     facts, operands = parameters["facts"], parameters["operands"]
-    found = primitive.bind(*primals, **parameters)
+    outputs = primitive.bind(*primals, **parameters)
     if facts.dropout > 0:
         raise DerivativeError("dropout: must be 0 for a second derivative in jax, got more; it is not computed")
-    given = dict(zip(operands, primals, strict=True))
+    arrays = dict(zip(operands, primals, strict=True))
     among = {"d_out", *Learnable._fields, *(f"d_{name}" for name in Learnable._fields)}
     values, moves = _moved(operands, primals, tangents, among)
-    _, second = jax.jvp(lambda learned: function(given | learned), (values,), (moves,))
-    return found, [moved.astype(array.dtype) for array, moved in zip(found, second, strict=True)]
+    _, second = jax.jvp(lambda learned: function(arrays | learned), (values,), (moves,))
+    return outputs, [moved.astype(array.dtype) for array, moved in zip(outputs, second, strict=True)]
 
 
 def _tangent_jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:
     facts = parameters["facts"]
 
-    def function(given: dict[str, Any]) -> list[Any]:
-        moved = {name: given[f"d_{name}"] for name in Learnable._fields if f"d_{name}" in given}
-        learned = {name: given[name] for name in moved}
-        return [jax.jvp(lambda some: plain.attention(given | some, facts), (learned,), (moved,))[1]]
+    def function(arrays: dict[str, Any]) -> list[Any]:
+        moved = {name: arrays[f"d_{name}"] for name in Learnable._fields if f"d_{name}" in arrays}
+        learned = {name: arrays[name] for name in moved}
+        return [jax.jvp(lambda varied: plain.attention(arrays | varied, facts), (learned,), (moved,))[1]]
 
     return _second(function, tangent_p, primals, tangents, parameters)
 
@@ -383,14 +392,14 @@ def _tangent_jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:
 def _backward_jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:
     facts, results = parameters["facts"], parameters["results"]
 
-    def function(given: dict[str, Any]) -> list[Any]:
-        size = sizes_of(given, facts)
+    def function(arrays: dict[str, Any]) -> list[Any]:
+        size = sizes_of(arrays, facts)
         learned = {}
         for result in results:  # one for each result, of its shape: along an axis of vmap every call has its own
             name = result.removeprefix("d_")
-            learned[name] = jnp.broadcast_to(given[name], _shape(result, size, facts, parameters["pairs_shape"]))
-        out, pull = jax.vjp(lambda some: plain.attention(given | some, facts), learned)
-        (pulled,) = pull(given["d_out"].astype(out.dtype))
+            learned[name] = jnp.broadcast_to(arrays[name], _shape(result, size, facts, parameters["pairs_shape"]))
+        out, pull = jax.vjp(lambda varied: plain.attention(arrays | varied, facts), learned)
+        (pulled,) = pull(arrays["d_out"].astype(out.dtype))
         return [pulled[result.removeprefix("d_")] for result in results]
 
     return _second(function, backward_p, primals, tangents, parameters)
@@ -399,9 +408,9 @@ def _backward_jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:
 def _weights_jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:
     facts, shape = parameters["facts"], parameters["pairs_shape"]
 
-    def function(given: dict[str, Any]) -> list[Any]:
-        found = plain.weights(given, facts)
-        return [found if found.shape == tuple(shape) else found.sum(axis=-2, keepdims=True)]
+    def function(arrays: dict[str, Any]) -> list[Any]:
+        weights = plain.weights(arrays, facts)
+        return [weights if weights.shape == tuple(shape) else weights.sum(axis=-2, keepdims=True)]
 
     return _second(function, weights_p, primals, tangents, parameters)
 

@@ -39,8 +39,8 @@ def alike_varying(arrays: list[Any]) -> list[Any]:
         return arrays
     spread = jax.lax.pvary if not hasattr(jax.lax, "pcast") else lambda a, n: jax.lax.pcast(a, n, to="varying")
     return [
-        array if own == union else spread(array, tuple(sorted(union - own)))
-        for array, own in zip(arrays, axes, strict=True)
+        array if varying == union else spread(array, tuple(sorted(union - varying)))
+        for array, varying in zip(arrays, axes, strict=True)
     ]
 
 
@@ -80,13 +80,13 @@ def is_partitioned(ctx: Any) -> bool:
     return (getattr(axes, "num_devices", None) or 1) > 1
 
 
-def local_pairs(pairs_shape: Any, given: dict[str, Any], facts: Any, sizes_of: Callable[..., Any]) -> Any:
+def local_pairs(pairs_shape: Any, arrays: dict[str, Any], facts: Any, sizes_of: Callable[..., Any]) -> Any:
     """The shape of a result over pairs on one device: as long as its operands there, or 1."""
     if pairs_shape is None:
         return None
-    size = sizes_of(given, facts)
+    size = sizes_of(arrays, facts)
     whole = (*size.leading, size.heads, size.n_query, size.n_key)
-    return tuple(1 if wanted == 1 else here for wanted, here in zip(pairs_shape, whole, strict=True))
+    return tuple(1 if wanted == 1 else length for wanted, length in zip(pairs_shape, whole, strict=True))
 
 
 def partitioned(
@@ -101,14 +101,14 @@ def partitioned(
     def roles(name: str, aval: Any) -> list[Any]:
         """Of each axis of an operand: which leading axis it is, "heads", or None; None where its size is 1."""
         axes = facts.vmapped if name in per_call else leading
-        found: list[Any] = [None] if name in row_blocks else []
-        found += range(axes)
-        found += [None] * (aval.ndim - len(found))
+        axis_roles: list[Any] = [None] if name in row_blocks else []
+        axis_roles += range(axes)
+        axis_roles += [None] * (aval.ndim - len(axis_roles))
         if name in _ROWS:
-            found[heads_at] = "heads"
+            axis_roles[heads_at] = "heads"
         elif name in (*_PAIRS, "keys", *row_blocks, *_OF_HEADS):
-            found[axes + (1 if name in row_blocks else 0)] = "heads"
-        return [None if size == 1 else role for role, size in zip(found, aval.shape, strict=True)]
+            axis_roles[axes + (1 if name in row_blocks else 0)] = "heads"
+        return [None if size == 1 else role for role, size in zip(axis_roles, aval.shape, strict=True)]
 
     names = (*operands, *results)
     of = [roles(name, aval) for name, aval in zip(names, (*avals_in, *avals_out), strict=True)]
@@ -116,9 +116,11 @@ def partitioned(
     def shardings(mesh: Any, arrays: Any) -> list[Any]:
         """One for each operand and result, all as the query has it."""
         query = of[operands.index("query")]
-        given = arrays[operands.index("query")].sharding.spec
+        query_spec = arrays[operands.index("query")].sharding.spec
         spec = (
-            dict(zip(query, (*given, *(None,) * (len(query) - len(given))), strict=True)) if not facts.dropout else {}
+            dict(zip(query, (*query_spec, *(None,) * (len(query) - len(query_spec))), strict=True))
+            if not facts.dropout
+            else {}
         )
         spec[None] = None
         cut = spec.get("heads")

@@ -214,11 +214,11 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
     refuse_tangents(_BY_VALUE, query=problem.query, key=problem.key, value=problem.value)
     row_state = kernel.empty_row_state(problem.query, eager=True)
     out = kernel.forward(problem, row_state, None, None)
-    kept = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
+    out_copy = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
         refuse_tangents(_BY_VALUE, d_out=d_out)
-        pulled = kernel.backward(problem, kept, row_state, d_out)
+        pulled = kernel.backward(problem, out_copy, row_state, d_out)
         return pulled.query, pulled.key, pulled.value
 
     return out, pull_back

@@ -96,21 +96,21 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
         if not (options or differentiable):
             pulled = kernel.backward(problem, out, row_state, d_out)
             return None, None, pulled.query, pulled.key, pulled.value
-        asked = Learnable(query, key, value)
+        wanted = Learnable(query, key, value)
         if options:
             *learned, mask = options
-            kept = Learnable(query, key, value, *learned)
-            spread = {name: _spread(problem, getattr(kept, name, mask)) for name in _PAIRS}
+            saved = Learnable(query, key, value, *learned)
+            spread = {name: _spread(problem, getattr(saved, name, mask)) for name in _PAIRS}
             problem = problem._replace(**spread)
             # Only what is asked for: the gradient of a bias may be of size n x n.
-            _problem, _filled, *wanted, _mask = ctx.needs_input_grad
-            asked = Learnable._make(t if w else None for t, w in zip(kept, wanted, strict=True))
+            _problem, _filled, *needed, _mask = ctx.needs_input_grad
+            wanted = Learnable._make(t if w else None for t, w in zip(saved, needed, strict=True))
         if differentiable:
             from .transforms import differentiable_gradients
 
-            pulled = differentiable_gradients(problem, d_out, out, row_state, asked)
+            pulled = differentiable_gradients(problem, d_out, out, row_state, wanted)
         else:
-            pulled = gradients(problem, d_out, out, row_state, asked)
+            pulled = gradients(problem, d_out, out, row_state, wanted)
         if not options:
             return None, None, pulled.query, pulled.key, pulled.value
         return (None, None, *pulled, None)
@@ -128,17 +128,17 @@ _eager_attention = super(torch.autograd.Function, EagerAttention).apply
 EagerAttention._backward_cls.apply = EagerAttention.backward  # noqa: SLF001
 
 
-def gradients(problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, asked: Learnable) -> Learnable:
+def gradients(problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, wanted: Learnable) -> Learnable:
     """Of query, key and value, and of what else is asked for, in the shapes in which it is given."""
-    pulled = kernel.backward(problem, out, row_state, d_out, asked)
-    if asked.sinks is not None:
-        pulled = pulled._replace(sinks=sinks_gradient(d_out, out, row_state, asked.sinks))
-    if asked.scale is not None:
+    pulled = kernel.backward(problem, out, row_state, d_out, wanted)
+    if wanted.sinks is not None:
+        pulled = pulled._replace(sinks=sinks_gradient(d_out, out, row_state, wanted.sinks))
+    if wanted.scale is not None:
         if pulled.query.dtype == row_state.dtype and _MODEST <= abs(problem.scale) <= 1 / _MODEST:
             total = _visible_sum(pulled.query, problem.query) / problem.scale
         else:
             total = _unscaled_gradient(problem, d_out, row_state.dtype)
-        pulled = pulled._replace(scale=total.to(asked.scale.dtype))
+        pulled = pulled._replace(scale=total.to(wanted.scale.dtype))
     return pulled
 
 

@@ -103,16 +103,16 @@ def read(query: Tensor, key: Tensor, options: Options, rows: Any) -> Reading:
 
 
 def read_layer(
-    query: Tensor, key: Tensor, options: Options, rows: int | None, first_key: Tensor | None, asked: int
+    query: Tensor, key: Tensor, options: Options, rows: int | None, first_key: Tensor | None, n_asked: int
 ) -> LayerRead:
     """read() and what else a watch asks for, in three launches; (..., heads, n, d_k) with one axis of heads at least.
 
     rows        how many query rows, evenly spread; None is all
     first_key   (...) of each batch entry, or None where it is key 0
-    asked       of how many rows it is asked which key they point at
+    n_asked     of how many rows it is asked which key they point at
     """
     call = _Call(query, key, options)
-    leading, n_rows, asked = call.leading, min(rows or call.n_query, call.n_query), min(asked, call.n_query)
+    leading, n_rows, n_asked = call.leading, min(rows or call.n_query, call.n_query), min(n_asked, call.n_query)
     block, keys = call.empty_reading(n_rows)
     first_weight = torch.empty_like(block[0])
     top_key, small = keys.new_empty((*leading, call.heads)), block.new_empty((2, *leading, call.heads))
@@ -120,7 +120,7 @@ def read_layer(
     if keys.numel() and call.n_key:
         outputs = {"fields": block, "keys": keys, "first_weight": first_weight}
         call.launch(n_rows, outputs, first_key=first_key, spread=n_rows < call.n_query)
-        call.launch(asked, {"top_key": top_key, "top_share": small[0], "top_mass": small[1]}, spread=True)
+        call.launch(n_asked, {"top_key": top_key, "top_share": small[0], "top_mass": small[1]}, spread=True)
         _digest(block, keys, digest, options.sinks is not None)
     else:
         if keys.numel():
@@ -172,9 +172,9 @@ def _on_device(given: Any) -> bool:
     return isinstance(given, Tensor) and not given.is_cpu
 
 
-def _check_device_tensors(query: Tensor, options: Options, given: dict[str, Tensor], scale: Tensor | None) -> None:
+def _check_device_tensors(query: Tensor, options: Options, on_device: dict[str, Tensor], scale: Tensor | None) -> None:
     leading, heads = tuple(query.shape)[:-3] or (1,), 1 if query.dim() < 3 else query.shape[-3]
-    for name, tensor in given.items():
+    for name, tensor in on_device.items():
         if tensor.device != query.device:
             raise ArgumentTypeError(f"{name}: must be on {query.device} like query or on the CPU, got {tensor.device}")
         per_head = name in ("sinks", "alibi")
@@ -188,19 +188,21 @@ def _check_device_tensors(query: Tensor, options: Options, given: dict[str, Tens
             f"scale: must be a number, a rule or a floating tensor without axes, got one of shape {tuple(scale.shape)}"
         )
     varies = getattr(options.scale, "varies", ())
-    if "key_lengths" in given and varies:
+    if "key_lengths" in on_device and varies:
         raise ArgumentError("key_lengths: must be on the CPU for a scale that varies with them, got a tensor on a GPU")
 
 
-def _check_segments(segments: Any, given: dict[str, Tensor]) -> None:
+def _check_segments(segments: Any, on_device: dict[str, Tensor]) -> None:
     """Which keys a row sees between is found on the CPU."""
     parts = segments if isinstance(segments, tuple) else (segments,)
-    there = [tensor for tensor in parts if _on_device(tensor)]
-    if there:
-        raise ArgumentTypeError(f"segments: must be on the CPU, got a tensor on {there[0].device}")
+    misplaced = [tensor for tensor in parts if _on_device(tensor)]
+    if misplaced:
+        raise ArgumentTypeError(f"segments: must be on the CPU, got a tensor on {misplaced[0].device}")
     for name in ("key_lengths", "query_offset"):
-        if name in given:
-            raise ArgumentTypeError(f"{name}: must be on the CPU with segments, got a tensor on {given[name].device}")
+        if name in on_device:
+            raise ArgumentTypeError(
+                f"{name}: must be on the CPU with segments, got a tensor on {on_device[name].device}"
+            )
 
 
 def _segments(problem: Problem) -> dict[str, Any]:
@@ -233,9 +235,9 @@ def _segments(problem: Problem) -> dict[str, Any]:
             for at, more in ((low, 0), (high - 1, 1))
         )
         places[b], firsts[b] = np.clip(position, -(2**30), 2**30), first[number]
-    told = {"row_starts": starts, "row_ends": ends, "row_places": places + firsts if apart else places}
+    spans = {"row_starts": starts, "row_ends": ends, "row_places": places + firsts if apart else places}
     tangled = {"row_segments": row_ids, "key_segments": key_ids, "key_places": problem.key_positions.astype(np.int32)}
-    return told | (dict.fromkeys(tangled) if apart else tangled)
+    return spans | (dict.fromkeys(tangled) if apart else tangled)
 
 
 class _DeviceBackend:
@@ -313,12 +315,12 @@ class _Call:
     """A call as the kernel takes it; it can be launched several times, for other rows and other outputs."""
 
     def __init__(self, query: Tensor, key: Tensor, options: Options) -> None:
-        given = {name: value for name in _ON_DEVICE if _on_device(value := getattr(options, name))}
+        on_device = {name: value for name in _ON_DEVICE if _on_device(value := getattr(options, name))}
         scale = options.scale if _on_device(options.scale) else None
-        _check_device_tensors(query, options, given, scale)
-        checked = options._replace(scale=1.0 if scale is not None else options.scale, **dict.fromkeys(given))
+        _check_device_tensors(query, options, on_device, scale)
+        checked = options._replace(scale=1.0 if scale is not None else options.scale, **dict.fromkeys(on_device))
         if options.segments is not None:
-            _check_segments(options.segments, given)
+            _check_segments(options.segments, on_device)
         problem, self.one_head = resolve(_BACKEND, query, key, key, checked)
         for name in problem._fields:
             if name not in _KNOWN and getattr(problem, name) is not None:
@@ -335,29 +337,29 @@ class _Call:
         if problem.query_segments is not None:
             self._shared |= {"left": None, "right": None}
         self._shared["softcap"] = None if problem.softcap is None else min(problem.softcap * _LOG2_E, _LARGEST)
-        detached = {name: tensor.detach() for name, tensor in given.items()}
+        detached = {name: tensor.detach() for name, tensor in on_device.items()}
         self._per_entry = self._entries(detached, scale, options.query_offset is None)
         self._per_entry |= {name: _uploaded(segments.get(name), self._query) for name in _SEGMENTS}
 
-    def _entries(self, given: dict[str, Tensor], scale: Tensor | None, aligned: bool) -> dict[str, Tensor | None]:
+    def _entries(self, on_device: dict[str, Tensor], scale: Tensor | None, aligned: bool) -> dict[str, Tensor | None]:
         """What every batch entry has of its own, with one axis for all of them."""
         problem, query, leading = self.problem, self._query, self.leading
         batch = math.prod(leading)
-        lengths = given.get("key_lengths", _uploaded(problem.key_lengths, query))
-        offsets, offset = given.get("query_offset"), 0
-        if offsets is None and aligned and "key_lengths" in given:
+        lengths = on_device.get("key_lengths", _uploaded(problem.key_lengths, query))
+        offsets, offset = on_device.get("query_offset"), 0
+        if offsets is None and aligned and "key_lengths" in on_device:
             offsets = lengths - self.n_query
         if offsets is None:
             offset = int(problem.query_offset[0]) if batch else 0
             if (problem.query_offset != offset).any():
                 offsets = _uploaded(problem.query_offset, query)
-        sinks = given.get("sinks", _uploaded(problem.sinks, query))
+        sinks = on_device.get("sinks", _uploaded(problem.sinks, query))
         self._shared |= {"sinks": None if sinks is None else sinks.contiguous(), "offset": offset}
         row_scale = _uploaded(problem.row_scale, query)
         if scale is not None:
             row_scale = scale.detach().expand(batch, self.n_query)
-        alibi = given.get("alibi", _uploaded(problem.alibi, query))
-        if "alibi" in given:
+        alibi = on_device.get("alibi", _uploaded(problem.alibi, query))
+        if "alibi" in on_device:
             alibi = alibi.expand(*leading, self.heads)
         wide = {"row_scale": (batch, self.n_query), "alibi": (batch, self.heads)}
         entries = {"offsets": offsets, "lengths": lengths, "row_scale": row_scale, "alibi": alibi}

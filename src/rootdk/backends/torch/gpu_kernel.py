@@ -36,11 +36,11 @@ def _tanh(y):
 
 
 @triton.jit
-def _bounded_log2(given):
+def _bounded_log2(logit):
     """A logit in units of log2. What is finite stays finite; NaN and infinities stay what they are."""
-    scaled = given * LOG2_E
-    finite = tl.abs(given) <= _LARGEST
-    return tl.where(finite & (tl.abs(scaled) > _LARGEST), tl.where(given < 0, -_LARGEST, _LARGEST), scaled)
+    scaled = logit * LOG2_E
+    finite = tl.abs(logit) <= _LARGEST
+    return tl.where(finite & (tl.abs(scaled) > _LARGEST), tl.where(logit < 0, -_LARGEST, _LARGEST), scaled)
 
 
 @triton.jit
@@ -57,9 +57,9 @@ def _scores(
         return tl.dot(q_block, k_block, input_precision="ieee")
     total = tl.zeros((row_live.shape[0], key_live.shape[0]), tl.float32)
     for start in range(0, d_k, WIDTH):
-        here = start + d
-        q_part = tl.load(q_rows + here[None, :], mask=row_live[:, None] & (here[None, :] < d_k), other=0.0)
-        k_part = tl.load(columns + here[:, None], mask=key_live[None, :] & (here[:, None] < d_k), other=0.0)
+        components = start + d
+        q_part = tl.load(q_rows + components[None, :], mask=row_live[:, None] & (components[None, :] < d_k), other=0.0)
+        k_part = tl.load(columns + components[:, None], mask=key_live[None, :] & (components[:, None] < d_k), other=0.0)
         if WIDEN:
             q_part, k_part = q_part.to(tl.float32), k_part.to(tl.float32)
         total = tl.dot(q_part, k_part, total, input_precision="ieee")
@@ -72,9 +72,9 @@ def _score_of_key(q_rows, column, row_live, d_k: tl.constexpr):
     PART: tl.constexpr = 8
     total = tl.zeros((row_live.shape[0],), tl.float32)
     for start in range(0, d_k, PART):
-        here = start + tl.arange(0, PART)
-        q_part = tl.load(q_rows + here[None, :], mask=row_live[:, None] & (here[None, :] < d_k), other=0.0)
-        k = tl.load(column + here, mask=here < d_k, other=0.0).to(tl.float32)
+        components = start + tl.arange(0, PART)
+        q_part = tl.load(q_rows + components[None, :], mask=row_live[:, None] & (components[None, :] < d_k), other=0.0)
+        k = tl.load(column + components, mask=components < d_k, other=0.0).to(tl.float32)
         total += tl.sum(q_part.to(tl.float32) * k[None, :], 1)
     return total
 
@@ -87,7 +87,7 @@ def _add_block(
     seen = s != float("-inf")
     high = tl.max(s, 1)
     low = tl.min(tl.where(seen, s, float("inf")), 1)
-    here = tl.sum(seen.to(tl.int32), 1)
+    block_count = tl.sum(seen.to(tl.int32), 1)
     base = tl.where(high == float("-inf"), 0.0, high)
     distance = tl.where(seen, s - base[:, None], 0.0)
     weight = tl.where(seen, tl.exp2(distance), 0.0)
@@ -107,17 +107,17 @@ def _add_block(
 
     unit = tl.where(low - base < _FAR, _SMALL_UNIT, 1.0)
     apart = distance * unit[:, None]
-    number, before = here.to(tl.float32), count.to(tl.float32)
-    inverse = tl.where(here > 0, 1.0 / tl.maximum(number, 1.0), 0.0)
+    number, before = block_count.to(tl.float32), count.to(tl.float32)
+    inverse = tl.where(block_count > 0, 1.0 / tl.maximum(number, 1.0), 0.0)
     block_sum = tl.sum(apart, 1)
     mean_distance = block_sum * inverse
     block_spread = tl.maximum(tl.sum(apart * apart, 1) - block_sum * mean_distance, 0.0) / unit / unit
     between = base + mean_distance / unit - mean
-    share = tl.where(here > 0, number / tl.maximum(before + number, 1.0), 0.0)
+    share = tl.where(block_count > 0, number / tl.maximum(before + number, 1.0), 0.0)
     # In this order a side without keys adds 0 even where the square of a mean overflows.
-    spread = spread + tl.where(here > 0, block_spread + between * (before * share) * between, 0.0)
-    mean = mean + tl.where(here > 0, between * share, 0.0)
-    return now, total, moment, square, cube, minimum, count + here, mean, spread
+    spread = spread + tl.where(block_count > 0, block_spread + between * (before * share) * between, 0.0)
+    mean = mean + tl.where(block_count > 0, between * share, 0.0)
+    return now, total, moment, square, cube, minimum, count + block_count, mean, spread
 
 
 @triton.jit
@@ -246,11 +246,11 @@ def read_rows(
     total, moment, square, cube, mean, spread = none, none, none, none, none, none
     count, top = tl.zeros((BLOCK_ROWS,), tl.int32), tl.zeros((BLOCK_ROWS,), tl.int32)
     for start in range(full_first, full_last, BLOCK_KEYS):
-        here = start + tl.arange(0, BLOCK_KEYS)
-        raw = _scores(q_rows, q_block, key, k_row, here, live, here < length, d, d_k, WHOLE, WIDTH, WIDEN)
+        keys_here = start + tl.arange(0, BLOCK_KEYS)
+        raw = _scores(q_rows, q_block, key, k_row, keys_here, live, keys_here < length, d, d_k, WHOLE, WIDTH, WIDEN)
         s = _logits(
             raw, factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
-            row, sees_from, sees_to, segment, key_segments, key_places, here, False,
+            row, sees_from, sees_to, segment, key_segments, key_places, keys_here, False,
         )  # fmt: skip
         if top_key is not None:
             top = _pointed_at(s, start, maximum, top)
@@ -261,11 +261,11 @@ def read_rows(
     before, behind = (full_first - first) // BLOCK_KEYS, tl.cdiv(last - full_last, BLOCK_KEYS)
     for number in range(before + tl.maximum(behind, 0)):
         start = tl.where(number < before, first + number * BLOCK_KEYS, full_last + (number - before) * BLOCK_KEYS)
-        here = start + tl.arange(0, BLOCK_KEYS)
-        raw = _scores(q_rows, q_block, key, k_row, here, live, here < length, d, d_k, WHOLE, WIDTH, WIDEN)
+        keys_here = start + tl.arange(0, BLOCK_KEYS)
+        raw = _scores(q_rows, q_block, key, k_row, keys_here, live, keys_here < length, d, d_k, WHOLE, WIDTH, WIDEN)
         s = _logits(
             raw, factor, softcap, slope, near, bias, b_row, b_key, mask, m_row, m_key,
-            row, sees_from, sees_to, segment, key_segments, key_places, here, True,
+            row, sees_from, sees_to, segment, key_segments, key_places, keys_here, True,
         )  # fmt: skip
         if top_key is not None:
             top = _pointed_at(s, start, maximum, top)
@@ -277,15 +277,15 @@ def read_rows(
     of_keys, level = maximum, tl.where(tl.abs(maximum) == _LARGEST, maximum, maximum * _LN_2)
     sink_weight = none
     if sinks is not None:
-        given = tl.load(sinks + head).to(tl.float32)
-        sink = none + _bounded_log2(given)
+        sink_logit = tl.load(sinks + head).to(tl.float32)
+        sink = none + _bounded_log2(sink_logit)
         maximum = tl.maximum(of_keys, sink)
         shrink, sink_weight = tl.exp2(of_keys - maximum), tl.exp2(sink - maximum)
         moment = (moment + total * tl.maximum(of_keys - maximum, _FLOOR)) * shrink
         moment += sink_weight * tl.maximum(sink - maximum, _FLOOR)
         total = total * shrink + sink_weight
         square, cube = square * shrink * shrink, cube * shrink * shrink * shrink
-        level = tl.where(sink > of_keys, given, level)
+        level = tl.where(sink > of_keys, sink_logit, level)
     has_weight, sound = total > 0, total - total == 0
     inverse = tl.where(has_weight, 1.0 / tl.where(has_weight, total, 1.0), 0.0)
     log_total = tl.where(has_weight, tl.log(tl.where(has_weight, total, 1.0)), 0.0)

@@ -48,11 +48,11 @@ def read(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def backward(
-    problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, asked: Learnable | None = None
+    problem: Problem, out: Tensor, row_state: Tensor, d_out: Tensor, wanted: Learnable | None = None
 ) -> Learnable:
     """Run the kernel backward: the gradients of query, key and value, and of pairs and entries that are asked for.
 
-    `asked` holds them as before they were broadcast, and so are their gradients.
+    `wanted` holds them as before they were broadcast, and so are their gradients.
     """
     library, query, key, value = kernel(), problem.query, problem.key, problem.value
     dense = library.alike(query, key, value) == _DENSE
@@ -61,19 +61,19 @@ def backward(
     else:
         rows = empty_gradients(query, key, value)
     row_state = row_state if row_state.is_contiguous() else row_state.contiguous()
-    given = _walked(problem, dense), _walkable(out), _walkable(d_out), row_state
-    if asked is None:
+    arguments = _walked(problem, dense), _walkable(out), _walkable(d_out), row_state
+    if wanted is None:
         gradients = Learnable(*rows)
-        library.backward(*given, gradients, team())
+        library.backward(*arguments, gradients, team())
         return gradients
     # The kernel adds to these in its own type; a number that many pairs read is one number here too.
     wide = _compute_type(query.dtype)
-    pairs = {name: query.new_zeros(t.shape, dtype=wide) for name, t in present(asked, _PAIRS)}
-    entries = {name: query.new_zeros(query.shape[:-2], dtype=wide) for name, t in present(asked, _ENTRIES)}
+    pairs = {name: query.new_zeros(t.shape, dtype=wide) for name, t in present(wanted, _PAIRS)}
+    entries = {name: query.new_zeros(query.shape[:-2], dtype=wide) for name, t in present(wanted, _ENTRIES)}
     spread = {name: total.expand(getattr(problem, name).shape) for name, total in pairs.items()}
-    library.backward(*given, Learnable(*rows)._replace(**(spread | entries)), team())
-    of_shape = {name: total.sum_to_size(getattr(asked, name).shape) for name, total in (pairs | entries).items()}
-    return Learnable(*rows, **{name: total.to(getattr(asked, name).dtype) for name, total in of_shape.items()})
+    library.backward(*arguments, Learnable(*rows)._replace(**(spread | entries)), team())
+    of_shape = {name: total.sum_to_size(getattr(wanted, name).shape) for name, total in (pairs | entries).items()}
+    return Learnable(*rows, **{name: total.to(getattr(wanted, name).dtype) for name, total in of_shape.items()})
 
 
 def present(given: Learnable, names: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
@@ -171,8 +171,8 @@ def tangents(**tensors: Any) -> dict[str, Tensor]:
         return {}
     # Inside an operator torch may have switched off what knows of tangents.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001
-        found = {name: forward_ad.unpack_dual(t).tangent for name, t in tensors.items() if isinstance(t, Tensor)}
-    return {name: tangent for name, tangent in found.items() if tangent is not None}
+        by_name = {name: forward_ad.unpack_dual(t).tangent for name, t in tensors.items() if isinstance(t, Tensor)}
+    return {name: tangent for name, tangent in by_name.items() if tangent is not None}
 
 
 def primal(given: Any) -> Any:

@@ -111,8 +111,8 @@ def asks_for_pairs(wanted: Any) -> bool:
 
 def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, the state of every row, and the fields and keys of a Reading (empty if not measured)."""
-    *both, measured = arguments
-    call = operands(both)
+    *flat_operands, measured = arguments
+    call = operands(flat_operands)
     row_state = kernel.empty_row_state(call.given.query)
     reading, keys = _empty_reading(call.given.query, measured)
     filled = (reading, keys) if measured else (None, None)
@@ -121,8 +121,8 @@ def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def backward_values(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """The gradients of Learnable, empty where there are none."""
-    *both, pairs_asked = arguments
-    call = operands(both)
+    *flat_operands, pairs_asked = arguments
+    call = operands(flat_operands)
     gradients = eager.gradients(problem_of(call), d_out, out, row_state, asked(call.given, pairs_asked))
     return tuple(out.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
@@ -153,8 +153,8 @@ def apart(arguments: Any) -> tuple[Learnable, Operands]:
 
 
 def _forward_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *both, _measured = arguments
-    refuse_tangents(_IN_AN_OPERATOR, **operands(both).given._asdict())
+    *flat_operands, _measured = arguments
+    refuse_tangents(_IN_AN_OPERATOR, **operands(flat_operands).given._asdict())
     return forward_values(*arguments)
 
 
@@ -180,8 +180,8 @@ attention_tangent = _made("rootdk::attention_tangent", tangent_values, schema=f"
 
 @attention_forward.register_fake  # type: ignore[untyped-decorator]
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *both, measured = arguments
-    given = operands(both).given
+    *flat_operands, measured = arguments
+    given = operands(flat_operands).given
     check_shapes(tuple(given.query.shape), tuple(given.key.shape), tuple(given.value.shape))
     reading, keys = _empty_reading(given.query, measured)
     return kernel.empty_out(given.query, given.value), kernel.empty_row_state(given.query), reading, keys
@@ -189,8 +189,8 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @attention_backward.register_fake  # type: ignore[untyped-decorator]
 def _(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
-    *both, pairs_asked = arguments
-    query, key, value, *learned = asked(operands(both).given, pairs_asked)
+    *flat_operands, pairs_asked = arguments
+    query, key, value, *learned = asked(operands(flat_operands).given, pairs_asked)
     empty = (query.new_empty(0) if t is None else t.new_empty(t.shape) for t in learned)
     return (*kernel.empty_gradients(query, key, value), *empty)
 
@@ -203,10 +203,10 @@ def _(*arguments: Any) -> Tensor:
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Note what pull_back needs."""
-    *both, _measured = inputs
+    *flat_operands, _measured = inputs
     out, row_state, *of_reading = output
     ctx.mark_non_differentiable(row_state, *of_reading)
-    keep_call(ctx, operands(both), out, row_state)
+    keep_call(ctx, operands(flat_operands), out, row_state)
 
 
 def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
@@ -225,8 +225,8 @@ def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
 
 def keep_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
     """Note what pull_back_twice needs."""
-    d_out, out, row_state, *both, ctx.pairs_asked = inputs
-    keep_call(ctx, operands(both), d_out, out, row_state)
+    d_out, out, row_state, *flat_operands, ctx.pairs_asked = inputs
+    keep_call(ctx, operands(flat_operands), d_out, out, row_state)
 
 
 def pull_back_twice(ctx: Any, *grads: Any) -> tuple[Any, ...]:

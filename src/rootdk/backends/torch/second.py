@@ -115,15 +115,17 @@ def dropped(problem: Problem, weights: Tensor) -> Tensor:
         return weights
     batch, heads = len(problem.query_offset), problem.query.shape[-3]
     gone = np.array([[reference.dropped(problem, b, h) for h in range(heads)] for b in range(batch)], np.bool_)
-    kept = torch.from_numpy(np.where(gone, 0.0, 1 / (1 - problem.dropout))).to(weights.dtype)
-    return weights * kept.reshape(weights.shape)
+    factors = torch.from_numpy(np.where(gone, 0.0, 1 / (1 - problem.dropout))).to(weights.dtype)
+    return weights * factors.reshape(weights.shape)
 
 
 def _output(problem: Problem, given: Learnable) -> Tensor:
     """The output in the wide type: float64 for float64, else float32."""
     undropped, visible = _weights(problem, given)
-    kept = dropped(problem, undropped)
-    return _VisibleProduct.apply(kept, _per_query_head(problem, given.value.to(kept.dtype)), visible)
+    dropped_weights = dropped(problem, undropped)
+    return _VisibleProduct.apply(
+        dropped_weights, _per_query_head(problem, given.value.to(dropped_weights.dtype)), visible
+    )
 
 
 def second_derivative(grads: Learnable, d_out: Tensor, problem: Problem, given: Learnable) -> tuple[Any, Learnable]:
@@ -136,8 +138,8 @@ def second_derivative(grads: Learnable, d_out: Tensor, problem: Problem, given: 
         present = {name: leaf for name, leaf in leaves._asdict().items() if leaf is not None}
         out = _output(problem, leaves)
         firsts = torch.autograd.grad(out, list(present.values()), d_out.to(out.dtype), create_graph=True)
-        asked = [getattr(grads, name) for name in present]
-        pairs = [(first, grad) for first, grad in zip(firsts, asked, strict=True) if grad is not None]
+        outer_grads = [getattr(grads, name) for name in present]
+        pairs = [(first, grad) for first, grad in zip(firsts, outer_grads, strict=True) if grad is not None]
         if not pairs:
             return None, Learnable()
         d_d_out, *seconds = torch.autograd.grad(

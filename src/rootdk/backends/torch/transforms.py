@@ -54,9 +54,9 @@ class FunctionalAttention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        *both, _measured = tangents
+        *flat_operands, _measured = tangents
         _, call = kept(ctx)
-        call, moved = _primal(call), operands(both).given
+        call, moved = _primal(call), operands(flat_operands).given
         if is_batched(*moved):
             (d_out,) = each(lambda *entry: (FunctionalTangent.apply(*entry, *call.given, *call.facts),), *moved)
         else:
@@ -65,9 +65,9 @@ class FunctionalAttention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        *both, measured = arguments
+        *flat_operands, measured = arguments
         *dims, _ = in_dims
-        call, along = operands(both), operands(dims)
+        call, along = operands(flat_operands), operands(dims)
         if _only_one_by_one(call, along):
             return _one_by_one(FunctionalAttention, info, in_dims, arguments)
         given, facts = _mapped(along, call, info.batch_size)
@@ -100,9 +100,9 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
         if is_batched(d_out_moved, *tangents):
             moved = d_out_moved, None, None, *tangents
             return each(lambda *entry: FunctionalPullback.jvp(ctx, *entry), *moved)
-        *both, _pairs_asked = tangents
+        *flat_operands, _pairs_asked = tangents
         (d_out, out, row_state), call = kept(ctx)
-        d_out, out, call, moved = primal(d_out), primal(out), _primal(call), operands(both).given
+        d_out, out, call, moved = primal(d_out), primal(out), _primal(call), operands(flat_operands).given
         total: Any = Learnable()
         if any(t is not None for t in moved):
             _, total = _second(d_out, moved, call, ctx.pairs_asked)
@@ -113,9 +113,9 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        d_out, out, row_state, *both, pairs_asked = arguments
+        d_out, out, row_state, *flat_operands, pairs_asked = arguments
         d_out_dim, out_dim, state_dim, *rest, _ = in_dims
-        size, call, dims = info.batch_size, operands(both), operands(rest)
+        size, call, dims = info.batch_size, operands(flat_operands), operands(rest)
         if _only_one_by_one(call, dims) or _has_shared(call.given):
             return _one_by_one(FunctionalPullback, info, in_dims, arguments)
         state = _front(row_state, state_dim, size).movedim(0, 1).contiguous()
@@ -178,8 +178,8 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(d_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        *both, pairs_asked = arguments
-        moved, call = apart(both)
+        *flat, pairs_asked = arguments
+        moved, call = apart(flat)
         given = asked(call.given, pairs_asked or _has_pairs(moved))
         d_d_out, pulled = second.second_derivative(moved, d_out, problem_of(call), given)
         results = ((d_out, d_d_out), *zip(given, pulled, strict=True))
@@ -199,9 +199,9 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        d_out, *both, pairs_asked = arguments
-        d_out_dim, *both_dims, _ = in_dims
-        (moved, call), (moved_dims, dims) = apart(both), apart(both_dims)
+        d_out, *flat, pairs_asked = arguments
+        d_out_dim, *flat_dims, _ = in_dims
+        (moved, call), (moved_dims, dims) = apart(flat), apart(flat_dims)
         if _only_one_by_one(call, dims) or _has_shared(call.given):
             return _one_by_one(FunctionalSecond, info, in_dims, arguments)
         size, with_pairs = info.batch_size, pairs_asked or _has_pairs(moved)
@@ -226,10 +226,10 @@ def differentiable_gradients(
     """eager.gradients() as a function that torch can differentiate: a Problem becomes Operands again."""
     query = problem.query
     leading, heads, n_query, n_key = query.shape[:-3], query.shape[-3:-2], query.shape[-2], problem.key.shape[-2]
-    given = {name: getattr(problem, name) for name in learnable("rows", "pairs")}
-    given |= {name: _as_tensor(getattr(problem, name), heads) for name in learnable("heads")}
-    given |= {name: _as_tensor(getattr(problem, name), (*leading, *heads)) for name in learnable("entries")}
-    given |= dict(kernel.present(wanted, wanted._fields))
+    learned = {name: getattr(problem, name) for name in learnable("rows", "pairs")}
+    learned |= {name: _as_tensor(getattr(problem, name), heads) for name in learnable("heads")}
+    learned |= {name: _as_tensor(getattr(problem, name), (*leading, *heads)) for name in learnable("entries")}
+    learned |= dict(kernel.present(wanted, wanted._fields))
     signed_seed = problem.seed - 2**64 if problem.seed >= 2**63 else problem.seed
     facts = Facts(**{name: getattr(problem, name, None) for name in Facts._fields})._replace(
         factor=problem.scale if wanted.scale is None else None,
@@ -241,7 +241,7 @@ def differentiable_gradients(
         key_lengths=_as_tensor(problem.key_lengths, leading or (1,)),
         seed=None if problem.dropout == 0.0 else torch.tensor([signed_seed], device="cpu"),
     )
-    call = (*Learnable(**given), *facts)
+    call = (*Learnable(**learned), *facts)
     return among(FunctionalPullback.apply(d_out, out, row_state, *call, _has_pairs(wanted)), wanted)
 
 
@@ -290,18 +290,18 @@ def _mapped_learnable(given: Learnable, dims: Learnable, size: int, leading: int
 
 def _own(call: Operands, dims: Operands, size: int, with_pairs: bool) -> tuple[Operands, Operands]:
     """One of each for every entry: gradients differ from entry to entry, even where one serves all."""
-    own = dict(kernel.present(asked(call.given, with_pairs), tuple(_AXES)))
-    fronts = {name: _front(t, getattr(dims.given, name), size) for name, t in own.items()}
-    given, along = call.given._replace(**fronts), dims.given._replace(**dict.fromkeys(own, 0))
+    tensors = dict(kernel.present(asked(call.given, with_pairs), tuple(_AXES)))
+    fronts = {name: _front(t, getattr(dims.given, name), size) for name, t in tensors.items()}
+    given, along = call.given._replace(**fronts), dims.given._replace(**dict.fromkeys(tensors, 0))
     return Operands(given, call.facts), Operands(along, dims.facts)
 
 
 def _own_shapes(pulled: Any, given: Learnable, with_pairs: bool) -> tuple[Learnable, Learnable]:
     """Gradients for a call that _own() made, in its shapes, and along which axis they are mapped."""
-    own = dict(kernel.present(asked(given, with_pairs), tuple(_AXES)))
+    tensors = dict(kernel.present(asked(given, with_pairs), tuple(_AXES)))
     gradients = Learnable._make(pulled)
-    shaped = {name: getattr(gradients, name).reshape(t.shape) for name, t in own.items()}
-    return gradients._replace(**shaped), Learnable(**dict.fromkeys((*learnable("rows"), *own), 0))
+    shaped = {name: getattr(gradients, name).reshape(t.shape) for name, t in tensors.items()}
+    return gradients._replace(**shaped), Learnable(**dict.fromkeys((*learnable("rows"), *tensors), 0))
 
 
 def _only_one_by_one(call: Operands, dims: Operands) -> bool:

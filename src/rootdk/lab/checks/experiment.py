@@ -153,15 +153,15 @@ class Cache:
     def path(self, spec: Any) -> Path:
         """The file that the result of this spec has or would have."""
         # A registered rule is known by what it says: the same name may stand for another tomorrow.
-        own = [fingerprint(name) for name in getattr(spec, "rules", ())]
-        asked = json.dumps([name_of(spec), asdict(spec), _code(), *filter(None, own)], sort_keys=True)
-        return self.place / f"{name_of(spec)}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
+        fingerprints = [fingerprint(name) for name in getattr(spec, "rules", ())]
+        identity = json.dumps([name_of(spec), asdict(spec), _code(), *filter(None, fingerprints)], sort_keys=True)
+        return self.place / f"{name_of(spec)}-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"
 
     def get(self, spec: Any) -> Result | None:
         """The kept result, or None if there is none that can be used."""
         path = self.path(spec)
         try:
-            kept = Result.from_dict(read_json(path))
+            result = Result.from_dict(read_json(path))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -170,10 +170,10 @@ class Cache:
         except (ValueError, TypeError, KeyError, AttributeError, RootdkError):
             self.note(f"cache: {path} is damaged; running again")
             return None
-        if json.dumps(kept.spec) != json.dumps(asdict(spec)):
+        if json.dumps(result.spec) != json.dumps(asdict(spec)):
             self.note(f"cache: {path} belongs to another spec; running again")
             return None
-        return kept
+        return result
 
     def put(self, spec: Any, result: Result) -> None:
         """Keep it; a reader sees the whole file or none."""

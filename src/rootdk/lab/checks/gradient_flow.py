@@ -211,7 +211,7 @@ def gradients_vanish(
     sizes = np.array(d_ks)[:, None]
     norm = np.sqrt(attention_moments(KEYS, sizes, scales).jacobian_norm_squared)
     passed = relative_gradient(KEYS, sizes, scales)
-    ratios = {name: float(both[-1, 0] / both[-1, 1]) for name, both in (("|J|", norm), ("|do/dq|/|o|", passed))}
+    ratios = {name: float(values[-1, 0] / values[-1, 1]) for name, values in (("|J|", norm), ("|do/dq|/|o|", passed))}
     condition = f"if gradient means the trace of J in a typical (median) row; at d_k = {d_ks[-1]} the root mean square "
     condition += "over rows of " + " and of ".join(f"{name} is {ratio:.1f} times" for name, ratio in ratios.items())
     condition += " what it is with the scale"

@@ -148,15 +148,15 @@ class Gap:
 
     def text(self, d_k: int) -> str:
         """What `at` is, in words."""
-        what = "ln(steps without / with it)" if self.steps else "loss that the scale saves"
-        return f"{self.task}, d_k = {d_k}: {what}"
+        quantity = "ln(steps without / with it)" if self.steps else "loss that the scale saves"
+        return f"{self.task}, d_k = {d_k}: {quantity}"
 
-    def words(self, found: Estimate) -> str:
+    def words(self, measured: Estimate) -> str:
         """The number with the interval that decides, in words."""
-        low, high = found.value - CLEAR * found.error, found.value + CLEAR * found.error
+        low, high = measured.value - CLEAR * measured.error, measured.value + CLEAR * measured.error
         if self.steps:
-            return f"{math.exp(found.value):.2f} ({math.exp(low):.2f} to {math.exp(high):.2f}) times the steps"
-        return f"{found.value:.2g} nats ({low:.2g} to {high:.2g})"
+            return f"{math.exp(measured.value):.2f} ({math.exp(low):.2f} to {math.exp(high):.2f}) times the steps"
+        return f"{measured.value:.2g} nats ({low:.2g} to {high:.2g})"
 
 
 @LEDGER.claim(
@@ -429,6 +429,6 @@ def _more_unstable(runs: Sequence[tuple[bool, bool]]) -> float:
     """
     shares = []
     for kind in (True, False):
-        here = [shaken for collapsed, shaken in runs if collapsed == kind]
-        shares.append(sum(here) / len(here) if here else math.nan)
+        flags = [shaken for collapsed, shaken in runs if collapsed == kind]
+        shares.append(sum(flags) / len(flags) if flags else math.nan)
     return shares[0] - shares[1]

@@ -158,9 +158,9 @@ class Ledger:
         """Make a claim of the function below, which gathers its evidence, and take it up."""
 
         def take_up(gather: Check) -> Claim:
-            made = Claim(number, statement, source, method, gather, title, elsewhere)
-            self.add(made)
-            return made
+            claim = Claim(number, statement, source, method, gather, title, elsewhere)
+            self.add(claim)
+            return claim
 
         return take_up
 

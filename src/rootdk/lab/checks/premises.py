@@ -84,8 +84,10 @@ def _gaussian(rng: Generator, spec: PremisesSpec) -> tuple[Floats, Floats]:
 
 def _correlated(rng: Generator, spec: PremisesSpec, r: float) -> tuple[Floats, Floats]:
     """Any two components of a vector share the part sqrt(r) of a common number."""
-    own, common = np.float32((1 - r) ** 0.5), np.float32(r**0.5)
-    query, key = (own * part + common * normal(rng, (*part.shape[:-1], 1)) for part in _gaussian(rng, spec))
+    own_factor, common_factor = np.float32((1 - r) ** 0.5), np.float32(r**0.5)
+    query, key = (
+        own_factor * part + common_factor * normal(rng, (*part.shape[:-1], 1)) for part in _gaussian(rng, spec)
+    )
     return query, key
 
 
@@ -140,8 +142,8 @@ register(
 @cache
 def trained_models() -> Mapping[str, Any]:
     """By name: d_k, tokens, and of every head, trained and newly made, the numbers that the benchmark explains."""
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("alignment.json").read_text("utf-8"))
-    return found
+    models: dict[str, Any] = json.loads(Path(__file__).with_name("alignment.json").read_text("utf-8"))
+    return models
 
 
 @LEDGER.claim(

@@ -107,10 +107,10 @@ def log_n_keeps_entropy(
     nats = {keys: float(attention_moments(keys, d_k, growth(keys) / math.sqrt(d_k)).entropy) for keys in (FEW, BILLION)}
     shares = {keys: entropy / math.log(keys) for keys, entropy in nats.items()}
     ratios = {"entropy": nats[BILLION] / nats[FEW], "share of ln n": shares[BILLION] / shares[FEW]}
-    kept = min(ratios, key=lambda name: abs(ratios[name] - 1))
+    best_kept = min(ratios, key=lambda name: abs(ratios[name] - 1))
     yield Comparison(
-        f"{kept}, the better kept of the two: at {BILLION:.0e} keys over that at {FEW}",
-        ratios[kept],
+        f"{best_kept}, the better kept of the two: at {BILLION:.0e} keys over that at {FEW}",
+        ratios[best_kept],
         "=",
         1.0,
         slack=0.1,
@@ -243,12 +243,12 @@ def d_k_harms(
     for task in tasks_of(results, suspected, usual, fewest=1) if tasks is None else tasks:
         d_k = widths(results, task, suspected, fewest=1)[-1]
         gap = Gap(results, task, suspected, usual)
-        more = gap.at(d_k)
-        what = "ln(steps with it / with the root)" if gap.steps else "loss that it adds"
+        added = gap.at(d_k)
+        quantity = "ln(steps with it / with the root)" if gap.steps else "loss that it adds"
         yield Comparison(
-            f"{task}, d_k = {d_k}: {what}", more.value, ">", gap.clear, more.error, choice=gap.choice,
-            otherwise=f"on {task} at d_k = {d_k} it takes {gap.words(more)}" if gap.steps else "",
-            doubt=f"on {task} not clear: {gap.words(more)}",
+            f"{task}, d_k = {d_k}: {quantity}", added.value, ">", gap.clear, added.error, choice=gap.choice,
+            otherwise=f"on {task} at d_k = {d_k} it takes {gap.words(added)}" if gap.steps else "",
+            doubt=f"on {task} not clear: {gap.words(added)}",
         )  # fmt: skip
 
 

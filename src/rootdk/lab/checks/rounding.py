@@ -40,15 +40,15 @@ def run(spec: FormatsSpec, progress: Progress) -> Result:
             predicted = format_effect(sigma, name)
             setting: Parameters = {"sigma": sigma, "format": name}
             stored = rounded(z, name)
-            kept = np.isfinite(stored)
-            error = stored[kept] - z[kept]
+            finite = np.isfinite(stored)
+            error = stored[finite] - z[finite]
             unit = np.full(error.shape, sigma**2)
             comparisons.append(compare_ratio("relative error", setting, predicted.score_error / sigma, error**2, unit))
             if predicted.weight_error < 0.1:  # above that the formula takes the error as normal, and it is uniform
                 spread = np.expm1(error) ** 2
                 ones = np.ones(error.shape)
                 comparisons.append(compare_ratio("error of a weight", setting, predicted.weight_error, spread, ones))
-            comparisons.append(compare_share("overflow", setting, predicted.overflow, ~kept))
+            comparisons.append(compare_share("overflow", setting, predicted.overflow, ~finite))
         progress((number + 1) / len(spec.sigma))
     return Result("formats", asdict(spec), tuple(comparisons))
 
@@ -127,9 +127,9 @@ def small_values(
     for name in known:
         for d_k in d_ks:
             suspected, usual = (relative_errors(sampling, name, d_k, scale, upstream) for scale in (rule, "sqrt"))
-            for what, (off, below) in suspected.items():
-                ratios[f"{name}, d_k = {d_k}: {what}"] = over_groups(off / usual[what][0])
-                tiny[f"{name}, d_k = {d_k}: {what}"] = below
+            for result, (off, below) in suspected.items():
+                ratios[f"{name}, d_k = {d_k}: {result}"] = over_groups(off / usual[result][0])
+                tiny[f"{name}, d_k = {d_k}: {result}"] = below
     worst = max(ratios, key=lambda text: ratios[text][0])
     clear = {text: Comparison(text, ratio, ">", twice, error).agrees for text, (ratio, error) in ratios.items()}
     fine, unstable = ({t: r for t, (r, _) in ratios.items() if clear[t] == bad} for bad in (False, True))

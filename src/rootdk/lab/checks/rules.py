@@ -224,17 +224,17 @@ def _length_predicted(spec: LengthSpec, keys: int) -> list[Comparison]:
 
 def _at_length(spec: LengthSpec, keys: int, groups: int) -> list[Comparison]:
     rng = generator(spec.seed, 7, keys)
-    kept: dict[str, list[tuple[float, float]]] = {rule: [] for rule in spec.rules}
+    by_rule: dict[str, list[tuple[float, float]]] = {rule: [] for rule in spec.rules}
     value = np.ones((1, keys, 1), np.float32)
     for _ in range(groups):
         query = normal(rng, (1, spec.rows, spec.d_k))
         key = normal(rng, (1, keys, spec.d_k))
         for rule in spec.rules:
             _, reading = measure(query, key, value, scale=factor_of(rule, spec.d_k, keys))
-            kept[rule].append((float(np.mean(reading.entropy)), float(np.mean(reading.jacobian_trace))))
+            by_rule[rule].append((float(np.mean(reading.entropy)), float(np.mean(reading.jacobian_trace))))
     comparisons = []
     for comparison in _length_predicted(spec, keys):
-        entropy, trace = np.array(kept[str(comparison.setting["rule"])]).T
+        entropy, trace = np.array(by_rule[str(comparison.setting["rule"])]).T
         by_name = {"entropy": entropy, "entropy share": entropy / math.log(keys), "Jacobian trace": trace}
         samples = by_name[comparison.quantity]
         comparisons.append(compare(comparison.quantity, comparison.setting, comparison.predicted, samples))

@@ -63,7 +63,7 @@ def run(spec: SharpnessSpec, progress: Progress) -> Result:
     """Means over rows through rootdk.measure: a query of one component per sigma, a key of one component per logit."""
     rng = generator(spec.seed, 3)
     names = (*_MEANS, "jacobian_norm", "top_probability")
-    kept: dict[str, list[Floats]] = {name: [] for name in names}
+    blocks: dict[str, list[Floats]] = {name: [] for name in names}
     done = 0
     for rows in chunks(spec.rows, spec.keys, most=500_000):
         # float64, because 1 - sum p^2 of a flat row loses in float32 what the standard error still shows.
@@ -71,10 +71,10 @@ def run(spec: SharpnessSpec, progress: Progress) -> Result:
         query = np.broadcast_to(np.array(spec.sigma)[:, None], (rows, len(spec.sigma), 1))
         _, reading = measure(query, key, key, scale=1.0)
         for name in names:
-            kept[name].append(getattr(reading, name))
+            blocks[name].append(getattr(reading, name))
         done += rows
         progress(done / spec.rows)
-    by_sigma = {name: np.concatenate(parts) for name, parts in kept.items()}
+    by_sigma = {name: np.concatenate(parts) for name, parts in blocks.items()}
     comparisons: list[Comparison] = []
     for number, (sigma, predicted) in enumerate(zip(spec.sigma, _theory(spec.sigma, spec.keys), strict=True)):
         rows_of = {name: column[:, number] for name, column in by_sigma.items()}

@@ -170,11 +170,11 @@ def training_section(results: Results) -> str:
         heading = rich(chapter.heading)
         folded = f"<details><summary>{heading}</summary>{text}</details>"
         parts.append(f"<h3>{heading}</h3>{text}" if place < _UNFOLDED else folded)
-    made = ", ".join(f"{name} {value}" for name, value in results.about.items())
+    about = ", ".join(f"{name} {value}" for name, value in results.about.items())
     return (
         f"<section><h2 id='training'>What training showed</h2><p>{rich(_LEAD)}</p>{''.join(parts)}"
         f"{_folded(results)}"
-        f"<p class='dim'>{len(results.runs)} runs of rootdk train-study. {escape(made)}</p></section>"
+        f"<p class='dim'>{len(results.runs)} runs of rootdk train-study. {escape(about)}</p></section>"
     )
 
 
@@ -237,6 +237,6 @@ def _rate_for_all(groups: Sequence[Group]) -> float | None:
     common = set.intersection(*(set(group.rates) for group in plain)) if plain else set()
     if not common:
         return None
-    own = [group for group in plain if group.line == "sqrt"] or plain
-    widest = max(own, key=lambda group: group.spec.d_k)
+    candidates = [group for group in plain if group.line == "sqrt"] or plain
+    widest = max(candidates, key=lambda group: group.spec.d_k)
     return min(common, key=lambda rate: (widest.at(rate).loss.mean, rate))

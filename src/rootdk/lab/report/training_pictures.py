@@ -62,18 +62,18 @@ def layer_curves(
 
 def over_d_k(panel: str, groups: Sequence[Group], rate: float | None = None) -> Picture:
     """What a run is judged by against d_k: at one learning rate for all, or at the best of those tried for each."""
-    chosen = [one for one in groups if rate is None or rate in one.rates]
+    chosen = [group for group in groups if rate is None or rate in group.rates]
     points = points_of(chosen, lambda group: [_final(group, group.spec.d_k, group.best.rate if rate is None else rate)])
     label = judged_by(chosen[0])
     figure = loss_figure(points, "d<sub>k</sub>", label=label)
-    what = f"{label[0].upper()}{label[1:]}"
+    quantity = f"{label[0].upper()}{label[1:]}"
     if rate is None:
-        several = any(len(one.rates) > 1 for one in chosen)
+        several = any(len(group.rates) > 1 for group in chosen)
         each = "Each point has the learning rate, of those tried, that the validation set chose."
         caption = f"{_seeds(chosen)} {each if several else _rates(chosen)}{_edges(chosen)}"
-        title = f"{what}, {'best learning rate' if several else 'one learning rate each'}: {panel}"
+        title = f"{quantity}, {'best learning rate' if several else 'one learning rate each'}: {panel}"
         return Picture(f"best-{_slug(panel)}", title, f"{caption}{_missing(points)}{_censored(chosen)}", figure)
-    title, caption = f"{what}, one learning rate: {panel}", f"{_seeds(chosen)} Learning rate {rate:g} for all."
+    title, caption = f"{quantity}, one learning rate: {panel}", f"{_seeds(chosen)} Learning rate {rate:g} for all."
     return Picture(f"equal-{_slug(panel)}", title, f"{caption}{_missing(points)}{_censored(chosen, rate)}", figure)
 
 
@@ -83,7 +83,8 @@ def over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
     points = points_of(chosen, lambda group: [_final(group, rate, rate) for rate in group.rates])
     label = judged_by(chosen[0])
     figure = loss_figure(points, "learning rate", label=label)
-    caption = f"{_seeds(chosen)}{_missing(points)}{_censored(chosen, *{rate for one in chosen for rate in one.rates})}"
+    rates = {rate for group in chosen for rate in group.rates}
+    caption = f"{_seeds(chosen)}{_missing(points)}{_censored(chosen, *rates)}"
     title = f"{label[0].upper()}{label[1:]} against learning rate: {panel}, d_k = {d_k}"
     return Picture(f"rates-{_slug(panel)}-{d_k}", title, caption, figure)
 
@@ -140,9 +141,9 @@ def ladder(panel: str, group: Group) -> list[Picture]:
 
 def _sharpest(run: Run) -> tuple[list[int], list[float | None]]:
     """Steps at which layers were looked at, and the smallest entropy of any of them."""
-    inside = [one for one in run.moments if one.layers]
-    return [one.step for one in inside], [
-        min((layer.entropy for layer in one.layers if layer.entropy is not None), default=None) for one in inside
+    inside = [moment for moment in run.moments if moment.layers]
+    return [moment.step for moment in inside], [
+        min((layer.entropy for layer in moment.layers if layer.entropy is not None), default=None) for moment in inside
     ]
 
 
@@ -201,30 +202,34 @@ def _rates(groups: Sequence[Group]) -> str:
         return f"Learning rate {min(rates):.3g}, the only one tried."
     if len(groups) > _NAMED:
         return f"Each at the learning rate that the validation set chose: the table at the end.{_edges(groups)}"
-    each = "; ".join(f"{one.line} {one.best.rate:.3g}" for one in groups)
+    each = "; ".join(f"{group.line} {group.best.rate:.3g}" for group in groups)
     return f"Learning rates, of those tried the best by the validation set: {each}.{_edges(groups)}"
 
 
 def _edges(groups: Sequence[Group]) -> str:
     """Where a better learning rate may lie beyond those tried: the best is at an end of them, or the only one."""
-    ends = [f"{one.line}, d_k = {one.spec.d_k} ({one.edge})" for one in groups if one.edge in {"lowest", "highest"}]
-    only = [f"{one.line}, d_k = {one.spec.d_k}" for one in groups if one.edge == "only"]
+    ends = [
+        f"{group.line}, d_k = {group.spec.d_k} ({group.edge})"
+        for group in groups
+        if group.edge in {"lowest", "highest"}
+    ]
+    only = [f"{group.line}, d_k = {group.spec.d_k}" for group in groups if group.edge == "only"]
     only = [f"{len(only)} lines"] if len(groups) > _NAMED and len(only) > 1 else only
     text = f" At an end of the rates tried: {'; '.join(ends)}." if ends else ""
     # Where no line has a second rate, the caption has said so.
-    some = 0 < sum(one.edge == "only" for one in groups) < len(groups)
-    return text + (f" One rate alone was tried: {'; '.join(only)}." if some else "")
+    only_some = 0 < sum(group.edge == "only" for group in groups) < len(groups)
+    return text + (f" One rate alone was tried: {'; '.join(only)}." if only_some else "")
 
 
 def _ended(groups: Sequence[Group]) -> str:
-    early = any(len({run.last.step for run in one.best.runs}) > 1 for one in groups)
+    early = any(len({run.last.step for run in group.best.runs}) > 1 for group in groups)
     return " A run that has ended keeps its last value." if early else ""
 
 
 def _censored(groups: Sequence[Group], *rates: float) -> str:
     """How many runs did not come to 90 %, at these rates or at the best of each."""
-    runs = [run for one in groups if one.spec.stop == "learned" for rate in rates or (one.best.rate,)
-            for run in one.at(rate).runs]  # fmt: skip
+    runs = [run for group in groups if group.spec.stop == "learned" for rate in rates or (group.best.rate,)
+            for run in group.at(rate).runs]  # fmt: skip
     late = sum(steps_to(run) is None for run in runs)
     return f" {late} of {len(runs)} runs did not come so far, and stand at their budget." if late else ""
 

@@ -120,14 +120,16 @@ class Block(nn.Module):  # type: ignore[misc]
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__()
-        width, made = spec.width, {"bias": False}
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(width, **made), nn.LayerNorm(width, **made)
+        width, no_bias = spec.width, {"bias": False}
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width, **no_bias), nn.LayerNorm(width, **no_bias)
         self.attention: Any = (
             AdditiveAttention(width, spec.heads, spec.d_k, spec.v_size)
             if spec.rule == ADDITIVE
             else TransplantAttention(width, spec.heads, spec.d_k, spec.rule, spec.qk_norm)
         )
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width, **made), nn.GELU(), nn.Linear(4 * width, width, **made))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width, **no_bias), nn.GELU(), nn.Linear(4 * width, width, **no_bias)
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x is (batch, n, width); mask, if any, is the causal one."""
@@ -243,22 +245,22 @@ class PairEmbedding(nn.Module):  # type: ignore[misc]
         return embedded
 
 
-def _recall(pairs: int = 12, asked: int = 12, names: int = 24, values: int = 16) -> Task:
+def _recall(pairs: int = 12, questions: int = 12, names: int = 24, values: int = 16) -> Task:
     """A sequence of pairs, each at one place, then names whose values are asked for."""
 
     def draw(rng: np.random.Generator, count: int, _part: str) -> tuple[Any, Any]:
         name = rng.permuted(np.tile(np.arange(names), (count, 1)), axis=1)[:, :pairs]
         value = rng.integers(1, values + 1, (count, pairs))
-        which = rng.integers(0, pairs, (count, asked))
+        which = rng.integers(0, pairs, (count, questions))
         rows = np.arange(count)[:, None]
         shown = np.stack([name, value], axis=-1)
         question = np.stack([name[rows, which], np.zeros_like(which)], axis=-1)
-        targets = np.full((count, pairs + asked), IGNORED)
+        targets = np.full((count, pairs + questions), IGNORED)
         targets[:, pairs:] = value[rows, which]
         return np.concatenate([shown, question], axis=1), targets
 
     embedding = functools.partial(PairEmbedding, names, values + 1)
-    return Task("recall", pairs + asked, values + 1, False, False, 16, (1, 64), embedding, draw)
+    return Task("recall", pairs + questions, values + 1, False, False, 16, (1, 64), embedding, draw)
 
 
 def _text(length: int = 64) -> Task:

@@ -172,8 +172,8 @@ def _work(trainer: Trainer, task: Task, expected: str, board: Any) -> Finished |
         return trainer(spec, keep=None, progress=progress)
 
     # Without the folder on this host there is nowhere to keep a state: a new folder would be one that nobody looks at.
-    here = trainer if task.keep.parent.is_dir() else stateless
-    return attempt(here, task, now_and_then(notify, task.spec.steps, _SECONDS_BETWEEN_WORDS))
+    chosen = trainer if task.keep.parent.is_dir() else stateless
+    return attempt(chosen, task, now_and_then(notify, task.spec.steps, _SECONDS_BETWEEN_WORDS))
 
 
 class _Board:
@@ -193,8 +193,8 @@ class _Board:
 def _board(ray: Any) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(num_cpus=0, scheduling_strategy=this_node)(_Board).remote()
 
 
 def _steps(ray: Any, board: Any) -> dict[Any, int]:

@@ -286,8 +286,8 @@ class Arm:
         self.seeds = sorted(set.intersection(*map(set, runs))) if runs else []
         if len(self.seeds) < 2:
             raise ArgumentError(f"results: must hold two seeds of each learning rate of {group.line}, got {self.seeds}")
-        self.choice = np.array([[choice_of(one[seed]) for seed in self.seeds] for one in runs])
-        self.values = np.array([[METRICS[metric](one[seed]) for seed in self.seeds] for one in runs])
+        self.choice = np.array([[choice_of(by_seed[seed]) for seed in self.seeds] for by_seed in runs])
+        self.values = np.array([[METRICS[metric](by_seed[seed]) for seed in self.seeds] for by_seed in runs])
 
     def mean(self, places: Sequence[int]) -> float:
         """Over the seeds at these places, at the rate that is best for them."""
@@ -456,11 +456,11 @@ _USUAL = {name: getattr(RunSpec(), name) for name in _NAMES}
 
 def setting(results: Results, **spec: Any) -> Group:
     """The runs with this spec at all learning rates; there must be some, with two seeds of each at least."""
-    asked = {**_USUAL, **spec}
-    group = Group(results.select(**asked))
+    wanted = {**_USUAL, **spec}
+    group = Group(results.select(**wanted))
     fewest = min((len(outcome.runs) for outcome in group.outcomes), default=0)
     if fewest < 2:
-        named = ", ".join(f"{name} = {value}" for name, value in asked.items() if name in spec or value != 1)
+        named = ", ".join(f"{name} = {value}" for name, value in wanted.items() if name in spec or value != 1)
         raise ArgumentError(f"results: must hold at least two runs with {named}, got {fewest}")
     return group
 

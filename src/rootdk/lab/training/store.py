@@ -61,9 +61,9 @@ class Store:
     def path(self, spec: RunSpec) -> Path:
         """The file that this run has or would have."""
         # A registered rule is known by what it says: the same name may stand for another tomorrow.
-        asked = json.dumps([spec.to_dict(), code(), *filter(None, [fingerprint(spec.rule)])], sort_keys=True)
+        identity = json.dumps([spec.to_dict(), code(), *filter(None, [fingerprint(spec.rule)])], sort_keys=True)
         rule = re.sub(r"[^\w.-]+", "_", spec.rule)
-        name = f"{spec.task}-{rule}-{spec.d_k}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+        name = f"{spec.task}-{rule}-{spec.d_k}-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
         return self.place / f"{name}.json"
 
     def state(self, spec: RunSpec) -> Path:

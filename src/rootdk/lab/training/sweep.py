@@ -78,10 +78,10 @@ def sweep(
 def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callable[[Event], None]) -> tuple[Run, ...]:
     runs: dict[RunSpec, Run] = {}
     for spec in dict.fromkeys(specs):
-        kept = store.get(spec)
-        if kept is not None:
-            runs[spec] = kept
-            tell(Finished(kept))
+        stored = store.get(spec)
+        if stored is not None:
+            runs[spec] = stored
+            tell(Finished(stored))
     # In the order in which they are asked for: what was interrupted has the first of them.
     rest = [spec for spec in dict.fromkeys(specs) if spec not in runs]
     failures: list[Failed] = []
@@ -104,8 +104,8 @@ def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callabl
 
 
 def _task(spec: RunSpec, store: Store) -> Task:
-    own = rules()[spec.rule] if fingerprint(spec.rule) else None
-    return Task(spec, store.state(spec).absolute(), own)
+    rule = rules()[spec.rule] if fingerprint(spec.rule) else None
+    return Task(spec, store.state(spec).absolute(), rule)
 
 
 def cost(spec: RunSpec) -> float:

@@ -46,12 +46,12 @@ def train(spec: RunSpec, *, keep: Path | None = None, progress: Callable[[int], 
     held_out = {part: task.held_out(part) for part in (VALID, TEST)}
     looks = looks_of(spec.steps)
     step, moments, losses, recent, spikes, spent, end = 0, list[Moment](), list[float](), list[float](), 0, 0.0, ""
-    kept = _read(keep)
-    if kept is not None:
-        model.load_state_dict(kept["model"])
-        optimizer.load_state_dict(kept["optimizer"])
-        step, losses, recent, spent = kept["step"], kept["losses"], kept["recent"], kept["seconds"]
-        run = Run.from_dict(kept["run"])
+    state = _read(keep)
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, losses, recent, spent = state["step"], state["losses"], state["recent"], state["seconds"]
+        run = Run.from_dict(state["run"])
         moments, spikes = list(run.moments), run.spikes
     else:
         moments.append(look(model, task, 0, None, held_out))
@@ -147,12 +147,12 @@ def _begin(spec: RunSpec, task: Task) -> tuple[Transformer, torch.optim.Optimize
 
 def _groups(spec: RunSpec, model: Transformer) -> list[dict[str, Any]]:
     """The weights and their learning rates: W_q and W_k are the second group."""
-    own = [weight for block in model.blocks for weight in projections(block)]
-    ids = {id(weight) for weight in own}
+    qk_weights = [weight for block in model.blocks for weight in projections(block)]
+    ids = {id(weight) for weight in qk_weights}
     rest = [weight for weight in model.parameters() if id(weight) not in ids]
     return [
         {"params": rest, "lr": spec.learning_rate},
-        {"params": own, "lr": spec.learning_rate * spec.qk_rate},
+        {"params": qk_weights, "lr": spec.learning_rate * spec.qk_rate},
     ]
 
 

@@ -39,8 +39,8 @@ def compute(values: Mapping[str, Any]) -> View:
     effect, before = format_effect(sigma, name), format_effect(raw, name)
     z = sigma * np.random.default_rng(values["seed"]).standard_normal(_SCORES)
     stored = rounded(z, name)
-    kept = np.isfinite(stored)
-    error = math.sqrt(float(((stored[kept] - z[kept]) ** 2).mean())) if kept.any() else math.nan
+    finite = np.isfinite(stored)
+    error = math.sqrt(float(((stored[finite] - z[finite]) ** 2).mean())) if finite.any() else math.nan
     unscaled = "share that overflows if q·k is stored before the scale"
     numbers = (
         number("sigma", "standard deviation of the scores", sigma, "theory"),
