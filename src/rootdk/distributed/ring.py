@@ -58,7 +58,7 @@ from . import Piece, joined, pieces
 from .peers import BLOCK, GRADIENT, Message, Peers, agree
 
 _LOG2_E = 1.4426950408889634
-# Facts that do not depend on where queries and keys stand. The offset alone changes nothing. A new one counts as dependent.
+# Facts for which it does not matter where queries and keys stand. The offset alone changes nothing.
 _PLACELESS = frozenset({"query", "key", "value", "scale", "softcap", "query_offset", "sinks", "dropout", "seed"})
 
 
