@@ -137,8 +137,8 @@ class Cache:
     """Results in a folder, one JSON file each: the same spec run by the same code is not run twice.
 
     Files that cannot be read or written are skipped, with a `note`. A file is named by a hash of the experiment, the
-    spec and every file of the installed package, so that a result of other code is never used. ROOTDK_CACHE
-    names the folder; without it the platform's own place is used.
+    spec and every file of the installed package, so that a result of other code is never used. ROOTDK_CACHE names the
+    folder; without it the platform's own place is used.
 
     >>> import tempfile
     >>> cache = Cache(Path(tempfile.mkdtemp()))
