@@ -110,7 +110,8 @@ class Abi:
 ABIS = (Abi(10), Abi(11), Abi(12, stable=True))
 
 
-# Whose headers the part for jax is compiled with: jax takes what was compiled for its own version of the interface or an older one.
+# With the headers of this jaxlib the part for jax is compiled: jax accepts what was compiled for its own version of the interface or an
+# older one.
 JAXLIB = "0.5.3"
 
 
@@ -132,7 +133,7 @@ def zig() -> list[str]:
 
 
 def run(command: list[str], **env: str) -> str:
-    """All that it says, or an error with that and the command. The compiler keeps what it compiled, in build/."""
+    """The output of a command, or an error with that and the command. The compiler keeps what it compiled, in build/."""
     env |= {"ZIG_GLOBAL_CACHE_DIR": str(WORK / "cache"), "ZIG_LOCAL_CACHE_DIR": str(WORK / "cache")}
     done = subprocess.run(command, check=False, cwd=ROOT, env=os.environ | env, capture_output=True, text=True)
     if done.returncode != 0:
@@ -141,7 +142,7 @@ def run(command: list[str], **env: str) -> str:
 
 
 def compiler_flags(platform: Platform) -> list[str]:
-    """What CMakeLists.txt says too, and no path of this machine."""
+    """The same flags as in CMakeLists.txt, and no path of this machine."""
     flags = ["-target", platform.zig, "-std=c++17", "-O3", "-DNDEBUG", "-g0", "-fvisibility=hidden"]
     flags += ["-fno-sanitize=undefined", "-fno-stack-protector", "-ffunction-sections", "-fdata-sections"]
     flags += [f"-ffile-prefix-map={ROOT}=.", f"-ffile-prefix-map={nanobind()}=nanobind"]
@@ -200,10 +201,10 @@ def kernel_steps(platform: Platform) -> list[Step]:
 
 
 def binding_steps(platform: Platform, abi: Abi) -> list[Step]:
-    """The binding and nanobind, which know Python."""
+    """The binding and nanobind, which need Python."""
     folder, headers = WORK / platform.name / abi.tag, python_headers(platform, abi)
     flags = [f"-I{headers}", f"-I{nanobind() / 'include'}", f"-I{nanobind() / 'ext/robin_map/include'}"]
-    # The limited API leaves out <stdio.h>, which nanobind counts on.
+    # The limited API leaves out <stdio.h>, which nanobind needs.
     flags += ["-fno-strict-aliasing", "-DNB_COMPACT_ASSERTIONS", "-include", "cstdio"]
     if abi.stable:
         flags.append(f"-DPy_LIMITED_API={hex(3 << 24 | abi.minor << 16)}")
@@ -218,7 +219,7 @@ def binding_steps(platform: Platform, abi: Abi) -> list[Step]:
 
 
 def jax_steps(platform: Platform) -> list[Step]:
-    """What jax calls, which knows no Python."""
+    """The part that jax calls, which needs no Python."""
     if not platform.has_jax:
         return []
     flags = ("-Ikernel", "-isystem", str(xla_headers().relative_to(ROOT)))
@@ -278,7 +279,7 @@ def candidates(abi: Abi) -> Iterator[str]:
 
 
 def pyconfig(platform: Platform) -> str:
-    """What Python's public headers read of their configuration. All platforms are of 64 bits, little end first."""
+    """The configuration that Python's public headers read. All platforms have 64 bits and are little-endian."""
     windows = platform.format == "pe"
     sizes = {"VOID_P": 8, "SIZE_T": 8, "INT": 4, "LONG_LONG": 8, "PID_T": 4, "TIME_T": 8, "DOUBLE": 8}
     sizes |= {"LONG": 4, "WCHAR_T": 2} if windows else {"LONG": 8, "WCHAR_T": 4}
@@ -311,7 +312,7 @@ def link(platform: Platform, abi: Abi) -> Path:
         return module
     flags = ["-shared", "-s", "-O3", "-target", platform.zig]
     if platform.format == "elf":
-        # One symbol is to be seen: a library in the same process has others of the same names.
+        # Only one symbol is exported: a library in the same process may have others of the same names.
         exported = folder / "exported.map"
         exported.write_text("{ global: PyInit__kernel; local: *; };\n", "utf-8", newline="\n")
         flags += [f"-Wl,--version-script={exported}", "-Wl,--gc-sections"]
@@ -334,7 +335,7 @@ def link_for_macos(platform: Platform, objects: list[Path], module: Path) -> Non
     oldest = platform.zig.partition("macos.")[2]
     flags = ["-dylib", "-arch", "arm64" if platform.machine == "aarch64" else platform.machine]
     flags += ["-platform_version", "macos", oldest, oldest, "-install_name", f"@rpath/{module.name}"]
-    # What is not found here is Python's. Nothing runs on Apple's processors without a signature, if only of nobody.
+    # Symbols that are not found here are Python's. Apple's processors run nothing without a signature; an anonymous one is enough.
     flags += ["-undefined", "dynamic_lookup", "-exported_symbol", "_PyInit__kernel", "-adhoc_codesign"]
     flags += ["-dead_strip", "-S"]
     run([macos_linker(), *flags, *map(str, objects), *macos_libraries(platform), "-o", str(module)])
@@ -370,7 +371,7 @@ def macos_libraries(platform: Platform) -> list[str]:
 
 
 def fuzz_program(folder: Path, platform: Platform) -> Path:
-    """What attacks the kernel (tests/kernel), with the very object files that the wheels of this platform are linked from."""
+    """The fuzz program of the kernel (tests/kernel), with the same object files as the wheels of this platform."""
     if platform.format != "elf":
         raise BuildError(f"the fuzz program wants fork and guard pages, which it has not on {platform.name}")
     program = folder / f"kernel_fuzz-{platform.name}"
@@ -381,7 +382,7 @@ def fuzz_program(folder: Path, platform: Platform) -> Path:
 
 
 def import_library(folder: Path, abi: Abi, objects: Iterable[Path]) -> Path:
-    """What a linker for Windows wants to know of Python's library: the names that are used, and the library's own."""
+    """What a linker for Windows needs to know of Python's library: the names that are used, and the library's own."""
     used: set[str] = set()
     for object_file in objects:
         used |= python_names(object_file.read_bytes())
@@ -404,7 +405,7 @@ def definition_file(abi: Abi, used: Iterable[str]) -> str:
 
 
 def build_date() -> int:
-    """Seconds since 1970: SOURCE_DATE_EPOCH, or when the last commit was made, or as early as an archive can say."""
+    """Seconds since 1970: SOURCE_DATE_EPOCH, or when the last commit was made, but no earlier than an archive can hold."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given:
         return int(given)
@@ -480,7 +481,7 @@ def record(files: dict[str, bytes], record_path: str) -> bytes:
 
 
 def source_distribution(folder: Path, date: int) -> Path:
-    """As the build backend makes it."""
+    """The same as the build backend makes."""
     code = "import sys, scikit_build_core.build as build; print(build.build_sdist(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(folder)]
     env = os.environ | {"SOURCE_DATE_EPOCH": str(date)}

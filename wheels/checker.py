@@ -1,7 +1,7 @@
 """Looks at finished wheels as an installer and a loader would: python wheels/checker.py WHEEL ... `make wheels` does it last.
 
-What auditwheel, delocate and abi3audit ask, asked of all systems alike: which libraries a module needs and how new, which
-functions of Python it uses, what it shows to others, and that the wheel is what its name says.
+The checks of auditwheel, delocate and abi3audit, for all systems alike: which libraries a module needs and how new, which functions of
+Python it uses, what it exports, and that the wheel fits its name.
 """
 
 import base64
@@ -22,7 +22,7 @@ from builder import ABIS, PLATFORMS, ROOT, Abi, Platform
 
 Version = tuple[int, ...]
 
-# What every system of the kind has, of the libraries that a module may need.
+# The libraries that every system of the kind has, among those that a module may need.
 SYSTEM = {
     "gnu": r"lib(c|m|dl|pthread|rt)\.so\.\d|ld-linux-(x86-64\.so\.2|aarch64\.so\.1)",
     "musl": r"libc\.so",
@@ -35,12 +35,12 @@ MACOS: Version = (11, 0)
 
 @dataclasses.dataclass
 class Facts:
-    """What a compiled module says of itself."""
+    """What a compiled module contains."""
 
     machine: str
     needed: list[str]
-    shown: set[str]  # what others may use of it
-    python: set[str]  # what it uses of Python
+    shown: set[str]  # the symbols that it exports
+    python: set[str]  # the symbols of Python that it uses
     newest: dict[str, Version]  # the newest version of each library's symbols that it uses: GLIBC, macOS
     signed: bool = True
     coalesced: bool = (
@@ -49,7 +49,7 @@ class Facts:
 
 
 def facts_of(module: bytes) -> Facts:
-    """Read with lief, which knows the files of all systems."""
+    """Read with lief, which reads the files of all systems."""
     lief = import_module("lief")
     binary = lief.parse(io.BytesIO(module))
     if binary.format == lief.Binary.FORMATS.ELF:
@@ -136,7 +136,7 @@ def complaints(facts: Facts, platform: Platform, abi: Abi, stable: Iterable[str]
     faults += [
         f"needs {name}, which not every such system has" for name in facts.needed if not re.fullmatch(allowed, name)
     ]
-    # Windows asks one library by name for a symbol, so what nanobind exports there can meet nothing of the same name.
+    # Windows looks up a symbol in one named library, so what nanobind exports there cannot clash with the same name elsewhere.
     shown = {name for name in facts.shown if platform.format != "pe" or not re.match(r"_ZT[VIS]N8nanobind", name)}
     if shown != {"PyInit__kernel"}:
         faults.append(f"shows {sorted(shown)[:5]}, not PyInit__kernel alone")

@@ -52,7 +52,7 @@ class MissingError(Exception):
 
 
 def run(command: list[str], folder: Path = ROOT, **env: str) -> str:
-    """All that it says; an error with the end of that."""
+    """The output of a command; an error with the end of it."""
     done = subprocess.run(command, check=False, cwd=folder, env=os.environ | env, capture_output=True, text=True)
     if done.returncode != 0:
         raise MissingError(f"{' '.join(command)}\n{(done.stdout + done.stderr)[-3000:]}")
@@ -201,7 +201,7 @@ def _compile_for_musl(home: Path, sources: Path) -> None:
     # Without pkg-config, which would name libraries of this system, and two functions that musl has since 1.2.5.
     without = {"PKG_CONFIG": "false", "ac_cv_func_preadv2": "no", "ac_cv_func_pwritev2": "no"}
     run(["./configure", *options, build, f"--prefix={home}"], python, CC=str(compiler), **without)
-    # configure asks the compiler what system this is for, and zig does not say it in the way that is understood.
+    # configure asks the compiler what system this is for, and does not understand zig's answer.
     makefile = (python / "Makefile").read_text("utf-8")
     name = f"cpython-{MUSL.replace('.', '')}-x86_64-linux-musl"
     for variable, value in (("SOABI", name), ("EXT_SUFFIX", f".{name}.so")):
@@ -262,7 +262,7 @@ def interpreter(system: str, version: str) -> Python:
 
 
 def install(python: Python, version: str, *requirements: str) -> None:
-    """What pip of this system chooses for that one, where that one looks for it."""
+    """Install what pip of this system chooses for the other one, where the other one looks for packages."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--upgrade"]
     command += ["--only-binary=:all:", f"--python-version={version}", "--implementation=cp"]
     command += [f"--platform={name}" for name in python.platforms]

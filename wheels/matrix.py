@@ -30,13 +30,13 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of the row and its log."""
+        """The name of the row and of its log."""
         parts = [self.system, self.python, *(text.replace("==", "-") for text in self.requirements)]
         return "_".join(parts)
 
     @property
     def wheel(self) -> str:
-        """How its file ends."""
+        """The end of its file name."""
         minor = int(self.python.partition(".")[2])
         abi = next(abi for abi in reversed(ABIS) if abi.minor <= minor)
         platform = {"musl": "musl-x86_64", "windows": "windows-x86_64"}.get(self.system, f"linux-{self.system}")
@@ -59,7 +59,7 @@ ROWS = {
         Row(LINUX, "3.14"),
         Row("aarch64", "3.13"),
         Row("musl", "3.13"),
-        # NumPy 2 asks the C library for crealf, which wine 10 does not have.
+        # NumPy 2 needs crealf of the C library, which wine 10 does not have.
         *(Row("windows", python, ("numpy==1.26.4",)) for python in ("3.10", "3.11", "3.12")),
     )
 }

@@ -117,7 +117,7 @@ class Contestant:
 
 
 def prepare(part: str, shape: Any, contestants: list[Contestant], folder: Path) -> None:
-    """The same inputs for both, and both results held against the reference."""
+    """The same inputs for both, and both results compared with the reference."""
     import numpy as np
 
     from benchmarks.problems import make_inputs

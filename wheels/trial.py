@@ -80,7 +80,7 @@ def main() -> None:
         seconds = time.monotonic() - begun
         completed = subprocess.run([python, "-I", "-c", FIRST], check=True, cwd=folder, capture_output=True, text=True)
         print(json.dumps({"pip install": round(seconds, 1), **json.loads(completed.stdout)}), flush=True)
-        # What was asked for once more: else pip would take a newer NumPy where one of these wants it.
+        # The requirements once more: else pip would take a newer NumPy where one of these wants it.
         subprocess.run([*install, *requirements, *TESTS], check=True)
         find = (
             "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('torch', 'equinox')]))"

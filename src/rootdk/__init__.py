@@ -1,7 +1,7 @@
 """rootdk: scaled dot-product attention that is fast, exact, and tells what its softmax is doing.
 
-The public surface on one page. What needs more than NumPy arrives when it is touched: rootdk.theory and predict() load
-SciPy, rootdk.torch and rootdk.distributed load torch, rootdk.jax loads jax.
+The public surface on one page. Names that need more than NumPy are imported at first use: rootdk.theory and predict()
+load SciPy, rootdk.torch and rootdk.distributed load torch, rootdk.jax loads jax.
 """
 
 from importlib import import_module as _import_module
@@ -56,7 +56,7 @@ _LATER = {"predict": "theory", "watch": "audit"}
 _ROOMS = ("audit", "distributed", "integrations", "jax", "lab", "theory", "torch")
 
 
-if not TYPE_CHECKING:  # a type checker knows the names from above, and sees one that is misspelt
+if not TYPE_CHECKING:  # a type checker has the names from above, and reports one that is misspelt
 
     def __getattr__(name: str) -> _Any:
         if name in _ROOMS:

@@ -1,7 +1,7 @@
 """Ctrl-C while the command line still loads its libraries, where Python would answer with a traceback.
 
-This module is loaded before anything that takes time, and so knows the command line by how the process was started. A
-program that imports the package keeps its own way with signals.
+This module is loaded before anything that takes time, so it recognises the command line by how the process was started.
+A program that imports the package keeps its own handling of signals.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 def end_at_once(*_signal_and_frame: Any) -> NoReturn:
-    """Nothing has been begun that would have to be undone."""
+    """End the process: no work was begun that must be undone."""
     os.write(2, b"interrupted\n")
     os._exit(128 + signal.SIGINT)
 

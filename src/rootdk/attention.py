@@ -1,9 +1,9 @@
-"""The operator: attention(), measure(), read(), attention_vjp(), attention_jvp(). Check, resolve defaults, hand down.
+"""The operator: attention(), measure(), read(), attention_vjp(), attention_jvp(). Check, resolve defaults, pass on.
 
     s_ij = scale * <q_i, k_j> -> softcap*tanh(s/softcap) -> + bias_ij -> masked -> softmax over j -> sum_j p_ij v_j
 
-The options are explained once, in options.py, and stand in the docstring of attention(); the others take the same, and
-read(), which has no values, all that shape logits.
+The options are explained once, in options.py, and stand in the docstring of attention(). The other functions take the
+same options, and read(), which has no values, those that shape logits.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    # What goes in comes out: an array of NumPy (of any shape and number type), a tensor, an array of jax. A library
-    # that is not installed is Any for a checker. NumPy stands last, because mypy takes the last of those that fit.
+    # The result has the type of the input: a NumPy array (of any shape and number type), a torch tensor, a jax array. A
+    # library that is not installed is Any for a type checker. NumPy stands last, because mypy takes the last type that
+    # fits.
     Array = TypeVar("Array", jax.Array, torch.Tensor, NDArray[Any])
     AnyArray: TypeAlias = jax.Array | torch.Tensor | NDArray[Any]
 else:
     Array, AnyArray = TypeVar("Array"), Any
-# What Options(*given) does, in a third of its time, and given_options(locals()) in a tenth: a small call notices.
+# Three times as fast as Options(*given), ten times as fast as given_options(locals()); a small call is measurably
+# faster.
 _record = tuple.__new__
 
 
@@ -56,12 +58,13 @@ def attention(
     query         (..., heads, n_query, d_k). 2-D arrays are one head, 3-D arrays one batch entry; the result has the
                   same number of axes. Types: float32, float64, float16, bfloat16 (half types add up in float32).
     key, value    (..., kv_heads, n_key, d_k) and (..., kv_heads, n_key, d_v). heads % kv_heads == 0: query heads
-                  h*g ... h*g + g - 1 share key head h. Of query's type; or both float16 or both bfloat16 under float32
-                  queries: a cache, read where it lies, without gradients.
+                  h*g ... h*g + g - 1 share key head h. The type is that of query; or both are float16 or both bfloat16
+                  with float32 queries: a cache, read in place, without gradients.
     {options}
 
-    CPU tensors of torch are read where they lie. The result is differentiable: gradients reach query, key, value,
-    bias, sinks, alibi and a tensor `scale`. That of a bias has its own shape: with P the weights and D = d_out V',
+    CPU tensors of torch are read in place. The result is differentiable: gradients reach query, key, value, bias,
+    sinks, alibi and a tensor `scale`. The gradient of a bias has the shape of the bias: with P the weights and D =
+    d_out V',
 
         d_bias = P * (D - rowsum(P * D))      summed over the axes along which the bias was broadcast
 
@@ -73,8 +76,8 @@ def attention(
     q2   x  x  x  x  x
 
     Edge cases: a row with every key hidden is 0. A NaN in a visible pair makes that row NaN, and so does a +inf logit;
-    NaN or inf in a hidden key or value has no effect. n_key = 0 gives zeros. Input in the other byte order gives a
-    result in the machine's own.
+    NaN or inf in a hidden key or value has no effect. n_key = 0 gives zeros. For input in the other byte order the
+    result has the machine's own byte order.
 
     >>> import numpy as np, rootdk
     >>> q = np.array([[1.0, 0, 1, 0]])
@@ -115,7 +118,7 @@ def measure(
     seed: int | None = None,
     per_key: bool = False,
 ) -> tuple[Array, Reading[Array]]:
-    """attention() and, out of the same pass over the scores, a Reading with one number per query row.
+    """attention() and a Reading with one number per query row, from the same pass over the scores.
 
     The output is that of attention() with the same arguments, (..., heads, n_query, d_v); the fields of the Reading are
     (..., heads, n_query), float32 (float64 for float64 input). No n_query x n_key array exists at any moment. A row
@@ -123,7 +126,7 @@ def measure(
 
     per_key       True adds `received` to the Reading, (..., heads, n_key): the sum over query rows of the weight that
                   each key got, before dropout. It takes a second, lighter pass over the scores, because a weight is
-                  known only when its row is; the same bits on any number of threads.
+                  known only when its row is; the result has the same bits on any number of threads.
 
     On a CUDA or ROCm device the output is that of torch's own fused attention, differentiable, and the Reading that of
     read(): a second pass over query and key. An option that torch's function lacks is an error there.
@@ -174,10 +177,10 @@ def weights(
     rows          which query rows, counted as in `query`: an int, ints or a slice; the axis stays. None is all of them,
                   and then the result is n_query x n_key numbers per head.
 
-    Exact, and before dropout; a hidden pair is 0, a row sums to 1 less what a sink takes, a row that sees nothing is 0.
-    float32, or float64 for float64 input, as in a Reading. The options are those of attention(), for all of `query`.
-    Nothing but the result is of its size, except where a gradient is asked for on tensors: that takes plain tensor
-    operations.
+    Exact, and before dropout; a hidden pair is 0, a row sums to 1 minus the weight of the sink, a row that sees no key
+    is 0. float32, or float64 for float64 input, as in a Reading. The options are those of attention(), for all of
+    `query`. No other array is as large as the result, unless a gradient is asked for on tensors: then plain tensor
+    operations are used.
 
     >>> import numpy as np, rootdk
     >>> q = np.zeros((2, 4, 8), np.float32)
@@ -190,7 +193,7 @@ def weights(
     if backend.traced(query, key, options):
         raise ArgumentError("rootdk.weights: must be called outside torch.compile and torch.func, got a traced call")
     if not backend.holds(key):
-        backend.inputs(query, key, key)  # says what is wrong with it
+        backend.inputs(query, key, key)  # raises the error that says what is wrong
     problem, one_head = resolve(backend, query, key, key[..., :0], options)
     check_one_type(problem.query, problem.key, "its weights")
     whole = rows is None or (isinstance(rows, slice) and rows.step in (None, 1))  # then a view
@@ -216,11 +219,11 @@ def read(
     segments: Any = None,
     rows: Any = None,
 ) -> Reading[Array]:
-    """The Reading of measure(), to the bit, out of query and key alone: no values, no output, half the work.
+    """The Reading of measure(), bit for bit, from query and key alone: no values, no output, half the work.
 
-    Every option that shapes logits means what it means in attention(); weights are read before dropout, so there is
-    none here. Nothing is differentiable, and a tensor with a tangent is refused: it would be lost. Tensors on a CUDA or
-    ROCm device are read by a Triton kernel, where they lie: rootdk.torch.triton.read.
+    Every option that shapes logits means what it means in attention(); weights are read before dropout, so there is no
+    dropout here. The result is not differentiable, and a tensor with a tangent is refused, because the tangent would be
+    lost. Tensors on a CUDA or ROCm device are read in place by a Triton kernel: rootdk.torch.triton.read.
 
     rows    which query rows, as in weights(): an int, ints or a slice. They keep their positions, their rows of mask
             and bias and their scale, and the fields are (..., heads, rows). None is all of them.
@@ -272,8 +275,8 @@ def attention_vjp(
         d_value = P' d_out      d_query = scale * ds K      d_key = scale * ds' Q
 
     d_out has the shape and type of the output, the gradients those of the inputs; shared key heads add up. A row with
-    every key hidden contributes 0. The inputs are kept, not copied: pull back before changing them in place. Tensors
-    are taken by their values; where autograd is used, attention() is all that is needed.
+    every key hidden contributes 0. The inputs are kept, not copied: pull back before changing them in place. Only the
+    values of tensors are used; with autograd, attention() is all that is needed.
 
     >>> import numpy as np, rootdk
     >>> q = np.array([[1.0, 0, 1, 0]])
@@ -329,7 +332,7 @@ def attention_jvp(
 ) -> tuple[Array, Array]:
     """attention() and its derivative along a direction: out, d_out, in one pass and without any n_query x n_key array.
 
-    d_query, d_key, d_value    how the inputs move, each of the shape and type of its own; None does not move
+    d_query, d_key, d_value    the direction of each input, in the shape and type of that input; None is no change
     d_bias                     broadcasts like the bias and has its type
     d_sinks, d_scale           one number per query head; one number
     d_alibi                    broadcasts to (..., heads)
@@ -339,9 +342,9 @@ def attention_jvp(
         ds    = d(scale) Q K' + scale * (d_query K' + Q d_key'), through the softcap, - d_alibi |p - j| + d_bias
         d_out = P * (ds - rowsum(P * ds)) V + P d_value
 
-    (out + step * d_out) is the output of inputs that went a small step in that direction; with dropout, of the same
-    seed. What is hidden counts for nothing in either, and a row that sees no key has d_out 0. Tensors are taken by
-    their values; torch.func.jvp, jacfwd and forward_ad work through attention() itself.
+    out + step * d_out is the output for inputs moved a small step in that direction; with dropout, for the same seed.
+    Hidden keys have no effect on either, and a row that sees no key has d_out 0. Only the values of tensors are used;
+    torch.func.jvp, jacfwd and forward_ad work through attention() itself.
 
     >>> import numpy as np, rootdk
     >>> q = np.array([[1.0, 0, 1, 0]])

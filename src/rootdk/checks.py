@@ -13,7 +13,7 @@ from .errors import ArgumentError, ArgumentTypeError
 
 Integers = NDArray[np.int64]
 
-# Further than any key: a limit is cut to this so that position + limit cannot overflow 64 bits.
+# Further than any key: a limit is clipped to this so that position + limit cannot overflow 64 bits.
 FAR = 2**61
 # The element types of the operator, as NumPy names them.
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -21,13 +21,13 @@ HALVES = FLOATS[2:]
 
 
 def type_name(value: Any) -> str:
-    """How an error names the type of what came."""
+    """The name of a value's type, for errors."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def shown(given: Any) -> str:
-    """A short value as it is, a long int by its size, anything else by its type."""
+    """For errors: a short value as it is, a long int by its size, anything else by its type."""
     if type(given) is int and abs(given) >= 10**60:
         return f"an int near {'-' if given < 0 else ''}1e{math.log10(abs(given)):.0f}"
     text = repr(given)
@@ -39,7 +39,7 @@ def float_type(
 ) -> None:
     """The element type of an array, by its name in NumPy: a float that the operator takes, and the one that is wanted.
 
-    cache   a half type passes under float32 queries
+    cache   a half type is allowed with float32 queries
     """
     if name not in FLOATS:
         raise ArgumentTypeError(f"{argument}: must be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, got {name}")
@@ -81,7 +81,7 @@ def real(argument: str, given: Any, expected: str) -> float:
         raise ArgumentTypeError(f"{argument}: must be {expected}, got {shown(given)}")
     try:
         return float(given)
-    except OverflowError:  # an int of hundreds of digits: too large for whatever is asked of it
+    except OverflowError:  # an int of hundreds of digits: too large for any use
         return math.inf if given > 0 else -math.inf  # type: ignore[operator]
 
 
@@ -184,7 +184,7 @@ def _distance(side: Any, window: Any) -> int | None:
 
 
 def numbers(argument: str, given: Any) -> NDArray[Any]:
-    """What came as an array of NumPy."""
+    """The given value as a NumPy array."""
     refuse_masked(argument, given)
     try:
         return np.asarray(given)

@@ -9,7 +9,7 @@ Both argument errors are also the built-in error that fits, so that `except Valu
 
 
 class RootdkError(Exception):
-    """What every error of this package can be caught as.
+    """The base class of every error of this package.
 
     >>> import numpy as np, rootdk
     >>> try:
@@ -41,7 +41,7 @@ class ArgumentTypeError(RootdkError, TypeError):
 
 
 class DerivativeError(RootdkError, NotImplementedError):
-    """A derivative was asked for that is not computed; torch says the same of its own functions with this built-in.
+    """A derivative was asked for that is not implemented; torch raises the same built-in error for its own functions.
 
     >>> issubclass(DerivativeError, NotImplementedError)
     True
@@ -57,14 +57,14 @@ class KernelMissingError(RootdkError, ImportError):
 
 
 class TorchMissingError(RootdkError, ImportError):
-    """What was asked for needs torch, which is an extra; the message says how to get it."""
+    """A feature needs torch, which is an extra; the message says how to get it."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: needs torch, which is not installed; get it with: pip install 'rootdk[torch]'")
 
 
 class JaxMissingError(RootdkError, ImportError):
-    """What was asked for needs jax, which is an extra; the message says how to get it."""
+    """A feature needs jax, which is an extra; the message says how to get it."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: needs jax, which is not installed; get it with: pip install 'rootdk[jax]'")
@@ -79,7 +79,7 @@ def require_torch(what: str) -> None:
 
 
 class RankError(RootdkError, RuntimeError):
-    """Another process of a group died, fell silent or stopped: nothing of the call can be used, on any rank.
+    """Another process of a group died, stopped answering or stopped: nothing of the call can be used, on any rank.
 
     rank   which one, counted in the group; None where it is not known
     """

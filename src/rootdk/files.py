@@ -1,8 +1,8 @@
 """Files: written whole or not at all, the folder for what is kept between two runs, and files that somebody else wrote.
 
-Those are opened if regular, read up to a size, parsed to a depth, shown escaped. Whoever downloads a model has not
-written it. Nothing here trusts a name, a size or a nesting before it is checked, and nothing that such a file says
-reaches a terminal or a page as it stands.
+Foreign files are opened only if regular, read up to a size, parsed to a depth, and shown escaped: a downloaded model
+was written by somebody else. Nothing here trusts a name, a size or a nesting before it is checked, and no text of such
+a file reaches a terminal or a page unescaped.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from rootdk.errors import ArgumentError
 
-# A flag for os.open: bytes as they are. Windows would turn line ends around, and end a file at the first 0x1a.
+# A flag for os.open: bytes as they are. Windows would convert line ends, and end a file at the first 0x1a.
 BINARY: int = getattr(os, "O_BINARY", 0)
 
 _unfinished: set[Path] = set()
@@ -28,10 +28,10 @@ _changing = threading.Lock()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside the target and rename: afterwards the file is whole, or what was there before.
+    """Write beside the target and rename: afterwards the file is complete, or as it was before.
 
-    Through a link the file is written that it leads to. What is there and is no regular file, such as a device, is an
-    OSError: a rename would put a file in its place.
+    For a link, the file that it leads to is written. If the target exists and is no regular file, such as a device,
+    this is an OSError: a rename would put a file in its place.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -41,20 +41,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     with _beside(path) as (target, temporary):
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        # A temporary file is for its owner alone; a report is a file like others.
+        # A temporary file is private to its owner; a report has the usual permissions.
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
 
 
 def check_destination(path: Path) -> None:
-    """An OSError if `write_atomically` could not write there now: all of it is tried but the last step, the rename."""
+    """An OSError if `write_atomically` could not write there now: all is tried except the last step, the rename."""
     with _beside(path) as (target, _):
         if target.exists() and not os.access(target, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def remove_unfinished() -> None:
-    """For a process that ends without going through the blocks in which files are written."""
+    """Remove half-written files: for a process that ends without leaving the blocks that write them."""
     _changing.acquire(timeout=0.1)  # never released: no file is begun any more
     for file in list(_unfinished):
         with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ def remove_unfinished() -> None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[tuple[Path, Path]]:
-    """What a path leads to, and an empty file beside it, which is gone afterwards if it was not renamed."""
+    """The target of a path, and an empty file beside it, which is removed afterwards if it was not renamed."""
     try:
         target = path.resolve()
     except RuntimeError as error:  # links in a circle, before Python 3.13
@@ -101,7 +101,7 @@ def cache_folder() -> Path:
 
 
 def _umask() -> int:
-    """The process's umask. To read it one has to set it, so no other thread may ask or create a file meanwhile."""
+    """The process's umask. Reading it requires setting it: meanwhile no other thread may read it or create a file."""
     with _changing:
         mask = os.umask(0o077)
         os.umask(mask)
@@ -109,22 +109,22 @@ def _umask() -> int:
 
 
 LARGEST_JSON = 16 * 2**20
-# Values of one file. A list that is empty takes two bytes of a file and seventy of memory.
+# The most values in one file. An empty list takes two bytes of a file and seventy of memory.
 MOST_VALUES = 2_000_000
 DEEPEST = 64
-# What float64 holds has 309 digits at the most; a longer number is infinite, as 1e400 is.
+# A finite float64 has at most 309 digits; a longer number is infinite, as 1e400 is.
 _MOST_DIGITS = 300
 
 
 class JsonError(ArgumentError):
-    """A text that is no JSON, or more of it than is taken."""
+    """A text that is no JSON, or is larger than allowed."""
 
 
 def open_regular(path: Path) -> int:
     """A descriptor for reading, of a regular file alone; an OSError for all else, at once.
 
     A pipe would keep its reader waiting, a device may never end, and to open one can have effects of its own. Hence the
-    look before; the second look is for what was exchanged in between.
+    check before; the second check finds a file that was exchanged in between.
     """
     _check_regular(path.stat())
     no_effects = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)  # Windows has no such flags
@@ -160,7 +160,7 @@ def read_regular(path: Path, most: int = LARGEST_JSON) -> bytes:
         if os.fstat(file.fileno()).st_size > most:
             raise too_large
         content = bytearray()
-        # Some files of the system say 0 and go on for ever, and another process may still be writing.
+        # Some system files report size 0 and never end, and another process may still be writing.
         while part := file.read(most + 1 - len(content)):
             content += part
     if len(content) > most:
@@ -235,7 +235,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    r"""Text of unknown making on one line: what does not print, such as a control code, is spelled out.
+    r"""Text of unknown origin on one line: characters that do not print, such as control codes, are escaped.
 
     >>> printable("layer\x1b[31m"), printable("größer")
     ('layer\\x1b[31m', 'größer')
@@ -246,7 +246,7 @@ def printable(text: str) -> str:
 
 
 def shown_text(text: object, most: int = 200) -> str:
-    r"""A text of a file as it may be shown: what a terminal would obey or a reader not see is spelled out.
+    r"""A text from a file, safe to show: characters that a terminal would obey or a reader not see are escaped.
 
     Control codes, changes of writing direction, invisible and unassigned characters and halves of surrogate pairs
     become escapes such as \x1b; of a long text the middle is left out. It is plain text, to be escaped once more for

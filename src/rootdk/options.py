@@ -1,4 +1,4 @@
-"""The options of the operator: what a caller may say (Options), what follows from it (Problem), and the way between.
+"""The options of the operator: what a caller may set (Options), what follows from it (Problem), and the way between.
 
 Every check and every default is here. Backends, autograd, the registered operators, the ring and the binding read a
 Problem, by the names of its fields; none of them decides anything.
@@ -30,7 +30,8 @@ from .checks import (
 from .errors import ArgumentError, ArgumentTypeError
 from .scaling import SQRT, ScaleRule, factor_at, rule
 
-# Far beyond any use. The kernel multiplies it into the query, and with numbers as large there it is still a float32.
+# Far beyond any use. The kernel multiplies the query by it, and for numbers of the same size the product is still a
+# float32.
 _LARGEST_SCALE = 1e19
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
@@ -39,7 +40,7 @@ Result = TypeVar("Result")
 
 
 class Options(NamedTuple):
-    """What a caller may say beside query, key and value, as it was said: name, meaning, default."""
+    """What a caller may give beside query, key and value, unchanged: name, meaning, default."""
 
     scale: Annotated[
         Any,
@@ -128,7 +129,7 @@ class Problem(NamedTuple):
 
 
 def with_rows(problem: Problem, rows: Any) -> Problem:
-    """The problem of some of its query rows, each where it stood; rows are ints or a slice."""
+    """The problem of some of its query rows, each at its old position; rows are ints or a slice."""
     position = problem.query_positions
     if position is None:
         position = np.arange(problem.query.shape[-2], dtype=np.int64) + problem.query_offset[:, None]
@@ -141,7 +142,7 @@ def with_rows(problem: Problem, rows: Any) -> Problem:
     def of_pairs(array: Any) -> Any:
         if array is None:
             return None
-        # An axis along which it was broadcast has stride 0: of those one entry is taken, and broadcast again.
+        # An axis along which it was broadcast has stride 0: one entry of it is taken, and broadcast again.
         arrays = isinstance(array, np.ndarray)
         strides = array.strides if arrays else array.stride()
         distinct = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
@@ -160,15 +161,16 @@ def with_rows(problem: Problem, rows: Any) -> Problem:
 
 
 class Learnable(NamedTuple):
-    """One of each input that has a derivative: tensors, their gradients or their tangents; None where there is none.
+    """A field for each input that has a derivative: tensors, their gradients or tangents; None where there is none.
 
-    The second part says how it lies over a call. Its checks, the shape of its gradient and its rule under vmap follow.
+    The annotation says which axes an input has; its checks, the shape of its gradient and its vmap rule follow from
+    that.
 
-    rows      of the shape of the Problem's own
-    number    one; of a Problem a float
-    heads     (heads,); of a Problem float64
-    entries   broadcasts to (*leading, heads); of a Problem float64 (batch, heads)
-    pairs     broadcasts to (*leading, heads, n_query, n_key); of a Problem spread like its own
+    rows      has the shape of the same array in the Problem
+    number    one number; in a Problem a float
+    heads     (heads,); in a Problem float64
+    entries   broadcasts to (*leading, heads); in a Problem float64 (batch, heads)
+    pairs     broadcasts to (*leading, heads, n_query, n_key); in a Problem broadcast like its own
     """
 
     query: Annotated[Any, "rows"] = None
@@ -182,7 +184,7 @@ class Learnable(NamedTuple):
 
 @cache
 def learnable(*lies: str) -> tuple[str, ...]:
-    """The names of those that lie over a call in one of these ways."""
+    """The names of the inputs with one of these annotations."""
     hints = get_type_hints(Learnable, include_extras=True)
     return tuple(name for name in Learnable._fields if hints[name].__metadata__[0] in lies)
 
@@ -201,7 +203,7 @@ def _meanings(record: Any) -> str:
 
 
 def documented(function: Documented) -> Documented:
-    """Put what the options mean where the docstring of the function says {options}."""
+    """Put the meanings of the options where the docstring of the function says {options}."""
     function.__doc__ = (function.__doc__ or "").replace("{options}", _meanings(Options))
     return function
 
@@ -209,7 +211,7 @@ def documented(function: Documented) -> Documented:
 def takes(
     template: Callable[Arguments, Any],
 ) -> Callable[[Callable[[dict[str, Any]], Result]], Callable[Arguments, Result]]:
-    """Let a function of a dictionary be called like `template`, which alone spells its arguments and their defaults."""
+    """Let a function of a dictionary be called like `template`, which alone lists its arguments and their defaults."""
     arguments = signature(template)
 
     def called_alike(function: Callable[[dict[str, Any]], Result]) -> Callable[Arguments, Result]:
@@ -230,7 +232,7 @@ def takes(
 
 
 def given_options(arguments: dict[str, Any]) -> Options:
-    """The options among the arguments of a call, which is its locals(). Those that it does not have: their defaults."""
+    """The options among the arguments of a call, which is its locals(). Options that are missing get their defaults."""
     return Options(**{name: arguments[name] for name in Options._fields if name in arguments})
 
 
@@ -243,7 +245,7 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
     query, key, value = backend.inputs(query, key, value)
     try:
         shape, key_shape, value_shape = query.shape, key.shape, value.shape
-    except RuntimeError:  # to ask every array first would take time from every call
+    except RuntimeError:  # checking every array first would take time in every call
         backend.refuse_shapeless(query=query, key=key, value=value)
         raise
     if not (shape == key_shape == value_shape) or len(shape) < 2 or shape[-1] == 0:
@@ -345,7 +347,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
 def resolve_tangents(
     backend: Any, problem: Problem, options: Options, one_head: bool, tangents: Learnable
 ) -> Learnable:
-    """The tangents of a Problem, each checked against what it is the tangent of."""
+    """The tangents of a Problem, each checked against its input."""
     moved: dict[str, Any] = {}
     for name, tangent in tangents._asdict().items():
         if tangent is None:
@@ -389,7 +391,7 @@ _NO_SEGMENTS = _Segments()
 
 
 def check_one_type(query: Any, key: Any, purpose: str) -> None:
-    """A cache of half types under float32 queries is read forward only: what needs more says so in one line."""
+    """A cache of half types with float32 queries works forward only: other uses are an error in one line."""
     if key.dtype != query.dtype:
         ours, theirs = (str(array.dtype).removeprefix("torch.") for array in (query, key))
         raise ArgumentTypeError(f"key: must be {ours} like query for {purpose}, got {theirs}")
@@ -442,7 +444,7 @@ def _segments(
 
 
 def _ranks(ids: Integers) -> tuple[Integers, Integers]:
-    """Of each the number of equal ones before it, and how many there are in all."""
+    """For each id the number of equal ones before it, and how many there are in all."""
     order = np.argsort(ids, kind="stable")
     begins = np.append(True, np.diff(ids[order]) != 0)[: len(ids)]
     starts = np.flatnonzero(begins)
@@ -527,7 +529,7 @@ def _real_numbers(argument: str, given: Any) -> NDArray[np.float64]:
 
 
 def _scale(given: Any, d_k: int, keys: Any, position: Integers) -> tuple[float, NDArray[np.float64] | None]:
-    """One number, or one number per query row where a rule looks at lengths or positions.
+    """One number, or one number per query row where a rule depends on lengths or positions.
 
     keys       how many there are: of all rows, of each batch entry (batch, 1) or of each row (batch, n_query)
     position   (batch, n_query)
@@ -562,7 +564,7 @@ def scale_number(given: Any) -> float:
 
 
 def _factors(name: str, given: Any) -> NDArray[np.float64]:
-    """What a rule gave, as numbers; a text that reads like one is a mistake all the same."""
+    """The result of a rule as numbers; a text is a mistake even if it reads like a number."""
     try:
         array = np.asarray(given)
         lost = given is None or isinstance(given, np.ma.MaskedArray)  # NumPy takes None for a NaN and drops a mask

@@ -1,10 +1,10 @@
 """Processes that this package starts: Python again, ended with this one, and never with code from the current folder.
 
-`python -m` and `python -c` look for modules where the user stands first. A file there that is called like a module, say
+`python -m` and `python -c` look for modules in the current folder first. A file there with the name of a module, say
 numpy.py in a folder of somebody else's, would run. So a child is started in isolated mode, which also drops PYTHONPATH
 and the user's own packages, and then gets the places where this process finds its modules, without the current folder.
 
-Processes are found by /proc, which Linux has; elsewhere what ends them is left to those who started them.
+Processes are found in /proc on Linux; elsewhere ending them is left to the processes that started them.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 _running: set["subprocess.Popen[str]"] = set()
 _changing = threading.Lock()
 _ROUNDS = 20  # a process that is about to be ended may have started another
-_ENDED = "ZX"  # states of a process that only its parent has not taken note of yet
+_ENDED = "ZX"  # states of a process that has ended and whose parent has not read its exit code yet (zombie)
 
 
 def cpus_allowed() -> int:
-    """How many CPUs this process may use: affinity, where the system knows it, and not the size of the machine."""
+    """How many CPUs this process may use: affinity, where the system has it, and not the size of the machine."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -77,7 +77,7 @@ def _current_folder() -> str | None:
 
 @contextmanager
 def holding_ctrl_c() -> Iterator[None]:
-    """No KeyboardInterrupt inside this block, but after it: a child that has started is one that we know of."""
+    """Delay KeyboardInterrupt to the end of this block: so that every child that has started is registered."""
     usual = signal.getsignal(signal.SIGINT)
     if usual is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -94,11 +94,11 @@ def holding_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def standing_elsewhere() -> Iterator[None]:
-    """For children that others start with `python -c`, such as multiprocessing's: they look where this process stands.
+    """For children that others start with `python -c`, such as multiprocessing's: they look in the current folder.
 
-    The interpreter's own folder is where no user puts modules. Other threads stand there too meanwhile.
+    Inside the block that is the interpreter's own folder, where no user puts modules; for other threads too.
     """
-    if not hasattr(os, "fchdir"):  # Windows, where no one removes a folder in which a process stands
+    if not hasattr(os, "fchdir"):  # Windows, where the current folder of a process cannot be removed
         previous = Path.cwd()
         os.chdir(sys.prefix)
         try:
@@ -118,7 +118,7 @@ def standing_elsewhere() -> Iterator[None]:
 
 
 class Process(NamedTuple):
-    """By number and time of its start: a number alone may be given to another process later."""
+    """A process by number and start time: a number alone may be given to another process later."""
 
     number: int
     started: str
@@ -141,7 +141,7 @@ def below(root: int, mark: str | None = None) -> set[Process]:
 
 
 def end(processes: Iterable[Process], root: int, mark: str | None = None) -> None:
-    """End these at once, and what is found below as `below` finds it, until nothing is."""
+    """End these at once, and then what `below` finds, until it finds nothing."""
     known = set(processes)
     for _ in range(_ROUNDS):
         running = {process for process, _ in _all()}

@@ -1,4 +1,4 @@
-"""Reading: what a measured attention says of its softmax, row by row.
+"""Reading: what measured attention shows about its softmax, row by row.
 
 The fields are what one pass over the scores can add up; everything else is derived from them. They are arrays of the
 caller's library, so the derived quantities use only operators and functions that NumPy and torch share by name.
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from typing_extensions import TypeVar as _TypeVar  # which every checker has; typing has `default` from 3.13 on
 
-    # What a Reading is of: NumPy's arrays, tensors or arrays of jax. They share few signatures, so inside this file an
-    # array is Any; a caller's checker knows which it is.
+    # The type of the fields: NumPy's arrays, tensors or arrays of jax. They share few signatures, so inside this file
+    # an array is Any; a caller's type checker has the exact type.
     Array = _TypeVar("Array", bound=Any, default=Any)
 else:
     Array = TypeVar("Array")
@@ -37,7 +37,7 @@ _KIND = "rootdk.Reading"
 
 
 class _Union:
-    """Two readings of the same rows over sets of keys with none in common, and what their merge is made of.
+    """Two readings of the same rows over sets of keys with none in common, and the numbers for merging them.
 
     share   of the softmax' denominator that each part holds      part   of the keys that it holds
     drop    how far the log of its denominator lies below that of the whole
@@ -341,7 +341,7 @@ class Reading(Generic[Array]):
                     buffer, fields_at, keys_at, rows, double, attributes["has_sinks"] = attributes["_buffer"]
                     real = np.float64 if double else np.float32
                     attributes["keys"] = np.ndarray(rows, np.int64, buffer, keys_at)
-                    # Last: another thread that sees it finds the others too.
+                    # Set last: another thread that sees it finds the others too.
                     attributes["_block"] = np.ndarray((len(FIELDS), *rows), real, buffer, fields_at)
                 if name in attributes:
                     return attributes[name]
@@ -350,7 +350,7 @@ class Reading(Generic[Array]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle takes along: arrays, because a buffer has its parts where it lies."""
+        """The state for a copy or a pickle: arrays, because the places in a buffer depend on its address."""
         _ = self.keys
         return {name: value for name, value in self.__dict__.items() if name != "_buffer"}
 
@@ -378,7 +378,7 @@ Reading.__doc__ = f"{_first}\n\n{_listed}\n\n{_rest}"
 
 
 def reading_of(block: Any, keys: Any, has_sinks: bool) -> Reading:
-    """A Reading of what the kernel wrote, (len(FIELDS), ..., heads, n_query) and (..., heads, n_query), as it lies.
+    """A Reading of what the kernel wrote, (len(FIELDS), ..., heads, n_query) and (..., heads, n_query), without a copy.
 
     To make all views takes several times as long as the rest of a small call, and most callers look at a few of them.
     """

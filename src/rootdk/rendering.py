@@ -93,7 +93,7 @@ def encode(array: Any) -> list[Any]:
 
 
 def decode(numbers: Sequence[Any], dtype: Any, shape: Sequence[int]) -> NDArray[Any]:
-    """What encode() took apart."""
+    """The array from which encode() made these numbers."""
     return np.array(numbers, dtype).reshape(tuple(shape))
 
 

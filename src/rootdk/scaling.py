@@ -59,7 +59,7 @@ class ScaleRule:
     factor     called as factor(d_k, keys, position), where `keys` is how many keys the call has (key_lengths[b] where
                lengths are given) and `position` is where the query stands among the keys, i + query_offset. Both may
                be arrays that broadcast; the result is a number or an array of their common shape.
-    varies     which of "keys" and "position" the factor depends on; what is not named here arrives as None
+    varies     which of "keys" and "position" the factor depends on; what is not named here is passed as None
     variance   of z when the components of q and k are independent with mean 0 and variance 1
     unit_length  True if the rule is meant for q and k that the caller has scaled to length 1
 
@@ -98,12 +98,12 @@ class ScaleRule:
 
 
 def factor_at(rule: ScaleRule, d_k: int, keys: Any, position: Any) -> Any:
-    """rule.factor, given those of `keys` and `position` that the rule says it varies with."""
+    """rule.factor, called with those of `keys` and `position` on which the rule depends."""
     return rule.factor(d_k, keys if "keys" in rule.varies else None, position if "position" in rule.varies else None)
 
 
 def _ln(count: Any) -> Any:
-    """ln of a number of keys; an empty row has no logits, so any finite number does for it."""
+    """ln of a number of keys; an empty row has no logits, so any finite number is right for it."""
     return np.log(np.maximum(count, 1)) if isinstance(count, np.ndarray) else math.log(max(count, 1))
 
 
@@ -390,7 +390,7 @@ def yarn(stretch: float, mscale: float = 1.0) -> ScaleRule:
 
 
 def qk_norm() -> ScaleRule:
-    """1, after QK-norm: q and k have length sqrt(d_k) times their gains, and the gains carry what is left of a scale.
+    """1, after QK-norm: q and k have length sqrt(d_k) times their gains, and the gains act as the scale.
 
     >>> qk_norm().factor(256, None, None), qk_norm().score_variance(256)
     (1.0, 256.0)
@@ -511,7 +511,7 @@ def rules() -> Mapping[str, ScaleRule]:
 
 
 def register(rule: ScaleRule) -> ScaleRule:
-    """Give a rule of your own its name: `scale="name"`, the study, the page and the training study know it then.
+    """Give a rule of your own its name: `scale="name"`, the study, the page and the training study can then use it.
 
     A name belongs to one rule; the same rule may come again. The rule is returned.
 
@@ -576,7 +576,7 @@ def _attribute(module: str, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """The factor of a rule in somebody's module, which may be a lambda: known by where it stands."""
+    """The factor of a rule in a user's module, which may be a lambda: identified by its place there."""
 
     module: str
     name: str
@@ -590,7 +590,7 @@ class _Loaded:
 
 
 def unregister(name: str) -> None:
-    """Take back what `register` did; a name that is not registered is an error.
+    """Undo `register`; a name that is not registered is an error.
 
     >>> unregister("sqrt")
     Traceback (most recent call last):
@@ -606,7 +606,7 @@ _PROBED_KEYS = np.array([1, 2, 3, 8, 64, 512, 1024, 8192, 262_144])
 
 
 def fingerprint(name: str) -> str:
-    """What a registered rule says at many places, as a short text: for what is kept by what decides its numbers.
+    """A short hash of a registered rule's factors at many settings, used in keys of cached results.
 
     Empty for the rules of this module, which change with its code alone.
 

@@ -1,7 +1,7 @@
 """HeadSummary: the rows of a Reading, or of a prediction, as a few numbers per head.
 
-The class is the table of its fields: for each its name, the statistic over rows, and the quantity of a Reading that it
-is taken of. The first three fields count rows.
+The class is the table of its fields: for each its name, the statistic over rows, and the quantity of a Reading from
+which it is taken. The first three fields count rows.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class HeadSummary:
     """Each field is one NumPy array with one number per head.
 
     `rows` counts all rows. `hidden_rows` see too few keys and `non_finite_rows` hold a NaN; neither enters the other
-    numbers, and both are counted here so that they cannot hide. A head with no row left has NaN everywhere else.
-    `saturated` is the share of rows whose largest weight is above 0.99. `std` and `variance` are of the logits inside
-    a row, which is what softmax feels. Entropy ratios leave out rows with a single outcome.
+    numbers, and both are counted here so that they are not overlooked. A head with no row left has NaN everywhere else.
+    `saturated` is the share of rows whose largest weight is above 0.99. `std` and `variance` are of the logits inside a
+    row, on which softmax depends. Entropy ratios leave out rows with a single outcome.
 
     >>> import numpy as np, rootdk
     >>> q, k = np.zeros((2, 3, 8)), np.zeros((2, 5, 8))

@@ -1,7 +1,7 @@
 """read_checkpoint(): the health of a model's attention from its weights and its config alone.
 
-No model code runs and no framework is needed. What it says is about an input of independent unit components, what a
-norm hands over when training begins. A trained model makes other inputs, so its weights are judged far more loosely,
+No model code runs and no framework is needed. The numbers hold for an input of independent unit components, which is
+what a norm gives when training begins. A trained model has other inputs, so its weights are judged far more loosely,
 and by comparing its layers with each other; rootdk.watch measures what really happens.
 """
 
@@ -27,7 +27,7 @@ from .thresholds import critical_deviation, judge
 
 # Judged for a whole layer, and for a head where its layer is not the worse of the two.
 _JUDGED = ("predicted_deviation", "spectral_bound", "gain_bound", "non_finite_weights")
-# The share of the bar that headers take.
+# The share of the progress bar for reading headers.
 _HEADERS = 0.05
 
 
@@ -41,15 +41,15 @@ def read_checkpoint(
 ) -> Audit:
     """Audit a checkpoint: a model folder, a file or an index of shards, with its config.json beside it.
 
-    Read are .safetensors, GGUF, what torch.save wrote (.bin, .pt), ONNX and .npz. GGUF and ONNX need no config.json.
+    It reads .safetensors, GGUF, files of torch.save (.bin, .pt), ONNX and .npz. GGUF and ONNX need no config.json.
 
-    heads     of queries in every layer, where no config says it
-    keys      how many keys a row is judged by: the deviation at which softmax freezes is sqrt(2 ln keys)
-    phase     "init" for a model that was not trained yet: its numbers are then gates, as theory makes them
+    heads     number of query heads in every layer, if no config says it
+    keys      number of keys per row for which limits are computed: softmax freezes at a deviation of sqrt(2 ln keys)
+    phase     "init" for a model that was not trained yet: the limits are then those of theory
     progress  called with the name of a layer and the share that is done
 
     Memory stays at a few heads whatever the size of the model; `rootdk.audit.limits` says how much is read. Nothing in
-    a file is believed or run: a pickle that is more than weights is refused.
+    a file is trusted or executed: a pickle that is more than weights is refused.
 
     >>> import json, tempfile, numpy
     >>> from safetensors.numpy import save_file
@@ -106,7 +106,7 @@ def read_checkpoint(
 
 
 def _works(tensors: Tensors, modules: list[Projections], facts: list[Facts]) -> list[float]:
-    """How long each module takes, in multiply-adds; an error if that is without end, before any of it is done."""
+    """The work of each module in multiply-adds; an error, before the work starts, if it is too much."""
     heads = sum(about.heads for about in facts)
     if heads > MOST_HEADS_IN_ALL:
         raise ArgumentError(f"path: must have at most {MOST_HEADS_IN_ALL} heads in all layers, got {heads}")
@@ -120,7 +120,7 @@ def _works(tensors: Tensors, modules: list[Projections], facts: list[Facts]) -> 
 
 
 def _outputs(tensors: Tensors, module: Projections) -> tuple[int, int] | None:
-    """How many rows make queries, and how many keys; None where queries and keys are interleaved."""
+    """How many rows make queries, and how many make keys; None where queries and keys are interleaved."""
     query, key = (tensors[side.weight] for side in (module.query, module.key))
     if any(len(held.shape) != 2 for held in (query, key)) or module.layout not in ("split", "blocks"):
         return None
@@ -181,7 +181,7 @@ def _gains(tensors: Tensors, module: Projections, about: Facts) -> dict[str, flo
 
 
 def _capped(layers: list[LayerAudit], facts: list[Facts], keys: int) -> list[Finding]:
-    """Layers whose rows would lie beyond their softcap: n normal logits of deviation s reach s sqrt(2 ln n)."""
+    """Layers whose largest logits would exceed their softcap: n normal logits of deviation s reach s sqrt(2 ln n)."""
     findings = []
     for layer, about in zip(layers, facts, strict=True):
         if about.softcap:

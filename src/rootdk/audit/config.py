@@ -1,4 +1,4 @@
-"""What a config says of attention: heads, their width, the scale, the norms; each family by its own names for them.
+"""What a config says of attention: heads, their width, the scale, the norms; each family has its own names for them.
 
 A number that is missing or does not fit is an error with the name of its key. A model of several parts, or of layers
 that differ, has a config for each.
@@ -23,7 +23,7 @@ from .limits import (
 )
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-# The same in a config of another make: in any case, at any depth.
+# The same in configs of other libraries, in upper or lower case and at any depth.
 _HEADS_ELSEWHERE = frozenset({*_HEADS, "heads", "nhead", "nheads", "attention_heads", "encoder_attention_heads"})
 _KEY_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads")
 _WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
@@ -32,7 +32,7 @@ _EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_e
 
 # Their code multiplies by 1: the scale is in the initialisation of W_q, or absent.
 _UNSCALED = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "gpt_neo"})
-# The same, where queries and keys are normed before.
+# The same, for models that norm queries and keys first.
 _UNSCALED_AFTER_NORM = frozenset({"gemma4", "gemma4_text", "gemma3n", "gemma3n_text"})
 # They divide by sqrt(d_k/2): a head sees two streams.
 _HALVED = frozenset({"zamba", "zamba2"})
@@ -49,11 +49,11 @@ _ROTATED = frozenset(
     | {"t5gemma", "t5_gemma_module", "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"}
     | {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", *_UNSCALED_AFTER_NORM}
 )
-# QK-norm that takes the mean off; the others take the root mean square alone.
+# Their QK-norm subtracts the mean; the others only divide by the root mean square.
 _CENTRED = frozenset({"cohere", "cohere2", "phi", "stablelm", "mpt"})
-# The norm before their projections has no gain to be stored.
+# The norm before their projections has no gain, so none is stored.
 GAIN_OF_ONE = frozenset({"olmo", "hf_olmo"})
-# Norms whose stored gain is what is added to 1.
+# Their norms multiply by 1 plus the stored gain.
 GAIN_ABOVE_ONE = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma", "t5_gemma_module", "qwen3_next"}
     | {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
@@ -71,7 +71,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """How a head of latent attention is made up: components without a position, with one, and of its values."""
+    """How a head of latent attention is made up: components without a position, with one, and those of its values."""
 
     plain: int
     rotated: int
@@ -80,7 +80,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one attention module needs to know."""
+    """What the audit needs to know of one attention module."""
 
     heads: int
     key_heads: int
@@ -105,7 +105,7 @@ class Config:
 
     @classmethod
     def of_checkpoint(cls, path: Path, tensors: Tensors, heads: int | None = None) -> "Config":
-        """What the file says itself, or the config.json beside it; `heads` is said by the caller."""
+        """From the file itself, or else from the config.json beside it; `heads` comes from the caller."""
         config_beside = cls.beside(path, needed=heads is None) if tensors.config is None else None
         config = config_beside or cls(Fields(tensors.config or {}, "metadata"))
         known = config.fields.first(_HEADS)
@@ -118,7 +118,7 @@ class Config:
         return config
 
     def heads_elsewhere(self) -> int | None:
-        """The number of heads under another name than those of transformers, if all such names say the same."""
+        """The number of heads, under another name than in transformers, if all such names give the same number."""
         if self.fields.first(_HEADS) is not None or self.model_type:
             return None
         counts = {
@@ -130,7 +130,7 @@ class Config:
 
     @classmethod
     def beside(cls, path: Path, *, needed: bool = True) -> "Config":
-        """The one of the folder that the path is or lies in, or by a file's own name; an empty one if not needed."""
+        """The config beside the weights: config.json, params.json or that of the file's name; empty if not needed."""
         folder = path if path.is_dir() else path.parent
         own_names = () if path.is_dir() else (path.with_suffix(".json").name,)
         for name in ("config.json", "params.json", *own_names):
@@ -165,7 +165,7 @@ class Config:
 
     @property
     def model_types(self) -> tuple[str, ...]:
-        """Its own and those of its parts."""
+        """The model types of the config and of its parts."""
         inner = ("encoder", "decoder") if self.model_type.startswith("t5gemma") else ("text_config", "vision_config")
         parts = [self.fields.part(part) for part in inner]
         return (self.model_type, *(part.text("model_type") or "" for part in parts if part is not None))
@@ -199,7 +199,7 @@ class Config:
         )
 
     def _of_layer(self, index: int) -> Fields:
-        """The fields with what one layer has of its own; the same object where it has nothing of its own."""
+        """The fields with the values of one layer; the same object if the layer has none of its own."""
         fields = self.fields
         if self.name == "metadata":
             fields = fields.of_layer(index, (_HEADS[0], _KEY_HEADS[0]))
@@ -215,7 +215,7 @@ class Config:
         return fields.updated(inner).updated(none)
 
     def key_layer(self, index: int) -> int | None:
-        """The layer whose keys a layer takes: where the last ones have none, the last of its type that has; or None."""
+        """The layer whose keys this layer uses, or None: last layers may use those of an earlier one of their type."""
         shared = self.fields.whole("num_kv_shared_layers", 0, MOST_LAYERS)
         layers = self.fields.whole("num_hidden_layers", 1, MOST_LAYERS)
         if not shared or layers is None or index < layers - shared:
@@ -243,7 +243,7 @@ class Config:
         return heads
 
     def _by_outputs(self, heads: int, outputs: tuple[int, int]) -> "Config":
-        """The same with the width of heads, and the number of key heads, that the weights have room for."""
+        """The same with the head width and the number of key heads that follow from the shapes of the weights."""
         width = outputs[0] // heads
         if outputs[0] % heads or not 1 <= width <= LARGEST_HEAD:
             raise ArgumentError(
@@ -280,7 +280,7 @@ class Config:
         fields, key = self.fields, self.fields.first(_KEY_HEADS)
         count = None if key is None else fields.whole(key, 1, MOST_HEADS)
         if self.model_type == "falcon" and not fields.flag("new_decoder_architecture"):
-            # num_kv_heads is written there and not obeyed.
+            # num_kv_heads is in those configs, and their code ignores it.
             key, count = "multi_query", 1 if fields.flag("multi_query") else heads
         if "kv_n_heads" in inner:
             key, count = "attn_config.kv_n_heads", inner.whole("kv_n_heads", 1, MOST_HEADS)
@@ -316,14 +316,14 @@ class Config:
         return Scale(scale.value * factor, f"{scale.source} x {kind}", scale.assumed) if factor != 1.0 else scale
 
     def _stretched(self) -> tuple[float, str]:
-        """What a stretched rotary embedding multiplies <q, k> by (YaRN, LongRoPE), and how it is called."""
+        """The factor of <q, k> from a stretched rotary embedding (YaRN, LongRoPE), and its name."""
         fields = self.fields
         rope = fields.part("rope_parameters") or fields.part("rope_scaling")
         kind = None if rope is None else rope.text("rope_type") or rope.text("type")
         if rope is None or kind not in ("yarn", "longrope"):
             return 1.0, ""
         attention_factor, factor = rope.number("attention_factor"), rope.number("factor")
-        # Of one position there is no logarithm to divide by.
+        # With 1 position the logarithm to divide by is 0.
         key, most = "original_max_position_embeddings", LARGEST_LENGTH
         length = rope.whole(key, 2, most) or fields.whole(key, 2, most)
         longest = fields.whole("max_position_embeddings", 1, most)
@@ -332,7 +332,8 @@ class Config:
         stretch = math.log(factor) if factor is not None and factor > 1.0 else 0.0
         all_dims = rope.number("mscale_all_dim", zero=True)
         if self._latent() is not None and all_dims:
-            # Latent attention multiplies the scale; what is left for the rotated part alone is 1 where both are equal.
+            # Latent attention puts this factor into the scale; the factor left for the rotated part is 1 if both
+            # settings are equal.
             growth = 0.1 * all_dims * stretch + 1.0
             return growth**2, f"{growth:.3g}^2 (mscale)"
         if attention_factor is not None:

@@ -1,8 +1,8 @@
-"""What is known of the families of models: the names of their tensors, and what each of them is.
+"""The known families of models: the names of their tensors, and what each tensor is.
 
-Split projections say by their names what they are, in any model. A fused one does not say in which order its rows come,
-so it is read only where the model type is known to have that order. Every layout leaves the d_k rows of one head
-together; a Layout says where they start. Names that are not understood are listed.
+Names of split projections show what they are, in any model. A fused projection does not show the order of its rows, so
+it is read only for model types whose order is known. Every layout keeps the d_k rows of one head together; a Layout
+says where they start. Names that are not understood are listed.
 """
 
 import re
@@ -42,22 +42,23 @@ _FUSED: Mapping[str, Mapping[str, Layout]] = {
     "attn_qkv": {"": "blocks"},  # GGUF keeps one order for all
 }
 _GATED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
-# Parts of an attention module that queries and keys do not pass through, or that leave the scores' spread alone.
+# Parts of an attention module that queries and keys do not pass through, or that do not change the spread of scores.
 _OTHER = frozenset(
     [
         *("v_proj", "value", "v", "v_lin", "wv"),
         *("o_proj", "out_proj", "output", "o", "out", "out_lin", "wo", "Wo", "dense", "c_proj"),
         *("relative_attention_bias", "sinks", "rotary_emb", "bias", "masked_bias", "inner_attn_ln"),
-        # Norms of what attention gives back; an index of keys, which leaves the scores of those that it shows alone.
+        # Norms of the output of attention; an indexer, which selects keys and does not change their scores.
         *("LayerNorm", "indexer"),
-        # GGUF, and OLMo as first published, have the whole block in one module.
+        # In GGUF, and in OLMo as first published, one module holds the whole block.
         *("attn_out", "attn_norm", "attn_norm_2", "attn_v", "attn_output", "attn_output_norm", "attn_sinks"),
         *("attn_post_norm", "attn_sub_norm", "attn_rot_embd"),
     ]
 )
-# Norms whose output is projected to queries and keys. Most blocks begin with one, by a name that says so; other names
-# mean that in their own family alone, {} being the name of the module; and where a block ends with its norm, the input
-# is that of the block before, or of the embeddings. The keys of cross attention come from the encoder's last norm.
+# Norms whose output is projected to queries and keys. Most blocks begin with such a norm, and its name shows it; other
+# names have this meaning only in their own family ({} is the name of the module). Where a block ends with its norm, the
+# input comes from the norm of the block before, or from that of the embeddings. The keys of cross attention come from
+# the encoder's last norm.
 _NORM_BEFORE = (
     *("input_layernorm", "ln_1", "attn_norm_2", "attn_norm", "attention_norm", "layernorm_before", "layer_norm1"),
     *("norm_1", "ln_attn"),
@@ -67,7 +68,7 @@ _NORM_BEFORE_OF = {
     **dict.fromkeys(("whisper", "opt"), "{}_layer_norm"),
     **dict.fromkeys(("t5gemma", "t5_gemma_module"), "pre_{}_layernorm"),
     "dinov2": "norm1",
-    "albert": "full_layer_layer_norm",  # all layers but the first get what the same block made before
+    "albert": "full_layer_layer_norm",  # all layers but the first get the output of the same block
 }
 _NORM_AFTER = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), "output.LayerNorm"),
@@ -189,12 +190,12 @@ def _sources(ordered: list[str], key_layer: KeyLayer) -> dict[str, str]:
 
 
 def _inside(module: str, ordered: list[str]) -> list[str]:
-    """The names that begin with the module and a dot: they stand together, before those with a slash, dot's next."""
+    """The names that begin with the module and a dot; sorted, they stand together: '/' follows '.' in ASCII."""
     return ordered[bisect_left(ordered, f"{module}.") : bisect_left(ordered, f"{module}/")]
 
 
 def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> Projections | None:
-    """The module that this name is the query projection of."""
+    """The module whose query projection has this name."""
     place, _, last = name.rpartition(".")
     if last == "in_proj_weight":  # nn.MultiheadAttention
         bias = f"{place}.in_proj_bias".lstrip(".")
@@ -220,7 +221,7 @@ def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> 
 
 
 def _latent(module: str, known: frozenset[str], model_types: Sequence[str]) -> Projections | None:
-    """Multi-head latent attention, as DeepSeek-V2 names it; queries may come straight from the input."""
+    """Multi-head latent attention, as DeepSeek-V2 names it; queries may come directly from the input."""
     names = {
         part: f"{module}.{part}.weight"
         for part in ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm")
@@ -267,7 +268,7 @@ def _module(
 
 
 def _gain_and_shift(norm: str | None, known: frozenset[str]) -> tuple[str | None, str | None]:
-    """The tensors of the norm at a path; checkpoints of the first years call them gamma and beta."""
+    """The tensors of the norm at a path; old checkpoints call them gamma and beta."""
     for gain, shift in (("weight", "bias"), ("gamma", "beta")):
         if f"{norm}.{gain}" in known:
             return f"{norm}.{gain}", f"{norm}.{shift}" if f"{norm}.{shift}" in known else None
@@ -284,7 +285,7 @@ def _input_norms(module: str, known: frozenset[str], model_types: Sequence[str])
         return None, None
 
     def nearest(names: Sequence[str], inner: int, outer: int) -> str | None:
-        """The innermost norm of one of these names that a module around holds."""
+        """The innermost norm with one of these names in the modules around."""
         paths = (".".join([*parts[:end], name]) for end in range(inner, outer - 1, -1) for name in names)
         return next((path for path in paths if _gain_and_shift(path, known)[0] is not None), None)
 
@@ -307,18 +308,18 @@ def _input_norms(module: str, known: frozenset[str], model_types: Sequence[str])
 
 
 def _is_other(rest: str, module: Projections | None = None) -> bool:
-    """Whether queries and keys do not pass through it. In a module that is a block, attention is what is called so."""
+    """Whether queries and keys bypass it. If the module is a whole block, only names with "att" are attention."""
     first = rest.partition(".")[0]
     block = module is not None and _number(module.module.rpartition(".")[2]) is not None
     return first in _OTHER or (block and not first.startswith("att"))
 
 
 def _order(module: str) -> list[tuple[int, int, str]]:
-    """Layer 10 after layer 9."""
+    """A sort key that puts layer 10 after layer 9."""
     numbers = [(_number(part), part) for part in module.split(".")]
     return [(1, 0, part) if number is None else (0, number, "") for number, part in numbers]
 
 
 def _number(part: str) -> int | None:
-    """The number of a layer. Other digits than ours, and more of them than any model has layers, are a word."""
+    """The layer number in a part of a path, else None; non-ASCII digits and ten digits or more count as text."""
     return int(part) if part.isascii() and part.isdecimal() and len(part) < 10 else None

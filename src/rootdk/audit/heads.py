@@ -30,19 +30,19 @@ from .siblings import decayed_heads, unevenness
 
 Metrics = dict[str, float]
 
-# A weight beyond it is infinite in every type that a model is run in. Its square times any width is far from the end of
-# float64, and so is the square of that, which a variance of logits is.
+# A larger weight is infinite in every type that a model is run in. Its square times any width is far below the largest
+# float64, and so is the square of that product, the size of a variance of logits.
 _LARGEST_WEIGHT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Queries, or keys, of one head: their law, after QK-norm if there is one, and what bounds them.
+    """Queries, or keys, of one head: their law, after QK-norm if there is one, and bounds on them.
 
-    width        how many components the input has: it is sqrt(width) long
+    width        the number of input components; the input has length sqrt(width)
     non_finite   how many of its weights are NaN or infinite; if there are any, the law means nothing
     gain, shift  of QK-norm, after which a vector of `length` components is sqrt(length) long
-    longest      how long it can be, where that does not follow from its law and the width
+    longest      the largest possible length, where it does not follow from the law and the width
     """
 
     law: Law
@@ -59,12 +59,12 @@ def read_heads(
 ) -> Iterator[Metrics]:
     """One dictionary per query head; `docs/audit.md` says what each number is. Numbers of the layer go to `of_layer`.
 
-    The key of a group of query heads is read once. Held are a query and a key head, as d_k x d_k matrices, and a block
-    of weights; where the rows of a head do not lie together, as many heads as LARGEST_GRAMS has room for.
+    The key of a group of query heads is read once. Memory holds one query head and one key head, as d_k x d_k matrices,
+    and a block of weights; where the rows of a head do not lie together, as many heads as fit into LARGEST_GRAMS.
     """
     query, key = _readers(tensors, module, facts)
     sizes: list[tuple[float, float]] = []
-    with np.errstate(all="ignore"):  # what overflows is counted and said
+    with np.errstate(all="ignore"):  # overflow is counted and reported
         queries = query.heads()
         for key_head in key.heads():
             for _ in range(facts.heads // facts.key_heads):
@@ -79,7 +79,7 @@ def read_heads(
 
 
 def work_of(tensors: Tensors, module: Projections, facts: Facts) -> tuple[float, int]:
-    """Multiply-adds that the heads of a module take, about, and the bytes of their weights; an error if shapes differ.
+    """Multiply-adds, roughly, for the heads of a module, and the bytes of their weights; an error if shapes differ.
 
     A Gram matrix takes d_k^2 for every column, and what follows some forty times d_k^3.
     """
@@ -128,7 +128,7 @@ class _Reader:
     d_k, as in OLMo 2, the length is taken over all heads `together`, which are then read twice.
     """
 
-    more_work = 0.0  # beside that of the heads
+    more_work = 0.0  # in addition to that of the heads
 
     def __init__(
         self, tensors: Tensors, side: Side, facts: Facts, count: int, start: Callable[[int], int], rows: int, words: str
@@ -183,7 +183,7 @@ class _Reader:
         length = self.count * d if self.together else d
         normed: Callable[[Law], Law]
         if self.together:
-            # What a mean over all heads takes off is one component of many: left out.
+            # Subtracting a mean over all heads removes one component of many: ignored.
             spectra = (head.law.along_axes() for head in self._projected() if not head.non_finite)
             over_all = Together.of(spectra, length, facts.epsilon)
             normed = lambda law: over_all.normed(law.along_axes())  # noqa: E731 -- beside its sibling
@@ -242,7 +242,7 @@ class _Reader:
 
 
 def _latent_readers(tensors: Tensors, module: Projections, facts: Facts) -> tuple["_Reader", "_Reader"]:
-    """Both sides of latent attention: heads of `plain` and `rotated` components, of which keys share the latter."""
+    """Both sides of latent attention: heads of `plain` and `rotated` components; keys share the rotated ones."""
     if facts.latent is None:
         raise ArgumentError(
             f"path: {shown_text(module.module)} has latent attention: its config must have qk_nope_head_dim and "
@@ -263,12 +263,12 @@ class _LatentReader(_Reader):
     """Heads that are W n(D x): a projection D to a latent, a norm n with a gain, and the rows W of each head.
 
     The latent D (g z) is normal, and the moments of its norm are those of QK-norm (`law`). Keys end in components that
-    all heads share and that pass the norm by, further rows of D: with the latent they are jointly normal, so what they
-    have in common with the normed latent is E[n u'] (E u u')^-1 E[u r'].
+    all heads share and that bypass the norm, further rows of D: with the latent they are jointly normal, so their cross
+    moment with the normed latent is E[n u'] (E u u')^-1 E[u r'].
     """
 
     def __init__(self, tensors: Tensors, side: Side, facts: Facts, height: int, stride: int, shared: int) -> None:
-        assert side.down is not None  # noqa: S101 -- the caller looked
+        assert side.down is not None  # noqa: S101 -- checked by the caller
         assert side.latent_gain is not None  # noqa: S101
         self._down, self._gain, self._height, self._shared = side.down, side.latent_gain, height, shared
         shape = tensors.shape(self._down)
@@ -344,7 +344,7 @@ class _Sum:
         return cls(np.zeros((d, d)), np.zeros(d), 0)
 
     def plus(self, block: Floats, columns: slice, gain: Floats, shift: Floats, tally: "_Tally | None" = None) -> "_Sum":
-        """With some more columns of W; after a number that is not finite they are only counted."""
+        """The sum with more columns of W; after a number that is not finite they are only counted."""
         folded = block * gain[columns]
         if tally is not None:
             tally.columns[columns] += np.einsum("ij,ij->j", block, block)
@@ -362,7 +362,7 @@ class _Tally:
         self.rows: list[Floats] = []
 
     def unevenness(self) -> float:
-        """See `siblings`."""
+        """How unevenly they spread: see `siblings`."""
         return unevenness(np.concatenate(self.rows), self.columns, self._gain) if self.rows else math.nan
 
 
@@ -378,7 +378,7 @@ def _metrics(query: _Head, key: _Head, facts: Facts) -> Metrics:
     bounded_by = "spectral_bound" if query.gain is None or key.gain is None else "gain_bound"
     variance = variance_bound = bound = math.nan
     if not non_finite:
-        variance = max(row_variance(query.law, key.law), 0.0)  # 0 less a rounding error
+        variance = max(row_variance(query.law, key.law), 0.0)  # may be 0 minus a rounding error
         variance_bound = row_variance_bound(query.law, key.law)
         bound = _bound(query, key, facts)
     return {

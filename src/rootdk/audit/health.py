@@ -1,14 +1,14 @@
 """From readings to findings: every number of every head against its thresholds, and the guards against false alarms.
 
-What was measured counts; a bound of weights stands beside it as a note. A layer that ran on fewer than 32 rows that see
-16 keys is not judged, but for a NaN, which needs no statistics.
+Measured numbers count; a bound from weights is added as a note. A layer that ran on fewer than 32 rows that see 16 keys
+is not judged, except for NaN, which needs no statistics.
 
 Guards, beside those that the table itself holds (scope and phase of a threshold):
-- a head whose weight lies on a sink or on the first key is judged by how it spreads the rest; the sink is a note;
+- a head whose weight lies on a sink or on the first key is judged by its other weights; the sink is a note;
 - a note that is true of every head is one note of the layer;
 - changes that grow count only where logits move by more than 1 in 100 steps;
-- growth counts only where the logits are large already, a fall of the entropy only where little is left: a model that
-  leaves a near-uniform start does both, and should.
+- growth counts only where the logits are large already, a fall of the entropy only where little entropy is left: a
+  healthy model that leaves a near-uniform start does both.
 """
 
 import math
@@ -29,16 +29,16 @@ from .result import Audit, Finding, LayerAudit, Phase, verdict_of, worst_first
 from .siblings import beside_others, by_input, flat_heads
 from .thresholds import DEVIATION, SOFTCAP, judge
 
-# In how many steps growth is counted, and over how many a trend must have been seen to be one.
+# Growth is given per so many steps; a trend needs at least so many steps and points.
 PER_STEPS, FEWEST_STEPS, FEWEST_POINTS = 1000, 100, 5
-# More than this are thinned out to every second one, so that a long run needs no more memory than a short one.
+# With more points than this every second one is dropped, so that a long run needs no more memory than a short one.
 MOST_POINTS = 256
 _LIMIT = 1e3
 
 
 _CHANGES = ("logit_change", "logit_change_trend", "entropy_change", "entropy_change_trend")
 _SHARPNESS = ("entropy_ratio", "saturated", "jacobian_trace")
-# Half way to the first warning of the largest logit on a scale of factors: growth below it is learning.
+# Half way to the first warning of the largest logit, on a logarithmic scale: growth below it is learning.
 _LARGE = 10.0
 _LITTLE = 0.5
 _REST = ("metric", "severity", "value", "threshold", "source", "remedy")
@@ -46,7 +46,7 @@ _FACTS = (
     *("step", "route", "dtype", "scale", "scale_given", "softcap", "d_k"),
     *("keys", "rows", "enough", "n_query", "n_key", "sampled"),
 )
-# A gate must not pass a model of which nothing was seen.
+# A model of which nothing was read must not pass.
 _NOTHING_READ = Finding(
     "", None, "layers_read", "warning", 0.0, 1.0, "a verdict needs numbers",
     "run the model while it is watched; `unread` says what could not be read",
@@ -55,16 +55,16 @@ _NOTHING_READ = Finding(
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Of one layer, over the last 1000 steps or as many as there are.
+    """How one layer changed, over the last 1000 steps or as many as there are.
 
     growth        per head: by what factor the largest logit grows in 1000 steps; 1 where the trend is within its noise
-    crossing      per head: the step at which it reaches 1000 at that rate; inf if it never does
+    crossing      per head: the step at which its largest logit reaches 1000 at that rate; inf if it never does
     entropy_drop  the share that the layer's median of entropy / ln n has lost
     logit_change, entropy_change
                   per head: by how much the largest logit, and entropy / ln n, moved from step to step, up or down, in
-                  the later half; what moves more and more, of whatever size, is what comes before a run that fails
+                  the later half; changes that grow, of whatever size, come before a run that fails
     logit_change_trend, entropy_change_trend
-                  that over the same of the earlier half: above 1, it moves ever more
+                  the same divided by its value in the earlier half: above 1, changes grow
     """
 
     growth: Numbers
@@ -95,8 +95,8 @@ class Movement:
 class Trend:
     """Two numbers per head and step that was read.
 
-    The logarithm of the largest logit is fitted by a straight line, so growth is a factor, and the line is believed
-    where its slope is more than two standard errors from 0.
+    The logarithm of the largest logit is fitted by a straight line, so growth is a factor, and the line counts only if
+    its slope is more than two standard errors from 0.
 
     >>> trend = Trend()
     >>> for step in range(0, 1001, 100):
@@ -107,10 +107,10 @@ class Trend:
     """
 
     def __init__(self) -> None:
-        self._points: dict[str, list[tuple[int, Any, Any]]] = {}  # of readings on a GPU tensors there, until asked for
+        self._points: dict[str, list[tuple[int, Any, Any]]] = {}  # GPU tensors for a reading there, until used
 
     def add(self, readings: Iterable[LayerReading]) -> None:
-        """Note what a step showed."""
+        """Add what one step showed."""
         for reading in readings:
             self.note(reading.name, reading.step, *reading.digest)
 
@@ -154,7 +154,7 @@ class Trend:
 
 
 def _changes(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """|change| per step of (points, heads) in the later half, and that over the earlier half's."""
+    """|change| per step of (points, heads) in the later half, and its ratio to that of the earlier half."""
     per_step = np.abs(np.diff(values, axis=0)) / np.diff(steps)[:, None]
     earlier, later = (half.mean(axis=0) for half in (per_step[: len(per_step) // 2], per_step[len(per_step) // 2 :]))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -162,7 +162,7 @@ def _changes(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = None) -> Audit:
-    """The audit of what a Watch has read last."""
+    """The audit of the last readings of a Watch."""
     if phase not in ("init", "trained", "any"):
         raise ArgumentError(f"phase: must be 'init', 'trained' or 'any', got {phase!r}")
     layers, findings = [], []
@@ -193,7 +193,7 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
 
 
 class _Expected:
-    """What the config of a model of transformers says of its layers; of other models nothing is known."""
+    """What the config says of the layers of a transformers model; of other models nothing is known."""
 
     def __init__(self, model: Any) -> None:
         described: Any = getattr(model, "config", None)
@@ -223,9 +223,9 @@ class _Expected:
         numbers = [int(part) for part in path.split(".") if part.isdecimal()]
         try:
             scale = self._config.of(path).facts(path, numbers[0] if numbers else 0).scale
-        except ArgumentError:  # a config that says less than a file of weights needs
+        except ArgumentError:  # a config without the fields that a file of weights needs
             return []
-        # A stretched rotary embedding is a factor of q and k, not of the call.
+        # A stretched rotary embedding puts a factor into q and k, not into the call.
         if scale.assumed or scale.source.endswith("(rope)"):
             return []
         ratio = abs(reading.scale / scale.value)
@@ -241,7 +241,7 @@ def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:
 
 
 def findings_of(layer: LayerReading, phase: Phase = "any", decayed: Collection[int] = ()) -> list[Finding]:
-    """All that one reading shows; `decayed` are heads whose weights training let go."""
+    """All findings of one reading; `decayed` are heads whose weights decayed in training."""
     numbers = judged_numbers(layer, phase) if layer.enough else {"non_finite": layer.metrics["non_finite"]}
     findings: list[Finding] = []
     for metric, values in numbers.items():
@@ -255,7 +255,7 @@ def findings_of(layer: LayerReading, phase: Phase = "any", decayed: Collection[i
     for metric, value in (("output_mismatch", layer.mismatch), ("scale_doubt", _doubt(layer))):
         finding = judge(layer.name, None, metric, value, layer.keys, phase)
         findings += [finding] if finding else []
-    if verdict_of(findings) != "healthy":  # that a sharp layer may be what was learned is no comfort here
+    if verdict_of(findings) != "healthy":  # the note that a sharp layer may have been learned does not help here
         findings = [finding for finding in findings if finding.severity != "note" or finding.metric not in _SHARPNESS]
     return findings
 
@@ -269,8 +269,8 @@ def _in_figures(remedy: str, layer: LayerReading) -> str:
 def judged_numbers(layer: LayerReading, phase: Phase) -> dict[str, Numbers]:
     """The metrics that are judged.
 
-    Theory speaks of scale*<q, k>, so the deviation is that before cap and bias, and is left out where only their sum is
-    known. Of resting heads the sharpness apart from the sink counts. Raw scores matter in float16.
+    Theory is about scale*<q, k>, so the deviation is that before cap and bias, and is left out where only the final
+    logits are known. For resting heads the sharpness apart from the sink counts. Raw scores matter in float16.
     """
     numbers = dict(layer.metrics)
     numbers["logit_deviation"] = numbers["score_deviation"]
@@ -310,7 +310,7 @@ def movement_findings(
 
 
 def _doubt(layer: LayerReading) -> float:
-    """By what factor the measured scale differs from the one that the call gave."""
+    """By what factor the measured scale differs from the one in the call."""
     if not layer.scale or not layer.scale_given or math.isnan(layer.scale):
         return math.nan
     ratio = abs(layer.scale / layer.scale_given)

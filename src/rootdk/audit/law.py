@@ -1,11 +1,11 @@
-"""Mean and covariance of the queries, or keys, of one head, when what comes in has independent unit components.
+"""Mean and covariance of the queries, or keys, of one head, for an input with independent unit components.
 
 q = W x + b has mean b and covariance S = W W'. All that is predicted about a head follows from these d_k x d_k
-matrices, so W itself is passed over once, in blocks, and never held.
+matrices, so W itself is read once, in blocks, and never held as a whole.
 
 QK-norm divides q by its length: u = q / sqrt(|q|^2/d + eps). For normal x its moments are exact too, by
 1/a = integral of e^(-t a) dt and 1/sqrt(a) = integral of e^(-t a) dt/sqrt(pi t), a = |q|^2 + d eps. Under the integral
-stands a normal law again, of covariance S (1 + 2tS)^-1 and mean m = (1 + 2tS)^-1 b:
+is again a normal law, of covariance S (1 + 2tS)^-1 and mean m = (1 + 2tS)^-1 b:
 
     E[q q'/a]    = integral of w(t) (S (1 + 2tS)^-1 + m m') dt
     E[q/sqrt a]  = integral of w(t) m dt / sqrt(pi t)
@@ -77,11 +77,11 @@ class Law:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A norm over the components of several heads together, of which one after the other is made.
+    """A norm over the components of several heads together; the heads are normed one after the other.
 
     The length is that of all heads, and w(t) the product of theirs: exact where queries of different heads do not
-    correlate, which their own weights cannot tell. Of each head its spectrum is kept, not its matrix; `power` is that
-    of two by which all squares are divided first, so that no size of q leaves float64.
+    correlate, which the weights of each head do not show. For each head its spectrum is kept, not its matrix. All
+    squares are first divided by 2^power, so that no size of q overflows float64.
     """
 
     length: int
@@ -116,9 +116,9 @@ class Together:
         return Law(centre, second - np.outer(centre, centre))
 
     def slope(self, head: AxisLaw) -> Floats:
-        """A in E[u q'] = A E[q q'] for the normed u and q of mean 0: what of u is linear in q.
+        """A in E[u q'] = A E[q q'] for the normed u and q of mean 0: the part of u that is linear in q.
 
-        Under the integral of 1/sqrt(a) stands S (1 + 2tS)^-1, so A is the integral of w(t) (1 + 2tS)^-1 / sqrt(pi t).
+        Under the integral of 1/sqrt(a) is S (1 + 2tS)^-1, so A is the integral of w(t) (1 + 2tS)^-1 / sqrt(pi t).
         """
         if not len(self.weight):
             return np.zeros((len(head.along), len(head.along)))
@@ -155,7 +155,7 @@ class AxisLaw:
 def row_variance(query: Law, key: Law) -> float:
     """E Var(<q, k> | q) = tr(E[q q'] S_k) = tr(S_q S_k) + b_q' S_k b_q.
 
-    It is `rootdk.theory.row_variance`; NumPy alone does for it here.
+    The same as `rootdk.theory.row_variance`, here with NumPy alone.
 
     >>> row_variance(Law(np.zeros(64), np.eye(64)), Law(np.ones(64), np.eye(64)))
     64.0
@@ -166,15 +166,15 @@ def row_variance(query: Law, key: Law) -> float:
 def row_variance_bound(query: Law, key: Law) -> float:
     """A bound of the same with q turned by any rotation: |S_q|_F |S_k|_F + |b_q|^2 |S_k|.
 
-    A rotary embedding turns q and k by angles that depend on their distance. That changes tr(S_q R S_k R'), and leaves
-    the norms alone: by Cauchy and Schwarz this is the most that any distance can make of it.
+    A rotary embedding turns q and k by angles that depend on their distance. That changes tr(S_q R S_k R'), but not the
+    norms: by Cauchy-Schwarz this is a bound for every distance.
     """
     norms = float(np.linalg.norm(query.covariance) * np.linalg.norm(key.covariance))
     return norms + float(query.mean @ query.mean) * largest_eigenvalue(key.covariance)
 
 
 def largest_eigenvalue(matrix: Floats) -> float:
-    """Of a symmetric matrix without negative ones."""
+    """The largest eigenvalue of a symmetric matrix that has no negative one."""
     return max(0.0, float(np.linalg.eigvalsh(matrix)[-1]))
 
 
@@ -182,8 +182,8 @@ def spectral_bound(query: Law, key: Law, query_width: int, key_width: int, *, ro
     """The largest <q, k> over all inputs of length sqrt(m).
 
     With q = W_q x + b_q and k = W_k y + b_k the product is x' W_q' W_k y and three terms with biases; the largest
-    singular value of W_q' W_k is the root of the largest eigenvalue of S_q S_k. A rotation R between the two spoils
-    this: W_q' R W_k may be larger than W_q' W_k. It cannot make q or k longer, so |q| |k| holds for every rotation.
+    singular value of W_q' W_k is the root of the largest eigenvalue of S_q S_k. With a rotation R between the two this
+    fails: W_q' R W_k may be larger than W_q' W_k. R cannot make q or k longer, so |q| |k| holds for every rotation.
 
     >>> unit = Law(np.zeros(2), np.eye(2))
     >>> spectral_bound(unit, unit, 2, 2, rotated=False), spectral_bound(unit, unit, 2, 2, rotated=True)

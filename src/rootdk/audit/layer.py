@@ -1,4 +1,4 @@
-"""LayerReading: what one attention layer did in one forward pass, head by head, and what theory sets beside it."""
+"""LayerReading: what one attention layer did in one forward pass, head by head, and what theory predicts for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
     Tensor = Any  # so that typing.get_type_hints works without torch
 
 Numbers = NDArray[np.float64]
-# What becomes of the rows of a head: one number, which is what a metric is, or what one is made of (min_score).
+# How the rows of a head become one number: a metric, or a part of one (min_score).
 Kind = Literal["max", "min", "mean", "median"]
 KINDS: dict[str, Kind] = {
     "logit_deviation": "median",
@@ -40,11 +40,11 @@ KINDS: dict[str, Kind] = {
 }
 
 # Rows with fewer keys say little: their entropy, their trace and their deviation are small whatever the model does. And
-# a handful of rows is one sentence's accident.
+# a handful of rows may come from one unusual sentence.
 MIN_KEYS, MIN_ROWS = 16, 32
 # A head whose weight lies on the sink or on the first key rests; its sharpness is judged by the keys apart from that.
 RESTING = 0.5
-# Where so little is left apart from the sink, the rest is rounding.
+# If less weight than this is left apart from the sink, its distribution is rounding error.
 _LEFT = 1e-3
 # p_max > .99 if and only if sum p^2 > .9801 (the rest on many keys) to .9802 (on one).
 _SATURATED = 0.98015
@@ -52,13 +52,13 @@ _SATURATED = 0.98015
 
 @dataclass(frozen=True, slots=True)
 class Pointed:
-    """The key that most rows point at, of each batch entry and head, by some dozen rows that are evenly spread.
+    """For each batch entry and head the key that most rows point at, from some dozen rows that are evenly spread.
 
     key     its place, (entries, heads)
     share   of the rows whose largest weight is on it
     mass    the mean weight that rows give it; NaN, like share, where no row sees enough keys
 
-    Of a reading on a GPU they are tensors there, until somebody looks.
+    For a reading on a GPU they are tensors there, until they are used.
     """
 
     key: Tensor | NDArray[Any]
@@ -66,7 +66,7 @@ class Pointed:
     mass: Tensor | NDArray[Any]
 
     def columns(self) -> dict[str, Numbers]:
-        """The metrics of it, (heads, entries) each; a mean over the entries is the number of a head."""
+        """Its metrics, (heads, entries) each; a mean over the entries is the number of a head."""
         parts = {"top_key_share": self.share, "top_key_mass": self.mass}
         return {name: np.atleast_2d(fetched(part)).T for name, part in parts.items()}
 
@@ -78,10 +78,10 @@ class LayerReading:
     reading       of the logits that enter the softmax: after scale, cap and bias
     scores        of the logits after the scale, before cap and bias; the same object where there is neither
     first_weight  the weight of the first key, row by row
-    pointed       the key that most of some rows point at, head by head; None if unknown
+    pointed       the key that most of the sampled rows point at, head by head; None if unknown
     digested      the two numbers per head of `digest`, where the device has computed them already
     silent        head by head, whether all that it returned is 0; None if unknown
-    scale         what the scores were multiplied by; measured, where the output shows another than the call
+    scale         what the scores were multiplied by; measured, if the output shows another scale than the call gave
     mismatch      how far the output of the model is from softmax(...) V in a row that was looked at; NaN if unknown
     sampled       whether only some of the query rows were read
 
@@ -150,9 +150,9 @@ class LayerReading:
         return int(_by_head(self.reading.keys).max(initial=0))
 
     def columns(self, most_keys: int | None = None) -> dict[str, Numbers]:
-        """What the metrics are made of, (heads, rows) each, NaN where a row does not count; KINDS says what follows.
+        """The rows behind the metrics, (heads, rows) each, NaN where a row does not count; KINDS says how they combine.
 
-        most_keys   of the longest row, if that was read in another process
+        most_keys   how many keys the longest row has, if that was read in another process
         """
         reading, scores = self.reading, self.scores
         used = self._used if most_keys is None else self._enough(most_keys)
@@ -178,7 +178,7 @@ class LayerReading:
             "jacobian_trace": counted(reading.jacobian_trace),
             "min_log_sum_exp": finite(reading.log_sum_exp),
             "sink_mass": counted(weight),
-            # A cap makes a finite logit of an infinite score.
+            # A cap turns an infinite score into a finite logit.
             "non_finite": np.fmax(_by_head(reading.non_finite), _by_head(scores.non_finite)),
             **(self.pointed or Pointed(*3 * [np.full((1, self.heads), math.nan)])).columns(),
         }
@@ -209,9 +209,9 @@ class LayerReading:
 
     @cached_property
     def digest(self) -> tuple[Any, Any]:
-        """Per head the largest logit and the mean of entropy / ln n: what a trend is made of, without a median.
+        """Per head the largest logit and the mean of entropy / ln n: the input of a trend, without a median.
 
-        Of a reading on another device than the CPU they are tensors there: to fetch them would be to wait for it.
+        For a reading on another device than the CPU they are tensors there: fetching them would wait for the device.
         """
         if self.digested is not None:
             return self.digested
@@ -240,7 +240,7 @@ class LayerReading:
 
 
 def digest_on_device(reading: Reading) -> tuple[Any, Any]:
-    """`LayerReading.digest` in few of torch's operations, each of which is a launch; -inf where no logit is known."""
+    """`LayerReading.digest` in few torch operations, since each launches a kernel; -inf where no logit is known."""
     entropy, keys, largest = (t.movedim(-2, 0).flatten(1) for t in (reading.entropy, reading.keys, reading.max))
     if keys.shape[1] == 0:
         nothing = largest.new_full((len(keys),), math.nan)
@@ -265,7 +265,7 @@ def finished(numbers: dict[str, Numbers], scale: float, softcap: float | None, d
 
 
 def over_rows(kind: Kind, rows: Numbers) -> Numbers:
-    """One number for each head of (heads, rows); NaN rows do not count, and a head without others is NaN.
+    """One number for each head of (heads, rows); NaN rows do not count, and a head with only such rows is NaN.
 
     >>> over_rows("median", np.array([[1.0, np.nan, 5.0], [np.nan] * 3])).tolist()
     [3.0, nan]
@@ -302,8 +302,8 @@ def _by_head(field: Any) -> Numbers:
 def baseline(layer: LayerReading) -> dict[str, float]:
     """The theory for components of q and k that are independent, of mean 0 and variance 1, as after a norm.
 
-    A gate at initialisation, where a healthy layer lies near it or, with small initial weights, below; after training
-    logits are not Gaussian and it only shows how far the layer has gone. Empty where d_k or the scale is not known.
+    A limit at initialisation: a healthy layer lies near it or, with small initial weights, below. After training logits
+    are not Gaussian, and it only shows how far the layer has moved. Empty where d_k or the scale is not known.
     """
     if layer.d_k < 1 or layer.keys < 2 or not math.isfinite(layer.scale) or abs(layer.scale) > 1e6:
         return {}

@@ -1,11 +1,11 @@
-"""How much of a checkpoint is read: every limit of the audit, each with what real models need, and fields within them.
+"""Limits on how much of a checkpoint is read, each with what real models need, and fields read within them.
 
-What lies beyond is refused in one line before any work is done, so that a file can cost neither memory nor hours. What
-lies within is merely large: a bar shows how far it is, and Ctrl-C ends it.
+Anything beyond a limit is refused in one line before any work is done, so that a file can cost neither memory nor
+hours. Within the limits work may take long: a progress bar shows how far it is, and Ctrl-C ends it.
 
-The fields of a JSON object that somebody else wrote are read each with its type and its range. One that is absent, or
-null, is None. One that is something else than it must be is one line of error: the file, the field, what was expected
-and what came.
+The fields of a JSON object that somebody else wrote are each read with a type and a range. One that is absent, or null,
+is None. One of another type or out of range is an error in one line: the file, the field, what was expected and what
+came.
 """
 
 import math
@@ -42,9 +42,9 @@ LARGEST_GRAMS = 16 * 2**20  # bytes of matrices that are held at a time where th
 LARGEST_BLOCK = 2**19  # numbers of one block of weights
 
 LARGEST_TEXT = 16 * 2**20  # characters of --text
-# What a model that is run may hold over what its weights have: tied weights count twice, buffers come on top.
+# How much more than its weights a model that is run may hold: tied weights count twice, buffers are added.
 MOST_GROWTH = 3.0
-SMALL_MODEL = 2**26  # numbers that a model may hold whatever its weights have
+SMALL_MODEL = 2**26  # numbers that any model may hold, however few its weights have
 
 
 _REPR = reprlib.Repr()
@@ -54,7 +54,7 @@ _REPR.maxlevel = 2
 
 
 class Fields:
-    """One JSON object. `name` is where it comes from, as errors call it.
+    """One JSON object. `name` says in errors where it comes from.
 
     >>> fields = Fields({"heads": 4, "scale": "x", "cap": None}, "config.json")
     >>> fields.whole("heads", 1, 64), fields.number("cap")
@@ -72,7 +72,7 @@ class Fields:
         return self._values.get(key) is not None
 
     def first(self, keys: Iterable[str]) -> str | None:
-        """The first of the keys that is there."""
+        """The first of the keys that is present."""
         return next((key for key in keys if key in self), None)
 
     def whole(self, key: str, least: int, most: int) -> int | None:
@@ -117,12 +117,12 @@ class Fields:
         return Fields(value, f"{self.name}: {key}") if value else None
 
     def entry(self, key: str, index: int) -> Any:
-        """One entry of a list; None where there is no list, or none so long."""
+        """One entry of a list; None if there is no list, or it is too short."""
         value = self._values.get(key)
         return value[index] if isinstance(value, list) and 0 <= index < len(value) else None
 
     def updated(self, values: "Fields | None") -> "Fields":
-        """The same with other values for some fields; nothing is copied but those."""
+        """The same with other values for some fields; the others are not copied."""
         if values is None:
             return self
         chosen: Any = [values._values, self._values]  # noqa: SLF001 -- maps that are only read
@@ -135,7 +135,7 @@ class Fields:
         return self.updated(Fields(chosen, self.name)) if chosen else self
 
     def leaves(self) -> Iterator[tuple[str, str, Any]]:
-        """Every value at any depth that is no object and no list: its place, its own key, and the value."""
+        """Every value at any depth that is neither object nor list: its place, its own key, and the value."""
         waiting: list[tuple[str, str, Any]] = [(str(key), str(key), value) for key, value in self._values.items()]
         while waiting:
             place, key, value = waiting.pop()
@@ -152,7 +152,7 @@ class Fields:
 
 
 def came(value: Any) -> str:
-    """What a field is instead, in a few words."""
+    """What came instead of the expected value, in a few words."""
     if isinstance(value, float) and math.isinf(value):
         return f"{value} (beyond float64)"
     return shown_text(_REPR.repr(value), 120)

@@ -1,4 +1,4 @@
-"""What of an audit is shown, in every view of it: the metrics in their order, short names, findings in groups."""
+"""What every view of an audit shows: the metrics in their order, short names, findings in groups."""
 
 import math
 import re
@@ -14,9 +14,9 @@ from .thresholds import LAYERS as _LAYERS
 
 _LISTED = 8
 _SAME = ("severity", "metric", "threshold", "source")
-# A note on more groups of heads than this names the layers only: a person reads no further, and JSON has them all.
+# A note on more groups of heads than this names only the layers: nobody reads a longer list, and JSON has them all.
 _MOST_PLACES = 3
-# The number in a remedy that is another one in every layer.
+# The number in a remedy that differs from layer to layer.
 _OWN_NUMBER = re.compile(r"(?<=divide the scale by )[0-9.e+-]*[0-9]")
 
 
@@ -92,7 +92,7 @@ def grid(layers: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
 
 
 def short_names(names: Sequence[str], width: int = 80) -> list[str]:
-    """Module paths by what tells them apart: parts that all of them share are left out, long words are cut.
+    """Module paths shortened to what distinguishes them: parts that all of them share are left out, long words are cut.
 
     >>> short_names(["bert.layer.0.attention.self", "bert.layer.1.attention.self"])
     ['0', '1']
@@ -111,15 +111,15 @@ def short_names(names: Sequence[str], width: int = 80) -> list[str]:
     if max(map(len, shortened), default=0) <= width:
         return shortened
     shortened = [".".join(word if word.isdigit() else word[:3] for word in words) for words in parts]
-    # Where even that is too long the end tells more than the beginning.
+    # If even that is too long, keep the end, which distinguishes better than the beginning.
     return [name if len(name) <= width else "…" + name[1 - width :] for name in shortened]
 
 
 @dataclass(frozen=True, slots=True)
 class FindingGroup:
-    """One threshold, and all that crossed it.
+    """One threshold, and all findings that crossed it.
 
-    value, limit   in as many digits as tell them apart. The limit of a note that only states a number is empty.
+    value, limit   with enough digits to tell them apart. The limit of a note that only states a number is empty.
     """
 
     severity: str
@@ -179,7 +179,7 @@ def _together(remedy: str, findings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _against(values: Sequence[float], limit: float) -> tuple[str, str]:
-    """The range of the values, and the limit, in as many digits as tell them apart.
+    """The range of the values, and the limit, with enough digits to tell them apart.
 
     >>> _against([2.1, 3.0], 2.0), _against([2.7791], 2.7784)
     (('2.1 to 3', '2'), ('2.779', '2.778'))
@@ -199,7 +199,7 @@ def _range(values: Sequence[float], show: Callable[[float], str] = rendering.bri
 
 
 def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], brief: bool = False) -> str:
-    """Layers with their heads; layers of which the same is said are named together."""
+    """Layers with their heads; layers for which the same holds are named together."""
     heads: dict[str, list[int]] = {}
     for finding in findings:
         heads.setdefault(finding["layer"], [])

@@ -20,7 +20,7 @@ from .siblings import decayed_heads, unevenness
 
 BLOCKS = ("c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj", "to_qkv", "W_pack")
 BY_KEY_HEAD = ("query_key_value",)
-# Modules of transformers that use one of these names for an order of their own.
+# Modules of transformers that use one of these names for another order.
 OTHER_ORDER = ("CodeGenAttention", "GPTBigCodeAttention")
 
 
@@ -46,8 +46,8 @@ def gains_of(module: Any) -> tuple[Gain, Gain] | None:
 def gain_bound_of(model: Any, reading: Any) -> float:
     """scale d max|g_q| max|g_k|: no logit of normed q and k is larger. NaN where the layer has no QK-norm.
 
-    d is that of a head. Where the norm goes over all heads together, one head can hold more than its share of the
-    length; the number is then what an even spread allows, and not a bound.
+    d is that of a head. If the norm goes over all heads together, one head can hold more than its share of the length;
+    the number then assumes an even spread, and is no bound.
     """
     module = module_at(model, reading.name)
     gains = None if module is None else gains_of(module)
@@ -58,7 +58,7 @@ def gain_bound_of(model: Any, reading: Any) -> float:
 
 
 def facts_of_weights(model: Any, reading: Any) -> dict[str, Any]:
-    """What `siblings` compares, of the weights of one layer; without what is not known, or not at hand as numbers."""
+    """What `siblings` compares, from the weights of one layer; unknown or unreadable numbers are left out."""
     module = module_at(model, reading.name)
     if module is None or "#" in reading.name:
         return {}
@@ -75,7 +75,7 @@ def facts_of_weights(model: Any, reading: Any) -> dict[str, Any]:
     )
     if held is not None and type(module).__name__ not in OTHER_ORDER:
         facts["unevenness"] = max(_unevenness(held.query), _unevenness(held.key))
-        # What QK-norm makes of W is its gain.
+        # With QK-norm the gain takes the place of the size of W.
         squares = [_squares(part) for part in (held.query, held.key)]
         outputs = [sum(places.stop - places.start for places in part.places) for part in (held.query, held.key)]
         sizes = [math.sqrt(sum(of) / max(by, 1)) for of, by in zip(squares, outputs, strict=True)]
@@ -96,7 +96,7 @@ def _unevenness(part: "Part") -> float:
 
 
 def _squares(part: "Part") -> list[float]:
-    """The squared size of what white input of size 1 makes of a projection, head by head: of its rows, with bias."""
+    """Per head, the squared size of a projection's output for white input of size 1: of its rows, with bias."""
     squares = [0.0] * len(part.places)
     for parameter in part.parameters:
         held = parameter.detach()
@@ -109,12 +109,12 @@ def _squares(part: "Part") -> list[float]:
 
 
 def _plain(tensor: Any) -> bool:
-    """Whether its numbers are at hand: not sharded, not on the meta device, not packed integers."""
+    """Whether its numbers can be read: not sharded, not on the meta device, not packed integers."""
     return not hasattr(tensor, "full_tensor") and not tensor.is_meta and tensor.is_floating_point()
 
 
 def root_mean_square(gain: Any, offset: float) -> float:
-    """Of the gain of a norm; NaN where its numbers are not at hand."""
+    """The root mean square of the gain of a norm; NaN if its numbers cannot be read."""
     return float((gain.detach().double() + offset).square().mean().sqrt()) if _plain(gain) else math.nan
 
 
@@ -141,7 +141,7 @@ def _offset(norm: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What holds one side, q or k: parameters whose axis `axis` runs over places, and the places of every head.
+    """The parameters of one side, q or k, whose axis `axis` runs over places, and the places of every head.
 
     shared   one set of places for all heads, as the gain of a norm over the components of a head is
     offset   the model multiplies by the parameter plus this
@@ -154,14 +154,14 @@ class Part:
     offset: float = 0.0
 
     def multiply_(self, factors: NDArray[Any]) -> None:
-        """Scale every head by its factor; where they share, by the smallest."""
+        """Scale every head by its factor; heads that share places, by the smallest factor."""
         import torch
 
         chosen = [factors.min()] if self.shared else factors
         for parameter in self.parameters:
             whole = parameter.data
             axis = self.axis if whole.dim() > 1 else 0
-            # Of the whole axis, ones elsewhere: also where every process holds some of the rows.
+            # Factors for the whole axis, 1 at other places: this also works where every process holds some of the rows.
             along = torch.ones(whole.shape[axis], dtype=torch.promote_types(whole.dtype, torch.float32))
             for places, factor in zip(self.places, chosen, strict=True):
                 along[places] = float(factor)
@@ -208,9 +208,9 @@ class Projections:
 
 
 def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections:
-    """Those of a module with so many query heads of so many components; an error names the layer where none are found.
+    """The projections of a module with so many query heads of so many components; an error if none are found.
 
-    d_k   0 where it is not known: then what the module says of itself, or as many key heads as heads
+    d_k   0 where it is not known: then what the module itself gives, or as many key heads as heads
     """
     d_k = d_k or _head_size(module)
     gains = gains_of(module)
@@ -241,7 +241,7 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
 
 
 def _check(projections: Projections, heads: int, layer: str) -> None:
-    """What would be clipped must be what the model multiplies with."""
+    """The parameters to be clipped must be those that the model multiplies with."""
     sizes = {places.stop - places.start for places in (*projections.query.places, *projections.key.places)}
     key_heads = len(projections.key.places)
     if len(sizes) != 1 or min(sizes) < 1 or projections.group < 1 or key_heads * projections.group != heads:
@@ -333,7 +333,7 @@ def _latent(module: Any, heads: int, layer: str) -> Projections:
 
 
 def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projections:
-    """After a norm the size of W_q is without effect: what counts is the gain."""
+    """After a norm the size of W_q has no effect: only the gain counts."""
     split = _split(module, heads) or _fused(module, heads, d_k)
     kv_heads = heads // split.group if split else heads
     parts = []

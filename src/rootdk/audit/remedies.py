@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     Module = Watch = Any  # so that typing.get_type_hints works without torch
 
-# Of each layer the largest score of every head, and d_k.
+# {layer: (the largest score of every head, d_k)}.
 Largest = dict[str, tuple[NDArray[np.float64], int]]
 
 
@@ -41,15 +41,15 @@ def qk_clip_(
     layers     the layers that may be changed, by the names of the readings; all unless given
 
     With S_h the largest scale*<q, k> of head h and gamma_h = min(1, tau / S_h), the rows of head h in W_q and W_k (and
-    their biases) are multiplied so that the product of both factors is gamma_h: by its root each; heads that share a
-    key head scale that by the largest of their roots, and W_q takes the rest. Where q and k are normed the gains are
-    scaled instead; one gain for all heads takes the smallest gamma. In latent attention (MLA) rotated keys are shared
-    by all heads and stay: the rotated rows of a head's W_q take gamma_h, its other rows and those of its keys the root.
-    A largest logit of 0 or less clips nothing. Weights may be sharded (DTensor): call it in every process, with the
-    largest scores of all.
+    their biases) are multiplied so that the product of both factors is gamma_h: each takes its square root. Where heads
+    share a key head, its rows take the largest of their roots, and W_q takes the rest. Where q and k are normed the
+    gains are scaled instead; one gain for all heads takes the smallest gamma. In latent attention (MLA) rotated keys
+    are shared by all heads and stay: the rotated rows of a head's W_q take gamma_h, its other rows and those of its
+    keys the root. A largest logit of 0 or less clips nothing. Weights may be sharded (DTensor): call it in every
+    process, with the largest scores of all.
 
-    S_h is before cap and bias: those stay. Read with `rows=`, S_h is the largest of the rows that were read, and others
-    may lie above tau. Where several layers are clipped at once the later ones get another input, so that they come out
+    S_h is taken before cap and bias, which stay. Read with `rows=`, S_h is the largest of the rows that were read, and
+    others may lie above tau. If several layers are clipped at once, later ones get another input, so they come out only
     near tau; clip again if one lies above.
 
     Returns {layer: gamma of each head} for the layers that were changed.
@@ -113,8 +113,8 @@ def recommend_scale(reading: LayerReading, deviation: float = 1.0) -> float:
 
         scale * deviation / std,    std the median over heads and rows of scale*<q, k>, before cap and bias
 
-    1 is what 1/sqrt(d_k) gives for q and k of variance 1. For a model that was not trained yet: a trained one has
-    weights that fit the scale they were trained with.
+    A deviation of 1 is what 1/sqrt(d_k) gives for q and k of variance 1. Use it for a model that was not trained yet: a
+    trained one has weights that fit the scale of its training.
 
     >>> import torch, rootdk
     >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
@@ -161,7 +161,7 @@ def _metrics(reading: Any) -> dict[str, NDArray[np.float64]]:
 
 
 def largest_scores(readings: Any) -> Largest:
-    """Of every module the largest score of each head, over all its runs, and d_k."""
+    """For every module the largest score of each head over all its runs, and d_k."""
     if not isinstance(readings, Mapping):
         raise ArgumentTypeError(
             f"readings: must be a Watch or a mapping from layer to LayerReading, got {type(readings).__name__}"

@@ -1,4 +1,4 @@
-"""Audit: what weights, or a run, or both show of a model's attention. One result, whoever made it.
+"""Audit: what weights, a run, or both show about a model's attention. One type of result for all of them.
 
 A layer holds the numbers of its heads and, where the model ran, the baseline of theory and the facts of the call. A
 Finding is one number outside its range. The order of severities is here and nowhere else.
@@ -28,7 +28,7 @@ SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 VERDICTS: tuple[Verdict, ...] = ("critical", "warning", "unjudged", "healthy")
 # As a person reads them.
 WORDS = {"unjudged": "too little to judge"}
-# What weights alone say of an input that no trained model has: beside a run that was judged, no more than a note.
+# Metrics predicted from weights for white input, which no trained model has; beside a judged run at most a note.
 _PREDICTIONS = frozenset(
     {"predicted_deviation", "predicted_over_others", "typical_prediction", "predicted_cap_ratio"}
     | {"flat_prediction", "gain_bound", "spectral_bound"}
@@ -70,7 +70,7 @@ def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
-    """The worst severity; notes do not count. Whether there was enough to judge is for the Audit to say.
+    """The worst severity; notes do not count. `Audit.verdict` says whether there was enough to judge.
 
     >>> verdict_of([])
     'healthy'
@@ -85,7 +85,7 @@ class LayerAudit:
 
     name       its path in the model
     heads      {metric: value} for every query head
-    baseline   {metric: what theory says of random q and k}
+    baseline   {metric: what theory predicts for random q and k}
     facts      of the call that was read: scale, d_k, dtype, ...
     trend      how its numbers moved over the steps of a run; empty where too few are known
 
@@ -102,7 +102,7 @@ class LayerAudit:
 
     @property
     def judged(self) -> bool:
-        """False where it ran, and on too few rows or keys to say anything."""
+        """False if the layer ran on too few rows or keys to say anything."""
         return bool(self.facts.get("enough", True))
 
     @property
@@ -115,13 +115,13 @@ class LayerAudit:
         return [head.get(metric, math.nan) for head in self.heads]
 
     def merge(self, other: LayerAudit) -> LayerAudit:
-        """The numbers of both, those of `other` where both have one."""
+        """The numbers of both; where both have one, that of `other`."""
         heads = tuple({**mine, **others} for mine, others in zip(self.heads, other.heads, strict=True))
         mappings = ({**getattr(self, name), **getattr(other, name)} for name in ("baseline", "facts", "trend"))
         return LayerAudit(self.name, heads, *mappings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; a number that there is none of is null."""
+        """Plain values; a missing number is null."""
         trend = {"trend": self.trend} if self.trend else {}
         values = {"heads": self.heads, **self.facts, "baseline": self.baseline, **trend}
         return {"name": self.name} | {name: _plain(value) for name, value in values.items()}
@@ -129,7 +129,7 @@ class LayerAudit:
 
 @dataclass(frozen=True, repr=False)
 class Audit:
-    """What an audit says. `print` shows it as a table, and so does a notebook.
+    """The result of an audit. `print` shows it as a table, and so does a notebook.
 
     layers     one LayerAudit for each attention module that was read
     findings   every number outside its range, the worst first
@@ -151,13 +151,13 @@ class Audit:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the whole model: the worst finding; notes leave it healthy. "unjudged" where no layer had enough rows."""
+        """The worst finding of the whole model; notes leave it healthy. "unjudged" if no layer had enough rows."""
         worst = verdict_of(self.findings)
         silent = bool(self.layers) and not any(layer.judged for layer in self.layers)
         return "unjudged" if worst == "healthy" and silent else worst
 
     def verdict_on(self, layer: str, head: int | None = None) -> Verdict:
-        """Of one layer, or of one head by the findings that name it."""
+        """The verdict on one layer, or on one head from the findings that name it."""
         worst = verdict_of(
             finding for finding in self.findings if finding.layer == layer and (head is None or finding.head == head)
         )
@@ -171,11 +171,11 @@ class Audit:
         return [name for name in names if self.verdict_on(name) in ("warning", "critical")]
 
     def merge(self, run: Audit) -> Audit:
-        """One audit of two: this one of the weights, and one of a run of the same model.
+        """Join two audits: this one of the weights, and one of a run of the same model.
 
-        A layer that both know by the same path, with as many heads, has the numbers of both; no finding comes twice,
-        and where both have one of the same head and metric, that of the run counts. Where the run was judged, a
-        prediction or a bound from weights is a note that says what was measured.
+        A layer that both have under the same path, with equally many heads, gets the numbers of both. No finding comes
+        twice; where both have one of the same head and metric, that of the run counts. If the run was judged, a
+        prediction or a bound from weights becomes a note that says what was measured.
 
         >>> weights = Audit([LayerAudit("a", [{"predicted_deviation": 1.0}])], [])
         >>> run = Audit([LayerAudit("a", [{"max_logit": 2.0}])], [])
@@ -206,7 +206,7 @@ class Audit:
         )
 
     def beside(self, finding: Finding) -> Finding:
-        """A finding of the same model's weights, as it stands beside this run."""
+        """A finding from the same model's weights, as it is reported beside this run."""
         ran = [layer for layer in self.layers if layer.judged and finding.layer in ("", layer.name)]
         largest = [value for layer in ran for value in layer.of("max_logit") if not math.isnan(value)]
         if finding.metric not in _PREDICTIONS or not largest:
@@ -215,7 +215,7 @@ class Audit:
         return replace(finding, severity="note", remedy=remedy)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; a number that there is none of is None."""
+        """Plain values, ready for JSON; a missing number is None."""
         return {
             "schema_version": SCHEMA_VERSION,
             "verdict": self.verdict,

@@ -1,8 +1,8 @@
-"""Audits of what is run here: a transformers folder, and a small model that ships as code.
+"""Audits of models that are run here: a transformers folder, and a small model that is part of the package.
 
 run_checkpoint() loads the folder from safetensors and watches one forward pass. demonstrate() shows without torch what
 an audit finds: several scale rules get the same blocks of attention with the same random weights, of variance one over
-their inputs, on the same random tokens; so a difference between two of them is the rule's doing.
+their inputs, on the same random tokens; so a difference between two of them comes from the rule.
 """
 
 import math
@@ -31,8 +31,8 @@ from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL, came
 from .result import Audit, LayerAudit, Phase, worst_first
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-# Fields of a config that say how many modules are built, and those that say how wide: by parts of their names, since
-# every family has its own. A length is not among the latter: rotary embeddings have none in their weights.
+# Fields of a config for the number of modules, and those for their widths: recognised by parts of their names, since
+# every family has its own. A length is not among the widths: with rotary embeddings no weight has that size.
 _MODULES = re.compile("layers?$|_layers?_|experts?$|blocks$|depth")
 _WIDTHS = re.compile("size|dim|head|embd|inner|bucket|label|vocab|hidden|channel|width|rank|d_model|d_ff|state|num")
 _NO_WIDTHS = re.compile("position|length|len$|window|token|theta|chunk|_id$|_ids$")
@@ -54,8 +54,8 @@ def run_checkpoint(
 ) -> Audit:
     """Load a model folder of transformers, run one text or random tokens through it, and judge what was read.
 
-    text     goes through the tokenizer of the folder, and is cut to what the model takes
-    tokens   how many random ones, from `seed`; exactly one of the two must be given
+    text     goes through the tokenizer of the folder, and is cut to the longest input of the model
+    tokens   how many random tokens, from `seed`; exactly one of text and tokens must be given
 
     Only safetensors are loaded, nothing is fetched, and no code that comes with the model runs.
     """
@@ -110,8 +110,8 @@ def _libraries() -> tuple[Any, Any]:
 def _check_sizes(folder: Path) -> float:
     """How many numbers the model may hold; an error if its config asks for more than its weights have.
 
-    A config can ask for any number of layers and any vocabulary, and a library that believes it builds them. What the
-    weights do not have need not be built. Code is refused too: an implementation of attention can be the name of a
+    A config can ask for any number of layers and any vocabulary, and a library that trusts it builds them. Anything
+    larger than the weights need not be built. Code is refused too: an implementation of attention can be the name of a
     repository, from which it would be fetched and run.
     """
     config, tensors = Config.beside(folder).fields, find_tensors(folder)
@@ -172,7 +172,7 @@ def _one_line(message: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
-    """Without the library's own bar, as there is one already or none is wanted, and without its words from files."""
+    """Without the library's own progress bar, and without its messages, which may quote files."""
     before, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity(logging.CRITICAL)
@@ -236,7 +236,7 @@ def demonstrate(
                 progress(name, (number * LAYERS + layer) / (len(rules) * LAYERS))
             reading, predicted, out = _attend(draw, tokens, name, scaling.rule(rule))
             tokens = tokens + out
-            findings += [  # here is no model whose weights could be clipped: the scale is what there is to change
+            findings += [  # no model's weights can be clipped here: only the scale can change
                 replace(finding, remedy=finding.remedy.partition(", or make W_q")[0])
                 for finding in findings_of(reading, "init")
             ]
@@ -273,5 +273,5 @@ def _heads(projected: Floats) -> Floats:
 
 
 def _laws(weight: Any) -> list[Law]:
-    """Of the queries or keys that these weights make, head by head."""
+    """The laws of the queries or keys that these weights make, head by head."""
     return [Law(np.zeros(D_K), head.T @ head) for head in np.split(weight.astype(np.float64), HEADS, axis=1)]

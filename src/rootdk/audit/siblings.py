@@ -1,21 +1,21 @@
 """A layer beside the others of its model, and a head beside the others of its layer.
 
-What is right for a number depends on the model; that layers of one model are of one kind does not. Compared are layers
-whose paths differ in numbers only: a decoder's cross attention, or a part that sees, is another kind.
+The right value of a number depends on the model, but layers of one model should be alike. Layers are compared whose
+paths differ in numbers only: a decoder's cross attention, or a part for vision, is another kind.
 
-**As drawn.** Rows of W that were drawn at random have squared lengths that differ by chance alone, by sqrt(2/m) of
-their mean for m inputs, and so have columns. Training makes them differ by far more: it makes some directions matter. A
-layer within chance in all four, rows and columns of W_q and W_k, in a model whose other layers are not, was never
-trained, or was lost and drawn anew.
+**As drawn.** The squared lengths of rows of W that were drawn at random differ by chance alone, by sqrt(2/m) of their
+mean for m inputs, and so do those of columns. Training makes them differ far more, because some directions become
+important. A layer within chance in all four, rows and columns of W_q and W_k, in a model whose other layers are not,
+was never trained, or was lost and drawn again.
 
-**What a layer is given.** A norm before the projections holds its size; the first layer of a stack that has none there
-gets embeddings of any size. Where only weights are known, a layer whose norm is not known says nothing of the size of
-its logits, and the first one is not of one kind with the others. In a run, a layer that stands out although its W_q and
-W_k are no larger than those of the others has a larger input: it learned to be sharp, and that is a note.
+**Size of the input.** A norm before the projections fixes the size of their input; without one, the first layer of a
+stack gets embeddings of any size. From weights alone, a layer whose norm is not known shows nothing about the size of
+its logits, and the first layer cannot be compared with the others. In a run, a layer that stands out although its W_q
+and W_k are no larger than those of the others has a larger input: it learned to be sharp, and that is a note.
 
-**Gains.** Those of norms change slowly with depth. One that is far above both of its neighbours stands alone: by three
-usual steps from layer to layer, and by a factor of 1.6 at least. Where q and k are normed, the norm before W_q and W_k
-says nothing of the logits: QK-norm divides its gain out again, and so models learn any.
+**Gains.** The gains of norms change slowly with depth. A gain stands out if it is above both of its neighbours by three
+usual steps from layer to layer, and by a factor of at least 1.6. Where q and k are normed, the gain of the norm before
+W_q and W_k shows nothing about the logits: QK-norm divides it out again, so models learn any value.
 """
 
 import math
@@ -34,30 +34,31 @@ from .thresholds import judge
 _ERRORS = 3.0
 # How far above chance the median of the other layers must lie, before a layer within chance says anything.
 _TRAINED = 1.2
-# By what factor a layer may at least, and at most, lie above the median of the others, however alike they are or not.
+# The smallest and the largest factor by which a layer may lie above the median of the others, whatever their spread.
 _ALLOWED = (6.0, 20.0)
-# Up to this factor above the median of the others W_q and W_k are like theirs.
+# W_q and W_k up to this factor above the median of the others count as like theirs.
 _ALIKE = 2.0
-# Below this share of the largest head, W_q and W_k are next to nothing: their product, its square, is far below what
-# makes a head flat.
+# Below this share of the largest head, W_q and W_k count as decayed: their product has the square of this share, far
+# below what makes a head flat.
 _DECAYED = 1e-3
-# A layer whose logits differ by less is at rest, and no measure for others.
+# A layer whose logits differ by less is at rest, and others are not compared with it.
 _AT_REST = 1e-3
-# What the size of the input alone can make, in a run.
+# Metrics of a run that a large layer input alone can raise.
 _BY_INPUT = ("measured_over_others", "jacobian_trace", "logit_lead")
-# So few layers have no usual value.
+# Fewer layers than this have no usual value.
 _FEWEST = 3
-# Of the norm before the projections; and the root of the product of those of QK-norm, which is what logits see of them.
+# The gain of the norm before the projections; and the root of the product of the gains of QK-norm, on which logits
+# depend.
 _GAINS = ("input_gain", "product_gain")
-# Of how many steps from layer to layer a usual one is known, and how many of those a gain may lie above its neighbours;
-# what is less than this factor is always allowed.
+# How many steps from layer to layer are needed to know the usual one; how many usual steps a gain may lie above its
+# neighbours; the factor that is always allowed.
 _FEWEST_STEPS, _STEPS, _LEAST_GAIN = 3, 3.0, 1.6
 
 
 def unevenness(
     rows: NDArray[np.float64], columns: NDArray[np.float64], gain: NDArray[np.float64] | None = None
 ) -> float:
-    """How far squared lengths of the rows and columns of W spread, over what chance allows; up to 1 is chance.
+    """How far squared lengths of the rows and columns of W spread, divided by what chance allows; up to 1 is chance.
 
     gain   what the inputs were multiplied by before the lengths of the rows were taken
 
@@ -80,15 +81,15 @@ def unevenness(
 
 
 def input_known(layer: LayerAudit) -> bool:
-    """Whether the size of what becomes queries and keys is known: by the norm before, or because they are normed."""
+    """Whether the size of the projections' input is known, by the norm before; or does not matter, with QK-norm."""
     return "input_gain" in layer.facts or layer.normed
 
 
 def by_input(findings: Sequence[Finding], layers: Sequence[LayerAudit]) -> list[Finding]:
     """The findings of a run, with a note in place of a warning where a layer is sharp by the size of its input alone.
 
-    That is where W_q and W_k, with their biases, are like those of the other layers of their kind, and most of those
-    are not as sharp: if they were, it would be no matter of one layer's input.
+    A layer is so if its W_q and W_k, with their biases, are like those of the other layers of its kind, and at most
+    half of the layers are sharp: if more were, the cause would not be the input of one layer.
     """
     result = list(findings)
     for kind in _kinds(layer for layer in layers if layer.judged):
@@ -114,7 +115,7 @@ def _noted(finding: Finding) -> Finding:
 
 
 def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> list[Finding]:
-    """All that stands out beside its like, in a run or in weights alone."""
+    """All findings from comparing layers of one kind, in a run or in weights alone."""
     metric = "measured_over_others" if measured else "predicted_over_others"
     findings: list[Finding | None] = []
     for kind in _kinds(layer for layer in layers if layer.judged):
@@ -122,7 +123,7 @@ def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> li
         uneven = [float(layer.facts.get("unevenness", math.nan)) for layer in kind]
         for place, layer in enumerate(kind):
             above = _above(middles[place], np.delete(middles, place))
-            if measured or place or input_known(layer):  # what the embeddings give is of any size
+            if measured or place or input_known(layer):  # embeddings can have any size
                 findings.append(judge(layer.name, None, metric, above, keys))
             if len(kind) >= _FEWEST and _mostly_above(_TRAINED, np.delete(uneven, place)):
                 findings.append(judge(layer.name, None, "unevenness", uneven[place], keys))
@@ -135,7 +136,7 @@ def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> li
 
 
 def flat_heads(layer: str, metric: str, deviations: Any, keys: int, decayed: Collection[int] = ()) -> list[Finding]:
-    """The heads whose logits do not differ while those of the others do; a note for those that training let decay."""
+    """The heads whose logits do not differ while those of the others do; a note for those whose weights decayed."""
     usual = _median(np.asarray(deviations, np.float64))
     if not usual > 0.0:
         return []
@@ -148,9 +149,9 @@ def flat_heads(layer: str, metric: str, deviations: Any, keys: int, decayed: Col
 
 
 def decayed_heads(queries: Sequence[float], keys: Sequence[float]) -> list[int]:
-    """The heads whose W_q and W_k are next to nothing beside those of others, both, and neither is zero.
+    """The heads whose W_q and W_k are both tiny beside those of other heads, and neither is zero.
 
-    The gradient of each is proportional to the other, so what training does not use decays on both sides; weights that
+    The gradient of each is proportional to the other, so weights that are not used decay on both sides; weights that
     were lost, or masked, are zero.
 
     queries, keys   the squared size of W_q and of W_k, one number for each query head
@@ -167,21 +168,22 @@ def decayed_heads(queries: Sequence[float], keys: Sequence[float]) -> list[int]:
 
 
 def _typical(layers: Sequence[LayerAudit], measured: bool, keys: int) -> list[Finding | None]:
-    """The median over the layers of a model: a fault of all of them shows nowhere else."""
+    """The median over the layers of a model: a fault that all layers share shows nowhere else."""
     judged = [layer for layer in layers if layer.judged and (measured or input_known(layer))]
     of_heads, metric = (
         ("score_deviation", "typical_deviation") if measured else ("predicted_deviation", "typical_prediction")
     )
-    # With QK-norm a scale of 1 makes sqrt(d_k) of unit gains, which models that have it begin with and shrink.
+    # With QK-norm, unit gains and scale 1 the logits have deviation sqrt(d_k); such models start there and training
+    # shrinks it.
     by_norm = [1.0 if measured else max(1.0, _middle(layer, "scale_ratio") * bool(layer.normed)) for layer in judged]
     known = zip(judged, by_norm, strict=True)
     middles = sorted(middle / by for layer, by in known if not math.isnan(middle := _middle(layer, of_heads)))
-    # The lower one of two in the middle: half of the layers is not the model.
+    # The lower one of two in the middle: a fault of half of the layers is not one of the whole model.
     return [judge("", None, metric, middles[(len(middles) - 1) // 2], keys)] if middles else []
 
 
 def _above(value: float, others: NDArray[np.float64]) -> float:
-    """value over the median of the others, over what their spread allows: e^(4 s), s the deviation of their logarithms.
+    """value / median of the others / what their spread allows: e^(4 s), s the deviation of their logarithms.
 
     s is 1.48 times the median distance from the median, which one other bad layer does not move.
     """
@@ -202,7 +204,7 @@ def _mostly_above(least: float, values: NDArray[np.float64]) -> bool:
 
 
 def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float:
-    """A gain over the larger one of the two nearest layers, over what is allowed; NaN where there are no two.
+    """A gain / the larger one of the two nearest layers / what is allowed; NaN where there are no two.
 
     Allowed is 1.6, or three usual steps where gains differ more from layer to layer. The usual step is the median
     |log ratio| of neighbours other than this layer.
@@ -224,7 +226,7 @@ def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float
 def _kinds(layers: Iterable[LayerAudit]) -> list[list[LayerAudit]]:
     kinds: dict[str, list[LayerAudit]] = {}
     for layer in layers:
-        # Two head widths in one model are two kinds: a scale that does not depend on them makes other logits.
+        # Layers of two head widths are two kinds: under a scale that does not depend on the width their logits differ.
         width = layer.facts.get("d_k", layer.of("d_k")[0] if layer.heads else math.nan)
         kinds.setdefault(f"{re.sub(r'[0-9]+', '#', layer.name)} {width}", []).append(layer)
     return list(kinds.values())

@@ -1,8 +1,8 @@
-"""Where a number stops being healthy: every cut as one row of data, with its source and what to do about it.
+"""Where a number stops being healthy: every limit as one row of data, with its source and what to do about it.
 
-A row belongs to one metric and says from where on a value is worth a note, a warning, or is critical. Cuts that
+A row belongs to one metric and gives the limit from which a value is a note, a warning, or critical. Limits that
 somebody published carry their source; the others are proposals of this project, checked on models that are known to be
-good (docs/audit.md), and say so.
+good (docs/audit.md), and are marked as such.
 
 A head may be sharp for good reasons (it looks at the previous token, or at the first one), so after training the
 sharpness of a softmax is judged by the median over the heads of a layer. At initialisation every head is alike, and
@@ -25,20 +25,20 @@ Direction = Literal["above", "below"]
 Scope = Literal["head", "layer", "either"]
 Fold = Literal["median", "largest", "smallest"]
 Limit = float | Callable[[int], float]
-# Stand in a remedy for the layers that it is about, and for numbers of those layers; metrics.grouped makes one list,
-# and one range, of several findings.
+# Placeholders in a remedy for the layers that it is about, and for numbers of those layers; metrics.grouped makes one
+# list, and one range, of several findings.
 LAYERS, DEVIATION, SOFTCAP = "{layers}", "{deviation}", "{softcap}"
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One cut. `seen` in a remedy is the watch.
+    """One limit. `seen` in a remedy is the watch.
 
     limit      a number, or a function of how many keys a row sees
-    scope      whether it judges a head, a whole layer, or either
+    scope      whether it judges a head, a whole layer, or both
     fold       how the numbers of the heads become one for the layer
     phase      "init" counts only for a model that was not trained yet, "trained" only for one that was, "any" always
-    published  whether the cut is that of the source; if not, the source gives the reason and the number is ours
+    published  whether the source gives this limit; if not, the source gives the reason and the number is ours
 
     >>> from rootdk.audit import THRESHOLDS
     >>> cut = THRESHOLDS[0]
@@ -67,9 +67,9 @@ class Threshold:
 
     @property
     def calibration(self) -> dict[str, Any]:
-        """How near a trained model that is good came to it, and which faults it catches; empty where that says nothing.
+        """How near a good trained model came to the limit, and which faults it catches.
 
-        Of notes nothing is held, and nothing of what needs a model before training or a run of many steps.
+        Empty for notes, for thresholds of untrained models, and for those that need a run of many steps.
 
         >>> row = next(row for row in THRESHOLDS if row.metric == "typical_deviation")
         >>> sorted(row.calibration), row.calibration["reached"] < 1.0
@@ -87,7 +87,7 @@ class Threshold:
         return {**nearest, "models": len(results["models"]), "catches": caught}
 
     def crossed(self, value: float, keys: int) -> bool:
-        """Whether the value lies beyond the limit. NaN, a number that there is none of, crosses nothing."""
+        """Whether the value lies beyond the limit. NaN, a missing number, crosses nothing."""
         limit = self.limit_for(keys)
         return value > limit if self.direction == "above" else value < limit
 
@@ -176,7 +176,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "look at the layer: it does something that the call does not tell", "layer"),
     Threshold("scale_doubt", "note", "above", 1.05, "the output of the layer shows another scale than its call gave",
               "the measured scale is the one that counts; look where the other comes from", "layer"),
-    # Of a model that was not trained yet theory is a gate.
+    # A model that was not trained yet must agree with theory.
     Threshold("logit_deviation", "note", "below", 0.2, "near-uniform start",
               "nothing, if training moves it; else a larger scale", phase="init"),
     Threshold("logit_deviation", "warning", "above", lambda n: critical_deviation(n) / 2, _RANDOM_ENERGY, _SCALE,
@@ -236,7 +236,7 @@ def judge(
     """The worst threshold that a value crosses, as a Finding; None if it crosses none.
 
     head    None judges the layer; `value` is then its own number, or one per head, folded as the threshold says
-    phase   what is known of the model: "init", "trained", or "any" if nothing, which leaves out the rows of both
+    phase   what is known of the model: "init", "trained", or "any" if nothing; "any" leaves out the rows of both
 
     >>> judge("layers.3.attn", 5, "max_logit", 140.0, 512).severity
     'note'

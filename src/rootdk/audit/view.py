@@ -1,7 +1,7 @@
 """An audit in a terminal and in a notebook, from the dictionary that is also its JSON.
 
-Both show the verdict, the layers, what was found and what to do. Layers are a table, a line for each with what theory
-says beneath, or, in a terminal, maps of every head: darker is larger, in signs as well as in colours.
+Both show the verdict, the layers, what was found and what to do. Layers are a table, with the prediction of theory
+below each line, or, in a terminal, maps of every head: darker is larger, in signs as well as in colours.
 """
 
 import math
@@ -25,7 +25,7 @@ from .metrics import METRICS, FindingGroup, Metric, counted, grid, grouped, name
 from .result import SEVERITIES, WORDS
 
 STYLES = {"healthy": "green", "unjudged": "dim", "note": "cyan", "warning": "yellow", "critical": "bold red"}
-# Heading, metric, and what the heads of a layer become; of a run, else of weights alone.
+# Heading, metric, and how the heads of a layer are combined; for a run, else for weights alone.
 _MEASURED: tuple[tuple[str, str, Any], ...] = (
     ("score std", "logit_deviation", np.median),
     ("largest score", "max_logit", np.max),
@@ -52,11 +52,11 @@ _MEANING = {
     "bound": "no input gives a larger logit",
     "by gains": "the same after QK-norm",
 }
-# Columns of a layer's name, beside numbers of weights and beside those of a run.
+# Width in columns of a layer's name, beside numbers of weights and beside those of a run.
 _NAME, _SHORT_NAME = 16, 12
 _HEADING = 8
 SEEN = "In these lines `seen` is the watch: with rootdk.watch(model) as seen: model(...)"
-# The page has all of them.
+# How many maps a terminal shows; the page has all of them.
 _MAPS = 4
 _GAP = 2
 _LABEL = 20
@@ -113,7 +113,7 @@ def page_html(audit: Mapping[str, Any]) -> str:
 
 class _View:
     def __init__(self, audit: Mapping[str, Any], maps: bool) -> None:
-        # Names and model types come from files: none of them may reach the terminal as it stands.
+        # Names and model types come from files: none of them may reach the terminal unchanged.
         self._audit, self._with_maps = shown_values(audit), maps
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -150,7 +150,7 @@ def headline(audit: Mapping[str, Any]) -> Text:
 
 
 def _answer(audit: Mapping[str, Any]) -> str:
-    """Which layers are not healthy, and the worst number; nothing where the headline has said it all."""
+    """Which layers are not healthy, and the worst number; empty where the headline has said it all."""
     ill = [layer["name"] for layer, mark in zip(audit["layers"], _marks(audit), strict=True) if mark in SEVERITIES]
     if not ill:
         return ""
@@ -163,7 +163,7 @@ def _answer(audit: Mapping[str, Any]) -> str:
 
 
 def _table(audit: Mapping[str, Any]) -> Table:
-    """A line for each layer; what theory says of random q and k stands beneath."""
+    """A line for each layer; what theory predicts for random q and k is below it."""
     columns, rows = _layer_table(audit)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column(columns[0], overflow="fold")
@@ -210,7 +210,7 @@ def _folded(fold: Any, heads: Sequence[Mapping[str, Any]], metric: str) -> float
 
 
 def _cell(value: float | None) -> str:
-    """A number in five places, six with a sign: nine columns stand in a terminal of 80."""
+    """A number in five places, six with a sign: so nine columns fit into a terminal of 80."""
     size = 0.0 if value is None else abs(value)
     if value is None or size < 5e-4 or 0.1 <= size < 999.5:
         return _short(value)
@@ -224,7 +224,7 @@ def _short(value: float | None) -> str:
 
 
 def _maps(audit: Mapping[str, Any], width: int) -> Iterator[Any]:
-    """The first few metrics, two beside each other where they fit; the first of a line tells which layers are ill."""
+    """The first few metrics, two beside each other where they fit; the first in a row marks the unhealthy layers."""
     layers = audit["layers"]
     names = short_names([layer["name"] for layer in layers], _LABEL)
     marks, none = _marks(audit), [""] * len(layers)
@@ -249,7 +249,7 @@ def _widest(text: Text) -> int:
 
 
 def _marks(audit: Mapping[str, Any]) -> list[str]:
-    """The worst that was found in each layer, if it is more than a note."""
+    """The worst finding in each layer, if it is more than a note."""
     worst: dict[str, str] = {}
     for finding in sorted(audit["findings"], key=lambda finding: -SEVERITIES.index(finding["severity"])):
         worst[finding["layer"]] = finding["severity"]
@@ -309,7 +309,7 @@ def _unjudged(audit: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Where one sign ends and the next begins: the four borders, from low to high; two where all numbers are one."""
+    """Where one sign ends and the next begins: the four borders, from low to high; two if all numbers are equal."""
 
     borders: tuple[float, ...]
 
@@ -322,7 +322,7 @@ class Steps:
         if low == high:
             return cls((low,) * 2)  # the middle sign for all
         if metric.spread and low > 0.0:
-            left, right = math.sqrt(low), math.sqrt(high)  # products of the two may leave float64
+            left, right = math.sqrt(low), math.sqrt(high)  # the product of the two may overflow float64
             middle, reach = left * right, max(right / left, math.sqrt(_LEAST_FACTOR))
             return cls(tuple(middle * reach ** (2 * step / count - 1) for step in range(1, count)))
         middle = (low + high) / 2

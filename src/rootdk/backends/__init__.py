@@ -1,4 +1,4 @@
-"""One adapter per array library, found by the type of the array: a library is touched only when its array arrives."""
+"""One adapter per array library, found by the type of the array: a library is used only when its arrays come."""
 
 from functools import cache
 from importlib import import_module
@@ -38,29 +38,29 @@ class Backend(Protocol):
     def traced(self, *arguments: Any) -> bool:
         """Whether a compiler or a transform follows this call, so that it must see operators.
 
-        The arguments are arrays, or Options, of which those that are LEARNED count.
+        The arguments are arrays, or Options; of those only the options that are LEARNED count.
         """
 
     def known(self, query: Any, key: Any, value: Any, options: Options) -> Problem | None:
-        """What resolve() gives for a call that nothing follows and whose like was resolved before; None: not known."""
+        """The result of resolve(), kept from an earlier call like this one, which nothing follows; None: not known."""
 
     def plain(self, argument: str, given: Any) -> Any:
         """Numbers of the library as Python or NumPy takes them; anything else as it is."""
 
     def new_seed(self) -> int:
-        """A seed for dropout where the caller gave none, from the library's own source of chance."""
+        """A seed for dropout where the caller gave none, from the library's own random generator."""
 
     def inputs(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
         """The three arrays with one supported element type, or an error that names the one that does not fit."""
 
     def refuse_shapeless(self, **arrays: Any) -> None:
-        """An error that names an array which has no shape, if the library has such; called where one could not tell."""
+        """An error that names an array without a shape, if the library has such; for code that would not notice it."""
 
     def broadcast(self, argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
         """A view of a mask (boolean) or a bias with that shape."""
 
     def fitting(self, argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
-        """A gradient or a tangent, checked to be of the type of query and of the shape of what it is `of`."""
+        """A gradient or a tangent, checked for the type of query and for the shape of the array that `of` names."""
 
     def traced_call(
         self, query: Any, key: Any, value: Any, options: Options, measured: bool, only_reads: bool = False
@@ -77,10 +77,10 @@ class Backend(Protocol):
         """The weights of some query rows; None is all. The values of the problem have no width."""
 
     def elsewhere(self, query: Any) -> "Device | None":
-        """What reads the library's arrays on another device than the CPU; None for those that are on the CPU."""
+        """Reads the library's arrays on a device other than the CPU; None for arrays on the CPU."""
 
     def read(self, problem: Problem, rows: Any) -> "Reading":
-        """The Reading alone; `value` of the problem stands for nothing. rows: None, or int64, which query rows."""
+        """The Reading alone; `value` of the problem is not used. rows: None, or int64, which query rows."""
 
     def vjp(self, problem: Problem) -> tuple[Any, "Callable[[Any], tuple[Any, Any, Any]]"]:
         """The output and the function from d_out to d_query, d_key, d_value."""
@@ -98,7 +98,7 @@ def backend_of(argument: str, array: Any) -> Backend:
 def _find(argument: str, array: Any) -> Backend:
     roots = [base.__module__.partition(".")[0] for base in type(array).__mro__]
     for root in roots:
-        # Statements, which torch.compile follows; it would not follow import_module.
+        # As statements: torch.compile follows these, but not import_module.
         if root == "numpy":
             from . import numpy as adapter
         elif root == "torch":
@@ -115,7 +115,7 @@ def _find(argument: str, array: Any) -> Backend:
 
 
 def problem_of(query: Any, key: Any, value: Any, **options: Any) -> Problem:
-    """What attention(query, key, value, **options) hands down: for the reference, which computes by the definition."""
+    """The Problem of attention(query, key, value, **options): for the reference, which computes by the definition."""
     return resolve(backend_of("query", query), query, key, value, Options(**options))[0]
 
 

@@ -33,7 +33,7 @@ def traced(*arguments: Any) -> bool:  # noqa: ARG001 -- nothing follows a NumPy 
 
 
 def known(*_: Any) -> None:
-    """Arrays are resolved in little time."""
+    """None: arrays are resolved in little time."""
 
 
 def plain(argument: str, given: Any) -> Any:  # noqa: ARG001 -- NumPy reads its own numbers
@@ -45,7 +45,7 @@ def new_seed() -> int:
 
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
-    # Nearly every call: three plain arrays of one type. Whatever else comes is converted or refused below.
+    # Nearly every call: three plain arrays of one type. All other calls are converted or refused below.
     if type(query) is type(key) is type(value) is np.ndarray:
         dtype = query.dtype
         if dtype is key.dtype and dtype is value.dtype and dtype in _NATIVE:
@@ -96,7 +96,7 @@ def measure(problem: Problem, options: Options, per_key: bool) -> tuple[Array, R
         received = np.zeros(problem.query.shape[:-2] + problem.key.shape[-2:-1], _compute_type(problem.query))
         *heads, of_key = received.strides
         shape = (*received.shape[:-1], problem.query.shape[-2], received.shape[-1])
-        # All queries add to one row.
+        # All queries add to one row of sums.
         shared = np.lib.stride_tricks.as_strided(received, shape, (*heads, 0, of_key), writeable=True)
         kernel().weights(handed_down, row_state, shared)
         reading.__dict__["received"] = received
@@ -128,10 +128,10 @@ def read(problem: Problem, rows: Any) -> Reading:
 def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Array]]]:
     row_state = _row_state(problem)
     out, handed_down, raw_out, _ = _forward(problem, row_state)
-    raw_out = raw_out.copy()  # the caller may go on with `out += ...`, and the gradient needs what it was
+    raw_out = raw_out.copy()  # the caller may go on with `out += ...`, and the gradient needs the old values
 
     def pull_back(d_out: Any) -> tuple[Array, Array, Array]:
-        # Of the shapes and the type that came, in C order, whatever the strides of the inputs were.
+        # With the shapes and the type of the inputs, in C order, whatever the strides of the inputs were.
         d_query = np.empty(problem.query.shape, problem.query.dtype)
         d_key = np.empty(problem.key.shape, problem.key.dtype)
         d_value = np.empty(problem.value.shape, problem.value.dtype)
@@ -155,7 +155,7 @@ def jvp(problem: Problem, tangents: Learnable) -> tuple[Array, Array]:
 def _forward(
     problem: Problem, row_state: Array | None = None, kind: type[Reading] | None = None
 ) -> tuple[Array, Problem, Array, Any]:
-    """Run the kernel. Returns the output, the Problem and the output as they were handed down, and one of `kind`."""
+    """Run the kernel. Returns the output, the Problem and the output as the kernel got them, and one of `kind`."""
     query = problem.query
     out = np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype)
     raw_out, handed_down = _raw(out), _walked(problem)
@@ -166,7 +166,7 @@ def _forward(
 def _walked(problem: Problem) -> Problem:
     """The Problem as the kernel takes it."""
     query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
-    # Nearly every call, with one question for each array: carray is in C order, aligned and writeable.
+    # Nearly every call, with one check for each array: carray is in C order, aligned and writeable.
     in_c_order = query.flags.carray and key.flags.carray and value.flags.carray
     if in_c_order and bias is None and query.dtype in _NATIVE and key.dtype in _NATIVE:
         return problem

@@ -10,8 +10,8 @@ blocks, running maxima, threads and every other thing that makes the compiled ke
     p_ij = exp(s_ij) / (sum over visible keys of exp(s_ij) + exp(sink))
     o_i  = sum over visible keys of dropped(p_ij) * v_j
 
-Every function takes `compute`, the NumPy type that it computes in. float64 is the definition. The same text in float32
-is the plain version whose error sets the error budget of the kernel, and in longdouble the judge of float64.
+Every function takes `compute`, the NumPy type that it computes in. float64 is the definition. The same code in float32
+is the plain version whose error sets the error budget of the kernel, and in longdouble it checks float64.
 """
 
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def weights(problem: Problem, compute: Any = np.float64) -> Floats:
 
 
 def backward(problem: Problem, d_out: Any, compute: Any = np.float64) -> Learnable:
-    """The gradients of sum(d_out * out); that of the scale follows from the query's and is not there.
+    """The gradients of sum(d_out * out); that of the scale follows from d_query and is left out.
 
     bias has the full shape (*leading, heads, n_query, n_key) and alibi is (batch, heads), whatever they were broadcast
     from; they and sinks are None where the problem has none.
@@ -132,7 +132,7 @@ def backward(problem: Problem, d_out: Any, compute: Any = np.float64) -> Learnab
 
 
 def jvp(problem: Problem, tangents: Learnable, compute: Any = np.float64) -> Floats:
-    """How the output moves when the inputs move along the tangents, (*leading, heads, n_query, d_v)."""
+    """The derivative of the output along the tangents of the inputs, (*leading, heads, n_query, d_v)."""
     query, key, value = (
         _flat(np.zeros(array.shape) if tangent is None else tangent, compute)
         for array, tangent in zip(problem[:3], tangents[:3], strict=True)
@@ -199,7 +199,7 @@ def _slope(problem: Problem, head: _Head, compute: Any) -> Floats:
 
 
 def _flat(array: Any, compute: Any) -> Floats:
-    """Leading axes as one; the batch is counted because -1 cannot be worked out for an array of size 0."""
+    """Leading axes as one; the batch is counted because -1 cannot be inferred for an array of size 0."""
     batch = int(np.prod(array.shape[:-3], dtype=np.int64))
     return np.asarray(array).reshape((batch, *array.shape[-3:])).astype(compute)
 

@@ -1,9 +1,9 @@
 """The command line: `rootdk` itself, and the way to its commands.
 
-A command is a file here, with a click command of the file's name (a dash is an underscore) and with what it runs and
+Each command is a file here: a click command of the file's name (with an underscore for a dash), and what it runs and
 prints, in at most 80 columns. It imports what it needs inside its functions, so that `rootdk info` and `rootdk --help`
-pay for nothing else. `main_job` is what `rootdk` does without a command. Several need `options`, and `lifetime`,
-which shows how far a command is and ends it before it is done.
+load nothing else. `main_job` is what `rootdk` does without a command. Several commands need `options`, and `lifetime`,
+which shows the progress of a command and ends it early.
 """
 
 import difflib
@@ -33,7 +33,7 @@ class _Commands(click.Group):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A process of its own, as `rootdk` and `python -m rootdk` are: every command ends as `lifetime` has it."""
+        """Run as a process of its own, as `rootdk` and `python -m rootdk` do: `lifetime` decides how a command ends."""
         from .lifetime import supervised
 
         return supervised(lambda: super(_Commands, self).__call__(*args, **kwargs))
@@ -49,7 +49,7 @@ class _Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """As click does, and a name that is nearly one of ours is named."""
+        """As click does, but an error suggests a command with a similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -69,7 +69,7 @@ class _Commands(click.Group):
 
 @contextmanager
 def _errors_of_click() -> Iterator[None]:
-    """Errors and Ctrl-C as exceptions of click's, which ends the process accordingly."""
+    """Turn errors and Ctrl-C into exceptions of click, which ends the process accordingly."""
     try:
         yield
     except RootdkError as error:
@@ -134,7 +134,7 @@ def main(
 
 
 def _refuse_stray_options(ctx: click.Context) -> None:
-    """`rootdk --keys 9 info` would drop the option without a word; say so instead."""
+    """`rootdk --keys 9 info` would ignore the option silently; make it an error instead."""
     for name in ctx.params:
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             option = next(p.opts[0] for p in ctx.command.params if p.name == name)

@@ -125,12 +125,12 @@ _WORDS = (
     "{}Medians over all heads; theory is for random q and k."
 )
 _WORDS_OF_THE_LAST = "Rows of one key: one key has over 99 % of the weight. "
-# The number of a head, and that of theory for it.
+# The metrics that are shown, each with the number of theory.
 _SHOWN = ("logit_deviation", "entropy_ratio", "saturated")
 
 
 def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Iterator[str]:
-    """Which scales are not healthy and what to do, a line for each scale, and where to go on: one screen."""
+    """Which scales are not healthy and what to do, a line for each scale, and what to run next: one screen."""
     from rootdk.audit.metrics import METRICS, grouped
     from rootdk.audit.result import SEVERITIES
     from rootdk.audit.running import D_K, HEADS, LAYERS, TOKENS

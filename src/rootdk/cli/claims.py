@@ -1,4 +1,4 @@
-"""`rootdk claims`: the ledger, checked: what is said, where, what was measured, and what follows."""
+"""`rootdk claims`: the checked ledger: each claim, its sources, what was measured, and what follows."""
 
 import json
 import shutil
@@ -155,7 +155,7 @@ def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
 
 
 def choices(evidence: Sequence["Comparison"]) -> dict[str, list[str]]:
-    """Why a number is where we put it -> the numbers that this is said of, each once.
+    """{reason for a limit that we chose: the limits it explains}, each limit once.
 
     >>> from rootdk.lab.checks import Comparison
     >>> equal = Comparison("variance", 1.01, "=", 1.0, 0.01, slack=0.25, choice="a quarter is little")
@@ -176,14 +176,14 @@ def choices(evidence: Sequence["Comparison"]) -> dict[str, list[str]]:
 
 
 def counts(claims: Sequence["CheckedClaim"]) -> dict[str, int]:
-    """How many claims came to which verdict."""
+    """The number of claims with each verdict."""
     from rootdk.lab.checks import VERDICTS
 
     return {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
 
 
 def summary(claims: Sequence["CheckedClaim"]) -> str:
-    """The same as a sentence, without the verdicts that none came to."""
+    """The same as a sentence, without verdicts that no claim has."""
     counted = ", ".join(f"{verdict} {count}" for verdict, count in counts(claims).items() if count)
     return f"{len(claims)} claim{'' if len(claims) == 1 else 's'}: {counted}"
 
@@ -199,7 +199,7 @@ def _wrapped(text: str, start: str, width: int) -> Iterator[str]:
 
 
 def _number(comparison: "Comparison", width: int) -> Iterator[str]:
-    """Name, value, standard error or 'exact', what the claim says of it, and "no" or "?" (unsure) where not."""
+    """Name, value, standard error or 'exact', what the claim expects, and "no" or "?" (unsure) if it does not hold."""
     from rootdk.lab.checks.comparison import AGREES, SHOWN, UNDECIDED, number
 
     columns = width - _INDENT - 2 - _FIGURES

@@ -18,7 +18,7 @@ from . import options
 
 _NEEDED = ("plotly", "starlette", "uvicorn")
 
-# That of rootdk.lab.explorer.server, whose import this file spares every other command; a test holds them together.
+# The same as in rootdk.lab.explorer.server, which other commands need not import; a test compares the two.
 PORT = 8765
 
 
@@ -118,7 +118,7 @@ def check_address(at: str, rules: Sequence[str] = ()) -> None:
 def serve(
     port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None, rules: Sequence[str] = ()
 ) -> None:
-    """Until Ctrl-C, a KeyboardInterrupt. The address goes to standard output before the first request can come."""
+    """Serve until Ctrl-C, a KeyboardInterrupt. The address is printed before the first request can come."""
     from rootdk.lab.explorer.server import application, listening, run, warm_up
 
     with listening(port) as socket:
@@ -140,14 +140,14 @@ def serve(
 
 
 def _open(address: str) -> None:
-    """In the background: some browsers keep the caller waiting. Without a screen none: it would fill the terminal."""
+    """Open a browser in the background, as some block the caller; none without a screen: it would fill the terminal."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None, rules: Sequence[str] = ()) -> None:
-    """One HTML file, with a bar meanwhile."""
+    """Write one HTML file, with a progress bar."""
     from rootdk.lab.explorer.export import exported_page
 
     from .lifetime import Bars

@@ -1,6 +1,7 @@
 """`rootdk figures`: every figure of the report for a paper, drawn by matplotlib in the width of a column.
 
-A Picture holds what plotly's JSON holds; of that, this draws what pictures of this package use, and refuses the rest.
+A Picture holds what plotly's JSON holds; this draws the part of it that pictures of this package use, and refuses the
+rest.
 """
 
 import math
@@ -188,7 +189,7 @@ def rows_of(picture: "Picture") -> Iterator[dict[str, Any]]:
 
 
 def plain_text(text: str) -> str:
-    """Without the marks of HTML.
+    """The text without HTML tags.
 
     >>> plain_text("d<sub>k</sub>"), plain_text("|do/dq|")
     ('d_k', '|do/dq|')

@@ -1,4 +1,4 @@
-"""`rootdk info`: what is installed here. A time without its machine says nothing."""
+"""`rootdk info`: what is installed here. A measured time means nothing without its machine."""
 
 import json
 import platform

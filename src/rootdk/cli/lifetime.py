@@ -1,12 +1,12 @@
-"""A command while it runs: how far it is, and how it ends before it is done.
+"""A running command: its progress, and how it ends early.
 
-How far: bars on standard error that are gone when it is done, and only on a terminal.
+Progress: bars on standard error, only on a terminal; they disappear when the command is done.
 
-It ends early by Ctrl-C, or because nobody takes what it prints. Ctrl-C is a KeyboardInterrupt, which undoes what is
-half done on its way up, such as a bar on the terminal. It may take long: native code cannot be interrupted by it, a
-`finally` may wait for a thread, and an exception inside a callback is printed and lost. So a thread of its own waits
-for the signal too. If the command still runs most of a second later, the thread ends the process: children first, then
-files that are half written.
+It ends early by Ctrl-C, or because nobody reads its output. Ctrl-C is a KeyboardInterrupt, and code on its way up
+cleans up, for example a bar on the terminal. That may take long: native code cannot be interrupted by it, a `finally`
+may wait for a thread, and an exception inside a callback is printed and lost. So a separate thread waits for the signal
+too. If the command still runs most of a second later, this thread ends child processes, removes half-written files, and
+ends the process.
 """
 
 import contextlib
@@ -46,14 +46,14 @@ class Interrupted(click.exceptions.Exit):
 
 @contextlib.contextmanager
 def last_words(text: str) -> Iterator[None]:
-    """What is said of a Ctrl-C inside this block, in place of the one word."""
+    """The text that is printed after Ctrl-C inside this block, in place of the one word."""
     _words.append(text)
     yield
     _words.pop()  # not after an exception: then the text is still needed, where the command ends
 
 
 class OutputError(click.ClickException):
-    """Standard output takes no more: a full disk, or a pipe that is closed."""
+    """Standard output cannot be written: a full disk, or a pipe that is closed."""
 
 
 def supervised(command: Callable[[], Any]) -> Any:
@@ -63,7 +63,7 @@ def supervised(command: Callable[[], Any]) -> Any:
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    # The thread holds both ends: they live as long as the process.
+    # The thread keeps both ends, so they stay open as long as the process runs.
     threading.Thread(target=_wait_for_ctrl_c, args=(receiver, sender), daemon=True).start()
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end_at_once):  # and not ignored, as under nohup
         signal.signal(signal.SIGINT, _interrupt)
@@ -93,7 +93,7 @@ def supervised(command: Callable[[], Any]) -> Any:
 
 
 class _Output:
-    """Standard output; what it does not take is an error of the package, which click and rich hand on."""
+    """Standard output; a write that fails is an error of the package, which click and rich pass on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -121,7 +121,7 @@ def _no_output(error: OSError) -> OutputError:
 
 
 def _discard_unwritten(output: TextIO) -> None:
-    """What could not be written is still in the buffer, and would be an error again when Python ends."""
+    """Discard what is still in the buffer: it would cause the error again when Python ends."""
     try:
         output.flush()
     except OSError:
@@ -154,7 +154,7 @@ def _leave_if_interrupted(lost: Any) -> None:
 
 
 def _leave(*, silent: bool = False) -> NoReturn:
-    """End the process, leaving nothing behind. Not by an exception: threads that compute would be waited for."""
+    """End the process, leaving nothing behind. Not by an exception, which would wait for threads that compute."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _ending.acquire()  # never released: a second thread waits here until the process ends
@@ -174,8 +174,8 @@ _LONGEST = 100
 class Bars:
     """A bar, a percentage, the time so far and a text; one row, and more where a command names them.
 
-    Called with a text and the share that is done, from any thread. What else is to be said meanwhile goes through
-    `console`, which writes it above the bars.
+    Called with a text and the share that is done, from any thread. Other output meanwhile goes through `console`, which
+    writes it above the bars.
     """
 
     def __init__(self, console: "Console | None" = None) -> None:
@@ -188,7 +188,7 @@ class Bars:
             BarColumn(20),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
-            # A text may be the name of a layer in a file of unknown making, which is no markup.
+            # A text may be the name of a layer in a file of unknown origin, so it is not markup.
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self.console,
             transient=True,
@@ -204,7 +204,7 @@ class Bars:
         self._drawn.stop()
 
     def __call__(self, text: str, share: float, row: Hashable = "") -> None:
-        """Move a row, which is new if it has not been named before."""
+        """Update a row; a name that is new adds one."""
         shown = shown_text(text, _LONGEST)
         if row not in self._rows:
             self._rows[row] = self._drawn.add_task(shown, total=1.0)

@@ -58,7 +58,7 @@ _WORDS = (
 
 
 def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
-    """What it means, what was done, the table and its words."""
+    """What it means, what was done, the table and its notes."""
     from rootdk.lab.first_look import RULE_WORDS, rule_label
     from rootdk.scaling import rule
 
@@ -86,7 +86,7 @@ def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
 
 
 def filled(text: str, width: int) -> list[str]:
-    """Lines of at most `width` columns, and of at most 100; none breaks between a number and what belongs to it."""
+    """Lines of at most `width` columns, and of at most 100; no line breaks around a = or before a %."""
     # A character that no text holds stands for such a space while the lines are made.
     unbroken = re.sub(r" (?=[=%])|(?<=[=]) ", "\0", text)
     lines = textwrap.wrap(unbroken, min(width, 100), break_long_words=False, break_on_hyphens=False)

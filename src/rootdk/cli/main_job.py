@@ -66,7 +66,7 @@ _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What was asked for."""
+    """The job as requested."""
 
     size: str
     d_k: tuple[int, ...]
@@ -82,7 +82,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What came of it. claims are dictionaries, as `rootdk claims --json` prints them."""
+    """The results of a job. claims are dictionaries, as `rootdk claims --json` prints them."""
 
     job: Job
     results: tuple[Result, ...]
@@ -169,7 +169,7 @@ def _to_dict(findings: Findings) -> dict[str, Any]:
 
 
 def _numbers(findings: Findings) -> Iterator[dict[str, Any]]:
-    """Every number that theory and measurement were compared by, and what it belongs to."""
+    """Every number in which theory and measurement were compared, with its context."""
     for result in findings.results:
         for comparison in result.comparisons:
             yield {"experiment": result.experiment, **comparison.to_dict()}
@@ -178,7 +178,7 @@ def _numbers(findings: Findings) -> Iterator[dict[str, Any]]:
 def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
     """Two at a time: while one experiment draws numbers on one core, another computes on the other.
 
-    Seeds belong to the experiments, so the numbers do not depend on who runs beside whom.
+    Seeds belong to the experiments, so the numbers do not depend on which of them run together.
     """
     start = time.perf_counter()
     specs = job.specs
@@ -191,7 +191,7 @@ def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
         results = tuple(running[name_of(spec)].result() for spec in specs)
         checked = tuple(claims.result())
     except BaseException as error:
-        # Whatever went wrong, what has not begun does not begin. After Ctrl-C what has begun is not waited for either.
+        # After any error, no further experiment starts. After Ctrl-C, running ones are not waited for either.
         pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
         raise
     pool.shutdown()
@@ -208,7 +208,7 @@ def _checked_claims(job: Job, progress: Progress) -> list[dict[str, Any]]:
 
 
 def _together(bars: Bars) -> Progress:
-    """One bar for all that runs side by side; what it is at is written beside it."""
+    """One bar for all experiments that run together; what each does is written beside it."""
     shares: dict[str, float] = {}
 
     def show(name: str, share: float) -> None:
@@ -224,7 +224,7 @@ def _together(bars: Bars) -> Progress:
 def summary(findings: Findings, width: int = 80) -> Iterator[str]:
     """The whole summary, line by line: the answer first."""
     job = findings.job
-    gap = [""] if width >= 80 else []  # a narrow terminal needs the lines: all of it fits 24, with the prompt
+    gap = [""] if width >= 80 else []  # a narrow terminal needs these lines: all must fit into 24, with the prompt
     yield from filled(typed(answer_of(findings.of("rules"))), width)
     yield from gap
     yield from _table(findings, width)
@@ -237,7 +237,7 @@ def summary(findings: Findings, width: int = 80) -> Iterator[str]:
 def _table(findings: Findings, width: int) -> Iterator[str]:
     """Theory beside measurement, with the weights of one row drawn, as far as the terminal has room for it.
 
-    What falls away first is the last pair, then the picture, then theory; no number is ever cut.
+    If there is no room, the last pair is left out first, then the picture, then theory; no number is ever cut.
     """
     rules, job = findings.of("rules"), findings.job
     labels = {name: rule_label(name) for name in job.rules}
@@ -266,7 +266,7 @@ def _table(findings: Findings, width: int) -> Iterator[str]:
 
 
 def _cell(comparison: Comparison, share: bool, theory: bool) -> str:
-    """The measured number, after that of theory; a theory of next to nothing is 0."""
+    """The measured number, after that of theory; a theory of almost 0 is shown as 0."""
     measured = f"{rendering.brief(comparison.measured, share):>8}"
     predicted = 0.0 if share and comparison.predicted < 1e-9 else comparison.predicted
     return f"{rendering.brief(predicted, share):>6} {measured}" if theory else measured
@@ -275,7 +275,7 @@ def _cell(comparison: Comparison, share: bool, theory: bool) -> str:
 def _bars(weights: Sequence[float]) -> str:
     """The weights as heights, where the terminal can show them."""
     shown = _HEIGHTS if _can_print(_HEIGHTS) else " .:-=+*#@"
-    # A weight of one percent is the least that is drawn.
+    # A weight below one percent is not drawn.
     return "".join(shown[0 if weight < 0.01 else max(1, round(8 * weight))] for weight in weights[:_PICTURE]).rstrip()
 
 
@@ -301,7 +301,7 @@ def _agreement(findings: Findings) -> str:
 
 
 def _claims(findings: Findings) -> str:
-    """How many claims came to which verdict, and which."""
+    """How many claims have which verdict, and which claims these are."""
     groups: dict[str, list[int]] = {}
     for claim in findings.claims:
         groups.setdefault(str(claim["verdict"]), []).append(int(claim["id"]))

@@ -10,7 +10,7 @@ import click
 from rootdk.errors import RootdkError
 from rootdk.files import check_destination, write_atomically
 
-# Past this a look or a study would take too long; the operator itself has no such limit.
+# Beyond this a look or a study would take too long; the operator itself has no such limit.
 LARGEST_D_K, LARGEST_KEYS, LARGEST_ROWS = 8192, 262_144, 65_536
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -24,7 +24,7 @@ class Integer(click.IntRange):
 
 
 def d_k(words: str) -> Option[Any]:
-    """--d-k, as often as wanted."""
+    """--d-k, which may be given several times."""
     return click.option(
         "--d-k",
         type=Integer(1, LARGEST_D_K),
@@ -47,7 +47,7 @@ def keys() -> Option[Any]:
 
 
 def rule(words: str = "", default: tuple[str, ...] = ("none", "sqrt", "dk")) -> Option[Any]:
-    """--rule as text, as often as wanted; the command gets the names of rules that exist."""
+    """--rule as text, which may be given several times; the command gets the names of rules that exist."""
     return click.option(
         "--rule",
         multiple=True,
@@ -87,7 +87,7 @@ def file(name: str, words: str) -> Option[Any]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Before the work, so that nobody waits for a file that has no place."""
+    """An error before the work if the file cannot be written."""
     hint = f"'{option}'"
     if not path.parent.is_dir():
         raise click.BadParameter(f"folder {path.parent} does not exist", param_hint=hint)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rootdk.distributed.cost import Pass, Ring
 
 _SIZE = options.Integer(1, 10**12)
-# Small enough for a laptop; with fewer tokens messages and merging count for more than the model knows of.
+# Small enough for a laptop; with fewer tokens messages and merging cost more than the model assumes.
 _CHECKED = {"heads": 4, "d": 64}
 _CHECKED_TOKENS = 16384
 
@@ -93,7 +93,7 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv
         return
     if as_csv:
         rows = [{"pass": name, "ranks": ring.ranks, **asdict(direction)} for name, direction in costs.items()]
-        # What was run here stands in rows of its own: other sizes, and measured.
+        # The runs for validation have rows of their own: other sizes, and measured numbers.
         click.echo(csv_text([*rows, *(report["rows"] if report else ())]), nl=False)
         return
     width = min(shutil.get_terminal_size().columns, 80)

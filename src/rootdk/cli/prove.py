@@ -40,7 +40,7 @@ def prove(d: int, seed: int, as_json: bool, as_csv: bool) -> None:
 
 
 def _measured(proof: "Proof") -> Iterator[tuple[str, float, float, float]]:
-    """What was averaged, what theory says, the average and its standard error."""
+    """The name of the average, the value of theory, the average and its standard error."""
     expected = [1.0, *([0.0] if proof.d > 1 else []), float(proof.d), 1.0]
     for (name, (mean, error)), predicted in zip(proof.measured.items(), expected, strict=True):
         yield name, predicted, mean, error

@@ -103,7 +103,7 @@ def train_study(
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was asked for."""
+    """The study as requested."""
 
     size: str
     tasks: tuple[str, ...]
@@ -132,7 +132,7 @@ class Order:
         return specs
 
     def start_engine(self) -> "Engine":
-        """Where the runs are done."""
+        """The engine that does the runs."""
         if self.engine == "ray":
             from rootdk.lab.training.engine import check_ray
 
@@ -146,7 +146,7 @@ class Order:
 
 
 def _answer(order: Order, out: Path | None, report: Path | None, form: str) -> None:
-    """Do the order. What is wrong with it is said before anything runs."""
+    """Do the study. If the request is wrong, there is an error before anything runs."""
     from rootdk.lab.training.engine import check_installed
 
     specs = order.specs()
@@ -207,7 +207,7 @@ def _results(order: Order, specs: Sequence["RunSpec"]) -> "Results":
 
 
 def _about(order: Order, seconds: float) -> dict[str, str]:
-    """What made the runs. A run says itself how long it took; seconds is for all of them, kept ones for nothing."""
+    """How the runs were made. Each run has its own time; seconds is for all together, kept runs count as 0."""
     from importlib.metadata import version
 
     from rootdk.backends import kernel
@@ -229,7 +229,7 @@ def _about(order: Order, seconds: float) -> dict[str, str]:
 
 @contextmanager
 def _shown(specs: Sequence["RunSpec"]) -> Iterator[Callable[["Event"], None]]:
-    """What takes the events inside the block: bars on a terminal, elsewhere a line now and then."""
+    """Inside the block, a handler for events: bars on a terminal, elsewhere a line now and then."""
     from rootdk.lab.training.engine import Again, Failed, title
     from rootdk.lab.training.sweep import Tally
 
@@ -262,7 +262,7 @@ def _shown(specs: Sequence["RunSpec"]) -> Iterator[Callable[["Event"], None]]:
 
 
 def _draw(tally: "Tally", bars: "Bars") -> None:
-    """A bar for all, one per task, and one for each run that is under way."""
+    """A bar for all, one per task, and one for each run that is running."""
     from rootdk.lab.training.engine import title
     from rootdk.lab.training.sweep import clock_face
 
@@ -280,7 +280,7 @@ def _draw(tally: "Tally", bars: "Bars") -> None:
 
 
 def lines(results: "Results") -> Iterator[str]:
-    """The summary: a row per task, rule and d_k. It says of learning rates only what these runs can."""
+    """The summary: a row per task, rule and d_k. Of learning rates it says only what these runs show."""
     from rootdk.lab.training import grouped, panels
 
     groups = grouped(results.runs)

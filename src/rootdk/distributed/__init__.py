@@ -4,7 +4,7 @@
     out, reading  = rootdk.distributed.measure(query, key, value, group, ...)
 
 Each rank has its shard of the sequence. docs/scaling.md says how it works and how to run it on several machines.
-torch is loaded when one of the names is used: the model of the cost does without.
+torch is loaded when one of the names is used: the cost model does not need it.
 
 Layouts: which rows of the whole sequence a rank holds.
 
@@ -63,7 +63,7 @@ def check_layout(layout: Any) -> None:
 
 
 def pieces(lengths: Sequence[int], layout: str) -> list[tuple[Piece, ...]]:
-    """Of each rank the pieces that it holds; `lengths` has the number of rows of every rank, which may differ.
+    """The pieces that each rank holds; `lengths` has the number of rows of every rank, which may differ.
 
     In a balanced layout the first half of a shard (the larger one, if its length is odd) is its early chunk.
 

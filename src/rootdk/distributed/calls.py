@@ -75,7 +75,7 @@ def attention(
     group         a process group of torch.distributed; None is the default group. Every rank of it makes the call.
     layout        which rows a rank holds. "contiguous": the shards follow each other in the order of the ranks.
                   "balanced": the first half of the shard of rank r is chunk r and the second half chunk 2R - 1 - r of
-                  2R chunks, so that all ranks have equal work under a causal mask; rootdk.distributed.shard cuts so.
+                  2R chunks, so that all ranks have equal work under a causal mask; rootdk.distributed.shard does this.
     timeout       seconds that this rank waits for any other at any one point; None is the timeout of the group
 
     The others are the options of rootdk.attention, for the whole sequence: key_lengths count its keys, and the last
@@ -86,11 +86,11 @@ def attention(
     value and sinks; the gradient of `sinks` is that of this rank's rows, as for any weight that all ranks share.
     Backward has to run on every rank.
 
-    Exact to rounding: see rootdk.distributed.ring for how blocks become one softmax and for
-    the gradient. mask, bias, segments, dropout and per_key are not there.
+    Exact to rounding: see rootdk.distributed.ring for how blocks become one softmax and for the gradient. mask, bias,
+    segments, dropout and per_key are not supported.
 
-    Errors: ArgumentError on every rank, before work starts, where the ranks' arguments do not fit each other. RankError
-    on every rank where one died or fell silent; the group is of no use then.
+    Errors: ArgumentError on every rank, before work starts, if the ranks' arguments do not fit each other. RankError on
+    every rank if one died or stopped answering; the group cannot be used afterwards.
 
     >>> import tempfile, rootdk, torch, torch.distributed as dist
     >>> where = f"file://{tempfile.mkdtemp()}/meet"
@@ -166,11 +166,11 @@ def shard(tensor: Tensor, group: Any = None, *, axis: int = -2, layout: Layout =
 def unshard(
     shard: Whole, group: Any = None, *, axis: int | None = None, layout: Layout = "contiguous", timeout: Any = None
 ) -> Whole:
-    """The whole of what every rank has a shard of, on every rank: a tensor, or a Reading. Detached.
+    """The whole tensor, or the whole Reading, on every rank, joined from the shards of all ranks. Detached.
 
     axis   that of the sequence; -2 for a tensor, where it may be another, and always the rows of a Reading
 
-    Every rank sends its shard to every other and needs memory for the whole: for results that are to be looked at.
+    Every rank sends its shard to every other and needs memory for the whole: use it for results to be inspected.
 
     >>> import tempfile, torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)
@@ -238,7 +238,7 @@ def _call(name: str, arguments: dict[str, Any], measured: dict[str, Any] | None)
         wrong.__cause__ = error
     notes = agree(peers, note, wrong)
 
-    # From here on all ranks know the same, so what is refused is refused by all of them.
+    # From here on all ranks have the same facts, so they all refuse the same calls.
     one_head = query.dim() == 2
     query_lengths, key_lengths = ([theirs[name][-2] for theirs in notes] for name in ("query", "key"))
     whole_query = _shape_of(query, sum(query_lengths))
@@ -278,7 +278,7 @@ def _checked(query: Any, key: Any, value: Any, options: Options) -> tuple[Tensor
 
 
 def _shape_of(tensor: Tensor, rows: int) -> Tensor:
-    """Of the whole shape, with one number in memory."""
+    """A tensor of the whole shape with one number in memory."""
     return tensor.new_empty(()).expand(*tensor.shape[:-2], rows, tensor.shape[-1])
 
 

@@ -15,18 +15,17 @@ A step lasts as long as the longer of the two things that go on in it, computing
 
 Left out: what merging costs (linear in n), what a processor needs to move messages, and ranks that run late.
 
-The model against several ranks on this machine, each a process of its own. `run_ranks` is for benchmarks too: what the
-ranks are to do is a function `run(task)` of a module. The process group is there when it is called, and what it returns
-must be something that JSON can hold.
+`run_ranks` runs several ranks on this machine, each in a process of its own, to compare the model with them; benchmarks
+use it too. The work of the ranks is a function `run(task)` of a module. The process group exists when it is called, and
+JSON must be able to hold what it returns.
 
-`check` holds the model against 1, 2 and 4 ranks of one thread each. The rates are measured first, on half the tokens
-and with messages alone, so that nothing that is predicted goes into the prediction: operations per second of one
-process, forward and backward, and bytes per second and latency between two ranks. Where there are fewer cores than
-ranks the ranks share them, and a rank is expected to get its share.
+`check` compares the model with 1, 2 and 4 ranks of one thread each. The rates are measured first, on half the tokens
+and with messages alone, so that the prediction does not use what it predicts: operations per second of one process,
+forward and backward, and bytes per second and latency between two ranks. If there are fewer cores than ranks, the ranks
+share them, and the model assumes equal shares.
 
-Beside the seconds that pass stand the seconds that a processor worked for the rank, against the predicted computing
-alone: what is above that goes into messages and merging. They are the ones to look at on a machine that is busy with
-other things.
+Besides the elapsed seconds there are the seconds that a processor worked for the rank, compared with the predicted
+computing alone: the rest goes into messages and merging. Use them on a machine that is busy with other things.
 """
 
 import json
@@ -63,7 +62,7 @@ def run_ranks(
     """What `module.run(task)` returned, rank by rank; each has one thread.
 
     timeout   seconds until all of them must have ended
-    package   folder of the package that the module belongs to, where that is not installed
+    package   folder of the package that the module belongs to, if it is not installed
     """
     names = ("OMP_NUM_THREADS", "ROOTDK_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, "1")
@@ -106,7 +105,7 @@ def check(
 ) -> dict[str, Any]:
     """Rates, and for every number of ranks and pass the measured seconds, the predicted ones and the error.
 
-    notify   is given what is run next and the share that is done
+    notify   is called with what runs next and the share that is done
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     cores = cpus_allowed()
@@ -194,7 +193,7 @@ def _passes(task: dict[str, Any], call: Any, rows: int) -> dict[str, float]:
 
 
 def _line(task: dict[str, Any]) -> dict[str, float]:
-    """Between two ranks that send to each other at once: seconds of an empty message, and bytes per second."""
+    """For two ranks that send to each other at once: seconds of an empty message, and bytes per second."""
     import torch
 
     from .peers import BLOCK, Peers
@@ -229,7 +228,7 @@ class Ring:
     ranks       how many processes share the sequence
     flops       operations per second that a rank reaches in attention, forward
     bandwidth   bytes per second from a rank to the next, while as many come in
-    latency     seconds that a message takes beside its bytes
+    latency     seconds that a message takes in addition to the time for its bytes
     """
 
     tokens: int
@@ -270,10 +269,10 @@ class Ring:
 class Pass:
     """One pass on one rank: operations, bytes sent, bytes held at the peak, and times in seconds.
 
-    compute      that it computes
+    compute      spent on computing
     messages     that messages would take if nothing else went on
-    waiting      that messages last longer than the work that hides them
-    seconds      of the pass
+    waiting      by which messages last longer than the work that hides them
+    seconds      of the whole pass
     efficiency   seconds of one process / (ranks * seconds)
     """
 
@@ -299,7 +298,7 @@ def pairs(ring: Ring) -> float:
 
 
 def cost(ring: Ring) -> dict[str, Pass]:
-    """Of the passes "forward" and "backward" what a rank does, sends, holds and takes.
+    """What a rank computes, sends and holds in the passes "forward" and "backward", and how long each takes.
 
     >>> passes = cost(Ring(tokens=2**20, heads=32, d=128, ranks=64, flops=2e12, bandwidth=12e9))
     >>> round(passes["forward"].efficiency, 2), passes["forward"].waiting

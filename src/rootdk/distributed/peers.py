@@ -1,23 +1,23 @@
 """Peers: this process among the ranks of a group. They agree before work starts, send messages, and stop together.
 
-Everything goes from rank to rank, the small exchanges before and after a pass too. A collective would say only that
-somebody is missing; a message says who. And a wait for a message has a deadline of its own, where a collective that
-nobody answers occupies a thread of the group until the deadline of the group.
+All messages go from rank to rank, also in the small exchanges before and after a pass. A collective would report only
+that some rank is missing; a message shows which one. And a wait for a message has a deadline of its own, while a
+collective that is not answered occupies a thread of the group until the deadline of the group.
 
-Before work starts every rank says what it was asked to do, and all of them refuse if the answers differ. Ranks that go
-on with other shapes or options would wait for messages that nobody sends, or, worse, receive blocks of another size:
-gloo ends the process then, without a word. So the check comes first, costs one small message between any two ranks, and
+Before work starts every rank sends what it was asked to do, and all of them refuse if these notes differ. Ranks with
+different shapes or options would wait for messages that nobody sends or, worse, receive blocks of another size: then
+gloo ends the process without a message. So the check comes first, costs one small message between any two ranks, and
 gives the same error everywhere.
 
 When a rank is lost every other rank stops, and all of them give the same reason. It is written to the store of the
-group, once: whoever notices first says what happened, and the others read it. Only where the store died with the rank
-that holds it (under torchrun none does) each says what it saw itself. Two things make the others notice in time: a rank
-that times out or loses a connection wakes all ranks that it is connected to, and whoever is woken by a closed
-connection waits a moment for the reason before it makes up its own.
+group, once: the first rank that notices writes what happened, and the others read it. Only if the store was lost with
+the rank that holds it (under torchrun no rank does), each rank reports what it saw itself. Two things make the others
+notice in time: a rank that times out or loses a connection wakes all ranks that it is connected to, and a rank that is
+woken by a closed connection waits a moment for the reason before it gives its own.
 
 How gloo shows a fault (2.13): a wait past its deadline raises "Timed out waiting ..." and closes every connection of
-the group in that process; a process that dies or closes raises "Connection closed by peer" in those who have a message
-under way with it, and in nobody else. So a group is of no use after a fault, with or without this module.
+the group in that process; if a process dies or closes, "Connection closed by peer" is raised in processes that have a
+message under way with it, and in no other. So a group cannot be used after a fault, with or without this module.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from ..checks import real
 from ..errors import ArgumentError, ArgumentTypeError, RankError, RootdkError
 from ..scaling import ScaleRule
 
-# Tags of our own, beside whatever else the caller sends through the group. No message has the tag _NEVER.
+# Our own tags, different from those that the caller uses in the group. No message has the tag _NEVER.
 WORDS, BLOCK, GRADIENT, DONE = (0x700D000 + i for i in range(4))
 _NEVER = 0x700D0FF
 # Bytes of a note in `meet`; every rank must expect the same number.
@@ -48,7 +48,7 @@ _NOTE = 4096
 _meetings: Counter[str] = Counter()
 # Where the reason of a loss stands in the store of the group.
 _KEY = "rootdk/lost"
-# How long a rank waits for the reason of a closed connection. The one who closed it writes it at about the same time.
+# How long a rank waits for the reason of a closed connection. The rank that closed it writes it at about the same time.
 _MOMENT = 1.0
 # Shapes, and the axis along which they may differ: the number of rows of a shard.
 _SHARDED = {"query": -2, "key": -2, "value": -2, "shard": 0}
@@ -92,7 +92,7 @@ class Peers:
     def post(self, *operations: tuple[Any, Tensor, int, int]) -> list[Message]:
         """Start to send and to receive: (dist.isend or dist.irecv, tensor, rank in the group, tag) each."""
         posts = [dist.P2POp(do, tensor, group=self.group, group_peer=to, tag=tag) for do, tensor, to, tag in operations]
-        # gloo starts them one by one in any case; apart, an error says whose connection it is about.
+        # gloo starts them one by one in any case; started one by one here, an error shows whose connection it is about.
         batches = [[post] for post in posts] if dist.get_backend(self.group) == "gloo" else [posts]
         messages: list[Message] = []
         for batch in batches:
@@ -100,14 +100,14 @@ class Peers:
                 works = dist.batch_isend_irecv(batch)
             except RuntimeError as error:
                 raise self._lost(batch[0].group_peer, error) from error
-            # A backend may make one out of all.
+            # A backend may combine all of them into one.
             messages += [
                 Message(works[min(i, len(works) - 1)], post.group_peer, post.tensor) for i, post in enumerate(batch)
             ]
         return messages
 
     def wait(self, messages: Iterable[Message]) -> None:
-        """Until all of them have arrived or gone; an error that names the rank if one does not."""
+        """Wait until all of them have arrived or were sent; an error that names the rank if one is not."""
         until = None if self.seconds is None else time.monotonic() + self.seconds
         for message in messages:
             try:
@@ -138,7 +138,7 @@ class Peers:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What stops this rank inside the block stops all others, with the reason."""
+        """An error that stops this rank inside the block stops all others, with the reason."""
         try:
             yield
         except RankError:
@@ -152,7 +152,7 @@ class Peers:
         """Send a tensor to every other rank, and receive one from each."""
         operations = [(dist.isend, ours, peer, tag) for peer in self.others]
         operations += [(dist.irecv, theirs[peer], peer, tag) for peer in self.others]
-        self.wait(reversed(self.post(*operations)))  # what comes in first: that names who is missing
+        self.wait(reversed(self.post(*operations)))  # receive first: that error names the missing rank
 
     def _exchange_text(self, text: bytes, tag: int) -> dict[int, bytes]:
         padded = text.ljust(8 if len(text) <= 8 else _NOTE)
@@ -181,7 +181,7 @@ class Peers:
         try:
             cause = self._common_cause(cause, _MOMENT if secondary else 0.0)
         except Exception:  # noqa: BLE001 -- whatever a store says that died with the rank that holds it
-            # Then nobody can tell a rank that died from one that was stopped by the death of another.
+            # Then a rank that died looks the same as one that was stopped by the death of another.
             if secondary and blamed != 0:
                 cause = {"rank": None, "reason": f"{reason}; the store is gone too: it lives on rank 0"}
         self._wake_others()
@@ -189,7 +189,7 @@ class Peers:
         return RankError(f"{cause['reason']}; {stopped}", cause["rank"])
 
     def _common_cause(self, cause: dict[str, Any], patience: float) -> Any:
-        """What another rank writes within that many seconds; else ours, unless one is faster: all say the same."""
+        """The reason that another rank writes in this time, else our own if no other is faster: all report the same."""
         if hasattr(self.group, "get_group_store"):
             store = self.group.get_group_store()
         else:  # the only way before torch 2.8
@@ -232,7 +232,7 @@ def _seconds(timeout: Any) -> float | None:
 def agree(peers: Peers, note: dict[str, Any], wrong: RootdkError | None = None) -> list[dict[str, Any]]:
     """The notes of all ranks, if they agree; else an error, the same on every rank.
 
-    wrong   what this rank's own arguments are refused for: the others learn of it, and refuse too
+    wrong   the error in this rank's own arguments, if any: the others receive it, and refuse too
     """
     notes = peers.meet(note if wrong is None else {"refused": type(wrong).__name__, "why": str(wrong)[:1500]})
     for rank, theirs in enumerate(notes):
@@ -259,7 +259,7 @@ def digest(option: Any) -> Any:
     if isinstance(option, (int, str)):
         return option if len(str(option)) <= 60 else _short(str(option))
     if isinstance(option, ScaleRule):
-        # By what it does too: two rules may have one name, and other parameters.
+        # With the rule's values too: two rules may have one name and different parameters.
         return _short(f"the rule {option.name} ({option.factor(64, 1024, np.arange(4)[:, None])!r})")
     if isinstance(option, Tensor):
         option = option.detach().cpu()
@@ -273,7 +273,7 @@ def digest(option: Any) -> Any:
 
 
 def _short(text: str) -> str:
-    """A note is short: the beginning of a long text, and a hash of all of it."""
+    """The beginning of a long text, and a hash of all of it: notes are short."""
     return text if len(text) <= 60 else f"{text[:40]}... #{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

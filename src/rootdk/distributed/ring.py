@@ -4,8 +4,8 @@ In step t rank r works on the block that rank r - t brought, while that block go
 comes in from rank r - 1. After R - 1 hops every rank has seen every block.
 
     forward    one message per hop: keys and values of a block, one after the other, in their own type
-    backward   the same, and the gradient of a block, which follows it one step behind, growing on every rank, and
-               after R hops is home again
+    backward   the same, and the gradient of a block, which follows one step behind, grows on every rank, and is back on
+               its own rank after R hops
 
 The backward pass of a block needs nothing but the row's merged maximum m and sum l, the whole output and its gradient:
 
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(peers: Peers, problem: Problem, query_lengths: list[int], key_lengths: list[int], layout: str) -> Plan:
-    """From the resolved call and the lengths of all shards."""
+    """The plan, from the resolved call and the lengths of all shards."""
     held = joined(pieces(query_lengths, layout)[peers.rank])
     row_scale = problem.row_scale
     if row_scale is not None:
@@ -152,13 +152,13 @@ class Rows:
         sinks = None if problem.sinks is None else torch.from_numpy(problem.sinks).to(query.device)
         if sinks is not None:
             self.maximum[:] = (sinks * _LOG2_E).to(query.dtype)[:, None]
-            # Not 1: the maximum was rounded, and its sum stands for the sink as it is.
+            # Not 1: the maximum was rounded, and the sum corrects for that.
             self.total[:] = torch.exp2(sinks[:, None] * _LOG2_E - self.maximum.double())
         # In the order of the rows.
         self._readings = {piece: _unread((*shape[:-1], piece.length), query, sinks) for piece in held if measured}
 
     def add(self, piece: Piece, out: Tensor, row_state: Tensor, block: Any = None, keys: Any = None) -> None:
-        """What the kernel computed for the rows of a piece over one more block of keys."""
+        """Merge what the kernel computed for the rows of a piece over one more block of keys."""
         rows = slice(piece.at, piece.at + piece.length)
         maximum, total = self.maximum[..., rows], self.total[..., rows]
         higher = torch.maximum(maximum, row_state[0])
@@ -232,7 +232,7 @@ class _Carrier:
         )
 
     def swap(self) -> None:
-        """What came in is at hand now."""
+        """The received block becomes the present one."""
         self._here, self._next = self._next, self._here
 
     def no_gradient(self, rank: int, like: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ def backward(
         owner, coming = (peers.rank - step) % peers.size, (peers.rank - step - 1) % peers.size
         gradient = carrier.no_gradient(owner, query)
         so_far = torch.empty_like(gradient)
-        # In this order: what comes first was also sent first, for backends that do not tell messages apart by a tag.
+        # In this order: what comes first was also sent first, for backends that do not distinguish messages by a tag.
         growing = peers.post((dist.irecv, so_far, before, GRADIENT)) if step else []
         under_way = carrier.pass_on(owner, coming) if step < peers.size - 1 else []
         keys, values = carrier.present(owner)
@@ -319,7 +319,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, plan: Plan, number: int, measured: dict[str, Any] | None, query: Tensor, key: Tensor, value: Tensor,
         sinks: Any,
     ) -> Tensor:  # fmt: skip
-        """The pass round the ring, and what its way back needs."""
+        """The pass round the ring, and what its backward pass needs."""
         out, row_state = forward(plan, measured, query, key, value)
         ctx.plan, ctx.number = plan, number
         ctx.save_for_backward(query, key, value, sinks, out, row_state)

@@ -1,6 +1,6 @@
-"""Watch a model while it trains: callbacks for trainers, a log for a loop of one's own, and where the numbers go.
+"""Watch a model while it trains: callbacks for trainers, a log for your own loop, and where the numbers go.
 
-Importing this loads no framework; a callback or a sink loads the one that it is for when it is made.
+Importing this loads no framework; a callback or a sink loads its framework when it is created.
 """
 
 from rootdk.integrations.loop import TrainingLog, lightning_callback, trainer_callback

@@ -1,4 +1,4 @@
-"""TrainingLog: watch a model while it trains, write what was read, clip if asked to. For a loop of one's own.
+"""TrainingLog: watch a model while it trains, write what was read, clip if asked to. For your own training loop.
 
 Keys of the numbers that are written:
 
@@ -6,8 +6,8 @@ Keys of the numbers that are written:
     attn/layer_03/max_logit              of a layer
     attn/layer_03/head_05/max_logit      of a head, on request
 
-A callback is such a log driven by the events of a trainer, that of transformers or that of Lightning. Its class is made
-when it is asked for, because its base comes from the framework.
+A callback is such a log driven by the events of a trainer, that of transformers or that of Lightning. Its class is
+created when it is asked for, because its base comes from the framework.
 """
 
 import warnings
@@ -26,7 +26,7 @@ from rootdk.integrations.ranks import Merged, Parallel, groups_of, heads_togethe
 from rootdk.integrations.sinks import Sink, Sinks, needed, sinks_of
 
 if TYPE_CHECKING:
-    # Who has one trainer need not have the other: what is not installed is Any for a checker.
+    # Users of one trainer need not have the other: a library that is not installed is Any for a type checker.
     from lightning.pytorch import Callback
     from torch.nn import Module
     from transformers import TrainerCallback
@@ -36,7 +36,7 @@ else:
     Callback = Module = TrainerCallback = Any  # so that typing.get_type_hints works without them
 
 DEFAULT = "attention.jsonl"
-# An extreme is that of the worst head; of the rest the median counts, by which a layer is judged too.
+# For an extreme, that of the worst head counts; for the rest the median, by which a layer is judged too.
 _HIGHEST = frozenset({"max_logit", "max_score", "raw_score", "non_finite", "cap_ratio", "bf16_spacing"})
 _LOWEST = frozenset({"min_logit", "min_log_sum_exp", "qk_clip"})
 
@@ -52,9 +52,9 @@ class TrainingLog:
     parallel   in which way several processes share the work: "data" (also for shards of a batch), "sequence" or
                "tensor", a dictionary from these to process groups, or None to write what rank 0 alone sees
 
-    Written are the numbers of the last forward before the step, and with clip_tau `qk_clip`, the smallest factor. Where
-    torch.distributed is initialised rank 0 alone writes, and what it writes is what one process would have read that
-    has the rows and heads of all: see rootdk.integrations.merged_metrics. Clipping goes by the largest score over all
+    It writes the numbers of the last forward before the step, and with clip_tau `qk_clip`, the smallest factor. Where
+    torch.distributed is initialised only rank 0 writes, and its numbers are those that one process with the rows and
+    heads of all ranks would have read: see rootdk.integrations.merged_metrics. Clipping uses the largest score over all
     ranks that hold the same heads, so that replicas stay equal. Call `after_step` in all of them.
 
     A sink that cannot be opened is an error of `start`. One that fails later ends no run: a RuntimeWarning names it,
@@ -143,13 +143,13 @@ class TrainingLog:
             self.watch.paused = not self.due
 
     def after_forward(self) -> None:
-        """After each forward where several make one step (gradient accumulation): QK-clip goes by them all."""
+        """Call after each forward if several make one step (gradient accumulation): QK-clip uses all of them."""
         self._check_started("after_forward")
         if self.clip_tau is not None and self.due:
             self._largest = merged_largest([self._largest, largest_scores(self._fresh())])
 
     def after_step(self, step: int | None = None) -> None:
-        """After optimizer.step(): clip if asked to, and write.
+        """Call after optimizer.step(): clip if asked to, and write.
 
         step   its number; without one, steps are counted from 1
         """
@@ -225,7 +225,7 @@ class TrainingLog:
         return {name: reading for name, reading in known.items() if reading.step >= self._seen}
 
     def _largest_of_all(self) -> Largest:
-        """Over the ranks that hold the same heads; with tensor parallelism alone every rank clips its own."""
+        """The largest over ranks with the same heads; with tensor parallelism alone every rank clips its own."""
         if self.parallel is None:
             return ranks.over_ranks(self._largest)
         largest = self._largest
@@ -257,11 +257,11 @@ class TrainingLog:
 
 
 class LayerKeys:
-    """Short names for module paths, one to one, that stay what they are over a run.
+    """Short names for module paths, one to one, that do not change during a run.
 
     A path with a number in it is `layer_` and that number. Where a model attends in several places (encoder and
-    decoder, itself and another), the place that runs first has the short names, and the others keep their paths. So
-    does a path without a number; further runs of a layer in one forward are numbered.
+    decoder, self and cross attention), the place that runs first has the short names, and the others keep their paths.
+    So does a path without a number; further runs of a layer in one forward are numbered.
 
     >>> key = LayerKeys()
     >>> key("model.layers.3.self_attn"), key("model.layers.3.self_attn#2")
@@ -351,7 +351,7 @@ def _for_transformers(log: TrainingLog) -> TrainerCallback:
 
 
 class _TransformersEvents:
-    """What happens at which event of transformers.Trainer."""
+    """The handlers for the events of transformers.Trainer."""
 
     def __init__(self, log: TrainingLog) -> None:
         self.training_log = log
@@ -410,9 +410,9 @@ def _for_lightning(log: TrainingLog, part: str) -> Callback:
 
 
 class _LightningEvents:
-    """What happens at which event of lightning.Trainer.
+    """The handlers for the events of lightning.Trainer.
 
-    It is `training_log` because Lightning puts a function of its own at `log`.
+    The attribute is `training_log` because Lightning sets `log` to a function of its own.
     """
 
     def __init__(self, log: TrainingLog, part: str) -> None:

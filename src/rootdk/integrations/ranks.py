@@ -1,13 +1,13 @@
-"""Several processes that train one model: who writes, what they agree on, and the metrics of all of them merged.
+"""Several processes that train one model: which one writes, what they agree on, and their metrics merged.
 
-data, sequence   ranks have other rows of the same heads: extremes by max and min, means by sums and counts, medians by
-                 counting. Never an average of maxima, nor a median of medians.
-tensor           ranks have other heads: their numbers stand side by side, in the order of the ranks
+data, sequence   ranks have different rows of the same heads: extremes by max and min, means by sums and counts, medians
+                 by counting. Never an average of maxima, nor a median of medians.
+tensor           ranks have different heads: their numbers stand side by side, in the order of the ranks
 
-What comes out is what one process would read that has all rows and all heads, the same on every rank. Only a few
-numbers per head travel, and for the medians one count per head and bit: a median is the number at or below which half
-of all rows lie. Guess it, count on every process how many lie at or below the guess, add the counts up, and halve the
-range; after as many rounds as a number has bits nothing is left to guess.
+The result is what one process with all rows and all heads would read, the same on every rank. Only a few numbers per
+head are sent, and for the medians one count per head and bit: a median is the number at or below which half of all rows
+lie. Guess it, count on every process how many lie at or below the guess, add the counts up, and halve the range; after
+as many rounds as a number has bits the median is known.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from rootdk.audit.layer import KINDS, LayerReading, Numbers, finished
 from rootdk.audit.remedies import Largest, merged_largest
 from rootdk.errors import ArgumentError
 
-# Adds up one array of counts of each process.
+# Adds up arrays of counts, one from each process.
 Add = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
@@ -47,14 +47,14 @@ def over_ranks(largest: Largest, group: Any = None) -> Largest:
 
 
 class Merged(NamedTuple):
-    """One layer over all ranks: what a LayerReading has of the kind."""
+    """One layer over all ranks: the parts of a LayerReading that can be merged."""
 
     metrics: dict[str, Numbers]
     heads: int
 
 
 class _Layer(NamedTuple):
-    """What the ranks must know of a layer before they can add up."""
+    """The facts about a layer that the ranks need before they can add up."""
 
     heads: int
     most_keys: int
@@ -64,7 +64,7 @@ class _Layer(NamedTuple):
     wide: bool
 
 
-# A way of being parallel, or each of several with its process group.
+# One kind of parallelism, or several, each with its process group.
 Parallel: TypeAlias = str | Mapping[str, Any]
 
 
@@ -113,7 +113,7 @@ def heads_together(numbers: Mapping[str, Numbers], group: Any) -> dict[str, Numb
 
 
 def groups_of(parallel: Any) -> dict[str, Any]:
-    """{way of being parallel: group}."""
+    """{kind of parallelism: group}."""
     groups = {parallel: None} if isinstance(parallel, str) else parallel
     ways = ("data", "sequence", "tensor")
     if not isinstance(groups, Mapping) or not set(groups) <= set(ways):
@@ -220,9 +220,9 @@ def _distributed() -> Any:
 
 
 def medians(rows: list[Numbers], add: Add, wide: bool) -> Numbers:
-    """The median of each set of numbers of which every process has a part; NaN where nobody has any.
+    """The median of each set of numbers of which every process has a part; NaN for an empty set.
 
-    rows   of each set the part at hand
+    rows   the part of each set in this process
     add    adds up arrays of counts over all processes
     wide   whether the numbers are float64, which takes 64 rounds of counting; 32 find a float32 to its last bit
 
@@ -257,7 +257,7 @@ def _ordered(numbers: Numbers, wide: bool) -> NDArray[np.int64]:
 
 
 def _number(ordered: NDArray[np.int64], wide: bool) -> Numbers:
-    """The way back."""
+    """The inverse of _ordered."""
     bits = _flipped_if_negative(ordered if wide else ordered.astype(np.int32))
     numbers: Numbers = bits.view(np.float64 if wide else np.float32).astype(np.float64)
     return numbers

@@ -1,4 +1,4 @@
-"""Sinks: where the numbers of a step go. Lines of JSON, TensorBoard, Weights & Biases, or an object of one's own."""
+"""Sinks: where the numbers of a step go. Lines of JSON, TensorBoard, Weights & Biases, or an object of your own."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ _STEP = "attn/step"
 
 
 class PackageMissingError(RootdkError, ImportError):
-    """What was asked for needs a package that is not installed; the message names it.
+    """A feature needs a package that is not installed; the message names it.
 
     >>> issubclass(PackageMissingError, ImportError)
     True
@@ -27,7 +27,7 @@ class PackageMissingError(RootdkError, ImportError):
 
 
 def needed(what: str, module: str, package: str, attribute: str) -> Any:
-    """`attribute` of `module`, which `package` brings.
+    """`attribute` of `module`, which comes with `package`.
 
     The attribute is looked up here because a folder of the package's name, such as the one that wandb writes its runs
     to, can be imported as an empty package.
@@ -48,9 +48,9 @@ def needed(what: str, module: str, package: str, attribute: str) -> Any:
 
 @runtime_checkable
 class Sink(Protocol):
-    """Three verbs. Any object that has them will do.
+    """Three methods. Any object that has them can be a sink.
 
-    A sink is made before it is known which process writes; only in that one is it opened.
+    A sink is created before it is known which process writes; only that process opens it.
 
     >>> class Printed:
     ...     def open(self): pass
@@ -64,10 +64,10 @@ class Sink(Protocol):
         """Before the first step; an error here ends a run that has not begun."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """All numbers of one step. One that is not there is NaN. After an error there are no more calls of this."""
+        """All numbers of one step. A missing one is NaN. After an error there are no more calls of this."""
 
     def close(self) -> None:
-        """After the last step. Closing twice, or what was never opened, is no error."""
+        """After the last step. Closing twice, or without opening before, is no error."""
 
 
 Sinks: TypeAlias = str | PathLike[str] | Sink | Sequence[str | PathLike[str] | Sink]
@@ -88,7 +88,7 @@ def sinks_of(sinks: Sinks) -> tuple[Sink, ...]:
 def _sink(sink: Any) -> Sink:
     if isinstance(sink, (str, PathLike)):
         return JsonLines(sink)
-    # A class has the verbs too, but nothing to open.
+    # A class has the methods too, but is no sink.
     if isinstance(sink, type) or not isinstance(sink, Sink):
         raise ArgumentTypeError(f"sinks: must be a path or have open, write and close, got {shown(sink)}")
     return sink
@@ -99,11 +99,11 @@ class JsonLines:
 
     {"step": 100, "attn/max_logit": 7.1, "attn/layer_00/max_logit": 6.9, ...}
 
-    path   a file; lines are added at its end, so a run that goes on finds those of before
+    path   a file; lines are added at its end, so a continued run keeps the earlier ones
 
-    A line is handed to the system whole and at once: when the process dies, every step that was written is in the file
-    and no half one is. A number that is not finite is null. A path that cannot be written is refused when the sink is
-    made, as far as can be seen without touching it, and at the latest before the first step.
+    Each line is written in one piece: if the process dies, every step that was written is in the file, and no partial
+    one. A number that is not finite is null. A path that cannot be written is refused when the sink is created, as far
+    as can be seen without touching it, and at the latest before the first step.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -218,8 +218,8 @@ class WeightsAndBiases:
     settings   without a run, what `wandb.init` is given, such as project="..." or mode="offline". A run that is active
                in the process when training starts is used in place of a new one, if there are no settings.
 
-    The step is a value of each row, and the axis of all keys below `attn/`: a run that others write to as well counts
-    rows by its own step, and drops what comes with a lower one.
+    The step is a value of each row, and the axis of all keys below `attn/`: a run with other writers too counts rows by
+    its own step, and drops rows with a lower one.
 
         WeightsAndBiases(project="pretraining")
         WeightsAndBiases(wandb_logger.experiment)       # of Lightning

@@ -7,7 +7,7 @@
 rootdk.attention, measure, read and weights take arrays of jax with or without this import, under jit, grad, vmap and
 shard_map as well.
 
-jax.nn and Flax put heads inside rows: (batch, n, heads, d). The kernel walks such arrays where they lie, so nothing is
+jax.nn and Flax put heads inside rows: (batch, n, heads, d). The kernel reads such arrays in place, so nothing is
 transposed.
 """
 
@@ -90,7 +90,7 @@ def dot_product_attention(
     implementation          None; jax's own names are refused
     return_residual         also the log of every row's denominator, (B, T, N), without a gradient
 
-    A row that is hidden altogether is 0; jax.nn gives the mean of all values there. Half types are added up in
+    A row in which every key is hidden is 0; jax.nn gives the mean of all values there. Half types are added up in
     float32 and rounded once, at the end.
 
     >>> import jax, jax.numpy as jnp
@@ -124,7 +124,7 @@ def measured_dot_product_attention(
     key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
 ) -> tuple[jax.Array, Reading[jax.Array]]:
-    """dot_product_attention() and a Reading out of the same pass, a pytree whose fields are (B, N, T).
+    """dot_product_attention() and a Reading from the same pass, a pytree whose fields are (B, N, T).
 
     The Reading has no gradient, as under jax.lax.stop_gradient.
 
@@ -154,7 +154,7 @@ def flax_attention(
     module: Any = None,
     is_causal: bool = False,
 ) -> jax.Array:
-    """What the layers of Flax call: flax.nnx.MultiHeadAttention(..., attention_fn=flax_attention), and linen's alike.
+    """The attention_fn for Flax: flax.nnx.MultiHeadAttention(..., attention_fn=flax_attention), and linen's layer.
 
     query, key, value   (..., n, heads, d)
     mask                bool, or numbers that are not 0 where a pair takes part, as Flax makes them

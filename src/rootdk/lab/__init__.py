@@ -22,7 +22,7 @@ __all__ = ["checks", "first_look", "proof", "recommendation", "report", "trainin
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> _Any:
-        """Modules arrive when they are touched, as those of rootdk do."""
+        """Modules are loaded at first use, like those of rootdk."""
         if name in __all__:
             return _import_module(f".{name}", __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

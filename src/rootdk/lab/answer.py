@@ -48,9 +48,9 @@ the scale, 49 % of rows at d_k = 512 give one key over 99 % of the weight; with 
 
 
 def answer_of(rules: Result) -> str:
-    """The same at the largest d_k of the experiment "rules". It has the numbers of theory already.
+    """The same at the largest d_k of the experiment "rules", whose result already has the numbers of theory.
 
-    Theory and not the measurement beside it: the sentence is then the same on every screen, whatever the seed.
+    It uses theory and not the measurement beside it: so the sentence is the same on every screen, whatever the seed.
     """
     d_k, keys = max(rules.spec["d_k"]), rules.spec["keys"]
     shares = {}

@@ -1,10 +1,10 @@
-"""Figures as plain dictionaries, the way plotly's JSON knows them: for the report, the explorer and the experiments.
+"""Figures as plain dictionaries, as in plotly's JSON: for the report, the explorer and the experiments.
 
-Without plotly's own classes: they check every field and take several milliseconds a figure, and a knob is dragged.
-Colours of text, grid and ground come from the page, which knows light and dark.
+Without plotly's own classes: these check every field and take several milliseconds a figure, too long while a knob is
+dragged. Colours of text, grid and background come from the page, which has a light and a dark mode.
 
-And pages of them, with tables and cards: one text with plotly.js, style and figures inside, that fetches nothing. A
-content security policy in its head forbids every request, so that the promise does not hang on what plotly.js does.
+Also pages of figures, with tables and cards: one text that contains plotly.js, style and figures, and fetches nothing.
+A content security policy in its head forbids every request, so that this does not depend on what plotly.js does.
 """
 
 import json
@@ -24,7 +24,7 @@ from .first_look import RULE_WORDS
 if TYPE_CHECKING:
     from .checks.comparison import Comparison
 
-# Told apart on white and on black, and by people who see red and green alike.
+# Distinct on white and on black, and for people who do not distinguish red from green.
 COLOURS = {
     "none": "#e0662f",
     "sqrt": "#2b8cd0",
@@ -36,11 +36,11 @@ COLOURS = {
 }
 HUES = ("#2b8cd0", "#e0662f", "#1fa37a", "#9b6bd6", "#b58a1b", "#d6609a")
 GREY = "#8a93a0"
-# Below 0, 0, above 0: what is 0 shows the page, be it white or black.
+# Below 0, 0, above 0: a value of 0 is transparent, on a white page or a black one.
 EITHER_SIDE = [[0.0, "#d1495b"], [0.5, "rgba(209, 73, 91, 0)"], [0.5, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
 _SHADES = [[0.0, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
 POWERS = {"type": "log", "dtick": 1, "exponentformat": "power"}
-# A logarithmic axis with ticks at 1 and 3 of every decade, for what spans one to four of them.
+# A logarithmic axis with ticks at 1 and 3 of every decade, for data that span one to four of them.
 ONES_AND_THREES = {
     "type": "log",
     "tickvals": [digit * 10.0**power for power in range(-6, 7) for digit in (1, 3)],
@@ -50,7 +50,7 @@ ONES_AND_THREES = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure as plotly's JSON knows it, with what is written above and below."""
+    """A figure in plotly's JSON, with the texts above and below it."""
 
     name: str
     title: str
@@ -112,7 +112,7 @@ def square_map(z: Any, limits: tuple[float, float], x: str, y: str, hover: str, 
     """A figure of a square matrix: rows and columns count from 1, and a cell is as high as it is wide."""
     places = list(range(1, len(z) + 1))
     cells = heat(z, limits, both_sides=True, x=places, y=places, hovertemplate=f"{hover}<extra></extra>", **more)
-    # Labels that stand clear of each other in the narrowest figure; lines of a grid would be drawn over the cells.
+    # Labels that do not touch in the narrowest figure; lines of a grid would be drawn over the cells.
     step = next(step for most, step in ((8, 1), (16, 3), (len(places), 5)) if len(places) <= most)
     across = {"constrain": "domain", "showgrid": False, "tick0": 1, "dtick": step}
     return plot([cells], x, y, xaxis=across, yaxis=across | {"autorange": "reversed", "scaleanchor": "x"})
@@ -143,7 +143,7 @@ def _words(name: str) -> str:
 
 
 def with_subscript(text: str) -> str:
-    """As plotly reads it."""
+    """The text with the subscript in plotly's notation."""
     return text.replace("d_k", "d<sub>k</sub>")
 
 
@@ -224,7 +224,7 @@ def check_plotly() -> None:
 def document(title: str, links: Sequence[tuple[str, str]], body: Sequence[str]) -> str:
     """The whole page: a menu that stays, with (anchor, heading) for each section, beside its parts.
 
-    plotly.js stands there as text, and runs when the first figure comes into view: opening does not wait for it.
+    plotly.js is included as text, and runs when the first figure comes into view: opening does not wait for it.
     """
     check_plotly()
     from plotly.offline import get_plotlyjs

@@ -11,7 +11,7 @@ import numpy as np
 
 from rootdk.attention import measure
 
-# What a person reads for the rules that everybody knows.
+# The names that are shown for the usual rules.
 RULE_WORDS = {"none": "none", "sqrt": "1/√d_k", "dk": "1/d_k"}
 RULES = tuple(RULE_WORDS)
 
@@ -26,7 +26,7 @@ def typed(text: str) -> str:
 
 
 def rule_label(name: str) -> str:
-    """A rule in a terminal: by its formula where everybody knows it, else by its name.
+    """A rule in a terminal: a usual one by its formula, any other by its name.
 
     >>> rule_label("dk"), rule_label("llama4")
     ('1/d_k', 'llama4')
@@ -102,7 +102,7 @@ def look(d_ks: Sequence[int], rules: Sequence[str], keys: int, rows: int, seed: 
 def meaning(looks: Sequence[Look]) -> str:
     """Say in one sentence where the weight goes at the largest d_k; every number in it is one of the table's.
 
-    The cuts are where a person would use the word. All equally: above 0.99 of ln n. One key: half of the rows have
+    The limits are where a person would use the word. All equally: above 0.99 of ln n. One key: half of the rows have
     fewer than 1.1 effective keys, so about 95 % of their weight is on one. Few keys: fewer than two.
     """
     largest = max(look.d_k for look in looks)
@@ -125,7 +125,7 @@ def meaning(looks: Sequence[Look]) -> str:
 
 
 def _span(looks: Sequence[Look], name: str) -> str:
-    """The number as the table shows it, or the least and the greatest of several."""
+    """The number as the table shows it, or the smallest and the largest of several."""
     ordered = sorted(looks, key=lambda look: float(getattr(look, name)))
     least, greatest = (look.shown()[name] for look in (ordered[0], ordered[-1]))
     return least if least == greatest else f"{least}-{greatest}"

@@ -1,4 +1,4 @@
-"""One setting: what theory says of it, and what to do about it. No drawing, no measuring."""
+"""One setting: what theory predicts for it, and what to do about it. No random numbers, no measuring."""
 
 import math
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def recommend(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0)
         name = f"{scale:g}"
     heads = predict(size, length, scale * spread**2)
     predicted = {field: float(getattr(heads, field)[0]) for field in HeadSummary.__dataclass_fields__}
-    # q, k enlarged by sigma is the scale enlarged by sigma^2, and dq is sigma times what it was.
+    # To multiply q and k by sigma is to multiply the scale by sigma^2; a derivative in q is then 1/sigma as large.
     gradient = float(relative_gradient(length, size, scale * spread**2)) / spread if spread else 0.0
     std, critical = abs(scale) * math.sqrt(size) * spread**2, float(critical_sigma(length))
     state = _state(std, critical, predicted["mean_entropy_ratio"])
@@ -75,9 +75,9 @@ def recommend(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0)
 
 
 def _state(std: float, critical: float, ratio: float) -> str:
-    """The cuts are those of the theory, the freezing point and half of it, where the simple laws end.
+    """The limits are those of the theory, the freezing point and half of it, where the simple laws end.
 
-    Only 0.99 of ln n is a choice: less than 1 % of the entropy is left to tell keys apart with.
+    Only 0.99 of ln n is our choice: less than 1 % of the entropy is then left to distinguish keys.
     """
     if std > critical:
         return "frozen"

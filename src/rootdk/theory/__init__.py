@@ -3,7 +3,7 @@
     scores        mean and variance of a score for any means and covariances, its law for Gaussian q and k
     enumeration   the exact law of a score in fractions
     softmax       averages over rows of n Gaussian logits
-    attention     the same for attention with Gaussian q and k, and what of a change of the query arrives in the output
+    attention     the same for attention with Gaussian q and k, and how much a change of the query changes the output
     rows          the largest weight of a row, and how many keys share it
     row_law       how rows differ from each other: medians
     landmarks     where the softmax freezes, and the simple laws on either side

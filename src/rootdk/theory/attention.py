@@ -8,21 +8,21 @@ with d_k degrees of freedom. So the averages of `softmax_moments` are averaged o
 is analytic, and the trapezoidal rule with step h errs by its Fourier transform at 2 pi/h,
 |Gamma(d/2 + i pi/h) / Gamma(d/2)|: the step is the largest for which that is below e^-30, but at most 1/11 and at most
 1/ln n, because as a function of ln sigma the averages themselves bend where the weight moves to few keys, the more
-sharply the more keys there are. sum p^3 asks for the most: where a typical row has n^-2 of it, its average comes from
-rare sharp rows. With these steps a quarter of the step changes no average by more than 1e-9.
+sharply the more keys there are. sum p^3 needs the smallest step: where a typical row has n^-2 of it, its average comes
+from rare sharp rows. With these steps a quarter of the step changes no average by more than 1e-9.
 
-How much of a change of the query arrives in the output is |do/dq| against |o|. With o = sum p_j v_j the derivative to
-the query is do/dq = scale sum_j p_j v_j (k_j - sum p k)'. For standard normal v it has E_v |do/dq|_F^2 = d_v scale^2
-sum_j p_j^2 |k_j - sum p k|^2, and E_v |o|^2 = d_v sum p^2. Split k along q and across. Across, the d_k - 1 components
-know nothing of p, and each adds sum_j p_j^2 (1 - 2 p_j + sum p^2) = |J|_F^2. Along q the component is x_j = s_j/sigma,
+How much a change of the query changes the output is |do/dq| relative to |o|. With o = sum p_j v_j the derivative in the
+query is do/dq = scale sum_j p_j v_j (k_j - sum p k)'. For standard normal v it has E_v |do/dq|_F^2 = d_v scale^2 sum_j
+p_j^2 |k_j - sum p k|^2, and E_v |o|^2 = d_v sum p^2. Split k along q and across. Across, the d_k - 1 components are
+independent of p, and each adds sum_j p_j^2 (1 - 2 p_j + sum p^2) = |J|_F^2. Along q the component is x_j = s_j/sigma,
 and p_j (x_j - sum p x) = dp_j/dsigma. So
 
     E |do/dq|_F^2 / E |o|^2 = scale^2 ((d_k - 1) E |J|_F^2 + E |dp/dsigma|^2) / E sum p^2
 
-What goes back to keys and values. Let each row i receive a gradient g_i of its own, E g g' = I, independent of all
-else. The scores of the row get ds = J V g, and E_v |ds|^2 = |J|_F^2 |g|^2; a key gets dk_j = scale sum_i ds_ij q_i, a
-value dv_j = sum_i p_ij g_i. Rows do not mix on average, because their g are independent, and |scale| |q| is sigma. So
-per row, summed over keys,
+Gradients of keys and values. Let each row i receive a gradient g_i of its own, E g g' = I, independent of all else. The
+scores of the row get ds = J V g, and E_v |ds|^2 = |J|_F^2 |g|^2; a key gets dk_j = scale sum_i ds_ij q_i, a value dv_j
+= sum_i p_ij g_i. Rows do not mix on average, because their g are independent, and |scale| |q| is sigma. So per row,
+summed over keys,
 
     E |dq|^2 = d_v scale^2 ((d_k - 1) E |J|_F^2 + E |dp/dsigma|^2)    E |dK|^2 = d_v E sigma^2 |J|_F^2
     E |dV|^2 = d_v E sum p^2
@@ -127,7 +127,7 @@ def _checked(keys: Any, d_k: Any, scale: Any) -> tuple[Floats, ...]:
         d_k=whole("d_k", d_k, 1, MOST_D_K),
         scale=numbers("scale", scale, least=-1e50, most=1e50),
     )
-    # Nearly all that is left there comes from queries next to 0, below the lattice.
+    # Nearly all of such an average comes from queries near 0, below the lattice.
     lost = (sizes < 3) & (np.abs(scales) > _NARROW_SCALE)
     if lost.any():
         raise ArgumentError(
@@ -166,7 +166,7 @@ def spread_nodes(
     rare = log_error - 2.5
     high = _log_quantile(half, rare - 2 * math.log(keys), upper=True)
     low = _log_quantile(half, rare - 3 * max(0.0, shift + math.log(d_k) / 2), upper=False)
-    # Rows below are as good as sigma = 0: what they differ by is sigma^2, and they are e^(d w) of all.
+    # Rows below can be taken as sigma = 0: they differ from it by sigma^2, and they are e^(d w) of all.
     flat = (log_error - 2 * shift) / (d_k + 2)
     if flat > high:  # all rows are
         return np.zeros(1), np.ones(1)
@@ -174,7 +174,8 @@ def spread_nodes(
     v = np.asarray(index * step, np.float64)
     sigma, weight = np.exp(v), _density(v - shift, d_k) * step
     if flat > low:
-        # The rest of the lattice, where the density falls like e^(d w). Not 1 less the others: that may be rounding.
+        # The rest of the lattice, where the density falls like e^(d w). Not 1 minus the others: that may be only
+        # rounding.
         rest = v[0] - step * np.arange(1, math.ceil(40 / (d_k * step)) + 1)
         sigma, weight = np.append(sigma, 0.0), np.append(weight, _density(rest - shift, d_k).sum() * step)
     return sigma, weight

@@ -2,8 +2,8 @@
 
 Let n tokens have vectors of length 1 with the cosine rho between any two, and let W_q, W_k and W_v be random and wide.
 Then the logits are normal with Cov(s_ij, s_kl) = sigma^2 rho_ik rho_jl. What the keys of a row have in common moves the
-whole row, so softmax feels sigma sqrt(1 - rho), and the logits of two rows for the same key are correlated by rho. With
-o_i = sum_j p_ij v_j,
+whole row, so softmax depends on sigma sqrt(1 - rho), and the logits of two rows for the same key are correlated by rho.
+With o_i = sum_j p_ij v_j,
 
     E <o_i, o_k> = rho + (1 - rho) X,   X = E sum_j p_ij p_kj     (two rows)
     E |o_i|^2    = rho + (1 - rho) Y,   Y = E sum_j p_ij^2        (one row)
@@ -40,8 +40,8 @@ _FEW = np.polynomial.hermite_e.hermegauss(32)
 def row_overlap(keys: ArrayLike, sigma: ArrayLike, correlation: ArrayLike) -> Floats:
     """E sum_j p_j p'_j of two rows of n normal logits that have this correlation at each key. Exact, by quadrature.
 
-    1/n where the rows know nothing of each other, E sum p^2 where they are the same. keys from 2 to 1e9, sigma from 0
-    to 64, correlation from 0 to 1; all broadcast. Relative error below 1e-8; a point takes 1 ms to 1 s.
+    1/n where the rows are independent, E sum p^2 where they are the same. keys from 2 to 1e9, sigma from 0 to 64,
+    correlation from 0 to 1; all broadcast. Relative error below 1e-8; a point takes 1 ms to 1 s.
 
     >>> row_overlap(512, 4.0, [0.0, 0.5, 1.0]).round(4).tolist()
     [0.002, 0.0371, 0.3123]
@@ -94,12 +94,12 @@ def _overlap(keys: float, sigma: float, correlation: float) -> float:
     if correlation == 1.0:
         return float(softmax_moments(keys, sigma).p_squared)
     shared_sigma, own_sigma = sigma * math.sqrt(correlation), sigma * math.sqrt(1 - correlation)
-    # As for one row: below, n e^u e^(sigma^2/2) is nothing; above, a key is so far down only by e^-(u/sigma)^2/2.
+    # As for one row: below, n e^u e^(sigma^2/2) is negligible; above, a key is so far down only by e^-(u/sigma)^2/2.
     reach = math.log(keys) + 32
     low = -(reach + sigma * sigma / 2 if sigma * sigma < 2 * reach else sigma * math.sqrt(2 * reach))
     u = np.arange(math.floor(low / _STEP), math.ceil((4 + 9 * sigma) / _STEP) + 1)
     if shared_sigma > 2 * _STEP:
-        # What is shared lies on the same lattice, so that u + c are few different numbers.
+        # The shared part lies on the same lattice, so that u + c takes few different values.
         reach_of_c = math.ceil(9 * shared_sigma / _STEP)
         c = np.arange(-reach_of_c, reach_of_c + 1)
         weight = np.exp(-((c * _STEP / shared_sigma) ** 2) / 2) * (_STEP / (shared_sigma * math.sqrt(2 * math.pi)))

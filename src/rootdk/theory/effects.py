@@ -70,7 +70,7 @@ def correlated_score_variance(
 def shared_mean_variance(d_k: ArrayLike, mean_query: ArrayLike, mean_key: ArrayLike) -> tuple[Floats, Floats]:
     """(whole, inside a row) = (d_k (1 + m_q^2 + m_k^2), d_k (1 + m_q^2)), where all components have one mean.
 
-    Of the two means only the query's reaches softmax: the key's moves all scores of a row together.
+    Of the two means only the query's affects softmax: the key's moves all scores of a row together.
 
     >>> whole_variance, inside = shared_mean_variance(64, 0.5, 2.0)
     >>> float(whole_variance), float(inside)

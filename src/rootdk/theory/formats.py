@@ -1,7 +1,7 @@
 """What storing a score in a number format does to it: rounding, and overflow where the format ends.
 
-Rounding to nearest is fair to numbers that lie anywhere between two stored ones. It is not fair to sums of stored
-numbers: `sum_bias` says by how much.
+Rounding to nearest has no bias for numbers that lie anywhere between two stored ones. It has one for sums of stored
+numbers: `sum_bias` says how much.
 """
 
 import math
@@ -33,7 +33,7 @@ FORMATS = {
     "float8_e5m2": NumberFormat(3, -14, 57344.0),
     "float8_e4m3fn": NumberFormat(4, -6, 448.0),  # without infinity: what is larger becomes NaN
 }
-# Down to so many digits a binade holds many numbers, and the error is as good as uniform in it.
+# With so many digits or more a binade holds many numbers, and the error is nearly uniform in it.
 _MANY = 8
 
 
@@ -96,11 +96,12 @@ def sum_bias(size: ArrayLike, rest: ArrayLike, name: str) -> Floats:
     """E (stored - exact) of a + b + rest, where a and b are stored numbers from 2^e to 2^(e+1) and rest is small.
 
     a and b are multiples of their spacing u (`size` is that of either, such as 1.5), and their sum is stored with a
-    spacing of 2u: half of the sums fit, half lie in the middle between two numbers. To even is fair to these, but any
-    rest moves all of them to its own side, and the mean error is u/2 - rest for rest from 0 to u, u/2 + rest from -u to
-    0, and 0 at 0. So a sum of two large terms and many tiny ones of one sign is off to one side in every row alike, by
-    a quarter of the spacing: that is how attention in bfloat16 goes wrong where two keys share the largest logit, both
-    with e^0 = 1 exactly (Qiu and Yao 2025, Why Low-Precision Transformer Training Fails, arXiv:2510.04212).
+    spacing of 2u: half of the sums fit, half lie in the middle between two numbers. Rounding to even has no bias for
+    these, but any rest moves all of them to its own side, and the mean error is u/2 - rest for rest from 0 to u, u/2 +
+    rest from -u to 0, and 0 at 0. So a sum of two large terms and many tiny ones of one sign is off to one side in
+    every row alike, by a quarter of the spacing: that is how attention in bfloat16 goes wrong where two keys share the
+    largest logit, both with e^0 = 1 exactly (Qiu and Yao 2025, Why Low-Precision Transformer Training Fails,
+    arXiv:2510.04212).
 
     For a and b whose last digit is even as often as odd, and sums from 2^(e+1) on that do not overflow; |rest| < u. A
     format by its name; size and rest broadcast.

@@ -33,7 +33,7 @@ _COARSE = -20.0
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(HeadSummary):
-    """A HeadSummary that theory made: an entry is a setting, and d_k says which.
+    """A HeadSummary computed by theory: an entry is a setting, and d_k says which.
 
     >>> predict([64, 512], 1024, "none").d_k.tolist()
     [64, 512]
@@ -62,16 +62,16 @@ def predict(
     keys      keys that each row sees, from 2 to 1e12; d_k and keys broadcast, and the entries come in their C order
     rule      name of a rule, a rule from rootdk.scaling, or a number up to 1e6, the scale itself
     rows      over how many rows the extremes are taken; as many as keys unless given
-    position  where the query stands, for rules that ask; the last one, keys - 1, unless given
+    position  where the query stands, for rules that depend on it; the last one, keys - 1, unless given
 
     Exact, by quadrature: every mean but that of |J|_F, saturated, median_std and median_variance; to 1e-8, and
     saturated and mean_top_probability to 1e-6. max_logit and min_logit are expected extremes, exact if every row has
     keys of its own; of rows that share their keys the extremes lie a little lower.
 
-    By 8192 rows that stand for the law of all (`row_law`; nothing is drawn anew): the other medians, with
-    about half a percent of the rows at most on the wrong side, and mean_jacobian_norm, to 0.4 % (6 % at a billion keys
-    with d_k = 1, where very few rows make it). Of two keys all medians are exact. min_log_sum_exp, the expected lowest,
-    by the saddle point method for rows with keys of their own, to a few percent of the spread of ln Z or better.
+    From 8192 fixed rows that represent the law of all (`row_law`): the other medians, with about half a percent of the
+    rows at most on the wrong side, and mean_jacobian_norm, to 0.4 % (6 % at a billion keys with d_k = 1, where very few
+    rows determine it). Of two keys all medians are exact. min_log_sum_exp, the expected lowest, by the saddle point
+    method for rows with keys of their own, to a few percent of the spread of ln Z or better.
 
     >>> sorted(name for name, numbers in vars(predict(64, 1024)).items() if np.isnan(numbers).any())
     []
@@ -121,8 +121,8 @@ def _fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, flo
         sigma, weight = spread_nodes(keys, d_k, scale, log_error)
         return float(weight @ of_sigma(keys, sigma))
 
-    # |J|_F is the trace where two keys share a row, and where only rare rows do that, both averages are made by the
-    # same rows: of the trace the true average is known.
+    # If two keys share a row, |J|_F equals the trace. If only rare rows do, both averages come from the same rows; so
+    # the exact mean trace times the ratio of the sampled means gives the mean |J|_F.
     norm_share = law.jacobian_norm.mean() / law.jacobian_trace.mean() if law.jacobian_trace.any() else 0.0
     return {
         "rows": rows,
@@ -140,7 +140,7 @@ def _fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, flo
         "mean_entropy": mean["entropy"],
         "mean_entropy_ratio": mean["entropy"] / math.log(keys),
         "median_entropy_ratio": median["entropy"] / math.log(keys),
-        # A flat row counts n times, be it ever so rare.
+        # A flat row counts n times, however rare it is.
         "mean_effective_keys": over_rows(effective_keys, _COARSE - 4.0 - math.log(keys)),
         "median_effective_keys": 1 / median["p_squared"],
         "mean_top_probability": over_rows(top_probability),
@@ -156,7 +156,7 @@ def _fields(keys: float, d_k: float, scale: float, rows: float) -> dict[str, flo
 
 
 def _of_two_keys(gap: float) -> dict[str, float]:
-    """A row of two keys whose logits differ by gap. All of it rises or falls with the gap: of its median, medians."""
+    """A row of two keys whose logits differ by gap. All fields are monotonic in it: its median gives their medians."""
     other = math.exp(-gap)
     trace = 2 * other / (1 + other) ** 2
     return {

@@ -1,7 +1,7 @@
 """How the rows of attention differ from each other: quantities whose law over rows has no formula.
 
-The average of sum p^2 over rows is an integral; its median is not, and neither is the average of |J|_F, a root. For
-these, the law of a row is laid out as 8192 rows that are chosen once and for all:
+The average of sum p^2 over rows is an integral; its median is not, and neither is the average of |J|_F, which is a
+root. For these, the law of a row is represented by 8192 rows that are always the same:
 
     |q|            by its chi law
     the largest    16 of the n numbers x, exactly: with x_1 > x_2 > ... the tails P(X > x_i) are G_i/G_(n+1), where G_i
@@ -15,8 +15,8 @@ these, the law of a row is laid out as 8192 rows that are chosen once and for al
 The rows are points that fill a cube evenly: a lattice in the eight coordinates that count most (|q| and the gaps above
 the first seven keys), and in each of the others every one of 8192 quantiles once. Judged by lattices that are shifted
 against each other, about half a percent of all rows at most is on the wrong side of a median: some tenths of a percent
-of most medians, and some percent where rows differ by orders of magnitude. What averages do have an integral come out
-of these rows too, at any number of keys; the tests hold them to that.
+of most medians, and some percent where rows differ by orders of magnitude. Averages that do have an integral can be
+computed from these rows too, at any number of keys; the tests compare the two.
 
 The extremes of a call, for `rootdk.predict`: the largest logit of all rows, and the lowest ln Z.
 
@@ -74,7 +74,7 @@ def row_law(keys: float, d_k: float, scale: float, shift: int = 0) -> RowLaw:
     return _row(sigma, x, _sums_below(left, sigma, x[0], x[-1], _independent(shift)))
 
 
-# Whoever moves one of keys and d_k at a time, as a slider does, asks for the same of the other again and again.
+# A slider moves one of keys and d_k at a time, and needs the same results for the other again and again.
 @lru_cache(maxsize=16)
 def _lengths(d_k: float, shift: int) -> Floats:
     """|q| of every row."""
@@ -86,7 +86,7 @@ def _largest(keys: float, shift: int) -> Floats:
     """The largest of `keys` standard normal numbers, in order, for every row."""
     count = int(min(keys, _LARGEST))
     reached = _gaps(shift)[:count]
-    # The gaps of a Poisson process, made uniform by where it ends.
+    # A Poisson process, divided by where it ends: uniform numbers in their order.
     return _kept(-ndtri(reached / (reached[-1] + _gamma(keys - count + 1, _cube(shift)[_LARGEST + 1]))))
 
 
@@ -153,7 +153,7 @@ def _sums_below(count: float, sigma: Floats, first: Floats, below: Floats, norma
         return np.asarray(inside * sigma * sigma * (mean * mean + variance))
 
     kinds = ((1, 0), (2, 0), (3, 0), (1, 1))
-    # Rounding is all that is left of the variance of a sum that the ones before it determine.
+    # If the sums before a sum determine it, all that is left of its variance is rounding.
     least = [1e-12 * moment(2 * k, 2 * power) for k, power in kinds]
     covariance = [
         [moment(k + j, power + p) - moment(k, power) * moment(j, p) for j, p in kinds[: i + 1]]
@@ -204,7 +204,7 @@ Curve = tuple[Floats, Floats]
 _FINER = 2
 _POINTS = 400
 _FEW = 64
-# Below this spread of ln Z, or of Z against a term of it, the saddle point method has nothing to add: such a ln Z is
+# Below this spread of ln Z, or of Z relative to a term of it, the saddle point method is not needed: such a ln Z is
 # Gaussian.
 _NARROW, _FLAT = 1e-4, 0.5
 
@@ -224,7 +224,7 @@ def expected_maximum_logit(keys: float, rows: float, d_k: float, scale: float) -
 
     end = float(sigma.max()) * math.sqrt(2 * (math.log(keys * rows) + 20))
     z = np.linspace(-9 * abs(scale) * math.sqrt(d_k), end, points)
-    # Once to see where it turns, once more to integrate it.
+    # Once to find where it rises, once more to integrate it.
     coarse = law(z)
     turns = np.flatnonzero((coarse > 1e-12) & (coarse < 1 - 1e-12))
     z = np.linspace(z[max(turns[0] - 1, 0)], z[min(turns[-1] + 1, points - 1)], points)
@@ -233,7 +233,7 @@ def expected_maximum_logit(keys: float, rows: float, d_k: float, scale: float) -
 
 
 def expected_lowest(keys: float, d_k: float, scale: float, rows: float, law: RowLaw) -> float:
-    """E of the lowest ln Z of `rows` rows; of few rows by the rows of the row law, which hold no rare ones."""
+    """E of the lowest ln Z of `rows` rows; for few rows from the rows of the row law, which contain no rare ones."""
     if scale == 0.0:
         return math.log(keys)
     if rows <= _FEW:
@@ -253,7 +253,7 @@ def expected_lowest(keys: float, d_k: float, scale: float, rows: float, law: Row
         first, last = (turns[0], turns[-1]) if len(turns) else (np.searchsorted(chance, 0.5),) * 2
         if last - first > _POINTS / 2:
             break
-        # Too few points where the law turns: the next ones lie between those that do.
+        # Too few points where the law rises: take the next ones between these.
         a = np.linspace(a[max(first - 1, 0)], a[min(last + 1, _POINTS - 1)], _POINTS)
         chance = reached(a)
     return float(a[-1] - ((chance[1:] + chance[:-1]) / 2 * np.diff(a)).sum())
@@ -263,7 +263,7 @@ def _curves(keys: float, sigma: Floats) -> list[Curve]:
     """For each sigma: values of ln Z, rising, and the normal quantile of P(ln Z < value)."""
     counts, square = np.full(len(sigma), keys), sigma * sigma
     log_mean, spread = np.log(keys) + square / 2, np.sqrt(np.expm1(np.minimum(square, 600.0)) / keys)
-    # Laws narrower than the lattice of sigma would make a staircase; each is widened to its cell of the lattice.
+    # Laws narrower than the lattice of sigma would give steps; each is widened to its cell of the lattice.
     positive = np.log(sigma[sigma > 0])
     cell = square * (abs(positive[1] - positive[0]) if len(positive) > 1 else 0.0) / math.sqrt(12)
     curves = [_gaussian(*row) for row in zip(log_mean - spread**2 / 2, spread, cell, strict=True)]
@@ -278,7 +278,7 @@ def _curves(keys: float, sigma: Floats) -> list[Curve]:
         w_square, v_square = 2 * keys * (-key.log_phi - first), keys * (second - first * first)
         log_z = np.log(keys) + np.log(np.maximum(first, 1e-300)) - key.u
         for i, at in enumerate(place):
-            # Past ln phi = -20 its digits are gone, and so are they near the mean, where w and v are both next to 0.
+            # Beyond ln phi = -20 its digits are lost, and also near the mean, where w and v are both close to 0.
             good = (w_square[i] > 0.01) & (w_square[i] < 200) & (v_square[i] > 0) & (key.log_phi[i] > -20)
             w, v = -np.sqrt(w_square[i][good]), -np.sqrt(v_square[i][good])
             quantile = (w + np.log(v / w) / w) / math.sqrt(1 + (cell[at] / spread[at]) ** 2)

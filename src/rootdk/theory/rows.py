@@ -40,7 +40,7 @@ def saturation(keys: ArrayLike, sigma: ArrayLike, threshold: ArrayLike = 0.99) -
 
     One key beats the other m = n - 1 by that much if D = ln Z_m - sigma X < ln((1 - threshold)/threshold). The
     transform of D is known, E e^(-s D) = e^(s^2 sigma^2/2)/Gamma(1 + s) integral of e^(s u) m psi_1 phi^(m-1) du, and
-    is turned back along a line Re s = const near the saddle point, where nothing cancels.
+    is inverted along a line Re s = const near the saddle point, where nothing cancels.
 
     keys from 2 to 1e15, sigma from 0 to 1e12; all broadcast. Relative error below 1e-6 where the result is above 1e-9.
     Refused where 1/Gamma outgrows the Gaussian and the result is not negligible: sigma < 0.35 with 3 to 9 keys and a
@@ -97,7 +97,7 @@ def _saturation(keys: float, sigma: float, threshold: float) -> float:
     edge = math.log((1 - threshold) / threshold)
     if keys == 2:
         return float(2 * ndtr(edge / (math.sqrt(2) * sigma)))
-    # The winner beats the sum of the others, and by Jensen that is at least (n - 1) e^(their mean).
+    # The largest term exceeds the sum of the others, and by Jensen that is at least (n - 1) e^(their mean).
     bound = keys * ndtr((edge - math.log(keys - 1)) / (sigma * math.sqrt(1 + 1 / (keys - 1))))
     if bound < 1e-12:
         return 0.0
@@ -105,7 +105,7 @@ def _saturation(keys: float, sigma: float, threshold: float) -> float:
 
 
 def _inverted(keys: float, sigma: float, edge: float) -> float:
-    """n P(D < edge): the transform of D, turned back along a line through the saddle point for this edge."""
+    """n P(D < edge): the transform of D, inverted along a line through the saddle point for this edge."""
     others = keys - 1
     # One factor n psi_1 where the averages have two: it falls off half as fast to the left, and is e^(-u^2/(2
     # sigma^2)) to the right.
@@ -150,9 +150,9 @@ def _top(keys: float, sigma: float) -> float:
 
 
 def _product(a: Floats, b: Floats) -> Floats:
-    """a @ b, a few lines at a time: so small a product BLAS computes without threads.
+    """a @ b, a few lines at a time: BLAS computes such small products without threads.
 
-    On a busy machine they are waited for longer than the whole product takes.
+    On a busy machine waiting for threads takes longer than the whole product.
     """
     lines = max(1, 200_000 // b.size)
     whole = len(a) // lines * lines

@@ -1,8 +1,8 @@
 """One score <q, k>: mean, variance and shape for any means and covariances of q and k, and its law if both are normal.
 
-The moments use no more than that q and k are independent of each other, or, where they are not, that they are normal
-together. Density and tails are those of Gaussian q and k, from the law of the query's
-length. For components that take a few values the law is exact, in fractions: no sampling, no rounding.
+The moments assume only that q and k are independent of each other or, if they are not, that they are jointly normal.
+Density and tails are those of Gaussian q and k, from the law of the query's length. For components that take a few
+values the law is exact, in fractions: no sampling, no rounding.
 """
 
 import math
@@ -32,8 +32,8 @@ def score_variance(
     """Var <q, k> = tr(S_q S_k) + m_q' S_k m_q + m_k' S_q m_k, and + tr(C C) + 2 m_k' C m_q where q and k depend.
 
     S_q and S_k are covariances of shape (..., d, d), the means numbers or shape (..., d); leading axes broadcast.
-    cross_covariance is C = E (q - m_q)(k - m_k)' of q and k that are normal together. The score then has a mean of
-    m_q' m_k + tr C, which `score_mean` gives: a mean that grows like d_k where the root of the variance grows like
+    cross_covariance is C = E (q - m_q)(k - m_k)' of q and k that are jointly normal. The score then has a mean of m_q'
+    m_k + tr C, which `score_mean` gives: a mean that grows like d_k where the root of the variance grows like
     sqrt(d_k), and so the reason for 1/d_k where q and k are aligned (muP).
 
     >>> float(score_variance(np.eye(64), np.eye(64)))
@@ -65,7 +65,7 @@ def score_mean(cross_covariance: ArrayLike, mean_query: ArrayLike = 0.0, mean_ke
 
 
 def row_variance(cov_query: ArrayLike, cov_key: ArrayLike, mean_query: ArrayLike = 0.0) -> Floats:
-    """E Var(<q, k> | q) = tr(S_q S_k) + m_q' S_k m_q: the variance inside a row, which is all that softmax feels.
+    """E Var(<q, k> | q) = tr(S_q S_k) + m_q' S_k m_q: the variance inside a row, the only one that affects softmax.
 
     A mean of the keys adds <q, m_k> to every score of the row, and softmax ignores it; so there is no such argument. A
     row of n keys that is centred on its own mean shows (n - 1)/n of this.

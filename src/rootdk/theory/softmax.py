@@ -13,7 +13,7 @@ They are computed for many pairs (n, sigma) at once.
 Steps. In u every integrand is analytic and bounded for |Im u| < pi/2, whatever n and sigma are, because there
 |exp(-t e^s)| < 1. So the trapezoidal rule with step h errs like e^(-pi^2/h): 1e-17 at h = 1/4. For sigma > 10 the strip
 is wider in proportion, and so is the step. The average over one key is a trapezoidal sum too, over y with the same
-step where the Gaussian is wide. Where it is narrow, Gauss-Hermite with few points: e^(sigma x) hardly bends.
+step where the Gaussian is wide. Where it is narrow, Gauss-Hermite with few points: e^(sigma x) is nearly a line.
 
 Limits. They leave out e^-28 of each integral. `lowest` and `highest` say from which bounds they follow.
 
@@ -34,7 +34,7 @@ nearly equal numbers where one key takes all. Here every integrand is positive a
 at any sigma.
 
 J = diag(p) - p p' is the derivative of softmax for weights p. It is symmetric, has no negative eigenvalue, and J 1 = 0.
-The gradient of the scores is what it makes of the gradient of the weights.
+It maps the gradient of the weights to the gradient of the scores.
 """
 
 import math
@@ -63,7 +63,7 @@ class OneKey:
     `psi` holds psi_1, psi_2, psi_3, and `half` psi_(1/2). `lost` is 1 - phi, because phi^n needs the digits of 1 - phi
     where n is large.
     `first` holds E x e^(k y) exp(-e^y) for k = 1 and 2, `second` E x^2 e^(2 y) exp(-e^y), up to one shift of x for the
-    whole row; sums in which only differences of x enter do not see the shift.
+    whole row; sums that depend only on differences of x do not depend on the shift.
     """
 
     u: Floats
@@ -81,7 +81,7 @@ class OneKey:
         return np.asarray(np.log1p(-np.minimum(self.lost, 1.0 - 2.0**-53)))
 
     def integral(self, integrand: Floats) -> Floats:
-        """Over u, the last axis."""
+        """The integral over u, the last axis."""
         return np.asarray(integrand.sum(axis=-1) * self.step)
 
 
@@ -138,7 +138,7 @@ def one_key(keys: Floats, sigma: Floats, low: float, high: float, deep: float = 
     first, last = math.floor(low / step), math.ceil(high / step)
     if least < _NARROW:
         return _over_x(sigma, step, np.arange(first, last + 1, dtype=np.float64) * step)
-    # e^y below this is nothing even n times; above, exp(-e^y) is nothing, or y is out of reach of every u.
+    # e^y below this is negligible even n times; above, exp(-e^y) is negligible, or no u reaches this y.
     bottom = math.floor(-(math.log(float(keys.max())) + deep) / STEP)
     most = float(sigma.max())
     reach = high + step + most * (8.5 + 3 * most)
@@ -170,7 +170,7 @@ def _over_y(sigma: Floats, stride: int, first: int, last: int, bottom: int, top:
     rows, columns = last - first + 1, len(y)
     width = sigma[:, None]
     if stride < columns:
-        # Both tables hang on y - u alone, and u runs over multiples of the step of y: no distance is evaluated twice.
+        # Both tables depend on y - u alone, and u runs over multiples of the step of y: no distance is evaluated twice.
         start = bottom - last * stride
         away = (start + np.arange((rows - 1) * stride + columns, dtype=np.float64)) * STEP / width
         gauss, below = (_rows(table, columns, stride) for table in _tables(away, width))

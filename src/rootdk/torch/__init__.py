@@ -22,7 +22,7 @@ from ..backends.torch import call as _call  # registers the operators
 from .functional import flash_attn_varlen_func, register_transformers, scaled_dot_product_attention, use
 from .module import MultiHeadAttention
 
-# Found now, so that what torch.compile makes before the first plain call is still valid after it.
+# Looked up now, so that what torch.compile makes before the first plain call is still valid after it.
 for _kind in (_torch.empty(0, device="cpu"), _torch.nn.Parameter(_torch.empty(0, device="cpu"))):
     _backend_of("query", _kind)
 del _call, _kind

@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
                  path refuses the two together).
     enable_gqa   several query heads share a key head (axis -3); without it the head counts must be equal or broadcast
 
-    A row that is hidden altogether is 0. A float attn_mask that requires a gradient gets one, of its own shape.
+    A row in which every key is hidden is 0. A float attn_mask that requires a gradient gets one, of its own shape.
 
     >>> import torch
     >>> from rootdk.torch import scaled_dot_product_attention
@@ -123,12 +123,12 @@ def flash_attn_varlen_func(
     k, v            (total_k, kv_heads, d) and (total_k, kv_heads, d_v); heads % kv_heads == 0
     cu_seqlens_q    (documents + 1,) ints from 0 to total_q: where each document begins, and the end; cu_seqlens_k
                     likewise for the keys
-    max_seqlen_q    taken and not looked at, as max_seqlen_k
-    causal          the last query of a document stands at its last key, as theirs does
+    max_seqlen_q    accepted and ignored, like max_seqlen_k
+    causal          the last query of a document stands at its last key, as in FlashAttention
     window_size     (left, right) counted inside the document; -1 is no limit
     softcap         0.0 is none
     alibi_slopes    (heads,)
-    deterministic   True or False, the result is the same bits
+    deterministic   accepted and ignored: the result has the same bits in any case
 
     return_attn_probs and block_table are refused: rootdk.weights gives the weights of chosen rows, and a paged cache
     is not supported.
@@ -176,10 +176,10 @@ def _window(given: Any) -> Any:
 
 
 def documents(argument: str, offsets: Any, total: int) -> Tensor:
-    """The number of its document for every row, out of where the documents begin."""
+    """The number of its document for every row, from where the documents begin."""
     if not isinstance(offsets, Tensor) or offsets.is_floating_point() or offsets.dim() != 1 or len(offsets) == 0:
         raise ArgumentTypeError(f"{argument}: must be a tensor of ints with 1 axis, got {shown(offsets)}")
-    if not torch.compiler.is_compiling() and not adapter.traced(offsets):  # else there is no value to look at
+    if not torch.compiler.is_compiling() and not adapter.traced(offsets):  # else there is no value to check
         first, last = int(offsets[0]), int(offsets[-1])
         if first != 0 or last != total or bool((offsets[1:] < offsets[:-1]).any()):
             raise ArgumentError(f"{argument}: must rise from 0 to {total}, got {shown(offsets.tolist())}")
@@ -190,8 +190,8 @@ def documents(argument: str, offsets: Any, total: int) -> Tensor:
 # What torch has at this name, for use() and for rootdk.watch.
 SDPA = Wrapped(torch.nn.functional, "scaled_dot_product_attention")
 
-# What the first block in found, and how many blocks are open: they may overlap in several threads, so the last one out
-# restores, whichever that is.
+# What the first block found, and how many blocks are open: they may overlap in several threads, so the last one to end
+# restores it.
 _lock = Lock()
 _open = 0
 _fastpath_before = True
@@ -242,8 +242,8 @@ def _ours(_theirs: Any) -> Any:
 
 NAME = "rootdk"
 
-# What models hand over beyond the arguments below is for other implementations or without effect on the result, except
-# for these: dropped in silence, they would give an answer to another question.
+# Other arguments that models pass are for other implementations or do not change the result, except these: to ignore
+# them silently would give a wrong result.
 REFUSED = {
     "cache": "paged caches are not supported",
     "indices": "for keys that an indexer picks run the model on sdpa inside rootdk.torch.use()",
@@ -259,12 +259,12 @@ def register_transformers() -> str:
         model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="rootdk")
         model.set_attn_implementation("rootdk")        for a model that is already there
 
-    Both the attention and its mask are registered under the name: without a mask of its own a model would lose its
-    causality without a word. Packed sequences (position_ids that start again, or cu_seq_lens_q and cu_seq_lens_k) stay
-    apart. Softcap (Gemma 2), sinks (gpt-oss), position biases (T5), grouped heads and dropout go to
-    the kernel; what it has no answer to, such as the keys that an indexer picks (DeepSeek V3.2) or a paged cache, is an
-    error. set_attn_implementation only warns where a model cannot switch (Falcon): see that
-    model.config._attn_implementation is "rootdk" afterwards, or run the model on sdpa inside rootdk.torch.use().
+    Both the attention and its mask are registered under the name: without its own mask a model would silently lose its
+    causality. Packed sequences (position_ids that start again, or cu_seq_lens_q and cu_seq_lens_k) stay apart. Softcap
+    (Gemma 2), sinks (gpt-oss), position biases (T5), grouped heads and dropout go to the kernel; what it does not
+    support, such as the keys that an indexer picks (DeepSeek V3.2) or a paged cache, is an error.
+    set_attn_implementation only warns where a model cannot switch (Falcon): see that model.config._attn_implementation
+    is "rootdk" afterwards, or run the model on sdpa inside rootdk.torch.use().
 
     >>> register_transformers()
     'rootdk'
@@ -300,9 +300,9 @@ def transformers_attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls: (batch, heads, n, d) in, (batch, n, heads, d) out, contiguous.
 
-    A mask of None means that the callee takes care of causality: more than one query and a causal module. A sliding
-    window is in the mask that transformers makes, whenever it hides anything. Packed sequences are in that mask where
-    position_ids start again; where offsets tell them, as flash attention is told, they are segments.
+    A mask of None means that this function handles causality: more than one query and a causal module. A sliding window
+    is in the mask that transformers makes, whenever it hides anything. Packed sequences are in that mask if
+    position_ids start again; if offsets give them, as for flash attention, they are segments.
     """
     for name, reason in REFUSED.items():
         given = others.get(name)

@@ -1,8 +1,8 @@
 """One attribute of another library, wrapped by several blocks at once that may end in any order.
 
-Others wrap it too, before, meanwhile and afterwards, and expect to find what they left. So what stands at the name is
-one function of ours that looks up what is open when it is called: it can be emptied wherever it is by then, and is put
-away only where it still stands on top.
+Other libraries wrap it too, before, meanwhile and afterwards, and expect to find their own wrapper. So the attribute is
+one function of ours that looks up the open blocks when it is called: without any it only passes calls on, wherever it
+is by then, and it is removed only if it is still the attribute itself.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ _lock = RLock()
 
 
 class Wrapped:
-    """What stands at `owner.name` while blocks are open: the original inside every wrapper, the observers outermost.
+    """The value of `owner.name` while blocks are open: the original inside every wrapper, the observers outermost.
 
-    The last block out puts back what the first one in found, unless another library has put its own function there
-    since: that one stays, and ours, which it may call, only hands on.
+    The last block to end restores what the first one found, unless another library has put its own function there
+    since: that one stays, and ours, which it may call, only passes calls on.
 
     >>> import types
     >>> library = types.SimpleNamespace(f=lambda: "f")
@@ -48,7 +48,7 @@ class Wrapped:
             setattr(self._owner, self._name, stand_in.function)
 
     def close(self, make: Make) -> None:
-        """Take one such wrapper out again."""
+        """Remove one such wrapper."""
         with _lock:
             stand_in = self._stand_in_of(make)
             self._open.remove((make, stand_in))
@@ -70,7 +70,7 @@ class Wrapped:
 
 
 class _StandIn:
-    """The function that stands at the name, and what it calls."""
+    """The function that is put into the attribute, and what it calls."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
@@ -89,7 +89,7 @@ class _StandIn:
 
     @staticmethod
     def at(owner: Any, name: str) -> "_StandIn":
-        """The one that stands there, or a new one for what does."""
+        """The stand-in that is there, or a new one for the function that is."""
         current = vars(owner).get(name)
         known = vars(current).get("_rootdk") if isinstance(current, FunctionType) else None
         # A function that another library has made to look like ours has its attributes too.

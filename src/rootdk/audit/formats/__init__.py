@@ -1,8 +1,8 @@
-"""The files that models come in: what a path is, and the tensors behind it.
+"""The file formats of models: the format of a path, and the tensors in it.
 
-What a file is, is told by its first bytes and not by its name. Every format is read here in bounded memory, without
-the library that wrote it and without running anything; a file that is not read says what it is and what to give
-instead.
+The first bytes of a file decide what it is, not its name. Every format is read here in bounded memory, without the
+library that wrote it and without running anything. For a file that is not read, the error says what it is and what to
+give instead.
 """
 
 import os
@@ -26,13 +26,13 @@ from .stored import Contents, NotReadError, NotThisError, Source, Stored, Tensor
 __all__ = ["Tensors", "find_tensors", "weights_in"]
 
 Progress = Callable[[str, float], None]
-_LONGEST_FILE = 255  # bytes, as the file systems have it
-_MOST_FOLDERS = 200  # that are looked into for weights
+_LONGEST_FILE = 255  # bytes, the limit of common file systems
+_MOST_FOLDERS = 200  # how many folders are searched for weights
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of file: how an error calls it, the ends of its names, and what reads it."""
+    """A kind of file: its name in errors, the suffixes of file names, and the function that reads it."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -53,7 +53,7 @@ _PREFERRED = (
     *("model.safetensors", *_INDICES[:1], ".safetensors", "pytorch_model.bin", *_INDICES[1:], ".bin", ".gguf"),
     *("model.onnx", ".onnx", "weights.npz", ".npz", *_PICKLED[1:]),
 )
-# Beside the weights of a folder, and none themselves.
+# Files that lie beside the weights in a folder and are no weights.
 _NO_MODEL = re.compile(
     r"training_args|optimizer|scheduler|rng_state|scaler|mmproj|adapter_model|imatrix", re.IGNORECASE
 )
@@ -66,7 +66,7 @@ _CONVERT = (
     "nothing of it is run here; where you trust it, convert it once: model.save_pretrained(folder) of a transformers "
     "model, or safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')"
 )
-# Files that are no weights, by how they begin; what each is, and what to do.
+# Files that are no weights: their first bytes, what each is, and what to do.
 _OTHERS = (
     (b"version https://git-lfs", "a pointer of Git LFS and not the file itself", "fetch it with `git lfs pull`"),
     (b"\x89HDF\r\n", "HDF5, as Keras writes", "convert it to safetensors"),
@@ -92,7 +92,7 @@ def find_tensors(path: Path, progress: Progress | None = None) -> Tensors:
 
 
 def _read_all(files: Sequence[Path], whole: Path, progress: Progress | None) -> Iterator[tuple[Source, Contents]]:
-    """Several files that belong together, whose headers must not be too large together."""
+    """Several files that belong together; the sum of their headers is limited."""
     length = 0
     for number, file in enumerate(files):
         if progress is not None and len(files) > 1:
@@ -107,7 +107,7 @@ def _read_all(files: Sequence[Path], whole: Path, progress: Progress | None) -> 
 
 
 def _read(path: Path) -> tuple[Source, Contents]:
-    """One file, by what it is; an error in one line if it lies."""
+    """One file, read in its format; an error in one line if its content does not fit the format."""
     source = Source(path)
     name, size = shown_text(path.name), source.size
     try:
@@ -128,7 +128,7 @@ def _read(path: Path) -> tuple[Source, Contents]:
 
 
 def _kind(source: Source, path: Path) -> Format:
-    """By its first bytes; an error if its name says something else, or if it is of a kind that is not read."""
+    """The format, from the first bytes; an error if the name contradicts it, or if such files are not read."""
     head, name = bytes(source.read(0, min(source.size, 4096))), shown_text(path.name)
     for start, other_kind, instead in _OTHERS:
         if head.startswith(start):
@@ -151,7 +151,7 @@ def _kind(source: Source, path: Path) -> Format:
     elif head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= source.size:
         kind = SAFETENSORS
     elif head[:1] == b"\x08" and head[1:2] < b"\x20" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
-        kind = ONNX  # which begins with its version, and then a field
+        kind = ONNX  # begins with its version, and then a field
     named = next((kind for kind in (SAFETENSORS, GGUF, OLD_TORCH, NPZ, ONNX) if path.suffix in kind.suffixes), None)
     if kind is None:
         if named is None:
@@ -191,7 +191,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether the path is a folder; an error if nothing is there, or nothing can be."""
+    """Whether the path is a folder; an error if nothing is there or the path cannot be read."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
@@ -234,7 +234,7 @@ def weights_in(folder: Path) -> Path:
 
 
 def _hint(folder: Path, names: list[str]) -> str:
-    """What a folder without weights is instead, or where they are."""
+    """For a folder without weights: what it holds instead, or where weights are."""
     for place, _, files in islice(os.walk(folder), _MOST_FOLDERS):
         weights = next((file for file in sorted(files) if file.endswith((*_SUFFIXES, *_INDICES))), None)
         if weights is not None and not _NO_MODEL.search(weights):
@@ -247,7 +247,7 @@ def _hint(folder: Path, names: list[str]) -> str:
 
 
 def _sharded(index: Path, progress: Progress | None) -> Tensors:
-    """The tensors that an index names, each in the file that it says."""
+    """The tensors that an index names, each from the file that the index gives."""
     places = _weight_map(index)
     shards: dict[str, list[str]] = {}
     for name, file in places.items():
@@ -273,7 +273,7 @@ def _sharded(index: Path, progress: Progress | None) -> Tensors:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """{tensor: file} as the index tells it."""
+    """{tensor: file}, as listed in the index."""
     name = shown_text(index.name)
     wrong = f"path: {name} is no index of shards (a JSON object with weight_map)"
     if index.name.startswith(("tokenizer", "vocab", "config")):
@@ -302,7 +302,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _check_shard(index: Path, file: str) -> None:
-    """A file of the same folder, that is there."""
+    """An error unless the file exists in the same folder."""
     name, shown = shown_text(index.name), shown_text(file, 80)
     inside = file not in ("", ".", "..") and not {"/", "\\", "\0"} & set(file)
     if not inside or len(os.fsencode(file)) > _LONGEST_FILE:

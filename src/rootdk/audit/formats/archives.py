@@ -1,6 +1,6 @@
 """Zip archives as torch.save and mx.savez write them: members that are stored, not compressed, and read in place.
 
-The list of members is read here and not by zipfile, which believes whatever size the list claims to have.
+The list of members is read here, because zipfile trusts any size that the list claims.
 """
 
 import ast
@@ -15,7 +15,7 @@ from rootdk.files import shown_text
 
 from .stored import NUMPY, Contents, NotReadError, NotThisError, Plain, Source, check_name
 
-_END = struct.Struct("<4s4H2IH")  # of the list, at the end of the file
+_END = struct.Struct("<4s4H2IH")  # the record about the list, at the end of the file
 _END_64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR = struct.Struct("<4sIQI")
 _ENTRY = struct.Struct("<4s6H3I5H2I")
@@ -33,7 +33,7 @@ class Member:
 
 
 def members_of(source: Source) -> tuple[dict[str, Member], int]:
-    """All members by name, and how many bytes their list has. A compressed one is an error."""
+    """All members by name, and how many bytes their list has. A compressed member is an error."""
     count, length, start = _list_of(source)
     if count > MOST_TENSORS + 64 or length > LARGEST_INDEX or start + length > source.size:
         raise NotThisError(f"its list of {count} members has {length} bytes at byte {start}")
@@ -58,7 +58,7 @@ def members_of(source: Source) -> tuple[dict[str, Member], int]:
 
 
 def _compressed(name: str) -> str:
-    """What an archive with a compressed member is, and what to give instead."""
+    """The error for a compressed member: what the archive is, and what to give instead."""
     if name.endswith(".npy"):
         return "its arrays are compressed: write it again with numpy.savez, which does not compress"
     if "code/" in name or "/.data/" in name:
@@ -78,7 +78,7 @@ def _list_of(source: Source) -> tuple[int, int, int]:
     fields = _END.unpack_from(tail, at)
     count, length, start = fields[4:7]
     locator = at - _LOCATOR.size
-    if locator >= 0 and tail[locator : locator + 4] == b"PK\x06\x07":  # sizes of 64 bits stand before
+    if locator >= 0 and tail[locator : locator + 4] == b"PK\x06\x07":  # 64-bit sizes are in a record before it
         place = _LOCATOR.unpack_from(tail, locator)[2]
         if place + _END_64.size > source.size:
             raise NotThisError(f"its list of members should be described at byte {came(place)}")
@@ -90,7 +90,7 @@ def _list_of(source: Source) -> tuple[int, int, int]:
 
 
 def _long(extra: bytes, packed: int, size: int, place: int) -> tuple[int, int, int]:
-    """The sizes and the place of a member, which stand apart where 32 bits are too few."""
+    """The sizes and the place of a member, which are stored separately where 32 bits are too few."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

@@ -1,9 +1,9 @@
 """GGUF, the files of llama.cpp: metadata, a list of tensors, and their numbers, most of them in blocks of few bits.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md describes it. The package gguf knows how each type of block
-becomes numbers, and is imported when there is one; its own reader maps files, so the header is read here. Metadata say
-what a config.json says elsewhere, and become one. The rows of a llama's queries and keys are stored in another order,
-the same in both, which no product notices.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md describes it. The package gguf can convert each type of block
+to numbers, and is imported when a file has such blocks; its own reader maps files into memory, so the header is read
+here. Metadata hold what config.json holds in other formats, and are turned into a config. The rows of a llama's queries
+and keys are stored in another order, the same in both, so products do not change.
 """
 
 import math
@@ -26,7 +26,7 @@ _PLAIN = {0: "F32", 1: "F16", 28: "F64", 30: "BF16", 24: "I8", 25: "I16", 26: "I
 # Types of metadata: how struct unpacks them, 8 is a text and 9 a list.
 _VALUES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
-_LONGEST_LIST = 4096  # what is kept of metadata: numbers per layer, and no vocabulary
+_LONGEST_LIST = 4096  # no longer lists of metadata are kept: no vocabulary, but numbers per layer
 _CHUNK = 4 * 2**20
 
 
@@ -82,7 +82,7 @@ class _Cursor:
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(kind)))[0]
 
     def checked(self, count: int) -> int:
-        """A number of values, if there can be as many in all."""
+        """The count itself; an error once all counts of the file together are too large."""
         self._values += count
         if self._values > MOST_VALUES:
             raise NotThisError(f"more than {MOST_VALUES:,} values")
@@ -119,7 +119,7 @@ class _Cursor:
         return None
 
     def _hold(self, size: int) -> None:
-        """Read so far that as many bytes are there."""
+        """Read on until at least that many bytes are held."""
         end = self.at + size
         if end > min(self._source.size, LARGEST_INDEX):
             raise NotThisError(
@@ -160,7 +160,7 @@ class Blocks:
 
     @property
     def itemsize(self) -> float:
-        """Bytes of one number; 0 where the package cannot unpack the type, and for what is no matrix."""
+        """Bytes of one number; 0 if the package cannot unpack the type, or the tensor is no matrix."""
         blocks = _blocks(self.kind)
         return blocks.bytes / blocks.numbers if blocks.unpack is not None and len(self.shape) == 2 else 0
 
@@ -181,7 +181,7 @@ class Blocks:
 
 @cache
 def _blocks(kind: int) -> Any:
-    """How many numbers and bytes a block of this type has, and what unpacks (rows, bytes); None if nothing does."""
+    """How many numbers and bytes a block of this type has, and what unpacks (rows, bytes); None if nothing can."""
     try:
         import gguf
     except ImportError as error:
@@ -204,7 +204,7 @@ def _blocks(kind: int) -> Any:
 
 # ---- metadata as a config
 
-# What llama.cpp calls an architecture, and transformers a model type, where the two differ.
+# {architecture in llama.cpp: model type in transformers}, where the two differ.
 _MODEL_TYPES = {
     "command-r": "cohere",
     "gptneox": "gpt_neox",
@@ -239,8 +239,8 @@ _ROPE = {
     "rope.scaling.attn_factor": "attention_factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
-# How many blocks the models have whose queries are scaled by width/heads and not by d_k: Gemma 2 and 3 of 27B. No
-# metadata say so.
+# Models, by architecture and number of blocks, whose queries are scaled by width/heads and not by d_k: Gemma 2 and 3 of
+# 27B. Their metadata do not show it.
 _WIDE = {("gemma2", 46), ("gemma3", 62)}
 
 

@@ -1,7 +1,7 @@
 """ONNX: a graph of operations and its initializers, read from the file's protobuf without loading the weights.
 
 The fields that are read are those of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, by their numbers. Weights
-stay where they are, in the file or in the files beside it that it names. What is attention is found in the graph, since
+stay in the file, or in the files beside it that it names. Attention is recognised by the structure of the graph, since
 exporters rename weights: see `traced`.
 """
 
@@ -37,7 +37,7 @@ _TYPES = {
 }
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _CHUNK = 4096  # bytes that are read at once; between two initializers lie their numbers
-MOST_SMALL = 4096  # bytes of an initializer whose numbers are looked at: shapes, scales, axes
+MOST_SMALL = 4096  # bytes of an initializer whose numbers are used: shapes, scales, axes
 _DEEPEST = 8  # graphs inside graphs
 _LONGEST_TEXT = 512
 Place = tuple[int, int]  # from byte to byte
@@ -56,7 +56,7 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """Operations by what they make, and initializers; those of the graph around are seen too."""
+    """Operations by the value that they make, and initializers; those of the enclosing graph are included."""
 
     nodes: list[Node] = field(default_factory=list)
     initializers: dict[str, "Plain"] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def read_onnx(source: Source) -> Contents:
 
 
 class _Message:
-    """Protobuf by places in its file; only what is asked for is read."""
+    """Protobuf messages, given as byte ranges of the file; only requested parts are read."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.length, self._steps = source, 0, 0
@@ -103,7 +103,7 @@ class _Message:
             at += size
 
     def bytes(self, start: int, end: int) -> bytes:
-        """What stands between two places, of what is looked at and not passed over."""
+        """The bytes between two places, for parts that are used and not skipped."""
         if not self._from <= start <= end <= self._from + len(self._held):
             self._from = start
             self._held = bytes(self.source.read(start, min(max(_CHUNK, end - start), self.source.size - start)))

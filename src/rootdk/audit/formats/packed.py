@@ -1,16 +1,16 @@
 """Weights of 8, 4 or fewer bits with their scales, as safetensors hold them: what they stand for, slice by slice.
 
-Each kind is known by the names and shapes of the tensors that belong together; together they become one tensor by the
-name that the weight has elsewhere. What is not understood stays as it is, and is listed.
+Each kind is recognised by the names and shapes of tensors that belong together; they become one tensor with the usual
+name of the weight. What is not understood stays unchanged and is listed.
 
     float8      weight, and weight_scale for all of it or each output, or weight_scale_inv for blocks of 128 x 128
-    bnb int8    weight, SCB: the largest of each output, at 127
+    bnb int8    weight, SCB: the largest weight of each output, stored as 127
     bnb 4 bit   weight, weight.quant_map, weight.absmax for every 64 numbers or so, and a JSON text; absmax may be
                 packed in the same way
     GPTQ        qweight (inputs/8, outputs), qzeros, scales, g_idx: the group of each input
-    AWQ         qweight (inputs, outputs/8), qzeros, scales, in an order of its own inside of eight
+    AWQ         qweight (inputs, outputs/8), qzeros, scales; each group of eight numbers has its own order
     MLX         weight of uint32 (outputs, inputs/8), scales and biases for groups of inputs
-    compressed  weight_packed of the same form, weight_scale; codes begin at the least number of so many bits
+    compressed  weight_packed of the same form, weight_scale; code 0 is the least signed number of so many bits
 """
 
 import math
@@ -36,7 +36,7 @@ _LARGEST_STATE = 4096  # bytes of the JSON text of bitsandbytes
 def unpacked(tensors: Tensors, config: Fields) -> Tensors:
     """The same tensors, with every packed weight that is understood in place of its parts.
 
-    The config is asked for what shapes do not tell: how many bits MLX took, and whether GPTQ stores zeros less 1.
+    The config is needed for what shapes do not show: how many bits MLX used, and whether GPTQ stores zeros minus 1.
     """
     gptq = config.part("quantization_config") or Fields({}, "")
     less = 0 if gptq.text("checkpoint_format") == "gptq_v2" else 1
@@ -80,17 +80,17 @@ class Affine:
 
     @property
     def dtype(self) -> str:
-        """Of what is packed."""
+        """The type of the packed numbers."""
         return self.packed.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the model has it."""
+        """The shape in the model."""
         return self.packed.shape
 
     @property
     def inputs_first(self) -> bool:
-        """Where scales belong to columns, outputs are columns."""
+        """If scales belong to columns, outputs are columns."""
         return self.columns
 
     @property
@@ -165,7 +165,7 @@ def _scaled(held: Mapping[str, Any], stem: str) -> tuple[Stored, list[str]] | No
 
 @dataclass(frozen=True, slots=True)
 class _FourBits:
-    """bitsandbytes: two numbers in a byte, in the order of rows, each the entry of a map times that of its block."""
+    """bitsandbytes: two codes in a byte, row by row; each number is an entry of a map times the scale of its block."""
 
     packed: Plain
     shape: tuple[int, ...]
@@ -218,7 +218,7 @@ def _four_bits(held: Mapping[str, Any], name: str) -> tuple[Stored, list[str]] |
 
 
 def _nested(held: Mapping[str, Any], name: str, absmax: Plain, state: Mapping[str, Any]) -> Any:
-    """absmax that is packed itself: an entry of a map of 256 times that of its block, and an offset."""
+    """absmax that is packed itself: an entry of a map of 256 times the scale of its block, plus an offset."""
     levels, scales = _plain(held, f"{name}.nested_quant_map", "F32"), _plain(held, f"{name}.nested_absmax", "F32")
     block, offset = state.get("nested_blocksize"), state.get("nested_offset")
     if levels is None or scales is None or math.prod(levels.shape) != 256 or type(block) is not int or block < 1:
@@ -252,7 +252,7 @@ class _Groups:
 
     awq    words hold neighbouring outputs, in AWQ's order; else neighbouring inputs, in order (GPTQ)
     groups the group of each input
-    less   by how much zeros are stored too small
+    less   what GPTQ subtracts from zeros before it stores them
     """
 
     packed: Plain
@@ -294,7 +294,7 @@ class _Groups:
         return np.asarray(numbers * scales[groups - low])
 
     def _across(self, part: Plain, rows: slice, left: int, right: int) -> NDArray[Any]:
-        """Numbers that lie beside each other in a word are neighbouring columns."""
+        """Neighbouring numbers in a word are neighbouring columns."""
         per = 32 // self.bits
         words = np.ascontiguousarray(part.raw(rows, slice(left // per, -(-right // per)))).view(np.uint32)
         codes = (words[:, :, None] >> _SHIFTS[self.bits]) & (2**self.bits - 1)
@@ -375,7 +375,7 @@ def _mlx(held: Mapping[str, Any], stem: str, bits: int) -> tuple[Stored, list[st
 
 
 def _compressed(held: Mapping[str, Any], stem: str) -> tuple[Stored, list[str]] | None:
-    """compressed-tensors, symmetric; zeros of their own, or inputs in another order, are not understood."""
+    """compressed-tensors, symmetric; stored zero points, or inputs in another order, are not understood."""
     parts = [f"{stem}.{name}" for name in ("weight_packed", "weight_scale", "weight_shape")]
     packed, scales, shape = (
         _plain(held, name, *kinds) for name, kinds in zip(parts, (("I32",), _REAL, ("I64", "I32")), strict=True)

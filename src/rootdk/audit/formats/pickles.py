@@ -22,7 +22,7 @@ from rootdk.files import MOST_VALUES, shown_text
 from .archives import members_of
 from .stored import NUMPY, Contents, NotReadError, NotThisError, Plain, Source, Stored, check_name
 
-# The first pickle of the older form, a number by which torch knows it.
+# The first pickle of the older form: a number that marks it.
 _MAGIC = 0x1950A86A20F9469CFC6C
 _STORAGES = {
     "DoubleStorage": "F64",
@@ -38,7 +38,7 @@ _STORAGES = {
     "Float8_e4m3fnStorage": "F8_E4M3",
     "Float8_e5m2Storage": "F8_E5M2",
 }
-# What a list of weights names beside storages: none of it is called, each is only known.
+# Names in a list of weights other than storages: they are recognised, never called.
 _REBUILD = frozenset({"torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor"})
 _PARAMETER = frozenset({"torch._utils _rebuild_parameter", "torch.nn.parameter Parameter"})
 _INERT = _REBUILD | _PARAMETER | {
@@ -47,7 +47,7 @@ _INERT = _REBUILD | _PARAMETER | {
     *(f"torch {kind}" for kind in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8")),
     "torch bool",
 }  # fmt: skip
-# Where the weights lie in what a trainer saved.
+# The keys under which trainers save the weights.
 _WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
 
 
@@ -57,14 +57,14 @@ class ForeignError(NotReadError):
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A class or function by its name; never looked up."""
+    """A class or function, by its name; it is never imported."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """What a call would have made; never made."""
+    """Stands for the object that a call would make; the call is never made."""
 
     path: str
 
@@ -145,7 +145,7 @@ def read_old_torch(source: Source) -> Contents:
 
 
 def _tensors(source: Source, value: Any, start_of: Callable[[_Storage], tuple[int, int]]) -> dict[str, Stored]:
-    """Every tensor where it lies; one that lies neither by rows nor by columns is no weight that is read."""
+    """Every tensor with its place in the file; one stored neither by rows nor by columns is not read."""
     stored: dict[str, Stored] = {}
     for name, tensor in _named(value).items():
         check_name(name)
@@ -167,7 +167,7 @@ def _tensors(source: Source, value: Any, start_of: Callable[[_Storage], tuple[in
 
 
 def _named(value: Any) -> dict[str, _Tensor]:
-    """The tensors of a state dictionary, or of the one that a trainer keeps among other things."""
+    """The tensors of a state dictionary, or of the one inside what a trainer saved."""
     for _ in range(4):
         if not isinstance(value, dict):
             break
@@ -179,7 +179,7 @@ def _named(value: Any) -> dict[str, _Tensor]:
 
 
 def _config(value: Any) -> dict[str, Any] | None:
-    """What Whisper as first published says of itself beside its weights, in the words of transformers."""
+    """The config that Whisper as first published stores beside its weights, in the names of transformers."""
     dims = value.get("dims") if isinstance(value, dict) else None
     names = {"n_audio_state": "d_model", "n_audio_head": "encoder_attention_heads"}
     names |= {"n_text_head": "decoder_attention_heads"}
@@ -189,7 +189,7 @@ def _config(value: Any) -> dict[str, Any] | None:
 
 
 def _all_tensors(value: Any) -> Iterator[_Tensor]:
-    """Every tensor at any depth; what is shared is looked at once."""
+    """Every tensor at any depth; a shared object is visited once."""
     waiting, known = [value], set()
     while waiting:
         value = waiting.pop()
@@ -221,7 +221,7 @@ _VALUES = frozenset(
 def _follow(text: bytes) -> tuple[Any, int]:
     """The value that a pickle would build, of plain values and descriptions, and the bytes that it takes."""
     stack: list[Any] = []
-    marks: list[int] = []  # how high the stack was at each
+    marks: list[int] = []  # the height of the stack at each mark
     memo: dict[int, Any] = {}
     try:
         for step, argument, at in islice(pickletools.genops(BytesIO(text)), 2 * MOST_VALUES):
@@ -254,7 +254,7 @@ def _follow(text: bytes) -> tuple[Any, int]:
 
 
 def _build(name: str, argument: Any, stack: list[Any], marks: list[int]) -> None:
-    """The steps that put values together."""
+    """The instructions that put values together."""
     if name in ("TUPLE", "LIST", "DICT", "SETITEMS", "APPENDS", "ADDITEMS", "FROZENSET"):
         at = marks.pop()
         items = stack[at:]
@@ -287,7 +287,7 @@ def _build(name: str, argument: Any, stack: list[Any], marks: list[int]) -> None
         arguments, called = stack.pop(), stack.pop()
         stack.append(_called(called, arguments))
     elif name == "BUILD":
-        stack.pop()  # the state of an object: the attributes of a dictionary, or of what is not made
+        stack.pop()  # the state of an object: the attributes of a dictionary, or of an object that is not made
     elif name == "POP":
         stack.pop()
     else:
@@ -328,7 +328,7 @@ def _storage(given: Any) -> _Storage:
 
 
 def _called(called: Any, arguments: Any) -> Any:
-    """What a call stands for."""
+    """The value or description that stands for the result of a call."""
     if not isinstance(called, _Name) or not isinstance(arguments, tuple):
         raise TypeError
     if called.path in _REBUILD:

@@ -1,13 +1,13 @@
 """Tensors as they lie in files, whatever the format: read slice by slice, as float64, and never mapped.
 
-A slice costs what it holds and not what its tensor holds, so a model of any size is read in the memory of a few heads.
-A mapped file that another process cuts short ends its reader with a signal; here that is an error, and so is a file
-that changes while it is read.
+The cost of a slice is that of its own numbers, not of the whole tensor, so a model of any size is read in the memory of
+a few heads. If another process shortens a mapped file, a signal ends the reader; here that is an error, and so is a
+file that changes while it is read.
 
 Safetensors is the plainest of the formats: eight bytes with the length of a JSON object, {name: {"dtype", "shape",
-"data_offsets"}}, and numbers. https://github.com/huggingface/safetensors says that these follow without gaps, and a
-file that is otherwise is refused, as it is by its library. That library maps files into memory; so the few lines that
-reading takes are here.
+data_offsets"}}, and numbers. https://github.com/huggingface/safetensors says that these follow without gaps, and a file
+with gaps is refused, as it is by its library. That library maps files into memory, so a few lines here read them
+instead.
 """
 
 import math
@@ -27,8 +27,8 @@ from rootdk.files import open_regular, parse_json, shown_text
 
 Floats = NDArray[np.float64]
 
-# What one number of each type is in NumPy, by the names that safetensors gives them. BF16 is the upper half of a
-# float32; float8 is decoded by a table, and means nothing without the scales that lie beside it.
+# {name of a type in safetensors: NumPy type of one number}. BF16 is the upper half of a float32; float8 is decoded by a
+# table, and means nothing without the scales that lie beside it.
 NUMPY = {
     "F64": "<f8",
     "F32": "<f4",
@@ -46,20 +46,20 @@ NUMPY = {
     "F8_E4M3": "u1",
     "F8_E5M2": "u1",
 }
-# Types whose numbers are plain floating point: what they hold is what the model multiplies with.
+# Types whose numbers are plain floating point: the model multiplies with exactly these numbers.
 READABLE = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 class NotThisError(Exception):
-    """A file that is not what its format says; the message is the reason alone."""
+    """A file whose content does not fit its format; the message is the reason alone."""
 
 
 class NotReadError(NotThisError):
-    """A file that may be whole, and holds what is not read."""
+    """A file that may be complete, but of a kind that is not read."""
 
 
 def check_name(name: str) -> None:
-    """A bound for the work that a name can cause."""
+    """Limit the work that a name can cause."""
     if len(name) > LONGEST_NAME or name.count(".") >= MOST_PARTS:
         raise NotThisError(
             f"the name of a tensor must have at most {LONGEST_NAME} characters and {MOST_PARTS} parts, got "
@@ -81,7 +81,7 @@ def read_exactly(file: Any, start: int, size: int) -> bytearray:
 
 
 class Source:
-    """A regular file that is open only while slices are read, and known again by what the system says of it."""
+    """A regular file that is open only while slices are read; its file status shows whether it changed in between."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class Source:
         self.size, self._mark = status.st_size, _mark_of(status)
 
     def read(self, start: int, size: int) -> bytearray:
-        """Bytes from a place on; one line of error if they are not there, or no longer."""
+        """Bytes from a place on; an error in one line if they are missing or the file changed."""
         with _named(self.path):
             if self._file is None:
                 self._file = os.fdopen(open_regular(self.path), "rb", buffering=0)
@@ -100,7 +100,7 @@ class Source:
             return read_exactly(self._file, start, size)
 
     def close(self) -> None:
-        """Let go of the file; the next read opens it again."""
+        """Close the file; the next read opens it again."""
         if self._file is not None:
             self._file.close()
         self._file = None
@@ -120,7 +120,7 @@ def _mark_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 class Stored(Protocol):
-    """One tensor of a file. What is packed, or no weights, has an itemsize of 0 and is not read.
+    """One tensor of a file. Packed tensors, and those that are no weights, have itemsize 0 and are not read.
 
     inputs_first   whether a projection is kept as (inputs, outputs); most files keep (outputs, inputs)
     """
@@ -149,7 +149,7 @@ class Plain:
 
     @property
     def itemsize(self) -> float:
-        """Bytes of one number; 0 if it is none that is read as it stands."""
+        """Bytes of one number; 0 if numbers of this type are not read directly."""
         return np.dtype(NUMPY[self.dtype]).itemsize if self.dtype in READABLE else 0
 
     def raw(self, rows: slice = slice(None), columns: slice = slice(None)) -> NDArray[Any]:
@@ -185,7 +185,7 @@ def _float8(exponent_bits: int, bias: int) -> Floats:
     exponent, mantissa = (code >> mantissa_bits) & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
     normal = (1 + mantissa / 2**mantissa_bits) * 2.0 ** (exponent - bias)
     size = np.where(exponent > 0, normal, mantissa / 2**mantissa_bits * 2.0 ** (1 - bias))
-    if exponent_bits == 5:  # as IEEE 754 has it; E4M3 keeps one code alone for what is no number
+    if exponent_bits == 5:  # as in IEEE 754; E4M3 has a single code for NaN
         size = np.where(exponent == 31, np.where(mantissa == 0, np.inf, np.nan), size)
     else:
         size = np.where(code & 127 == 127, np.nan, size)
@@ -199,8 +199,8 @@ _FLOAT8 = {"F8_E4M3": _float8(4, 7), "F8_E5M2": _float8(5, 15)}
 class Contents:
     """What one file holds.
 
-    length    bytes that were read to know it
-    config    where the file itself says what a config.json says elsewhere
+    length    bytes that were read to find the tensors
+    config    the settings, if the file itself holds what config.json holds elsewhere
     sources   other files that its tensors lie in
     """
 
@@ -228,7 +228,7 @@ class Tensors:
         return self._stored[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor."""
+        """The shape of one tensor."""
         return self._stored[name].shape
 
     def readable(self, name: str) -> bool:
@@ -246,7 +246,7 @@ class Tensors:
         return Tensors(stored, self._sources, self.config)
 
     def close(self) -> None:
-        """Let go of the files that are open."""
+        """Close the files that are open."""
         for source in self._sources:
             source.close()
 

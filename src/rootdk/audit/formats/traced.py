@@ -1,9 +1,9 @@
 """Attention in an ONNX graph: from every softmax back to the product, and from there to the two projections.
 
-Exporters rename weights, fold them and share equal ones, so names say nothing; the operations between do. On the way
-back stand the scale (a factor before the product, after it, or its root on both sides), masks, rotary embeddings, the
-axes of heads, biases, and before the projection the norm whose output it takes. A path that holds anything else is not
-understood, and its softmax is listed as such.
+Exporters rename weights, fold them and share equal ones, so names do not help; the operations do. On the way back come
+the scale (a factor before the product, after it, or its root on both sides), masks, rotary embeddings, the axes of
+heads, biases, and before the projection the norm. If a path holds anything else, it is not understood, and its softmax
+is listed.
 """
 
 import re
@@ -19,24 +19,25 @@ from .onnx import MOST_SMALL, Graph, Node
 from .packed import Affine
 from .stored import NUMPY, NotReadError, Plain, Stored
 
-# Operations that move numbers and leave them as they are, but for the rounding of activations to 8 bits.
+# Operations that move numbers without changing them, apart from rounding activations to 8 bits.
 _MOVES = frozenset(
     {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Cast", "Identity", "Slice", "Neg", "Flatten", "Split"}
     | {"Gather", "QuantizeLinear", "DequantizeLinear"}
 )
 _FUSED = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-_MOST_STEPS = 200_000  # of all searches in one graph, through all branches
+_MOST_STEPS = 200_000  # of all searches in one graph, over all branches
 _MOST_GRAPHS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """Queries or keys: the projection that makes them, and what was met on the way.
+    """Queries or keys: the projection that makes them, and what was found on the way.
 
     part      which part of a projection of several, once it is known
-    stacked   a reshape has stood queries, keys and values beside each other: how many heads each has; a transpose that
-              brings their axis to the front makes its sign negative, and what is then taken from there is one of them
+    stacked   how many heads each part has, after a reshape that gives queries, keys and values an axis of their own;
+              negative after a transpose that brings this axis to the front: an entry taken from it is then one of the
+              three
     """
 
     weight: Stored
@@ -51,7 +52,7 @@ class _Side:
 
 
 def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """Projections by names that `families` knows, and what a config would say of them."""
+    """Projections under names that `families` recognises, and the facts that a config would hold."""
     tensors: dict[str, Stored] = {}
     facts: list[tuple[int, int, int, float, bool]] = []
     known: set[tuple[Stored, Stored]] = set()
@@ -98,7 +99,7 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
 
 
 def _softmaxes(graph: Graph, makers: Mapping[str, Node], held: Mapping[str, Plain]) -> Iterator[tuple["_Trace", Node]]:
-    """Every softmax of a graph and of those inside it, which see what is around them."""
+    """Every softmax of a graph and of the graphs inside it, which can use values of the graphs around them."""
     makers = {**makers, **{output: node for node in graph.nodes for output in node.outputs}}
     held = {**held, **graph.initializers}
     trace = _Trace(makers, held)
@@ -158,12 +159,12 @@ class _Trace:
         return query, key, abs(factor * query.factor * key.factor)
 
     def chooses(self, softmax: Node) -> bool:
-        """Whether it is no attention: it chooses among what one projection gives, such as the classes of a model."""
+        """Whether the softmax is no attention but a choice among outputs of one projection, such as classes."""
         product = self._product(softmax.inputs[0] if softmax.inputs else "", 64)
         return softmax.kind == "Softmax" and (product is None or self._weight(product[0]) is not None)
 
     def _product(self, value: str, depth: int) -> tuple[Node, float] | None:
-        """The product of queries and keys behind the logits, and the factor between."""
+        """The product of queries and keys that gives the logits, and the factor applied to it."""
         node = self._step(value, depth)
         if node is None:
             return None
@@ -185,7 +186,7 @@ class _Trace:
         return None
 
     def _projection(self, value: str, depth: int) -> _Side | None:
-        """The projection behind queries or keys."""
+        """The projection that makes queries or keys."""
         node = self._step(value, depth)
         if node is None or not node.inputs:
             return None
@@ -202,7 +203,7 @@ class _Trace:
                     side = self._projection(other, depth - 1)
                     factor = scalar if node.kind == "Mul" else 1 / scalar
                     return None if side is None else replace(side, factor=side.factor * factor)
-            side = self._first(node, depth)  # by a cosine or a sine, or a scale of quantised weights
+            side = self._first(node, depth)  # multiplied by a cosine or sine, or by a scale of quantised weights
             return None if side is None else replace(side, rotated=side.rotated or not self._rescaled(node))
         if node.kind in ("Add", "Concat", "Sub"):
             side = self._first(node, depth)
@@ -225,12 +226,12 @@ class _Trace:
         return self._shaped(node, side) if node.kind == "Reshape" else side
 
     def _shaped(self, node: Node, side: _Side) -> _Side:
-        """What a reshape tells: the width of heads, or that queries, keys and values now stand beside each other."""
+        """What a reshape shows: the width of heads, or that queries, keys and values now have an axis of their own."""
         sides = self._sides(node)
         outputs = side.weight.shape[side.weight.inputs_first]
         if len(sides) == 5 and sides[2] == 3 and sides[4] > 0 and outputs % (3 * sides[4]) == 0 and side.part is None:
             return replace(side, stacked=outputs // (3 * sides[4]), width=sides[4], reshaped=True)
-        # (batch, tokens, heads, d_k), or (tokens, batch x heads, d_k) as torch's own module has it.
+        # (batch, tokens, heads, d_k), or (tokens, batch x heads, d_k) as in torch's own module.
         of_heads = len(sides) == 4 or (len(sides) == 3 and 0 < sides[-1] < outputs)
         width = sides[-1] if of_heads and sides[-1] > 0 else None
         return replace(side, width=side.width or width, reshaped=True)
@@ -302,7 +303,7 @@ class _Trace:
                 return self._scaled_integers(maker)
         if held is None or len(held.shape) != 2:
             return None
-        if node.kind == "MatMulInteger":  # as onnxruntime names what belongs to a weight
+        if node.kind == "MatMulInteger":  # the names that onnxruntime gives to the parts of a weight
             stem = name.removesuffix("_quantized")
             return _affine(held, self._held.get(f"{stem}_scale"), self._held.get(f"{stem}_zero_point"))
         if node.kind == "Gemm" and node.attributes.get("transB") == 1:
@@ -321,7 +322,7 @@ class _Trace:
         return None
 
     def _unquantised(self, node: Node) -> str:
-        """What is projected, before it was made integers."""
+        """The input of the projection, before it was rounded to integers."""
         value = node.inputs[0]
         for _ in range(2):
             maker = self._makers.get(value)
@@ -340,7 +341,7 @@ class _Trace:
         )  # fmt: skip
 
     def norm(self, value: str) -> tuple[Stored | None, Stored | None]:
-        """Gain and shift of the norm that makes a value; None where it is made otherwise."""
+        """Gain and shift of the norm that makes a value; None if no norm makes it."""
         node = self._makers.get(value)
         shift: Stored | None = None
         for _ in range(4):
@@ -366,7 +367,7 @@ class _Trace:
         return held if held is not None and len(held.shape) == 1 and held.itemsize else None
 
     def _sides(self, node: Node) -> list[int]:
-        """The sides that a reshape makes, 0 for what the graph computes; none where it does not say how many."""
+        """The sizes of the axes after a reshape, 0 where the graph computes one; empty if their number is unknown."""
         if len(node.inputs) < 2:
             return []
         sides = self._integers(node.inputs[1])
@@ -383,7 +384,7 @@ class _Trace:
         return held.raw() if held.dtype in ("I64", "I32") else held.read() if held.itemsize else None
 
     def _scalar(self, name: str) -> float | None:
-        """A factor; None for what is no single number, or not finite, or 0."""
+        """A constant factor; None if it is not a single number, not finite, or 0."""
         numbers = self._small(name)
         if numbers is None or numbers.size != 1:
             return None
@@ -396,7 +397,7 @@ class _Trace:
         return [int(number) for number in numbers.ravel()] if integers else []
 
     def _step(self, value: str, depth: int) -> Node | None:
-        """The operation that makes a value, while the search may go on."""
+        """The operation that makes a value; None once the search reaches its limits."""
         self._steps += 1
         if depth <= 0 or self._steps > _MOST_STEPS:
             return None
@@ -431,7 +432,7 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the part."""
+        """The shape of the part."""
         shape = self.whole.shape
         return (*shape[:-1], self.count) if self.inputs_first or len(shape) == 1 else (self.count, *shape[1:])
 

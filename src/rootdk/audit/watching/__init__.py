@@ -1,6 +1,6 @@
 """watch(): read the attention of a running torch model, layer by layer and head by head.
 
-What it takes is in this folder, loaded when it is called: `import rootdk.audit` loads no torch.
+Its code is in this folder and is loaded when it is called: `import rootdk.audit` loads no torch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,18 +16,18 @@ else:
 
 
 def watch(model: Module, every: int = 1, rows: int | None = None) -> Watch:
-    """Read every attention of a torch model beside its forward, which stays the same bit by bit.
+    """Read every attention of a torch model during its forward, whose output stays the same bit for bit.
 
     model   any torch.nn.Module that attends through F.scaled_dot_product_attention, nn.MultiheadAttention or the layers
             made of it, or a model of the transformers library on sdpa or eager
-    every   read every n-th forward only, with n = every; the others cost next to nothing
+    every   read every n-th forward only, with n = every; the others cost almost nothing
     rows    how many query rows to read, evenly spread: each of them exactly, extremes over those rows. Without it
-            everything is read, out of one more pass over q and k (rootdk.read), on the CPU and on CUDA and ROCm
-            devices. Where rootdk has no kernel (other devices, float64 on a GPU, no triton) torch's operations read
-            rows, 64 of them unless `rows` says otherwise.
+            everything is read, with one more pass over q and k (rootdk.read), on the CPU and on CUDA and ROCm devices.
+            Where rootdk has no kernel (other devices, float64 on a GPU, no triton) torch's operations read rows, 64 of
+            them unless `rows` says otherwise.
 
-    On a GPU nothing waits for the device: what is read stays there until it is looked at, by `report` for instance.
-    Only the first call of each module does wait, while its scale is checked.
+    On a GPU nothing waits for the device: readings stay there until they are used, by `report` for instance. Only the
+    first call of each module does wait, while its scale is checked.
 
     Watching starts at once and ends with the block, or with close(). The handle has `readings`, one LayerReading for
     each path of a module, `report(phase=...)`, which judges them, and `unread`, which says what could not be read.

@@ -1,4 +1,4 @@
-"""One attention call as a model made it, in the words of rootdk.attention: sdpa, transformers, fused layers."""
+"""One attention call as a model made it, in the arguments of rootdk.attention: sdpa, transformers, fused layers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from rootdk.torch.functional import broadcast
 # -1e4 of older code.
 HIDES = -9e3
 
-# What changes which keys take part in ways that the other arguments do not tell.
+# Arguments that change which keys take part, in ways that the other arguments do not show.
 _UNREADABLE = ("cache", "indices", "block_indices", "cu_seq_lens_q")
 
 
@@ -27,7 +27,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What went in and what came out, detached; nothing is copied.
+    """Inputs and output, detached; nothing is copied.
 
     query, key, value   (..., heads, n_query, d_k), (..., kv_heads, n_key, d_k), (..., kv_heads, n_key, d_v)
     out                 (..., heads, n_query, d_v)
@@ -35,7 +35,7 @@ class Call:
     added               what is added to the logits, some of it only to hide keys; None, or float
     mask                None, or bool, True keeps
     reach               None, or how many keys back a query sees
-    route               by which way the model called
+    route               the way in which the model called
     """
 
     query: Tensor
@@ -104,7 +104,7 @@ def of_transformers(
 ) -> Call:
     """A call of an attention function of transformers, which returns ((batch, n, heads, d), weights or None).
 
-    eager   the model's own function: it sees all that the mask leaves, and knows nothing else of causality or windows
+    eager   the model's own function: it attends to all that the mask leaves, and ignores other causality or windows
     """
     for name in _UNREADABLE:
         if others.get(name) is not None:
@@ -151,7 +151,7 @@ def split(added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         return None, None
     seen = added > HIDES
     bias = torch.where(seen, added, 0.0)
-    if not added.is_cpu:  # to look what it holds would be to wait for the device
+    if not added.is_cpu:  # reading its values would wait for the device
         return seen, bias
     return (None if bool(seen.all()) else seen), (bias if bool(bias.any()) else None)
 
@@ -204,7 +204,7 @@ def of_multi_head(
         lengths = torch.tensor([len(sequence) for sequence in query.unbind()])
         query = key = value = query.to_padded_tensor(0.0)
         hidden = (torch.arange(query.shape[1]) >= lengths[:, None])[:, None, None, :]
-        # Rows of padding are no rows of the model: they see nothing.
+        # Rows of padding do not count: they see nothing.
         hidden = hidden | hidden.transpose(-1, -2)
 
     def heads(tensor: Tensor, part: int) -> Tensor:
@@ -217,7 +217,7 @@ def of_multi_head(
         q,
         heads(key, 1),
         heads(value, 2),
-        q.new_empty(0),  # it comes out projected: nothing to compare with
+        q.new_empty(0),  # already projected: nothing to compare with
         route="fused",
         scale=(embed_dim // num_head) ** -0.5,
         mask=None if hidden is None else ~hidden,

@@ -28,19 +28,19 @@ from rootdk.errors import ArgumentTypeError
 from rootdk.torch.wrapping import Wrapped
 
 _FUSED = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
-# -1 outside of a backward pass; a forward inside one is a checkpoint computed anew, which was read already.
+# -1 outside of a backward pass; a forward inside one recomputes a checkpoint, which was read already.
 _backward = torch._C._current_graph_task_id  # noqa: SLF001 -- torch.utils.checkpoint asks the same
 
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """One forward of the model, or the calls outside of any forward that are counted as one. It is of one thread.
+    """One forward of the model, or the calls outside of any forward that are counted as one. It belongs to one thread.
 
-    number     which one it is, over all threads
+    number     its number, counted over all threads
     wanted     whether its calls are read
     readings   of the calls so far
     called     the paths of the modules that called, read or not
-    sights     what sight_of() made of the masks that its layers share
+    sights     the results of sight_of() for the masks that its layers share
     """
 
     number: int
@@ -51,7 +51,7 @@ class _Step:
 
 
 class _Mine(local):
-    """Of this thread: the step that is under way, and whether that is a forward of the model."""
+    """For one thread: its current step, and whether that is a forward of the model."""
 
     step: _Step | None = None
     running = False
@@ -91,8 +91,8 @@ class Watch:
         self._mine = _Mine()
         self._lock = Lock()  # for what all threads write: step, seconds, readings, trend
         self._latest = -1  # the number of the step that readings are of
-        # At the class, where Python looks for it. On the model itself there is nothing: torch looks for hooks there,
-        # copies and pickles take along what they find, and an interrupt would not come by a hook.
+        # On the class, where Python looks for it. Nothing is put on the model itself: torch looks for hooks there,
+        # copies and pickles would include it, and a hook would not see an interrupt.
         self._call, self._around = Wrapped(type(model), "__call__"), _around(ref(self))
         self._call.open(self._around, observer=True)
         self.open = True
@@ -101,7 +101,7 @@ class Watch:
     def close(self) -> None:
         """Stop watching; readings stay. Closing twice is no error. A RuntimeWarning says so where nothing was read.
 
-        A forward that is under way in another thread goes on as if nobody had watched it.
+        A forward that is running in another thread goes on as if it were not watched.
         """
         self._close()
 
@@ -133,7 +133,8 @@ class Watch:
 
     def __del__(self) -> None:
         if self.open:
-            # Of the kind that Python keeps to itself unless asked (python -X dev): nothing is lost that anybody held.
+            # A ResourceWarning, which Python hides unless run with -X dev: no readings are lost that anybody still
+            # held.
             warnings.warn(f"unclosed {self!r}; it is closed now", ResourceWarning, stacklevel=2)
             self._close(silent=True)
 
@@ -144,18 +145,18 @@ class Watch:
     def report(self, phase: Phase = "any", total_steps: int | None = None) -> Audit:
         """Judge the last readings and the trend: a rootdk.audit.Audit.
 
-        phase         "init" for a model that was not trained yet: then theory is a gate. "trained" for one that was.
-                      "any" where neither is known; rows of thresholds that need to know are left out.
-        total_steps   how many forwards the run will have, for what the trend extrapolates to
+        phase         "init" for a model that was not trained yet: it must agree with theory. "trained" for one that
+                      was. "any" where neither is known; thresholds for only one of the two are then left out.
+        total_steps   how many forwards the run will have: the trend is extrapolated to there
         """
         return audit_of_watch(self, phase, total_steps)
 
-    # What the model's class and the taps call.
+    # Called by the model's class and by the taps.
 
     def run(self, forward: Callable[[], Any], replay: Callable[[], Any]) -> Any:
-        """A forward of the model, counted and, if it is due, read. One inside another is a part of it.
+        """Run a forward of the model, count it and, if it is due, read it. A forward inside another is a part of it.
 
-        replay   the same on copies of its arguments, for a model in which torch.compile had a hand
+        replay   the same on copies of its arguments, for a model with compiled parts
         """
         mine = self._mine
         if mine.running or _backward() != -1:
@@ -171,10 +172,10 @@ class Watch:
             self._end()
 
     def _run_compiled(self, forward: Callable[[], Any], replay: Callable[[], Any]) -> Any:
-        """Compiled code cannot be looked into, and other code would give other bits: it runs as it is.
+        """Compiled code cannot be observed, and other code would give other bits: it runs unchanged.
 
-        Read is one more forward, before it, that torch runs eagerly: without gradients, with copies of the arguments,
-        and with random numbers and buffers put back.
+        Before it, one more forward is run and read, which torch runs eagerly: without gradients, with copies of the
+        arguments, and with random numbers and buffers put back.
         """
         mine, step = self._mine, self._begin()
         if step.wanted:
@@ -210,7 +211,7 @@ class Watch:
         self._observe(lambda name: self._read(name, make()))
 
     def on_softmax(self, logits: Tensor) -> None:
-        """Read the logits of a softmax that a module of this model took."""
+        """Read the logits of a softmax that a module of this model computed."""
         self._observe(lambda name: read_logits(name, self._of_call.number, logits, self.rows))
 
     def on_ring(self, measured: Any) -> None:
@@ -238,7 +239,7 @@ class Watch:
         except Exception as error:  # noqa: BLE001 -- a reading that fails must not end a training run; `unread` says it
             self.unread[name] = f"{type(error).__name__}: {error}"
         else:
-            if not self._mine.running:  # nobody says when such a step ends, so what is read of it is shown at once
+            if not self._mine.running:  # the end of such a step is unknown, so its readings are shown at once
                 self._show(step, step.readings[name])
 
     def _begin(self) -> _Step:
@@ -248,7 +249,7 @@ class Watch:
             return _Step(number, not self.paused and number % self.every == 0)
 
     def _end(self) -> None:
-        """The end of the step that is under way in this thread, if there is one."""
+        """End the current step of this thread, if there is one."""
         mine = self._mine
         step, running = mine.step, mine.running
         mine.step, mine.running = None, False
@@ -256,7 +257,7 @@ class Watch:
             self._show(step, *step.readings.values())
 
     def _show(self, step: _Step, *fresh: LayerReading) -> None:
-        """Put readings where others see them; a step that is older than what is seen adds to the trend alone."""
+        """Make readings visible to others; a step older than the visible one only adds to the trend."""
         if not fresh:
             return
         with self._lock:
@@ -287,7 +288,7 @@ class Watch:
         return None
 
     def _step_with(self, name: str) -> _Step:
-        """The step that a call belongs to: the forward that runs. Outside, calls are a step until one comes back."""
+        """The step of a call: the current forward. Outside of forwards, a step lasts until a module calls again."""
         mine = self._mine
         if mine.step is None or (not mine.running and name in mine.step.called):
             mine.step = self._begin()
@@ -305,7 +306,7 @@ class Watch:
         check_readable(call)
         place = call.query.device.type
         if torch.is_autocast_enabled(place) and call.query.dtype == torch.float32:
-            # What the operator itself does with its arguments there.
+            # The operator itself converts its arguments like this.
             low = torch.get_autocast_dtype(place)
             call = replace(call, query=call.query.to(low), key=call.key.to(low), value=call.value.to(low))
         with torch.autocast(place, enabled=False):
@@ -358,7 +359,7 @@ def is_compiled(module: Any) -> bool:
 
 @contextmanager
 def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
-    """Random numbers and buffers, as a running mean is one, are afterwards what they were before."""
+    """Restore random numbers and buffers, such as a running mean, at the end."""
     copies = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
     with torch.random.fork_rng(enabled=True):
         try:

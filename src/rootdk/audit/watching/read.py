@@ -1,6 +1,6 @@
-"""From a call to a LayerReading: by a kernel or by torch's operations; of a ring of processes; of a softmax by hand.
+"""From a call to a LayerReading: by a kernel or by torch's operations; of a ring of processes; of logits alone.
 
-On a GPU nothing here waits for the device, and what is read stays there until somebody looks at the numbers.
+On a GPU nothing here waits for the device, and readings stay there until their numbers are used.
 """
 
 import math
@@ -26,9 +26,9 @@ from rootdk.distributed.calls import Measured
 from rootdk.options import Options
 from rootdk.reading import Reading
 
-# How many rows are read where no kernel can go, unless the watcher says how many.
+# How many rows are read on a device without a kernel, unless the watcher says how many.
 ELSEWHERE = 64
-# Of so many rows of each batch entry it is asked which key they point at.
+# For so many rows of each batch entry the key that they point at is found.
 _ASKED = 32
 
 
@@ -72,7 +72,7 @@ def read(
 
 
 def _on_device(device: Any, call: Call, sight: Sight, scale: float, rows: int, bare: bool) -> dict[str, Any]:
-    """By the kernel of a GPU, which finds all of it; where logits are more than scores, the scores by a second pass."""
+    """With the kernel of a GPU, which finds all of it; if logits differ from scores, a second pass reads the scores."""
     options = Options(**_options(call, sight, scale, bare=False))
     layer_reading = device.read_layer(call.query, call.key, options, rows, sight.first, _ASKED)
     scores = layer_reading.reading
@@ -94,7 +94,7 @@ def _on_device(device: Any, call: Call, sight: Sight, scale: float, rows: int, b
 
 
 def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torch: bool) -> dict[str, Any]:
-    """By the kernel of the CPU, or by torch's operations alone, on any device."""
+    """With the kernel of the CPU, or with torch's operations alone, on any device."""
     query, n_query = call.query, call.query.shape[-2]
     picks_rows = by_torch or rows < n_query
     positions = sampled_rows(n_query, rows, query.device) if picks_rows else None
@@ -131,7 +131,7 @@ def _picked(call: Call, whole: Sight, positions: Tensor | None) -> tuple[Tensor,
 
 
 def _options(call: Call, sight: Sight, scale: float, bare: bool) -> dict[str, Any]:
-    """bare: of the scores, before cap, bias and sinks."""
+    """bare: for the scores, before cap, bias and sinks."""
     window = None if call.reach is None else (call.reach, None)
     options = {"scale": scale, "causal": call.causal, "window": window, "query_offset": 0, "mask": sight.mask}
     return options if bare else options | {"bias": sight.bias, "softcap": call.softcap, "sinks": call.sinks}
@@ -144,12 +144,12 @@ def _pointed(query: Tensor, sight: Sight, call: Call, scale: float, log_sum_exp:
 
 
 def _silent(call: Call) -> Any:
-    """Head by head, whether it returned nothing but zeros; None where its output is not at hand."""
+    """Head by head, whether it returned nothing but zeros; None where there is no output to check."""
     out = call.out
     if out.shape[:-1] != call.query.shape[:-1] or not out.numel():
         return None
     others = tuple(range(out.dim() - 3))
-    if out.is_cpu:  # the last row is seldom 0, and then the others need not be looked at
+    if out.is_cpu:  # the last row is seldom 0, and then no other row is checked
         ended = out[..., -1, :].any(dim=(*others, -1)).logical_not()
         if not bool(ended.any()):
             return ended
@@ -157,7 +157,7 @@ def _silent(call: Call) -> Any:
 
 
 def check_readable(call: Call) -> None:
-    """Raise UnreadableError where there are no numbers to read, or none that are a tensor's own."""
+    """Raise UnreadableError where there are no numbers to read, or the tensor does not hold them itself."""
     query = call.query
     if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- torch tells it nowhere else
         raise UnreadableError("a transform of torch.func is at work")
@@ -209,14 +209,14 @@ def read_ring(name: str, step: int, measured: Measured) -> LayerReading:
     """The rows of this rank. Ranks merge by rootdk.integrations.merged_metrics with parallel="sequence"."""
     query, problem, reading = measured.query, measured.problem, measured.reading
     if problem.softcap is not None:
-        # Scores before the cap would take a pass of their own, and all ranks would have to make it.
+        # Scores before the cap would need a pass of their own, in which all ranks take part.
         raise UnreadableError("a softcap on a ring hides the scores before it")
     scale = problem.scale if measured.row_scale is None else math.nan
     return LayerReading(
         name=name,
         step=step,
         reading=reading,
-        scores=reading,  # a sink changes none of what is read of the scores
+        scores=reading,  # a sink does not change what is read from the scores
         first_weight=_first_weight_on_ring(measured),
         route="ring",
         dtype=str(query.dtype).removeprefix("torch."),
@@ -253,7 +253,7 @@ def _first_weight_on_ring(measured: Measured) -> Tensor:
 
 
 def read_logits(name: str, step: int, logits: Tensor, rows: int | None) -> LayerReading:
-    """Logits (batch, heads, n_query, n_key) as they enter the softmax. What came before the scale stays unknown."""
+    """Logits (batch, heads, n_query, n_key) as they enter the softmax. Scores before the scale stay unknown."""
     n_query, n_key = logits.shape[-2:]
     sampled = rows is not None and rows < n_query
     if sampled:

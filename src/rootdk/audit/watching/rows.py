@@ -1,7 +1,7 @@
 """Rows of a call: which keys they see, what is added to their logits, a Reading of them, and the scale that was used.
 
-What a call says about its scale need not be what the function behind it does. With the keys and values at hand, the
-output of a row is a function of the scale alone,
+The scale that a call states need not be the one that its function uses. When the keys and values are known, the output
+of a row is a function of the scale alone,
 
     out(t) = sum_j p_j(t) v_j,    p = softmax(cap(t <q, k_j>) + bias_j),
 
@@ -25,7 +25,7 @@ class Sight:
     """mask and bias broadcast to (..., heads, rows, n_key); causal and reach are left to the kernel where they are set.
 
     positions   None for all rows, or which rows were taken
-    first       (...) the first key that anybody sees in each batch entry, or None where that is key 0 in all
+    first       (...) the first key that any row sees in each batch entry, or None where that is key 0 in all
     """
 
     mask: Tensor | None
@@ -35,7 +35,7 @@ class Sight:
 
 
 def sight_of(call: Call) -> Sight:
-    """Of all rows."""
+    """The Sight of all rows."""
     hidden, bias = split(call.added)
     mask = hidden if call.mask is None else call.mask if hidden is None else call.mask & hidden
     first = None
@@ -44,13 +44,13 @@ def sight_of(call: Call) -> Sight:
         seen = mask.any(dim=-2)
         seen = seen.any(dim=-2) if seen.dim() > 1 else seen
         starts = seen.to(torch.uint8).argmax(dim=-1)
-        # To look whether that is key 0 in all would be to wait for another device.
+        # To check whether that is key 0 in all would wait for another device.
         first = starts.expand(call.query.shape[:-3]) if not starts.is_cpu or bool(starts.any()) else None
     return Sight(mask, bias, None, first)
 
 
 def at_rows(sight: Sight, call: Call, positions: Tensor) -> Sight:
-    """Of some rows, with causal and reach in the mask."""
+    """The Sight of some rows, with causal and reach in the mask."""
     mask, bias = _rows(sight.mask, positions), _rows(sight.bias, positions)
     if call.causal or call.reach is not None:
         keys = torch.arange(call.key.shape[-2], device=call.key.device)
@@ -69,7 +69,8 @@ def sampled_rows(n_query: int, rows: int, device: torch.device) -> Tensor:
     >>> sampled_rows(10, 4, torch.device("cpu")).tolist()
     [0, 3, 6, 9]
     """
-    # In whole numbers, on the device itself: not every one has float64, and a copy from here would be one more launch.
+    # With integers, on the device itself: not every device has float64, and a copy from the CPU would be one more
+    # launch.
     number = torch.arange(rows, device=device)
     return (2 * (n_query - 1) * number + rows - 1) // (2 * max(rows - 1, 1))
 
@@ -86,7 +87,7 @@ def fields_of_logits(logits: Tensor, visible: Tensor | None, sinks: Tensor | Non
     visible   None, or bool that broadcasts to the logits
     sinks     None, or (heads,)
 
-    The float64 reference (rootdk.backends.reference) is the definition, and tests hold every field to it.
+    The float64 reference (rootdk.backends.reference) is the definition, and tests compare every field with it.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     none = logits.new_zeros(())
@@ -151,15 +152,16 @@ def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
     *leading, heads, rows, d = query.shape
     kv_heads, n_key = key.shape[-3], key.shape[-2]
     shared, keys = query.to(wide).reshape(*leading, kv_heads, heads // kv_heads * rows, d), key.to(wide)
-    # Of one key a product of matrices takes three times as long as the sum.
+    # For one key a product of matrices takes three times as long as the sum.
     scores = (shared * keys).sum(dim=-1) if n_key == 1 else shared @ keys.transpose(-1, -2)
     return scores.reshape(*leading, heads, rows, n_key)
 
 
 _STEPS, _HALVINGS = 12, 6
-# How much better than the given scale another one must explain the output, and how far from it, to be believed.
+# Another scale is accepted if its error is at most this share of the given scale's, and if it differs by more than this
+# share.
 _BETTER, _APART = 0.25, 0.01
-# Below this the given scale explains the output, and what is left is rounding: of logits of 1e3, or of a half type.
+# Below this error the given scale explains the output, and the rest is rounding: of logits of 1e3, or of a half type.
 _NOISE = 1e-3
 
 
@@ -167,7 +169,7 @@ _NOISE = 1e-3
 class Scale:
     """used      the scale of the logits: the given one, unless another explains the output far better
     given     what the call said
-    mismatch  |out - out(used)| / |out| of the row that was looked at; NaN where it could not be (dropout, no rows)
+    mismatch  |out - out(used)| / |out| of the row that was checked; NaN where it could not be (dropout, no rows)
     """  # noqa: D205, D400 -- a list of fields
 
     used: float
@@ -176,7 +178,7 @@ class Scale:
 
 
 def scale_of(call: Call) -> Scale:
-    """Look at one row of every head, the last of the first batch entry.
+    """Check one row of every head, the last of the first batch entry.
 
     >>> import torch
     >>> from rootdk.audit.watching.call import of_sdpa
@@ -251,7 +253,7 @@ def _one_row(call: Call) -> _Row:
     heads, n_key = call.query.shape[-3], call.key.shape[-2]
     place = torch.tensor([call.query.shape[-2] - 1], device=call.query.device)
     sight = at_rows(sight_of(call), call, place)
-    # One row is little to carry, and not every device has float64.
+    # One row is little to copy, and not every device has float64.
     query, key, value, out = (_first(tensor).cpu() for tensor in (call.query, call.key, call.value, call.out))
     scores = grouped_scores(query[:, -1:].double(), key.double())[:, 0]
     bias = scores.new_zeros(scores.shape)

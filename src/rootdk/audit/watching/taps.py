@@ -1,17 +1,17 @@
-"""Taps on the ways in which torch code calls attention. Each lets the call go on as it is and notifies afterwards.
+"""Taps on the ways in which torch code calls attention. Each leaves the call unchanged and notifies afterwards.
 
     F.scaled_dot_product_attention          the attribute; where it was imported by name, a function mode sees it
-    F.multi_head_attention_forward          with need_weights=True it never calls the above: asked once more without
+    F.multi_head_attention_forward          with need_weights=True it never calls the above: called once more without
     torch's fused layers for evaluation     the two functions behind nn.MultiheadAttention and TransformerEncoderLayer
-    transformers: an attention function     AttentionInterface.get_interface, through which models look theirs up
-    rootdk.distributed.attention            it asks before a call whether it shall be measured on its way round the ring
+    transformers: an attention function     AttentionInterface.get_interface, where models look up their function
+    rootdk.distributed.attention            asks before a call whether to measure it on its way round the ring
     softmax over the last of four axes      attention that a model writes out itself: the logits are there
 
-A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); the
-innermost tap that can notifies, once. The attributes are wrapped while any watch is open, for all threads. A function
-mode belongs to the thread that enters it: it is there only while a watched model runs and is read, and only there.
+A call may pass several taps (a model of transformers on sdpa, a function mode over an attribute); the innermost tap
+that is able to notifies, once. The attributes are wrapped while any watch is open, for all threads. A function mode
+belongs to the thread that enters it: it is on only while a watched model runs and is read.
 
-Watches are held weakly here, so that one that nobody holds any more can end.
+References to watches are weak here, so that a watch without other references can end.
 """
 
 import sys
@@ -31,11 +31,11 @@ from rootdk.torch.functional import SDPA
 from rootdk.torch.wrapping import Wrapped
 
 functional = torch.nn.functional
-# What a function mode sees as called.
+# The function as a function mode receives it.
 _SDPA_ITSELF = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001 -- whatever stands at the public name now
 _MULTI_HEAD_ITSELF = functional.multi_head_attention_forward
 _SOFTMAX = frozenset({functional.softmax, torch.softmax, torch.Tensor.softmax})
-# nn.MultiheadAttention gives these by place and the rest by name.
+# nn.MultiheadAttention passes so many arguments by position and the rest by name.
 _BY_PLACE = 13
 
 Make = Callable[[], Call]
@@ -59,11 +59,11 @@ class Listener(Protocol):
 
 
 class _ThreadState(local):
-    """Of this thread.
+    """The state of one thread.
 
-    muted      how many blocks are open inside of which nobody is notified
-    inside     how many calls that notify by themselves are under way
-    notified   how many calls have been notified of
+    muted      how many blocks are open inside of which no listener is notified
+    inside     how many calls that notify by themselves are running
+    notified   how many calls listeners were notified of
     by_name    whether the function mode is on
     """
 
@@ -74,7 +74,7 @@ class _ThreadState(local):
 
 
 _thread = _ThreadState()
-# Never changed in place: other threads are going through it.
+# Never changed in place: other threads may be iterating over it.
 _listeners: tuple[ref[Listener], ...] = ()
 
 
@@ -205,7 +205,7 @@ def by_name() -> Iterator[None]:
 
 
 def _take_off(mode: Any) -> None:
-    """Leave this mode and no other: to exit takes off what is on top, which may be one that the model has left on."""
+    """Leave this mode and no other: a plain exit removes the top mode, which may be one that the model has left on."""
     above = []
     while torch._C._len_torch_function_stack():  # noqa: SLF001 -- torch has no other way to the stack
         top = torch._C._pop_torch_function_stack()  # noqa: SLF001
@@ -232,7 +232,7 @@ def subscribe(listener: Listener) -> None:
     """Notify this listener of calls, in every thread; the first one puts the taps in place."""
     global _listeners  # noqa: PLW0603 -- one process has one torch
     with _lock:
-        _listeners = (*_listeners, ref(listener))  # first, so that none that ends meanwhile is the last one
+        _listeners = (*_listeners, ref(listener))  # first, so that a watch that ends meanwhile is not the last
         wanted = [] if _open else list(_taps)
         # Looked up each time: the library may have been loaded since.
         interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
@@ -248,10 +248,10 @@ def subscribe(listener: Listener) -> None:
 
 
 def unsubscribe(listener: Listener) -> None:
-    """Notify it no more; the last one out takes the taps away."""
+    """Stop notifying it; the last listener to leave removes the taps."""
     global _listeners  # noqa: PLW0603
     with _lock:
-        # To a watch that the garbage collector ends, the reference leads nowhere by now: what leads nowhere goes too.
+        # When the garbage collector ends a watch its weak reference is already dead: remove dead references too.
         _listeners = tuple(known for known in _listeners if known() not in (None, listener))
         if _listeners:
             return

@@ -1,7 +1,7 @@
 """Arrays of jax in, arrays of jax out, under jit, grad, vmap and shard_map alike.
 
-jax may follow every call: an array may be a tracer, which has a shape and no values. What is known is checked and
-resolved as for NumPy; what is not becomes an operand of the compiled program, where the kernel checks what it must.
+jax may follow every call: an array may be a tracer, which has a shape and no values. Known values are checked and
+resolved as for NumPy; the others become operands of the compiled program, and the kernel checks them.
 """
 
 import math
@@ -32,7 +32,7 @@ def traced(*arguments: Any) -> bool:  # noqa: ARG001 -- every call is made of pr
 
 
 def known(*_: Any) -> None:
-    """Jax keeps what it has traced by itself."""
+    """Jax itself keeps the calls that it has traced."""
 
 
 def traced_call(*_: Any) -> Any:
@@ -63,7 +63,7 @@ def refuse_shapeless(**arrays: Any) -> None:
 
 
 def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
-    """With all its axes, of size 1 where the kernel reads one number for all: nothing is spread."""
+    """With all its axes, of size 1 where the kernel reads one number for all: nothing is expanded."""
     array = _array(argument, array)
     if boolean and array.dtype != jnp.bool_:
         raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {array.dtype}")
@@ -126,7 +126,7 @@ def facts(shape: tuple[int, ...], n_key: int, one_head: bool, options: Options) 
             fields["query_segments"] = _segments(of_queries, (*leading, n_query)).reshape(batch, n_query)
             fields["key_segments"] = _segments(of_keys, (*leading, n_key)).reshape(batch, n_key)
     if "key_lengths" in fields and options.query_offset is None:
-        fields["query_offset"] = None  # the kernel makes it of the lengths
+        fields["query_offset"] = None  # the kernel computes it from the lengths
     if by_row:
         raise ArgumentError(
             f"scale: a rule must not vary from row to row where {by_row} is traced, got {options.scale!r}; "
@@ -222,7 +222,7 @@ def operands(problem: Problem, rows_first: bool = False) -> tuple[dict[str, Any]
         return None if array is None else array.astype(real).reshape(*shape)
 
     if offset is not None and not (_is_traced(lengths) or _is_traced(offset)):
-        # What the kernel finds by itself is no operand.
+        # Offsets that the kernel finds by itself are no operand.
         follows = (n_key if lengths is None else lengths) - n_query
         offset = None if (offset == follows).all() else offset
     traced_scale = _is_traced(problem.scale)
@@ -285,7 +285,7 @@ def _traced_seed(given: Any) -> Any:
 
 
 def _rule_by_row(scale: Any, unknown: dict[str, Any]) -> str:
-    """Which traced option a rule of scale would have to look at; empty if none."""
+    """The traced option whose value a scale rule would need; empty if there is none."""
     scale_rule = rule(scale) if isinstance(scale, str) else scale
     if not isinstance(scale_rule, ScaleRule):
         return ""
@@ -295,7 +295,7 @@ def _rule_by_row(scale: Any, unknown: dict[str, Any]) -> str:
 
 
 def _with_rows(problem: Problem, rows: Any) -> Problem:
-    """The problem of some of its query rows, each where it stood."""
+    """The problem of some of its query rows, each at its old position."""
     position = problem.query_positions
     if position is None:
         if problem.query_segments is not None:
@@ -321,7 +321,7 @@ def _with_rows(problem: Problem, rows: Any) -> Problem:
 
 
 def _array(argument: str, array: Any) -> Any:
-    """An array of jax on the CPU; one of NumPy counts as its constant, as everywhere in jax."""
+    """An array of jax on the CPU; a NumPy array counts as a constant, as everywhere in jax."""
     if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
         array = jnp.asarray(array)
     if not holds(array):

@@ -13,7 +13,7 @@ _FAR = 2**30  # further than any key, and an int32
 
 def attention(arrays: dict[str, Any], facts: Any) -> Any:
     """The output, differentiable in every operand that is a float."""
-    with jax.numpy_rank_promotion("allow"):  # whatever the caller has set for arrays of its own
+    with jax.numpy_rank_promotion("allow"):  # whatever the caller has set
         sight = _sight(arrays, facts)
         value = _shown(_per_query_head(arrays, facts, _wide_rows(arrays, facts, "value")), sight.visible.any(axis=-2))
         spoiled = sight.visible.astype(value.dtype) @ _is_spoiled(value).astype(value.dtype) > 0
@@ -40,13 +40,13 @@ def _weights(arrays: dict[str, Any], facts: Any, sight: _Sight) -> Any:
     query = _shown(_wide_rows(arrays, facts, "query"), visible.any(axis=-1))
     key = _shown(_per_query_head(arrays, facts, _wide_rows(arrays, facts, "key")), visible.any(axis=-2))
     wide = query.dtype
-    # A pair of what is not finite has its score, and no row that does not see it hears of it: 0 * NaN is NaN, and the
-    # derivative of a product has such terms for hidden pairs.
+    # NaN and inf count as 0 in the product and the true scores are put back after it: else 0 * NaN would reach rows
+    # that do not see them, also in derivatives.
     logits = _finite(query) @ jnp.swapaxes(_finite(key), -1, -2)
     spoiled = _is_spoiled(query).any(axis=-1)[..., :, None] | _is_spoiled(key).any(axis=-1)[..., None, :]
     logits = jnp.where(spoiled, jax.lax.stop_gradient(query @ jnp.swapaxes(key, -1, -2)), logits)
     logits = jnp.where(visible, logits, 0.0)
-    own_axes = query.ndim - 3 - facts.vmapped  # leading axes of a call itself
+    own_axes = query.ndim - 3 - facts.vmapped  # the call's own leading axes, without those of vmap
 
     def per_call(array: Any, behind: int) -> Any:
         """An operand that begins with the axes of vmap alone, ready to broadcast."""
@@ -89,7 +89,7 @@ def _sight(arrays: dict[str, Any], facts: Any) -> _Sight:
 
 
 def _shown(array: Any, seen: Any) -> Any:
-    """The rows that stand in a visible pair; 0 for the others, in every derivative too, whatever they hold."""
+    """The rows that occur in a visible pair; 0 for the others, in every derivative too, whatever they hold."""
     return jnp.where(seen[..., None], array, 0.0)
 
 
@@ -131,13 +131,13 @@ def _places(arrays: dict[str, Any], facts: Any, n_query: int, n_key: int) -> _Si
 
 
 def _ranks(segments: Any) -> Any:
-    """How many equal ones stand before each."""
+    """How many equal entries come before each."""
     same = segments[..., :, None] == segments[..., None, :]
     return jnp.tril(same, -1).sum(axis=-1)
 
 
 def _wide_rows(arrays: dict[str, Any], facts: Any, name: str) -> Any:
-    """Heads first, in the type that is computed with."""
+    """Heads first, in the type of the computation."""
     array = jnp.swapaxes(arrays[name], -2, -3) if facts.rows_first else arrays[name]
     return array.astype(jnp.float64 if arrays["query"].dtype == jnp.float64 else jnp.float32)
 

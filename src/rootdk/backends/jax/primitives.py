@@ -70,7 +70,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(arrays: dict[str, Any], facts: Facts) -> Sizes:
-    """Of anything with shapes; a leading axis is as long as the longest operand."""
+    """From anything with shapes; a leading axis is as long as the longest operand."""
     query, key, value = arrays["query"].shape, arrays["key"].shape, arrays.get("value", arrays["key"]).shape
     leading = [1] * (len(query) - 3)
     for name, array in arrays.items():
@@ -83,7 +83,7 @@ def sizes_of(arrays: dict[str, Any], facts: Facts) -> Sizes:
 
 
 def real_type(dtype: Any) -> Any:
-    """What the kernel computes with."""
+    """The type in which the kernel computes."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
@@ -124,7 +124,7 @@ def _result_avals(*avals: Any, operands: Any, results: Any, facts: Facts, pairs_
 
 @cache
 def register_targets() -> None:
-    """Tell XLA of the kernel's passes, once; an error if it was compiled without the headers that this takes."""
+    """Register the kernel's passes with XLA, once; an error if it was compiled without the headers that this needs."""
     targets = kernel().xla_targets()
     if not targets:
         raise KernelMissingError(
@@ -141,7 +141,7 @@ def _lower(target: str, ctx: Any, *values: Any, operands: Any, results: Any, fac
     call = partial(_ffi_call, target, operands=operands, results=computed_names, facts=facts)
 
     def with_sinks(computed: list[Any], arrays: Any) -> list[Any]:
-        """Their gradient follows from what the kernel kept."""
+        """Add the gradient of the sinks, which follows from what the kernel kept."""
         by_name = dict(zip(computed_names, computed, strict=True))
         if "d_sinks" in results:
             by_name["d_sinks"] = _sinks_gradient(dict(zip(operands, arrays, strict=True)), facts)
@@ -153,7 +153,8 @@ def _lower(target: str, ctx: Any, *values: Any, operands: Any, results: Any, fac
         )(ctx, *values)
     spread = pairs_shape
     if pairs_shape is not None:
-        # Pairs of several devices that read one number of a bias: each entry and head its own, and a sum behind.
+        # Where devices share one number of a bias, each batch entry and head gets its own gradient; the sum is taken
+        # afterwards.
         size = sizes_of(dict(zip(operands, ctx.avals_in, strict=True)), facts)
         spread = (*size.leading, size.heads, *pairs_shape[-2:])
     avals_out = {name: aval for name, aval in zip(results, ctx.avals_out, strict=True) if name in computed_names}
@@ -310,7 +311,7 @@ ad.primitive_transposes[tangent_p] = _tangent_transpose
 
 
 def gradients(d_out: Any, arrays: dict[str, Any], facts: Facts, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Of sum(d_out * out): one of the shape and type of each that is asked for."""
+    """The gradients of sum(d_out * out): one of the shape and type of each that is asked for."""
     results = ("d_query", "d_key", "d_value", *(name for name in ("d_bias", "d_alibi", "d_sinks") if name in wanted))
     shape = wanted["d_bias"].shape if "d_bias" in wanted else None
     pulled = dict(zip(results, bind(backward_p, arrays | {"d_out": d_out}, results, facts, shape), strict=True))
@@ -335,9 +336,9 @@ def _sinks_gradient(arrays: dict[str, Any], facts: Facts) -> Any:
 
 
 def _scale_gradient(d_out: Any, arrays: dict[str, Any], facts: Facts) -> Any:
-    """<dS K, query>, where d_query is scale * (dS K): computed with the scale in the query, so that none is lost.
+    """<dS K, query>, where d_query is scale * (dS K): computed with the scale in the query, so that no digits are lost.
 
-    d_query alone would not do: it is rounded to a half type, and nothing where the scale is 0.
+    d_query alone is not enough: it is rounded to a half type, and is 0 where the scale is 0.
     """
     real = real_type(arrays["query"].dtype)
     scale, query = arrays["scale"].astype(real), arrays["query"].astype(real)
@@ -355,7 +356,7 @@ def _scale_gradient(d_out: Any, arrays: dict[str, Any], facts: Facts) -> Any:
 
 
 def _moved(names: Any, arrays: Any, tangents: Any, among: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the operands those among these names, and their tangents; zeros where one does not move."""
+    """The operands with these names, and their tangents; zeros for an operand without one."""
     values = {name: array for name, array in zip(names, arrays, strict=True) if name in among}
     moves = {
         name: jnp.zeros_like(array) if _is_zero(tangent) else tangent

@@ -1,7 +1,8 @@
-"""Several devices: what a primitive must say of itself under shard_map, and how XLA may cut it over batch and heads.
+"""Several devices: what a primitive must declare under shard_map, and how XLA may split it over batch and heads.
 
-A query sees all keys of its head, and heads and batch entries do not see each other. So a program over several devices
-computes each part where it lies, without a gather, as long as keys are whole and a group of heads stays with its key.
+A query sees all keys of its head, and heads and batch entries are independent. So a program over several devices
+computes each part on the device that holds it, without a gather, as long as keys are whole and a group of heads stays
+with its key.
 """
 
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def result_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def needs_devices(primitive: Any) -> None:
-    """Its lowering is for the devices at hand, as that of custom_partitioning is."""
+    """Its lowering is for the devices at hand, like that of custom_partitioning."""
     known = getattr(dispatch, "prim_requires_devices_during_lowering", None)
     if known is None:
         raise ArgumentError(
@@ -72,7 +73,7 @@ def needs_devices(primitive: Any) -> None:
 
 
 def is_partitioned(ctx: Any) -> bool:
-    """Whether XLA is to cut the program that is lowered; inside a shard_map over all axes it already is."""
+    """Whether XLA will split the program that is lowered; inside a shard_map over all axes it is split already."""
     axes = ctx.module_context.axis_context
     mesh = getattr(axes, "mesh", None)
     if mesh is not None:
@@ -92,14 +93,14 @@ def local_pairs(pairs_shape: Any, arrays: dict[str, Any], facts: Any, sizes_of: 
 def partitioned(
     call: Any, operands: Any, results: Any, facts: Any, avals_in: Any, avals_out: Any, per_call: Any, row_blocks: Any
 ) -> Any:
-    """The call with the rule by which XLA cuts it: along leading axes and heads, and nothing else."""
+    """The call with the rule by which XLA splits it: along leading axes and heads, and nothing else."""
     leading = avals_in[operands.index("query")].ndim - 3
     heads_at = leading + (1 if facts.rows_first else 0)
     kv_heads = avals_in[operands.index("key")].shape[heads_at]
     group = avals_in[operands.index("query")].shape[heads_at] // max(kv_heads, 1)
 
     def roles(name: str, aval: Any) -> list[Any]:
-        """Of each axis of an operand: which leading axis it is, "heads", or None; None where its size is 1."""
+        """For each axis of an operand: which leading axis it is, "heads", or None; None where its size is 1."""
         axes = facts.vmapped if name in per_call else leading
         axis_roles: list[Any] = [None] if name in row_blocks else []
         axis_roles += range(axes)
@@ -114,7 +115,7 @@ def partitioned(
     of = [roles(name, aval) for name, aval in zip(names, (*avals_in, *avals_out), strict=True)]
 
     def shardings(mesh: Any, arrays: Any) -> list[Any]:
-        """One for each operand and result, all as the query has it."""
+        """One sharding for each operand and result, all like that of the query."""
         query = of[operands.index("query")]
         query_spec = arrays[operands.index("query")].sharding.spec
         spec = (
@@ -145,7 +146,7 @@ def partitioned(
 
 
 def _rule(names: Any, of: Any, operands: int, group: int) -> tuple[str, dict[str, int]]:
-    """In the notation of Shardy: equal names are cut alike, and a name that stands once is of no concern to others."""
+    """In the notation of Shardy: axes of one name are split alike; a name used once does not constrain other axes."""
     written, once = [], 0
     for name, axes in zip(names, of, strict=True):
         factors = []

@@ -1,4 +1,4 @@
-"""CPU tensors in, CPU tensors out, followed by autograd where it asks for them.
+"""CPU tensors in, CPU tensors out, recorded by autograd where it asks for them.
 
 A call that torch.compile or torch.func follows is recognised by traced() and goes through the registered operators.
 """
@@ -27,21 +27,21 @@ _learned = itemgetter(*map(Options._fields.index, LEARNED))
 # Types of arguments that carry no behaviour of their own.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), float})
 
-# torch tells these three nowhere else.
+# torch has no public names for these three.
 _modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001
 _tracing = torch._C._get_tracing_state  # noqa: SLF001
 
 
 def holds(array: Any) -> bool:
-    """True for every tensor; which device and type it may have is told later, by name."""
+    """True for every tensor; a device or type that is not supported is an error later, by name."""
     return isinstance(array, Tensor)
 
 
 def traced(*arguments: Any) -> bool:
-    """Whether a compiler, a mode, a transform or a tensor type of its own must see operators, not what they compute.
+    """Whether a compiler, a mode, a transform or a tensor subclass must see operators, not what they compute.
 
-    A tangent must too; outside a level of dual numbers the question costs one comparison.
+    A tangent must too; outside a level of dual numbers this check costs one comparison.
     """
     if torch.compiler.is_compiling() or _modes() > 0 or _transformed() or _tracing() is not None:
         return True
@@ -56,7 +56,7 @@ def traced(*arguments: Any) -> bool:
 
 
 def known(query: Any, key: Any, value: Any, options: Options) -> Problem | None:
-    """Asked in the binding: three tensors alike in C order, numbers for options. Nothing that traced() looks for."""
+    """Look up the common case in the binding: dense tensors of one shape, plain numbers, no transform or tangent."""
     if (
         torch.compiler.is_compiling()
         or not type(query) is type(key) is type(value) is Tensor
@@ -78,7 +78,7 @@ def _known() -> Callable[[Any, Any, Any, Options], Problem | None]:
 
 
 def plain(argument: str, given: Any) -> Any:
-    """A tensor of numbers as NumPy or Python takes it; anything else as it is."""
+    """A tensor of numbers as NumPy or Python takes it; anything else unchanged."""
     if not isinstance(given, Tensor):
         return given
     _check_place(argument, given)
@@ -102,7 +102,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def refuse_shapeless(**arrays: Any) -> None:
-    """Name the nested tensor, if there is one: of the older layout it looks like any other until its shape is asked."""
+    """Name the nested tensor, if there is one: one of the older layout looks like any other until its shape is read."""
     for name, tensor in arrays.items():
         if isinstance(tensor, Tensor) and tensor.is_nested:
             raise ArgumentTypeError(
@@ -129,7 +129,7 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
 
 
 def expanded(argument: str, array: Tensor, shape: tuple[int, ...], boolean: bool) -> Tensor:
-    """The same on any device."""
+    """broadcast() for tensors on any device."""
     if boolean and array.dtype != torch.bool:
         raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {name_of(array.dtype)}")
     if not boolean and array.dtype not in FLOATS:
@@ -152,7 +152,7 @@ def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ..
 def traced_call(
     query: Any, key: Any, value: Any, options: Options, measured: bool, only_reads: bool = False
 ) -> tuple[Tensor, Any]:
-    from .call import call  # it registers the operators, which takes its time, and most programs never need them
+    from .call import call  # it registers the operators, which takes time, and most programs never need them
 
     return call(query, key, value, options, measured, only_reads)
 
@@ -214,7 +214,7 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
     refuse_tangents(_BY_VALUE, query=problem.query, key=problem.key, value=problem.value)
     row_state = kernel.empty_row_state(problem.query, eager=True)
     out = kernel.forward(problem, row_state, None, None)
-    out_copy = out.clone()  # the caller may go on with `out += ...`, and the gradient needs what it was
+    out_copy = out.clone()  # the caller may go on with `out += ...`, and the gradient needs the old values
 
     def pull_back(d_out: Any) -> tuple[Tensor, Tensor, Tensor]:
         refuse_tangents(_BY_VALUE, d_out=d_out)
@@ -235,7 +235,7 @@ def jvp(problem: Problem, tangents: Learnable) -> tuple[Tensor, Tensor]:
 def _floats(argument: str, tensor: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Tensor:
     _check_tensor(argument, tensor)
     _check_place(argument, tensor)
-    if tensor.dtype not in FLOATS or dtype not in (None, tensor.dtype):  # names take longer than types
+    if tensor.dtype not in FLOATS or dtype not in (None, tensor.dtype):  # names take longer to compare than types
         float_type(argument, name_of(tensor.dtype), None if dtype is None else name_of(dtype), like=like, cache=cache)
     return tensor
 
@@ -260,5 +260,5 @@ def _check_place(argument: str, tensor: Tensor) -> None:
 
 
 def name_of(of: Any) -> str:
-    """torch.float32 as NumPy would say it."""
+    """The name of a type of torch as NumPy has it, such as float32."""
     return str(of).removeprefix("torch.")

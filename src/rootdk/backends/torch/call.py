@@ -1,4 +1,4 @@
-"""From what a caller wrote to arguments that an operator can carry: tensors and plain numbers.
+"""From a caller's arguments to those that an operator can carry: tensors and plain numbers.
 
 torch.compile runs through this file, so it looks at no value of any tensor; what depends on values is checked when the
 operator runs, by the same resolve() that checks a NumPy call.
@@ -30,7 +30,7 @@ from .kernel import refuse_tangent
 from .operators import Facts, attention_forward, attention_tangent
 from .transforms import FunctionalAttention
 
-# Asked once: torch.compile runs through call().
+# Computed once: torch.compile runs through call().
 _PAIRS, _HEADS, _ENTRIES = (learnable(lies) for lies in ("pairs", "heads", "entries"))
 
 
@@ -53,7 +53,7 @@ def call(
     for name in ("mask", *_PAIRS):
         tensor = getattr(options, name)
         if tensor is not None and not isinstance(tensor, Tensor):
-            adapter.broadcast(name, tensor, (), boolean=False)  # says what is wrong with it
+            adapter.broadcast(name, tensor, (), boolean=False)  # raises the error that says what is wrong
     learned = {name: getattr(options, name) for name in _PAIRS}
     learned |= {name: _tensor(name, getattr(options, name), torch.float64) for name in (*_HEADS, *_ENTRIES)}
     for name in _HEADS:
@@ -95,7 +95,7 @@ def call(
 
 
 def _operators(given: Learnable, facts: Facts, measured: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The registered operators. They carry no tangent, so it goes through one of its own."""
+    """The registered operators. They carry no tangent, so there is an operator for it."""
     moved = [None if t is None else forward_ad.unpack_dual(t).tangent for t in given]
     if all(tangent is None for tangent in moved):
         out, _row_state, block, keys = attention_forward(*given, *facts, measured)
@@ -106,7 +106,7 @@ def _operators(given: Learnable, facts: Facts, measured: bool) -> tuple[Tensor, 
 
 
 def _dispatched(*tensors: Tensor) -> bool:
-    """Whether a compiler, a mode or a tensor type of its own must see an operator and not what it computes."""
+    """Whether a compiler, a mode or a tensor subclass must see an operator and not what it computes."""
     return (
         torch.compiler.is_compiling()
         or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors)

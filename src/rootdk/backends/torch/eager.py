@@ -1,7 +1,7 @@
 """Autograd for plain eager calls: resolved once, then straight to the kernel, forward and back.
 
-The operators of operators.py compute the same, in terms that a compiler and torch.func can carry. To take a call apart
-into those and to resolve it again at every step costs several times as much as a small call itself.
+The operators of operators.py compute the same, in a form that a compiler and torch.func can carry. To convert a call to
+that form, and to resolve it again at every step, costs several times as much as a small call itself.
 """
 
 import math
@@ -21,7 +21,7 @@ _PAIRS = ("mask", *learnable("pairs"))
 _NO_PAIRS: dict[str, Any] = dict.fromkeys(_PAIRS)
 _kept_options = itemgetter(*map(Options._fields.index, (*LEARNED, "mask")))
 _LOG2_E = 1.4426950408889634
-# Within a factor of 2**24 of 1 a scale leaves d_query in the range of float32, whatever gradient is worth the name.
+# A scale within a factor of 2**24 of 1 leaves d_query in the range of float32, for every gradient that matters.
 _MODEST = 2.0**-24
 _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells these nowhere else
 _has_memory = torch._C._has_storage  # noqa: SLF001
@@ -30,13 +30,13 @@ _has_memory = torch._C._has_storage  # noqa: SLF001
 def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = None, row_state: Any = None) -> Tensor:
     """The output, differentiable if autograd asks for any of the tensors; the last three are filled if given.
 
-    The options are as the caller gave them: of those that are LEARNED the ones that are tensors have gradients.
+    The options are as the caller gave them: those that are LEARNED and are tensors have gradients.
     """
     if not torch.is_grad_enabled():
         return kernel.forward(problem, row_state, reading, keys)
     tensors: tuple[Any, ...] = (problem.query, problem.key, problem.value)
     for option in _kept_options(options):
-        # Most often there is none, and every argument of an autograd.Function takes its time.
+        # Most often there is none, and every argument of an autograd.Function costs time.
         if option is not None and type(option) is not float:
             tensors += _tensors(options)
             break
@@ -55,7 +55,7 @@ def given(problem: Problem, options: Options) -> Learnable:
 
 
 def _tensors(options: Options) -> tuple[Any, ...]:
-    """Those of LEARNED and the mask, None where one is no tensor."""
+    """The options in LEARNED and the mask, None where one is no tensor."""
     tensors = [o if o is None or isinstance(o, Tensor) else None for o in _kept_options(options)]
     for place in _HEADS_AT:
         if tensors[place] is not None:
@@ -64,11 +64,11 @@ def _tensors(options: Options) -> tuple[Any, ...]:
 
 
 class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
-    """The output of a Problem as a function of its tensors, which come once more by themselves.
+    """The output of a Problem as a function of its tensors, which are passed once more by themselves.
 
-    They are query, key, value or, if there is more than these, all of Learnable and the mask. All are kept by
-    autograd, which notices a change in place and shows them to hooks, mask and bias as they were before broadcasting;
-    of the Problem only the numbers stay.
+    They are query, key, value or, if there is more than these, all of Learnable and the mask. Autograd keeps all of
+    them, notices a change in place and shows them to hooks, mask and bias as they were before broadcasting; of the
+    Problem only the numbers stay.
     """
 
     @staticmethod
@@ -122,14 +122,14 @@ def _spread(problem: Problem, given: Any) -> Any:
     return None if given is None else given.detach().resolve_neg().expand(scores)
 
 
-# Straight to the engine: torch's own `apply` looks for transforms and binds names for 40 us first. The other way, too:
-# there it asks which of two names the derivative has.
+# Directly to the engine: torch's own `apply` first spends 40 us on looking for transforms and binding names. Likewise
+# on the way back, where it checks which of two names the derivative has.
 _eager_attention = super(torch.autograd.Function, EagerAttention).apply
 EagerAttention._backward_cls.apply = EagerAttention.backward  # noqa: SLF001
 
 
 def gradients(problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, wanted: Learnable) -> Learnable:
-    """Of query, key and value, and of what else is asked for, in the shapes in which it is given."""
+    """The gradients of query, key and value, and of what else is asked for, in the shapes in which these are given."""
     pulled = kernel.backward(problem, out, row_state, d_out, wanted)
     if wanted.sinks is not None:
         pulled = pulled._replace(sinks=sinks_gradient(d_out, out, row_state, wanted.sinks))
@@ -143,7 +143,7 @@ def gradients(problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, w
 
 
 def _unscaled_gradient(problem: Problem, d_out: Tensor, wide: Any) -> Tensor:
-    """The gradient in the scale where d_query cannot tell it: rounded to a half type, or too small, or too large.
+    """The gradient of the scale where d_query cannot give it: rounded to a half type, or too small, or too large.
 
     d_query is scale * (dS K), and what is wanted is <dS K, query>. So the same problem is computed once more, with the
     scale in the query instead, in the type that the kernel computes with.
@@ -163,7 +163,7 @@ def _visible_sum(d_query: Tensor, query: Tensor) -> Tensor:
 def sinks_gradient(d_out: Tensor, out: Tensor, row_state: Tensor, sinks: Tensor) -> Tensor:
     """-sum over rows of sink_weight * <d_out, out>: the sink has no value, it only takes weight from the keys."""
     maximum, total = row_state.unbind(0)
-    # In units of log2, as the kernel has them: a number beyond its type is the largest there is.
+    # In units of log2, as in the kernel: a number beyond its type becomes the largest there is.
     largest = torch.finfo(row_state.dtype).max
     logits = (sinks.double() * _LOG2_E).clamp(-largest, largest).to(row_state.dtype)
     weight = torch.exp2(logits[:, None] - maximum) / total

@@ -1,9 +1,9 @@
-"""Tensors on a GPU: a Reading by the Triton kernel, and measure() as torch's own attention beside it.
+"""Tensors on a GPU: a Reading by the Triton kernel, and measure() with the output of torch's own attention.
 
-Nothing waits for the device. What is said in numbers is checked by resolve(), as for every other call; key_lengths,
-query_offset, sinks, alibi, rows and a scale that are tensors on the device are taken as they are, because to look at
-them would be to wait: no memory outside of the arrays is read for them, whatever they hold. A launch goes to the
-current stream and allocates nothing but the Reading, so a CUDA graph can capture it.
+Nothing waits for the device. Options given as numbers are checked by resolve(), as for every other call; key_lengths,
+query_offset, sinks, alibi, rows and a scale that are tensors on the device are used unchecked, because to read them
+would be to wait: no memory outside of the arrays is read for them, whatever they hold. A launch goes to the current
+stream and allocates nothing but the Reading, so a CUDA graph can capture it.
 """
 
 import math
@@ -25,14 +25,14 @@ from ...reading import FIELDS, Reading, reading_of
 from .. import torch as adapter
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# What of a Problem the kernel knows. Anything else that is not None is refused, not left out.
+# The fields of a Problem that the kernel supports. Any other that is not None is refused, not ignored.
 _KNOWN = frozenset({
     "query", "key", "value", "scale", "row_scale", "softcap", "left", "right", "query_offset", "key_lengths", "mask",
     "bias", "sinks", "alibi", "dropout", "seed", "query_segments", "key_segments", "query_positions", "key_positions",
 })  # fmt: skip
-# What a launch can write.
+# The outputs that a launch can write.
 _OUTPUTS = ("fields", "keys", "first_weight", "top_key", "top_share", "top_mass")
-# What a launch is told of segments.
+# The inputs of a launch for segments.
 _SEGMENTS = ("row_starts", "row_ends", "row_places", "row_segments", "key_segments", "key_places")
 # Options that may be tensors on the device.
 _ON_DEVICE = ("key_lengths", "query_offset", "sinks", "alibi")
@@ -42,7 +42,7 @@ WIDEST, PIECE = 128, 32
 
 
 class Sizes(NamedTuple):
-    """Query rows and keys of one block, and how the compiler is to spread them."""
+    """Query rows and keys of one block, and how the compiler distributes them."""
 
     rows: int
     keys: int
@@ -71,9 +71,9 @@ def sizes_for(kind: str, element_bytes: int, d_k: int, pairs: bool) -> tuple[Siz
 
 
 class LayerRead(NamedTuple):
-    """What a watch takes of one attention call, all of it on the device.
+    """What a watch reads from one attention call, all of it on the device.
 
-    first_weight   what every row gives the first key, (..., heads, rows)
+    first_weight   the weight that every row gives to the first key, (..., heads, rows)
     top_key, top_share, top_mass
                    of each batch entry and head, the key that most of some evenly spread rows point at, the share of
                    rows that do, and the mean weight that it gets; NaN where no row sees 16 keys
@@ -91,7 +91,7 @@ class LayerRead(NamedTuple):
 
 
 def read(query: Tensor, key: Tensor, options: Options, rows: Any) -> Reading:
-    """Of all query rows or of those listed. A list is checked; a tensor on the device is taken as it is."""
+    """The Reading of all query rows or of those listed. A list is checked; a tensor on the device is not."""
     call = _Call(query, key, options)
     chosen = _rows(rows, call.problem)
     block, keys = call.empty_reading(call.n_query if chosen is None else len(chosen))
@@ -105,11 +105,11 @@ def read(query: Tensor, key: Tensor, options: Options, rows: Any) -> Reading:
 def read_layer(
     query: Tensor, key: Tensor, options: Options, rows: int | None, first_key: Tensor | None, n_asked: int
 ) -> LayerRead:
-    """read() and what else a watch asks for, in three launches; (..., heads, n, d_k) with one axis of heads at least.
+    """read() and the other numbers of a watch, in three launches; (..., heads, n, d_k) with one axis of heads at least.
 
     rows        how many query rows, evenly spread; None is all
     first_key   (...) of each batch entry, or None where it is key 0
-    n_asked     of how many rows it is asked which key they point at
+    n_asked     for how many rows the key that they point at is found
     """
     call = _Call(query, key, options)
     leading, n_rows, n_asked = call.leading, min(rows or call.n_query, call.n_query), min(n_asked, call.n_query)
@@ -193,7 +193,7 @@ def _check_device_tensors(query: Tensor, options: Options, on_device: dict[str, 
 
 
 def _check_segments(segments: Any, on_device: dict[str, Tensor]) -> None:
-    """Which keys a row sees between is found on the CPU."""
+    """The range of keys that a row sees is found on the CPU."""
     parts = segments if isinstance(segments, tuple) else (segments,)
     misplaced = [tensor for tensor in parts if _on_device(tensor)]
     if misplaced:
@@ -206,10 +206,10 @@ def _check_segments(segments: Any, on_device: dict[str, Tensor]) -> None:
 
 
 def _segments(problem: Problem) -> dict[str, Any]:
-    """What the kernel is told of them, int32 (batch, n) each.
+    """The inputs of the kernel for segments, int32 (batch, n) each.
 
-    The keys of a segment stand in the order in which they lie, so those that a row sees lie between two of them. Where
-    no segment lies inside another that says everything; else the kernel looks at every key.
+    Keys of a segment keep their order, so those that a row sees lie between two of them. If segments do not interleave,
+    these two bounds are enough; else the kernel checks every key.
     """
     shape, n_key = problem.query_segments.shape, problem.key_segments.shape[1]
     starts, ends, places, firsts, row_ids = np.zeros((5, *shape), np.int32)
@@ -217,13 +217,13 @@ def _segments(problem: Problem) -> dict[str, Any]:
     for b in range(len(starts)):
         length = n_key if problem.key_lengths is None else int(problem.key_lengths[b])
         names, key_ids[b] = np.unique(problem.key_segments[b], return_inverse=True)
-        # One more name than there are, for rows whose segment has no key.
+        # One extra name, for rows whose segment has no key.
         number = np.searchsorted(names, problem.query_segments[b])
         known = np.append(names, 0)[number] == problem.query_segments[b]
         row_ids[b] = number = np.where(known & (number < len(names)), number, len(names))
         counts = np.bincount(key_ids[b, :length], minlength=len(names) + 1)
         begins = np.cumsum(counts) - counts
-        order = np.append(np.argsort(key_ids[b, :length], kind="stable"), 0)  # one more, where an empty one begins
+        order = np.append(np.argsort(key_ids[b, :length], kind="stable"), 0)  # one extra, for empty ones
         first, last = order[begins], order[begins + np.maximum(counts, 1) - 1]
         apart &= bool((last - first < np.maximum(counts, 1)).all())
         position, count = problem.query_positions[b], counts[number]
@@ -241,7 +241,7 @@ def _segments(problem: Problem) -> dict[str, Any]:
 
 
 class _DeviceBackend:
-    """What resolve() asks of an array library, for tensors on a GPU."""
+    """What resolve() needs of an array library, for tensors on a GPU."""
 
     def inputs(self, query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
         tensors = {"query": query, "key": key, "value": value}
@@ -342,7 +342,7 @@ class _Call:
         self._per_entry |= {name: _uploaded(segments.get(name), self._query) for name in _SEGMENTS}
 
     def _entries(self, on_device: dict[str, Tensor], scale: Tensor | None, aligned: bool) -> dict[str, Tensor | None]:
-        """What every batch entry has of its own, with one axis for all of them."""
+        """The arguments with a value for every batch entry, with one axis for all entries."""
         problem, query, leading = self.problem, self._query, self.leading
         batch = math.prod(leading)
         lengths = on_device.get("key_lengths", _uploaded(problem.key_lengths, query))
@@ -385,7 +385,8 @@ class _Call:
         leading, batch = self.leading, math.prod(self.leading)
         per_entry = dict(self._per_entry)
         per_entry["first_key"] = None if first_key is None else first_key.reshape(batch).contiguous()
-        # The kernel walks one leading axis. Of several, all but the last are a launch each, and nothing is copied.
+        # The kernel handles one leading axis. With several, every entry of the others has its own launch, and nothing
+        # is copied.
         inner = leading[-1] if leading else 1
         arrays = {"query": self._query, "key": self._key, "mask": self.problem.mask, "bias": self.problem.bias}
         arrays |= {name: outputs.get(name) for name in _OUTPUTS if name != "fields"}
@@ -439,13 +440,13 @@ def _digest(block: Tensor, keys: Tensor, digest: Tensor, sinks: bool) -> None:
 
 
 def constants(d_k: int, interpreted: bool) -> dict[str, Any]:
-    """What the kernel is compiled for, beside the sizes of its blocks."""
+    """The constants for which the kernel is compiled, apart from the sizes of its blocks."""
     width = max(16, 1 << (d_k - 1).bit_length())
     return {"d_k": d_k, "WIDTH": width if width <= WIDEST else PIECE, "WHOLE": width <= WIDEST, "WIDEN": interpreted}
 
 
 def strides(letter: str, tensor: Tensor | None) -> dict[str, int]:
-    """As the kernel names them; the numbers of a query or a key lie side by side."""
+    """By the kernel's names for them; the numbers of a query or a key are contiguous."""
     axes = ("batch", "head", "row", "key") if letter in "mb" else ("batch", "head", "row")
     steps = (0,) * len(axes) if tensor is None else tensor.stride()[: len(axes)]
     return {f"{letter}_{axis}": step for axis, step in zip(axes, steps, strict=True)}

@@ -13,13 +13,14 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
-# Below it 2^x is 0 in float32; a larger step would only overflow what has shrunk to 0.
+# Steps are cut here, where 2^x is already 0 in float32: a larger one could overflow while its factor is 0.
 _FLOOR = tl.constexpr(-200.0)
-# Below it sums of squared distances would overflow: such a row adds up in units of 2^80.
+# Below this, sums of squared distances would overflow: such a row is summed in units of 2^80.
 _FAR = tl.constexpr(-1e15)
 _SMALL_UNIT = tl.constexpr(2.0**-80)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
-# A row that sees fewer keys says nothing of the key that rows point at, nor of a trend: rootdk.audit.layer.MIN_KEYS.
+# A row that sees fewer keys does not count for the key that rows point at, nor for a trend:
+# rootdk.audit.layer.MIN_KEYS.
 ENOUGH = tl.constexpr(16)
 # Numbers that change from call to call: one compiled kernel serves all of them.
 VARYING = ("heads", "group", "n_rows", "n_query", "n_key", "all_rows", "offset", "left", "right")
@@ -92,7 +93,7 @@ def _add_block(
     distance = tl.where(seen, s - base[:, None], 0.0)
     weight = tl.where(seen, tl.exp2(distance), 0.0)
     squares = weight * weight
-    # By how much what was summed before and what this block sums must shrink.
+    # The factors by which the sums so far, and the sums of this block, must shrink.
     now = tl.maximum(maximum, high)
     now_base = tl.where(now == float("-inf"), 0.0, now)
     f, g = tl.exp2(maximum - now_base), tl.exp2(high - now_base)
@@ -171,12 +172,12 @@ def read_rows(
 ):  # fmt: skip
     """One block of rows of one head. An argument that a call does not have is None, and its code is not compiled.
 
-    Outputs: fields and keys of a Reading; first_weight, what every row gives the key first_key of its batch entry (key
-    0 without one); top_key, top_share and top_mass, the key that most rows of a head point at, for which all of them
-    must be one block. row_starts and row_ends, the keys between which a row sees, and row_places, where it stands among
-    them, replace offset and limits; with row_segments, key_segments and key_places it sees those of its segment alone,
-    and distances are between places. SPREAD takes n_rows evenly spread rows of the query in place of all, or of those
-    in `rows`.
+    Outputs: fields and keys of a Reading; first_weight, the weight that every row gives to the key first_key of its
+    batch entry (key 0 without one); top_key, top_share and top_mass, the key that most rows of a head point at, for
+    which all of them must be one block. row_starts and row_ends (the keys between which a row sees) and row_places (its
+    position among them) replace offset and limits; with row_segments, key_segments and key_places a row sees only the
+    keys of its segment, and distances are between positions in it. SPREAD takes n_rows evenly spread rows of the query
+    instead of all, or of those in `rows`.
     """
     blocks = tl.cdiv(n_rows, BLOCK_ROWS)
     program = tl.program_id(0)
@@ -190,7 +191,7 @@ def read_rows(
     row = place.to(tl.int64)
     if rows is not None:
         row = tl.load(rows + place, mask=live, other=0)
-        # What lies on the device was not checked: nothing outside of the query is read.
+        # Values on the device were not checked: these bounds keep all reads inside the query.
         row = tl.minimum(tl.maximum(tl.where(row < 0, row + n_query, row), 0), n_query - 1)
     if SPREAD:  # as rootdk.audit.watching.rows.sampled_rows
         row = (2 * (n_query - 1) * row + n_rows - 1) // (2 * tl.maximum(n_rows - 1, 1))
@@ -201,7 +202,7 @@ def read_rows(
         factor = tl.load(row_scale + batch * n_query + row, mask=live, other=0.0).to(tl.float32) * factor
 
     slope = None if alibi is None else tl.load(alibi + head_of_all).to(tl.float32) * LOG2_E
-    # 32 bits are enough for distances: of keys further away float32 does not tell one from the next.
+    # 32 bits are enough for distances: float32 cannot distinguish neighbouring keys that are further away.
     near = tl.minimum(tl.maximum(position, -(2**30)), 2**30).to(tl.int32)
     # Keys from <= j < to: in 32 bits, because they are compared with every key.
     sees_from, sees_to = tl.zeros((BLOCK_ROWS,), tl.int32), tl.zeros((BLOCK_ROWS,), tl.int32) + length
@@ -220,7 +221,7 @@ def read_rows(
             key_segments += batch * n_key
             key_places += batch * n_key
     sees_to = tl.where(live, sees_to, 0)
-    # What some row sees, in whole blocks, and the blocks that all rows see whole: there no limit has to be looked at.
+    # What some row sees, in whole blocks, and the blocks that all rows see whole: there no limit has to be checked.
     first = tl.min(tl.where(live, sees_from, n_key)) // BLOCK_KEYS * BLOCK_KEYS
     last = tl.max(sees_to)
     full_first = tl.cdiv(tl.max(tl.where(live, sees_from, 0)), BLOCK_KEYS) * BLOCK_KEYS
@@ -340,10 +341,10 @@ def read_rows(
 def digest_heads(
     largest_logit, entropy, keys, largest, mean, entries, heads, n_rows, SINKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Of one head the largest finite logit, and the mean of entropy / ln n over the rows that see enough keys."""
+    """For one head the largest finite logit, and the mean of entropy / ln n over the rows that see enough keys."""
     head = tl.program_id(0)
     all_rows = entries.to(tl.int64) * heads * n_rows
-    # Enough is 16, or what the longest row of any head sees: mostly the first block has one of 16.
+    # Enough is 16, or what the longest row of any head sees: usually the first block has a row that sees 16.
     most, start = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     while (start < all_rows) & (most < ENOUGH):
         at = start + tl.arange(0, BLOCK)
@@ -376,7 +377,7 @@ def digest_heads(
 def autotuned(sizes):
     """The kernel with the sizes of blocks that are fastest when tried.
 
-    To try is to wait for the device, and other blocks round otherwise: it runs only where it was asked for.
+    Trying waits for the device, and other blocks round differently: so this runs only where it was asked for.
     """
     configs = [
         triton.Config({"BLOCK_ROWS": s.rows, "BLOCK_KEYS": s.keys}, num_warps=s.warps, num_stages=s.stages)

@@ -1,8 +1,8 @@
 """Tensors to the kernel and back: a Problem on tensors, computed by their values alone.
 
-The kernel walks the tensors' own memory: any strides with a contiguous last axis as they lie, other tensors as a copy.
+The kernel reads the tensors' own memory: any strides with a contiguous last axis in place, other tensors as a copy.
 
-Some tensors are more than their numbers: they carry a tangent, or stand for many.
+Some tensors are more than their numbers: they carry a tangent, or stand for a batch of tensors.
 torch.autograd.grad(is_grads_batched=True) and torch.autograd.functional.jacobian(vectorize=True) ask for many gradients
 at once, in tensors that have no memory of their own. That is an older vmap than torch.func's, which has a rule for
 every function (transforms.py); here every entry is computed by itself.
@@ -26,7 +26,7 @@ FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16}
 # How many threads torch's team has. 0 would mean the kernel's own threads, which only the benchmark asks for.
 team = torch.get_num_threads
 _ROWS, _PAIRS, _ENTRIES = (learnable(lies) for lies in ("rows", "pairs", "entries"))
-# What the binding's alike() says of three tensors of one type and one shape, each in C order.
+# The binding's alike() for three tensors of one type and one shape, each in C order.
 _DENSE = 2
 
 
@@ -52,7 +52,7 @@ def backward(
 ) -> Learnable:
     """Run the kernel backward: the gradients of query, key and value, and of pairs and entries that are asked for.
 
-    `wanted` holds them as before they were broadcast, and so are their gradients.
+    `wanted` holds them as they were before broadcasting, and their gradients have the same shapes.
     """
     library, query, key, value = kernel(), problem.query, problem.key, problem.value
     dense = library.alike(query, key, value) == _DENSE
@@ -77,7 +77,7 @@ def backward(
 
 
 def present(given: Learnable, names: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Those of the names that are there, with their tensors."""
+    """The names whose tensor is given, with that tensor."""
     return ((name, getattr(given, name)) for name in names if getattr(given, name) is not None)
 
 
@@ -135,10 +135,11 @@ def empty_reading(query: Tensor, eager: bool = False) -> tuple[Tensor, Tensor]:
     return query.new_empty(fields, dtype=_compute_type(query.dtype)), query.new_empty(rows, dtype=torch.int64)
 
 
-# To copy a shape takes less time than to name one, which a small call notices; a compiler would not see it.
+# To allocate like a kept tensor is faster than with a shape, measurably in a small call; a compiler would not see the
+# difference.
 @lru_cache(maxsize=256)
 def _pattern(shape: tuple[int, ...], dtype: Any) -> Tensor:
-    """Of that shape, and one number in memory."""
+    """A tensor of that shape with one number in memory."""
     return torch.empty((), dtype=dtype, device="cpu").expand(shape)
 
 
@@ -169,7 +170,7 @@ def tangents(**tensors: Any) -> dict[str, Tensor]:
     """The tangents of those that carry one, by the names given. Outside forward_ad.dual_level() none does."""
     if forward_ad._current_level < 0:  # noqa: SLF001 -- torch tells it nowhere else in so little time
         return {}
-    # Inside an operator torch may have switched off what knows of tangents.
+    # Inside an operator torch may have switched off the support for tangents.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001
         by_name = {name: forward_ad.unpack_dual(t).tangent for name, t in tensors.items() if isinstance(t, Tensor)}
     return {name: tangent for name, tangent in by_name.items() if tangent is not None}
@@ -195,7 +196,7 @@ _has_memory = torch._C._has_storage  # noqa: SLF001
 
 
 def is_batched(*tensors: Any) -> bool:
-    """Whether one of them stands for many, outside torch.func."""
+    """Whether one of them stands for a batch of tensors, outside torch.func."""
     return not _transformed() and any(isinstance(t, Tensor) and not _has_memory(t) for t in tensors)
 
 

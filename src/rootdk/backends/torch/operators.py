@@ -1,8 +1,8 @@
 """The three passes as operators that torch can carry: rootdk::attention_forward, attention_backward, attention_tangent.
 
-A compiler and torch.func carry tensors and plain numbers, so a call travels as Operands: its options, checked as far as
-that goes without looking at a value. Each operator has a function that computes, one that only says shapes (for
-torch.compile) and a derivative. Kept for the derivative are the operands, the output and two numbers per row: all of it
+A compiler and torch.func carry tensors and plain numbers, so a call is passed as Operands: its options, checked as far
+as possible without reading a value. Each operator has a function that computes, one that only gives shapes (for
+torch.compile) and a derivative. The operands, the output and two numbers per row are kept for the derivative: all of it
 grows with n, not with n x n.
 """
 
@@ -22,12 +22,12 @@ from .kernel import each, is_batched, refuse_tangents
 class Facts(NamedTuple):
     """All of a call that is not Learnable, as torch carries it; None is the default of the option.
 
-    The second part is the type in torch's schema.
+    The second part of an annotation is the type in torch's schema.
 
     factor      the scale where it is a number
     row_scale   one factor per query row, (*leading, n_query); there is no other scale then
     offset      query_offset where it is one int; query_offset is None then
-    query_positions   where each query stands in its segment, (*leading, n_query); None is found anew
+    query_positions   where each query stands in its segment, (*leading, n_query); if None, it is computed
     seed        64 signed bits, in a tensor because a compiler must not fix it
     """
 
@@ -48,14 +48,14 @@ class Facts(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """A call as torch carries it. An operator takes one after the other: *call.given, *call.facts."""
+    """A call as torch carries it. An operator takes its parts in order: *call.given, *call.facts."""
 
     given: Learnable
     facts: Facts
 
 
 def operands(arguments: Any) -> Operands:
-    """The way back."""
+    """The Operands in the arguments of an operator."""
     count = len(Learnable._fields)
     return Operands(Learnable._make(arguments[:count]), Facts._make(arguments[count:]))
 
@@ -95,17 +95,17 @@ def problem_of(call: Operands) -> Problem:
 
 
 def asked(given: Learnable, pairs_asked: bool) -> Learnable:
-    """Of what a gradient is made: of everything that is there. Only those of pairs, of size n x n, need a reason."""
+    """The tensors that get a gradient: all that are present, but those over pairs (n x n) only if wanted."""
     return given if pairs_asked else given._replace(**dict.fromkeys(_PAIRS))
 
 
 def among(pulled: Any, of: Learnable) -> Learnable:
-    """Gradients, None where there is nothing that they would be the gradient of."""
+    """Gradients, None for each input that is absent."""
     return Learnable._make(None if t is None else gradient for gradient, t in zip(pulled, of, strict=True))
 
 
 def asks_for_pairs(wanted: Any) -> bool:
-    """Whether needs_input_grad of Operands says so."""
+    """Whether needs_input_grad of Operands asks for a gradient over pairs."""
     return any(getattr(operands(wanted).given, name) for name in _PAIRS)
 
 
@@ -128,7 +128,7 @@ def backward_values(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: A
 
 
 def tangent_values(*arguments: Any) -> Tensor:
-    """The tangent of the output, out of tangents and Operands."""
+    """The tangent of the output, from tangents and Operands."""
     moved, call = apart(arguments)
     problem = problem_of(call)
     tangents: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def tangent_values(*arguments: Any) -> Tensor:
 
 
 def apart(arguments: Any) -> tuple[Learnable, Operands]:
-    """The arguments of tangent_values."""
+    """Split the arguments of tangent_values."""
     count = len(Learnable._fields)
     return Learnable._make(arguments[:count]), operands(arguments[count:])
 
@@ -202,7 +202,7 @@ def _(*arguments: Any) -> Tensor:
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Note what pull_back needs."""
+    """Keep what pull_back needs."""
     *flat_operands, _measured = inputs
     out, row_state, *of_reading = output
     ctx.mark_non_differentiable(row_state, *of_reading)
@@ -224,15 +224,15 @@ def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def keep_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
-    """Note what pull_back_twice needs."""
+    """Keep what pull_back_twice needs."""
     d_out, out, row_state, *flat_operands, ctx.pairs_asked = inputs
     keep_call(ctx, operands(flat_operands), d_out, out, row_state)
 
 
 def pull_back_twice(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-    """The derivative of the derivative, out of plain tensor operations that hold all scores at once.
+    """The derivative of the derivative, by plain tensor operations that hold all scores at once.
 
-    The output and the state of the rows follow from the rest: they have no derivative of their own.
+    The output and the state of the rows follow from the rest, so they have no derivative of their own.
     """
     if is_batched(*grads):
         return each(lambda *entry: pull_back_twice(ctx, *entry), *grads)

@@ -129,7 +129,7 @@ def _output(problem: Problem, given: Learnable) -> Tensor:
 
 
 def second_derivative(grads: Learnable, d_out: Tensor, problem: Problem, given: Learnable) -> tuple[Any, Learnable]:
-    """Of sum(grads * gradients), field by field: in d_out, and in every given tensor."""
+    """The gradients of sum(grads * gradients), field by field: in d_out, and in every given tensor."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         # Fresh views, because one tensor may be query and key at once and each has a derivative of its own.
@@ -159,7 +159,7 @@ def _leaf(tensor: Any) -> Any:
 
 
 def _per_entry(problem: Problem, pairs_of: Callable[[Problem, int], Any]) -> Tensor:
-    """What the reference says of the pairs of every batch entry, (*leading, 1, n_query, n_key)."""
+    """The reference's result for the pairs of every batch entry, (*leading, 1, n_query, n_key)."""
     entries = [pairs_of(problem, b) for b in range(len(problem.query_offset))]
     n_query, n_key = problem.query.shape[-2], problem.key.shape[-2]
     stacked = np.stack(entries) if entries else np.ones((0, n_query, n_key), np.bool_)

@@ -1,10 +1,10 @@
 """The operators under torch.func and under tangents: their derivatives, forward and back, and their rules for vmap.
 
-torch.func does not look into a registered operator, so these are autograd.Functions out of what operators.py has:
+torch.func does not look into a registered operator, so these are autograd.Functions built from operators.py:
 
-FunctionalAttention    the output. Forward it leads to FunctionalTangent, back to FunctionalPullback.
-FunctionalPullback     the gradients, linear in d_out. Both ways lead to FunctionalSecond.
-FunctionalTangent      d_out, linear in the tangents. Back, in those, to FunctionalPullback; else to FunctionalSecond.
+FunctionalAttention    the output. Its forward derivative is FunctionalTangent, its backward one FunctionalPullback.
+FunctionalPullback     the gradients, linear in d_out. Both derivatives are FunctionalSecond.
+FunctionalTangent      d_out, linear in the tangents. Backward, in those, FunctionalPullback; else FunctionalSecond.
 FunctionalSecond       the gradient of <d_out, tangent of the output>. It holds the scores, and has no derivative.
 """
 
@@ -96,7 +96,7 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, d_out_moved: Any, _out: Any, _row_state: Any, *tangents: Any) -> tuple[Any, ...]:
-        """The gradient of a number is symmetric in what it is differentiated by, forward or back: FunctionalSecond."""
+        """Second derivatives of a number are symmetric, so forward and backward give the same: FunctionalSecond."""
         if is_batched(d_out_moved, *tangents):
             moved = d_out_moved, None, None, *tangents
             return each(lambda *entry: FunctionalPullback.jvp(ctx, *entry), *moved)
@@ -170,10 +170,10 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
 
 
 class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
-    """The gradient of <d_out, tangent of the output> in d_out and in every operand: zeros where it does not depend.
+    """The gradient of <d_out, tangent of the output> in d_out and in every operand: zeros where it is constant.
 
-    The arguments are d_out, tangents, Operands, and whether those of pairs are wanted; the results d_out's and of
-    Learnable.
+    The arguments are d_out, tangents, Operands, and whether gradients over pairs are wanted; the results are those for
+    d_out and for Learnable.
     """
 
     @staticmethod
@@ -215,7 +215,7 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _second(d_out: Tensor, moved: Learnable, call: Operands, pairs_asked: bool) -> tuple[Tensor, Learnable]:
-    """FunctionalSecond's results in d_out and in what is learnable, None where there is no such thing."""
+    """FunctionalSecond's results for d_out and for what is learnable, None where an input is absent."""
     d_d_out, *rest = FunctionalSecond.apply(d_out, *moved, *call.given, *call.facts, pairs_asked)
     return d_d_out, among(rest, asked(call.given, pairs_asked))
 
@@ -253,7 +253,7 @@ def _primal(call: Operands) -> Operands:
     return Operands(Learnable._make(map(primal, call.given)), Facts._make(map(primal, call.facts)))
 
 
-# Axes after the leading ones. Of these every entry of a vmap may have its own.
+# How many axes follow the leading ones, for tensors that may differ between the entries of a vmap.
 _AXES = dict.fromkeys(learnable("pairs"), 3) | dict.fromkeys(learnable("entries"), 1)
 
 
@@ -278,7 +278,7 @@ def _mapped(dims: Operands, call: Operands, size: int) -> Operands:
 
 
 def _mapped_learnable(given: Learnable, dims: Learnable, size: int, leading: int) -> Learnable:
-    """Tensors or tangents with the mapped axis as one more of the leading axes, of which there are as many then.
+    """Tensors or tangents with the mapped axis moved to the front; `leading` counts the leading axes after that.
 
     Those that all entries share are not mapped.
     """
@@ -289,7 +289,7 @@ def _mapped_learnable(given: Learnable, dims: Learnable, size: int, leading: int
 
 
 def _own(call: Operands, dims: Operands, size: int, with_pairs: bool) -> tuple[Operands, Operands]:
-    """One of each for every entry: gradients differ from entry to entry, even where one serves all."""
+    """Every entry gets its own view of a shared tensor, because gradients differ from entry to entry."""
     tensors = dict(kernel.present(asked(call.given, with_pairs), tuple(_AXES)))
     fronts = {name: _front(t, getattr(dims.given, name), size) for name, t in tensors.items()}
     given, along = call.given._replace(**fronts), dims.given._replace(**dict.fromkeys(tensors, 0))
@@ -305,7 +305,7 @@ def _own_shapes(pulled: Any, given: Learnable, with_pairs: bool) -> tuple[Learna
 
 
 def _only_one_by_one(call: Operands, dims: Operands) -> bool:
-    """Whether entries cannot become one more leading axis: all share a scale, sinks and the seed there."""
+    """Whether entries cannot become one more leading axis: all of a call share its scale, sinks and seed."""
     return _has_shared(dims.given) or call.facts.seed is not None
 
 
@@ -318,7 +318,7 @@ def _has_pairs(given: Learnable) -> bool:
 
 
 def _one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Every entry by itself."""
+    """Compute every entry by itself."""
     pairs = list(zip(arguments, in_dims, strict=True))
     entries = [
         function.apply(*(a if dim is None else a.select(dim, i) for a, dim in pairs)) for i in range(info.batch_size)

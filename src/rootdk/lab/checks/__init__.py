@@ -1,6 +1,6 @@
 """Experiments and claims: what theory predicts beside what the operator does, with a verdict that is computed.
 
-    Comparison                 one number: measured, its standard error, what was predicted of it, and its state
+    Comparison                 one number: measured, its standard error, its prediction, and its state
     EXPERIMENTS                by name; plan(size) gives the specs of all, run(spec) and run_all(specs) their results
     Result                     what an experiment found: comparisons, series and grids; to JSON and back
     Cache                      results kept by content: the same code does not run the same spec twice

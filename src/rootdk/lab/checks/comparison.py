@@ -1,4 +1,4 @@
-"""What experiments and claims found: one number beside what was predicted of it, with a verdict, and many of them.
+"""Results of experiments and claims: one number beside its prediction, with a verdict, and many of them.
 
 A Comparison is one number. A Result is what an experiment found: comparisons, and the series and grids that figures are
 drawn from. All of it is plain data and goes to JSON and back without loss.
@@ -13,12 +13,13 @@ from rootdk import rendering
 from rootdk.errors import ArgumentError
 from rootdk.rendering import expect_fields
 
-# A ledger makes some forty comparisons with chance in them, and their errors are estimated from 32 groups. At 4
-# standard errors one seed in eighty would raise a false alarm, at 5 one in a thousand. Training runs have 3 to 5 seeds,
-# and an error that is estimated from so few is unsure itself: there 5 of them are one chance in twenty to a hundred.
+# A ledger makes some forty comparisons of random numbers, and their errors are estimated from 32 groups. At 4 standard
+# errors one seed in eighty would raise a false alarm, at 5 one in a thousand. Training runs have 3 to 5 seeds, and an
+# error that is estimated from so few is uncertain itself: there the chance beyond 5 of them is one in twenty to one in
+# a hundred.
 CLEAR = 5.0
 
-# A number that is drawn has to lie within this of 0 or 1, noise included, to be equal to it.
+# To be equal to 0 or 1, a measured number must lie within this distance of it, noise included.
 EQUAL = 0.25
 EQUAL_IS = "random samples count as equal within a quarter: another power of d_k would be off by a factor of 4 or more"
 
@@ -36,19 +37,22 @@ class Comparison:
     """One quantity, measured and predicted.
 
     quantity        what the number is
-    measured        what was found; None where only theory reaches, such as a billion keys
-    relation        "=", "<" or ">": how the measured number is to stand to the predicted one; "" if nothing is asked.
-                    "~" asks only that chance may explain the difference: enough beside a formula, never for a claim
+    measured        the number found; None where only theory can give one, such as at a billion keys
+    relation        "=", "<" or ">": how the measured number must compare with the predicted one; "" if nothing is
+                    required. "~" requires only that chance can explain the difference: enough beside a formula, never
+                    for a claim
+    predicted       the number of theory, or that of a claim
+    standard_error  of the measured number; None: exact, because computed or the largest of what was seen, not estimated
     predicted       what theory computes, or where a claim puts the number
     standard_error  of the measured number; None is exact: computed, or the largest of what was seen, and no estimate
     slack           how far apart two equal numbers may be: half of the last printed digit, a bound on rounding, or for
                     a number with a standard error what still counts as equal. Without it such a number is never equal
-    role            in a claim. "decides": without it the claim is false. "limits": where this disagrees, the claim
+    role            in a claim. "decides": if it disagrees, the claim is false. "limits": if it disagrees, the claim
                     holds under a condition only. "shown": for the reader
     otherwise       what its disagreement means, in words
-    doubt           what it means that the evidence does not decide, in words; the number itself, if none are given
-    choice          why the predicted number is where it is, if the claim leaves that open ("extremely small", "nearly
-                    all"): then the number is ours, and another one may be put in its place
+    doubt           in words, what it means that the evidence does not decide; the number itself, if none are given
+    choice          the reason for the predicted number, if the claim leaves it open ("extremely small", "nearly all"):
+                    then we chose the number, and another one may be used instead
     setting         at which d_k, rule, number of keys, ...
 
     >>> Comparison("e", 2.71828, "=", 2.718, slack=5e-4).agrees
@@ -85,10 +89,10 @@ class Comparison:
 
     @property
     def state(self) -> str:
-        """AGREES or DISAGREES where the whole interval of CLEAR standard errors to either side does, else UNDECIDED.
+        """AGREES or DISAGREES if the whole interval of CLEAR standard errors to either side does, else UNDECIDED.
 
-        So more noise can only turn either of them into undecided. A number that is not finite decides nothing. What was
-        not measured, and what nothing is asked of, agrees.
+        So more noise can only turn either of them into undecided. A number that is not finite decides nothing. A number
+        that was not measured, or of which nothing is required, agrees.
         """
         if self.measured is None or not self.relation:
             return AGREES
@@ -113,7 +117,7 @@ class Comparison:
 
     @property
     def needed(self) -> float | None:
-        """How many times as much evidence would decide what is undecided, if the measured number stayed; else None."""
+        """If undecided: how many times as much evidence would decide it, if the measured number stayed; else None."""
         if self.state != UNDECIDED or self.measured is None or not self.standard_error:
             return None
         off = abs(self.measured - self.predicted)
@@ -125,7 +129,7 @@ class Comparison:
     def disagreement(self) -> float | None:
         """(measured - predicted) in standard errors, where equality is asked of a number that has one.
 
-        What differs by rounding alone does not disagree.
+        A difference by rounding alone is no disagreement.
         """
         if self.measured is None or self.standard_error is None or self.relation not in ("=", "~"):
             return None
@@ -137,7 +141,7 @@ class Comparison:
 
     @property
     def objection(self) -> str:
-        """What is to be said where it does not agree."""
+        """The text for a comparison that does not agree."""
         measured = math.nan if self.measured is None else self.measured
         relation = f"{self.relation} {number(self.predicted)}"
         if self.state != UNDECIDED:
@@ -173,7 +177,7 @@ _OPTIONAL = frozenset({"slack", "otherwise", "doubt", "choice", "setting"})
 
 
 def number(x: float) -> str:
-    """Four digits, and all that stand before the point of numbers up to a million.
+    """Four digits, and all digits before the point for numbers up to a million.
 
     >>> number(0.123456), number(4096.0), number(5.1847055e21)
     ('0.1235', '4096', '5.185e+21')
@@ -216,7 +220,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one run of one experiment found; `spec` says everything that it depended on.
+    """What one run of one experiment found; `spec` holds everything that it depended on.
 
     >>> from rootdk.lab.checks import EXPERIMENTS, run
     >>> result = run(EXPERIMENTS["variance"].spec(d_k=(16,), laws=("sign",), rows=1000))
@@ -300,7 +304,7 @@ def _lists(value: Any) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """The way back."""
+    """The inverse of _lists."""
     if isinstance(value, Mapping):
         return {name: _tuples(entry) for name, entry in value.items()}
     return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value

@@ -76,8 +76,8 @@ def _sizes(d_k: int, keys: int, d_v: int) -> tuple[tuple[int, int], ...]:
 def _rounding(query: Floats, key: Floats, value: Floats) -> float:
     """A bound on the error of any order of summation.
 
-    A score is off by e = (d_k + 2) u |q||k|/sqrt(d_k) at most, each weight by a share of 4e + 8u through the
-    exponential and the normalisation, and adding up n weights and n values costs n u each; u is half of eps.
+    The error of a score is at most e = (d_k + 2) u |q||k|/sqrt(d_k), the relative error of each weight 4e + 8u through
+    the exponential and the normalisation, and adding up n weights and n values costs n u each; u is half of eps.
     """
     unit, d_k, keys = np.finfo(query.dtype).eps / 2, query.shape[-1], key.shape[-2]
     longest = [float(np.linalg.norm(array, axis=-1).max()) for array in (query, key)]
@@ -103,9 +103,9 @@ def derivative_holds(
     up, down = (softmax(logits[:, None] + sign * step * np.eye(keys)) for sign in (1, -1))
     by_difference = float(np.abs((up - down).swapaxes(1, 2) / (2 * step) - table).max())
     by_operator = float(np.abs(jacobian_of_softmax(logits) - table).max())
-    # Central differences leave step^2/6 of a third derivative that is below 1, and lose the digits that the step eats.
+    # The error of central differences is step^2/6 times a third derivative below 1, plus rounding divided by the step.
     yield Comparison("largest gap to finite differences", by_difference, "<", step**2 + 4 * unit / step)
-    # A weight of the operator is off by some units of rounding, and so is the product of two.
+    # A weight of the operator has an error of some units of rounding, and so does the product of two.
     yield Comparison("largest gap to attention_vjp", by_operator, "<", (2 * keys + 24) * unit)
 
 
@@ -179,7 +179,7 @@ def division(
     scale: str | ScaleRule = "sqrt",
     d_ks: Sequence[int] = (4, 64, 512),
 ) -> Iterator[Comparison]:
-    """printed are the two variances as they stand in print."""
+    """printed are the two variances as they are printed."""
     before, after = (_variance([Fraction(x, c) for x in numbers]) for c in (1, by))
     for name, variance, text in (("before", before, printed[0]), ("after", after, printed[1])):
         slack = 0.5 * 10.0 ** -len(text.partition(".")[2])
@@ -213,7 +213,7 @@ POWERS = {1: "2.718", 5: "148.4", 10: "22,026", 20: "485,165,195", 50: "5,184,70
     method="Decimal arithmetic with 50 digits, rounded to the printed ones.",
 )
 def powers_of_e(_sampling: Sampling, printed: Powers = POWERS) -> Iterator[Comparison]:
-    """printed maps exponents to the figures as they stand in print."""
+    """printed maps exponents to the figures as they are printed."""
     with localcontext() as context:
         context.prec = 50
         for exponent, text in printed.items():

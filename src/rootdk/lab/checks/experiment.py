@@ -29,7 +29,7 @@ SIZES = ("quick", "default", "full")
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One way to ask.
+    """One question, and the run that answers it.
 
     name, place    what it is called, and its place in the report: experiments are sorted by it
     question       what it answers
@@ -38,7 +38,7 @@ class Experiment:
     seconds        about how long the default size takes on one core
     heading, text, formula   what the report says around its figures; numbers come from results
     pictures       pictures(result): what the report shows
-    quick, full    fields of the spec that are other than the default at these sizes
+    quick, full    fields of the spec that differ from the default at these sizes
     asked          asked(size, d_k, keys, rules): fields that follow from what the user asked for
 
     >>> EXPERIMENTS["rules"].question
@@ -65,7 +65,7 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(_registered)
 
 
 def register(experiment: Experiment) -> Experiment:
-    """Take up an experiment, in its place.
+    """Register an experiment, in its place.
 
     >>> register(EXPERIMENTS["rules"])
     Traceback (most recent call last):
@@ -119,7 +119,7 @@ def plan(
 ) -> list[Any]:
     """The specs of all experiments: quick to see that it works, default for a person who waits, full for the record.
 
-    d_k, keys and rules set the comparison of rules; what the others ask does not depend on them.
+    d_k, keys and rules set the comparison of rules; the other experiments do not depend on them.
 
     >>> [type(spec).__name__ for spec in plan("quick")][:2]
     ['VarianceSpec', 'ScoresSpec']
@@ -136,9 +136,9 @@ def plan(
 class Cache:
     """Results in a folder, one JSON file each: the same spec run by the same code is not run twice.
 
-    What can not be read or written is passed over, with a `note`. A file is named by a hash of the experiment, the spec
-    and every file of the installed package, so that a result of other code is never taken for this one's. ROOTDK_CACHE
-    names the folder; without it the platform's own place is used.
+    Files that cannot be read or written are skipped, with a `note`. A file is named by a hash of the experiment, the
+    spec and every file of the installed package, so that a result of other code is never used. ROOTDK_CACHE names the
+    folder; without it the platform's own place is used.
 
     >>> import tempfile
     >>> cache = Cache(Path(tempfile.mkdtemp()))
@@ -152,7 +152,7 @@ class Cache:
 
     def path(self, spec: Any) -> Path:
         """The file that the result of this spec has or would have."""
-        # A registered rule is known by what it says: the same name may stand for another tomorrow.
+        # A registered rule is identified by its factors: the same name may stand for another rule later.
         fingerprints = [fingerprint(name) for name in getattr(spec, "rules", ())]
         identity = json.dumps([name_of(spec), asdict(spec), _code(), *filter(None, fingerprints)], sort_keys=True)
         return self.place / f"{name_of(spec)}-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"

@@ -1,7 +1,7 @@
-"""What of a gradient gets through: the experiment "gradient", and claims 2, 15 and 19.
+"""How much of a gradient gets through softmax: the experiment "gradient", and claims 2, 15 and 19.
 
-The mean of a norm and the median of a trace tell opposite stories about an unscaled softmax: most rows answer to
-nothing, and the few that hang between two keys answer very much.
+The mean of a norm and the median of a trace tell opposite stories about an unscaled softmax: most rows have almost no
+derivative, and the few in which two keys are nearly equal have a very large one.
 """
 
 import math
@@ -341,7 +341,7 @@ def live_entries(sampling: Sampling, d_k: int, keys: int, scale: float, threshol
     shares = []
     for weights in np.sort(attention(query, key, value, scale=scale), axis=-1):
         diagonal = (weights * (1 - weights) >= threshold).sum(axis=-1)
-        # p_i p_j >= threshold needs both of at least the threshold, and there are at most 1/threshold such keys.
+        # p_i p_j >= threshold needs both to be at least the threshold, and there are at most 1/threshold such keys.
         top = weights[:, -min(keys, math.ceil(1 / threshold)) :]
         pairs = (top[:, :, None] * top[:, None, :] >= threshold).sum(axis=(-1, -2)) - (top * top >= threshold).sum(-1)
         shares.append((diagonal + pairs) / keys**2)

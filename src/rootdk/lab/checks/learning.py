@@ -1,6 +1,6 @@
 """Claims 16, 18, 21, 22 and 23: what the scale does when a model learns. The runs are those of the training study.
 
-Every number that runs give carries a standard error over seeds: of a bootstrap that chooses the learning rates again.
+Every number from runs has a standard error over seeds: from a bootstrap that chooses the learning rates again.
 """
 
 import math
@@ -60,9 +60,9 @@ def learning_slows(
     scaled: str = "sqrt",
     tasks: Sequence[str] | None = None,
 ) -> Iterator[Comparison]:
-    """Without a scale against with one; whether it grows with d_k must be clear on one task at least.
+    """No scale against a scale; whether the difference grows with d_k must be clear on one task at least.
 
-    tasks are those that both were run on at two d_k, if no others are asked for.
+    By default, tasks are those that both were run on at two d_k.
     """
     results = results or shipped()
     tasks = tasks_of(results, without, scaled) if tasks is None else tasks
@@ -115,7 +115,7 @@ def learning_slows(
 
 
 class Gap:
-    """What a task loses without the scale: steps where runs end when they have learned, else loss."""
+    """What a task loses without the scale: steps, if runs end when they have learned, else loss."""
 
     def __init__(self, results: Results, task: str, without: str, scaled: str) -> None:
         self.results, self.task, self.rules = results, task, (without, scaled)
@@ -129,15 +129,15 @@ class Gap:
         return [Arm(group, self.metric) for group in groups]
 
     def at(self, d_k: int) -> Estimate:
-        """At this d_k."""
+        """The gap at this d_k."""
         return estimate(lambda a, b: a - b, *self._arms(d_k))
 
     def growth(self, small: int, large: int) -> Estimate:
-        """How much more it is at the larger d_k."""
+        """How much larger the gap is at the larger d_k."""
         return estimate(lambda a, b, c, d: (a - b) - (c - d), *self._arms(large), *self._arms(small))
 
     def started(self, d_k: int) -> Estimate | None:
-        """The same from a start that gives q.k the variance that the scale would."""
+        """The same from an initialisation that gives q.k the variance that the scale would give."""
         without, scaled = self.rules
         size = d_k**-0.25
         if not self.steps or not self.results.select(task=self.task, rule=without, d_k=d_k, qk_size=size):
@@ -147,7 +147,7 @@ class Gap:
         return estimate(lambda a, b: a - b, Arm(small, self.metric), Arm(usual, self.metric))
 
     def text(self, d_k: int) -> str:
-        """What `at` is, in words."""
+        """`at` in words."""
         quantity = "ln(steps without / with it)" if self.steps else "loss that the scale saves"
         return f"{self.task}, d_k = {d_k}: {quantity}"
 
@@ -220,7 +220,7 @@ def wide_range(
 
 
 def _share_lost(loss: float, low: float, start: float) -> float:
-    """How much less is learned than from start to low, as a share of that."""
+    """The part of the fall of the loss from start to low that is missing, as a share."""
     return (loss - low) / (start - low)
 
 
@@ -244,7 +244,7 @@ def additive_against_dot_product(
     scaled: str = "sqrt",
     alike: float = 0.1,
 ) -> Iterator[Comparison]:
-    """alike is by how many nats the losses may differ and still be called equal."""
+    """alike is by how many nats the losses may differ and still count as equal."""
     results = results or shipped()
     d_ks = widths(results, "digits", additive)
     small, large = d_ks[0], d_ks[-1]
@@ -352,7 +352,7 @@ class _Rise:
 
 
 def _part(of: Interval, whole: Interval) -> tuple[float, float]:
-    """A share and its standard error; of nothing there is none."""
+    """A share and its standard error; NaN if the whole is not above 0."""
     if not whole.mean > 0:
         return math.nan, math.nan
     share = of.mean / whole.mean

@@ -6,7 +6,7 @@ else something that decides is unsure        undecided
 else something that limits does not agree    holds under a condition
 else                                         holds
 
-Noise makes numbers unsure, and unsure numbers agree with nothing: it can lead to "undecided", never to "holds".
+Noise makes numbers undecided, and undecided numbers agree with nothing: it can lead to "undecided", never to "holds".
 
 A file of this folder adds its claims to LEDGER when it is loaded, and loading `rootdk.lab.checks` loads them all:
 
@@ -40,7 +40,7 @@ _TEXTS = ("statement", "source", "method", "elsewhere")
 
 @dataclass(frozen=True, slots=True)
 class CheckedClaim:
-    """What came of checking one claim. `elsewhere` says what it is about, if that is not run here.
+    """The result of checking one claim. `elsewhere` says what it is about, if that is not run here.
 
     >>> evidence = (Comparison("q.k", 1.0, "=", 1.0), Comparison("entropy lost", 0.19, "<", 0.05, role="limits"))
     >>> checked = CheckedClaim(9, "...", "...", "...", evidence)
@@ -94,7 +94,7 @@ class CheckedClaim:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "CheckedClaim":
-        """What `to_dict` was called on. A verdict that the evidence does not give is an error."""
+        """The claim that `to_dict` was called on. A verdict that the evidence does not give is an error."""
         expect_kind(data, _KIND)
         expect_fields(data, ("id", "statement", "source", "method", "verdict", "evidence"))
         evidence = tuple(Comparison.from_dict(entry, "evidence") for entry in data["evidence"])
@@ -109,12 +109,13 @@ Check = Callable[..., Iterable[Comparison]]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is said, where, and the code that checks it.
+    """A statement, its source, and the code that checks it.
 
-    gather is called as gather(sampling, **inputs). Everything that it takes the claim by (printed figures, rules,
-    formulas, laws) is an input with a default, so that another input can lead to another verdict. None: not yet.
-    title is the statement in so few words that two fit a line. elsewhere says what a finding is about that nobody can
-    repeat on a small machine, such as training runs of large models: evidence against it is then "not reproduced here".
+    gather is called as gather(sampling, **inputs); None if there is no check yet. All that it uses of the claim
+    (printed figures, rules, formulas, laws) is an input with a default, so that another input can lead to another
+    verdict. title is the statement in so few words that two fit on a line. elsewhere is for a finding that cannot be
+    repeated on a small machine, such as training runs of large models, and says what it is about: evidence against it
+    is then "not reproduced here".
 
     >>> from rootdk.lab.checks import LEDGER
     >>> LEDGER[12].title
@@ -155,7 +156,7 @@ class Ledger:
     def claim(
         self, number: int, *, statement: str, source: str, method: str, title: str = "", elsewhere: str = ""
     ) -> Callable[[Check], Claim]:
-        """Make a claim of the function below, which gathers its evidence, and take it up."""
+        """Make a claim of the decorated function, which gathers its evidence, and add it."""
 
         def take_up(gather: Check) -> Claim:
             claim = Claim(number, statement, source, method, gather, title, elsewhere)
@@ -165,7 +166,7 @@ class Ledger:
         return take_up
 
     def add(self, *claims: Claim) -> None:
-        """Take up claims. A number that is taken by a claim with a check is refused."""
+        """Add claims. A number that a claim with a check already has is refused."""
         for new in claims:
             known = self._claims.get(new.id)
             if known is not None and known.gather is not None:
@@ -189,7 +190,7 @@ class Ledger:
         return self._claims[number]
 
     def check(self, ids: Sequence[int] | None = None, sampling: Sampling | None = None) -> Iterator[CheckedClaim]:
-        """What comes of these claims, or of all, one after the other as they are checked."""
+        """Check these claims, or all, one after the other."""
         chosen = [self[number] for number in dict.fromkeys(self.ids if ids is None else ids)]
         return (claim.check(sampling) for claim in chosen)
 
@@ -198,7 +199,7 @@ LEDGER = Ledger()
 
 
 def spans(ids: Sequence[int]) -> str:
-    """Numbers in order, runs of them as one.
+    """Numbers in order, with consecutive ones as a range.
 
     >>> spans([1, 2, 3, 7])
     '1-3, 7'

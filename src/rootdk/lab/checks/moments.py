@@ -37,7 +37,7 @@ from .sampler import (
     uniform,
 )
 
-_SIDE = 4  # 16 scores from 8 vectors: drawing them is what takes the time
+_SIDE = 4  # 16 scores from 8 vectors: drawing these takes most of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _over_d_k(result: Result) -> Picture:
     chosen, traces = result.select("score variance"), []
     for number, (law, of_law) in enumerate(grouped_by(chosen, "law").items()):
         sizes = np.array([float(comparison.setting["d_k"]) for comparison in of_law])
-        # Side by side, so that the bars of error can be told apart.
+        # Side by side, so that the error bars do not overlap.
         x = sizes * 1.12 ** (number - 1.5)
         y = np.array([comparison.measured or 0.0 for comparison in of_law]) / sizes
         errors = np.array([comparison.standard_error or 0.0 for comparison in of_law]) / sizes
@@ -297,7 +297,8 @@ def run_scores(spec: ScoresSpec, progress: Progress) -> Result:
         z = np.empty((spec.groups, _SCORES_SIDE, _SCORES_SIDE))
         for group in z:
             query, key = normal(rng, (_SCORES_SIDE, d_k)), normal(rng, (_SCORES_SIDE, d_k))
-            # In blocks of 4 queries: so small a product BLAS computes without threads, which cost more than they bring.
+            # In blocks of 4 queries: BLAS computes such small products without threads, which cost more time than they
+            # save.
             group[:] = np.matmul(query.reshape(-1, 4, d_k), key.T).reshape(_SCORES_SIDE, _SCORES_SIDE)
         root, setting = d_k**0.5, {"d_k": d_k}
         z /= root

@@ -1,8 +1,8 @@
 """Where the premise ends: the experiment "premises", and claim 33.
 
 The experiment has correlated components, a shared mean and heavy tails; formulas say by how much the variance changes.
-The claim asks whether training makes q and k know of each other, by trained models that packages bring. alignment.json
-beside this file has them: `python -m benchmarks.calibration.alignment` measures them again.
+The claim asks whether training makes q and k dependent, from trained models that come with packages. alignment.json
+beside this file has their numbers: `python -m benchmarks.calibration.alignment` measures them again.
 """
 
 import json
@@ -44,7 +44,7 @@ class PremisesSpec(Spec):
 
 
 def run(spec: PremisesSpec, progress: Progress) -> Result:
-    """The variance inside a row, which softmax feels, by rootdk.measure; with a mean, of all scores together too."""
+    """The variance inside a row, on which softmax depends, by rootdk.measure; with a mean, that of all scores too."""
     rng = generator(spec.seed, 9)
     d_k, steps = spec.d_k, len(spec.correlation) + 2 * len(spec.mean) + len(spec.laws)
     comparisons: list[Comparison] = []
@@ -161,7 +161,7 @@ def trained_models() -> Mapping[str, Any]:
 def training_aligns(
     sampling: Sampling, models: Mapping[str, Any] | None = None, kind: str = "trained", deviations: float = 0.5
 ) -> Iterator[Comparison]:
-    """kind is "trained" or "new"; deviations is from where on a mean counts."""
+    """kind is "trained" or "new"; deviations is the limit from which a mean counts."""
     models = models or trained_models()
     counts = "half a deviation: of newly made models the mean over heads is 0"
     sizes = {name: _median(sampling, model[kind]["without"]) for name, model in models.items()}
@@ -193,7 +193,7 @@ _LARGER = "to be larger at all is the least that outgrowing asks"
 
 
 def _median(sampling: Sampling, heads: Sequence[float]) -> tuple[float, float]:
-    """The median over heads, and how it scatters when as many heads are drawn anew."""
+    """The median over heads, and its scatter when as many heads are drawn again."""
     rng, values = generator(sampling.seed, 33), np.array(heads)
     drawn = np.median(rng.choice(values, (400, len(values))), axis=1)
     return float(np.median(values)), float(drawn.std(ddof=1))

@@ -238,7 +238,7 @@ def d_k_harms(
     usual: str = "sqrt",
     tasks: Sequence[str] | None = None,
 ) -> Iterator[Comparison]:
-    """suspected and usual are rules; tasks are those that both were run on, if no others are asked for."""
+    """suspected and usual are rules; by default, tasks are those that both were run on."""
     results = results or shipped()
     for task in tasks_of(results, suspected, usual, fewest=1) if tasks is None else tasks:
         d_k = widths(results, task, suspected, fewest=1)[-1]
@@ -283,7 +283,7 @@ def scalable_softmax(
 
 
 def _leader(keys: float, lead: float) -> float:
-    """The weight of a key whose logit is larger by `lead` than those of all others, which are alike."""
+    """The weight of a key whose logit is larger by `lead` than those of all others, which are equal."""
     return 1 / (1 + (keys - 1) * math.exp(-lead))
 
 

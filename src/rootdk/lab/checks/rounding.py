@@ -44,7 +44,7 @@ def run(spec: FormatsSpec, progress: Progress) -> Result:
             error = stored[finite] - z[finite]
             unit = np.full(error.shape, sigma**2)
             comparisons.append(compare_ratio("relative error", setting, predicted.score_error / sigma, error**2, unit))
-            if predicted.weight_error < 0.1:  # above that the formula takes the error as normal, and it is uniform
+            if predicted.weight_error < 0.1:  # above it the formula assumes a normal error, but the error is uniform
                 spread = np.expm1(error) ** 2
                 ones = np.ones(error.shape)
                 comparisons.append(compare_ratio("error of a weight", setting, predicted.weight_error, spread, ones))
@@ -120,7 +120,7 @@ def small_values(
     upstream: Sequence[float] = (1.0, 2.0**-10),
     twice: float = 2.0,
 ) -> Iterator[Comparison]:
-    """rule is the one suspected, held against 1/sqrt(d_k); upstream are sizes of the gradient that arrives."""
+    """rule is the one suspected, compared with 1/sqrt(d_k); upstream are sizes of the incoming gradient."""
     known = [name for name in formats if _type(name) is not None]
     ratios: dict[str, tuple[float, float]] = {}
     tiny: dict[str, float] = {}
@@ -137,7 +137,7 @@ def small_values(
     harmless = f"the relative error is at most {lost:.2f} times that of 1/sqrt(d_k), for small scores have small errors"
     everywhere = f"in {', '.join(known)} {harmless}"
     only = f"only in {_where(unstable, tiny)}; elsewhere {harmless}"
-    # "May be unstable" is true if the worst ratio is large; every ratio that is not limits where it is true.
+    # "May be unstable" is true if the worst ratio is large; every ratio that is not large limits where it is true.
     ratio, error = ratios[worst]
     yield Comparison("largest ratio of all", ratio, ">", twice, error, otherwise=everywhere, choice=_UNSTABLE)
     for text, (ratio, error) in ratios.items():
@@ -183,7 +183,7 @@ def _off(computed: Floats, true: Floats, smallest: float) -> tuple[Floats, float
 
 
 def _type(name: str) -> Any:
-    """The NumPy type, or None: bfloat16 comes from ml_dtypes, which rootdk does not ask for."""
+    """The NumPy type, or None: bfloat16 comes from ml_dtypes, which rootdk does not require."""
     if name != "bfloat16":
         return np.dtype(name)
     try:

@@ -53,7 +53,7 @@ class RulesSpec(Spec):
                 f"keys: must be at most {_LARGEST_GROUP // largest} at d_k = {largest}, got {self.keys}"
             )
         for rule, d_k in product(self.rules, (*self.d_k, *self.curve, *self.computed)):
-            factor_of(rule, d_k, self.keys)  # what a rule cannot do is said before anything is drawn
+            factor_of(rule, d_k, self.keys)  # a rule that fails is an error before anything is drawn
 
 
 def run_rules(spec: RulesSpec, progress: Progress) -> Result:
@@ -61,7 +61,7 @@ def run_rules(spec: RulesSpec, progress: Progress) -> Result:
     comparisons: list[Comparison] = []
     series: list[Series] = []
     sizes = sorted({*spec.d_k, *spec.curve})
-    # Drawing takes time in proportion to d_k, and theory about as long as 300 of them.
+    # Drawing takes time in proportion to d_k, and theory about as long as 300 components.
     cost = np.cumsum([size + 300 for size in sizes])
     for number, d_k in enumerate(sizes):
         for rule, (reading, weights) in _measured(spec, d_k).items():

@@ -58,7 +58,7 @@ class Sampling:
 
 
 def generator(seed: int, *tags: int) -> Generator:
-    """Numbers that depend on the seed and on what they are for, not on what else was drawn."""
+    """Random numbers that depend on the seed and on their purpose, not on what else was drawn."""
     return np.random.default_rng([seed, *tags])
 
 
@@ -148,7 +148,7 @@ def reading(sampling: Sampling, d_k: int, keys: int, scale: float | str) -> Read
 def factor_of(name: str, d_k: int, keys: int) -> float:
     """The scale of a rule, given as text, for the last row of a call with that many keys.
 
-    A rule of somebody's own may do anything; what it does wrong is an error that names it.
+    A user's rule may do anything; if it fails, the error names it.
 
     >>> factor_of("mup(64)", 256, 1024), factor_of("0.2", 256, 1024)
     (0.03125, 0.2)
@@ -194,7 +194,7 @@ def compare(quantity: str, setting: Parameters, predicted: Any, samples: Any) ->
 def compare_share(quantity: str, setting: Parameters, predicted: Any, hits: Any) -> Comparison:
     """The same for a share of rows, whose error is at least that of independent rows with the share of theory.
 
-    Where no row was hit, the samples do not differ and would claim to be exact.
+    If no row was hit, the samples are all equal and would seem exact.
     """
     means, share = _group_means(hits), min(max(float(predicted), 0.0), 1.0)
     least = (share * (1 - share) / np.asarray(hits).size) ** 0.5
@@ -217,7 +217,7 @@ def compare_ratio(quantity: str, setting: Parameters, predicted: Any, top: Any, 
 
 
 def computed(quantity: str, setting: Parameters, predicted: Any) -> Comparison:
-    """What theory says where nothing was measured."""
+    """The prediction of theory, where nothing was measured."""
     return Comparison(quantity, None, "~", float(predicted), role=SHOWN, setting=setting)
 
 

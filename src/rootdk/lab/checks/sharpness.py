@@ -66,7 +66,7 @@ def run(spec: SharpnessSpec, progress: Progress) -> Result:
     blocks: dict[str, list[Floats]] = {name: [] for name in names}
     done = 0
     for rows in chunks(spec.rows, spec.keys, most=500_000):
-        # float64, because 1 - sum p^2 of a flat row loses in float32 what the standard error still shows.
+        # float64, because in float32 the rounding error of 1 - sum p^2 of a flat row is larger than the standard error.
         key = rng.standard_normal((rows, spec.keys, 1))
         query = np.broadcast_to(np.array(spec.sigma)[:, None], (rows, len(spec.sigma), 1))
         _, reading = measure(query, key, key, scale=1.0)
@@ -98,7 +98,7 @@ def _theory(sigmas: tuple[float, ...], keys: int) -> list[dict[str, float]]:
         predicted = {name: float(getattr(moments, name)[number]) for name in _MEANS}
         predicted["norm"] = float(moments.jacobian_norm_squared[number])
         predicted["top"] = float(top_probability(keys, sigma))
-        if sigma >= 0.35 or keys >= 10:  # elsewhere theory refuses
+        if sigma >= 0.35 or keys >= 10:  # elsewhere the theory does not hold
             predicted["frozen"] = float(saturation(keys, sigma))
         by_sigma.append(predicted)
     return by_sigma
@@ -178,7 +178,7 @@ def small_d_k(
     without: Scale = unscaled,
     hardly: float = 0.05,
 ) -> Iterator[Comparison]:
-    """hardly is how much of ln n may be lost without anybody noticing."""
+    """hardly is how much of ln n may be lost without being noticed."""
     score = float(np.dot(query, key))
     yield Comparison("q.k", score, "=", 1.0)
     yield Comparison("q.k / sqrt(d_k)", score / math.sqrt(len(query)), "=", 0.5)
@@ -254,7 +254,7 @@ def divided_by_d_k(
     d_ks: Sequence[int] = (64, 512),
     growth: Scale = lambda d_k: d_k**0.25,
 ) -> Iterator[Comparison]:
-    """growth is by how much training may have scaled q and k, each."""
+    """growth is the factor by which training may have scaled q and k, each."""
     for d_k in d_ks:
         yield Comparison(
             f"d_k = {d_k}: variance times d_k", float(rule_variance(rule, d_k)) * d_k, "=", 1.0, slack=1e-15

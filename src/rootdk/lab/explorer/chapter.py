@@ -169,7 +169,7 @@ def written(value: float | str, digits: int = 4) -> str:
 
 
 def plain(thing: Any) -> Any:
-    """Records, tuples and arrays as dicts, lists and numbers that JSON knows; None for what is not finite.
+    """Records, tuples and arrays as dicts, lists and numbers that JSON has; None for what is not finite.
 
     >>> plain({"x": np.array([1.0, np.nan]), "n": np.int64(3)})
     {'x': [1.0, None], 'n': 3}

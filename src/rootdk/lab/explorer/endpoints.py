@@ -1,15 +1,15 @@
 """What is served: the files of the page, the chapters, a view of one, and a view of an audit that is sent along.
 
-The files are read once, from the package and from plotly, and no path is ever looked up. Every computation runs in a
-thread, so that the event loop goes on answering, and its parameters have been through `read_values`, whose bounds keep
-it short.
+The files are read once, from the package and from plotly, and no path of a request is ever opened. Every computation
+runs in a thread, so that the event loop goes on answering, and its parameters were checked by `read_values`, whose
+bounds keep it short.
 
-Before that, what is refused. The server listens on 127.0.0.1, but every page in the reader's browser can send requests
-there. Three rules keep those pages out:
+Before that, the requests that are refused. The server listens on 127.0.0.1, but every page in the reader's browser can
+send requests there. Three rules keep those pages out:
 
 - The Host header must name this machine and the right port. A foreign name that is made to resolve to 127.0.0.1 (DNS
   rebinding) still carries its own name there.
-- What the browser itself says to come from another site gets nothing from /api.
+- A request that the browser marks as coming from another site gets nothing from /api.
 - A POST must carry the Origin of this page.
 """
 
@@ -43,7 +43,7 @@ AT_ONCE = 2
 
 
 def answer(content: Any, status: int = 200) -> Response:
-    """JSON that any browser reads: never NaN or Infinity. Nothing is kept: what is shown is what was computed now."""
+    """JSON that any browser reads: never NaN or Infinity. Not cached: the page shows what was computed now."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
 
@@ -55,14 +55,14 @@ def refusal(status: int, error: str, name: str = "") -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file in memory, with the tag by which a browser knows that it has it already."""
+    """A file in memory, with the tag by which a browser recognises a copy that it has already."""
 
     content: bytes
     media_type: str
     tag: str
 
     def response(self, request: Request) -> Response:
-        """The file, or 304 for who has it."""
+        """The file, or 304 if the browser has it already."""
         # Asked for again each time, so that a newer rootdk on the same port is seen.
         headers = {"ETag": self.tag, "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == self.tag:
@@ -71,13 +71,13 @@ class Asset:
 
 
 def asset(content: bytes, suffix: str) -> Asset:
-    """With the media type of the suffix."""
+    """An Asset with the media type of the suffix."""
     return Asset(content, f"{_TYPES[suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 @cache
 def plotly_js() -> str:
-    """plotly.js as the installed plotly brings it."""
+    """plotly.js from the installed plotly."""
     check_plotly()
     from plotly.offline import get_plotlyjs
 
@@ -93,7 +93,7 @@ def static_text() -> Mapping[str, str]:
 
 
 def static_assets() -> dict[str, Asset]:
-    """By the path under which each is served."""
+    """{path under which it is served: Asset}."""
     assets = {
         f"/static/{name}": asset(text.encode(), f".{name.rpartition('.')[2]}") for name, text in static_text().items()
     }
@@ -192,7 +192,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _METHODS = {"GET", "HEAD", "POST"}
-# A style sheet that plotly.js writes into the page as text: that of a library of maps which it carries along.
+# A style sheet that plotly.js writes into the page as text: it belongs to a library of maps that plotly.js contains.
 _SHEET_AS_TEXT = re.compile(r"\.textContent='([^'\\]*\{[^'\\]*)'")
 
 
@@ -222,7 +222,7 @@ def sheets_in(plotly_js: str) -> list[str]:
 
 
 def hashes(texts: list[str]) -> str:
-    """As a policy names them.
+    """The hashes of these texts as a policy lists them.
 
     >>> hashes([""])
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
@@ -232,7 +232,7 @@ def hashes(texts: list[str]) -> str:
 
 
 def names_of_this_machine(port: int) -> frozenset[str]:
-    """What a Host header may say.
+    """The values that a Host header may have.
 
     >>> sorted(names_of_this_machine(8765))
     ['127.0.0.1:8765', '[::1]:8765', 'localhost:8765']
@@ -257,7 +257,7 @@ class Guard:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or hand on; the signature is ASGI's."""
+        """Refuse, or pass on; the signature is ASGI's."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

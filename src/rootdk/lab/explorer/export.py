@@ -1,12 +1,12 @@
 """The page as one file that opens offline: the same modules, with views that were computed before in place of a server.
 
 For each chapter the file holds the view of the defaults and, knob by knob, views over a list of values with the other
-knobs at their defaults: all combinations would be too many. A state that is given by its address is what the file
-opens with, and its values are the defaults of that chapter. Nothing is fetched; the policy in its head forbids it.
+knobs at their defaults: all combinations would be too many. If an address is given, the file opens with its state,
+whose values are the defaults of that chapter. Nothing is fetched; the policy in its head forbids it.
 
-The modules of the page become one script, and no tool is needed for it: they import by name from files beside them and
-export what they declare, so that one after the other in one scope they mean the same, as long as no two of them use a
-name for different things. That is checked.
+The modules of the page become one script without any tool: they import by name from files beside them and export what
+they declare, so that one after the other in one scope they work the same, as long as no two of them use a name for
+different things. That is checked.
 """
 
 import base64
@@ -96,7 +96,7 @@ def _shown(api: Api, chapter: Chapter, raw: Mapping[str, str]) -> dict[str, Any]
 
 
 def _inlined(texts: Mapping[str, str], data: Mapping[str, Any]) -> str:
-    """index.html with what it links put in its place, and a policy that allows exactly these texts by their hashes."""
+    """index.html with the linked files put in place, and a policy that allows exactly these texts by their hashes."""
     styles: list[str] = []
     # A browser reads \r\n in HTML as \n, and the hash is of what it read.
     scripts = [

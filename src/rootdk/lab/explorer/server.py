@@ -7,9 +7,9 @@ GET  /api/chapters        texts and knobs
 GET  /api/view/<chapter>  figures and numbers for the knobs' values; 422 names a value that cannot be used
 POST /api/model           the same for an audit that is sent along
 
-What a connection may take is bounded: one of so many places, and so many seconds to send a request. uvicorn itself
-waits for ever for a request that has begun to come, and takes as many connections as there are files to open; what
-asyncio says about those that it cannot take is a traceback for each.
+Connections are limited: to so many at once, and to so many seconds for a request. uvicorn itself waits for ever for a
+request that has begun to arrive, and accepts connections until no more files can be opened; then asyncio prints a
+traceback for each connection that it cannot accept.
 """
 
 import asyncio
@@ -87,7 +87,8 @@ def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUE
         server_header=False,
         lifespan="off",
         ws="none",
-        # The end waits for nothing: an open page keeps its connection, and nobody would see what is still computed.
+        # Nothing is waited for at the end: an open page keeps its connection, and results of computations would not be
+        # seen.
         timeout_graceful_shutdown=0,
     )
 
@@ -120,7 +121,7 @@ async def _said(request: Request, error: Exception) -> Response:
 
 
 class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen without its types
-    """HTTP as uvicorn speaks it, for requests that come within `patience` seconds, head and body."""
+    """uvicorn's HTTP, for requests that come within `patience` seconds, head and body."""
 
     def __init__(self, *args: Any, patience: float = SECONDS_FOR_A_REQUEST, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -128,7 +129,7 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen wit
         self.deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Take it, if there is a place left."""
+        """Accept the connection, if there is a place left."""
         super().connection_made(transport)
         if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
@@ -144,7 +145,7 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen wit
             self._wait_no_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Free the place of the connection."""
         self._wait_no_more()
         super().connection_lost(exc)
 
@@ -167,7 +168,7 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen wit
 
 
 def say_once(printed: set[str], context: dict[str, Any]) -> None:
-    """A line for what asyncio would write a traceback for each time, such as too many open files."""
+    """Print one line, once, where asyncio would print a traceback each time, such as for too many open files."""
     line = f"rootdk explore: {context.get('message')}: {context.get('exception')}"
     if line not in printed:
         printed.add(line)
@@ -200,7 +201,7 @@ def listening(first: int = PORT) -> socket.socket:
 
 
 def warm_up(stop: Callable[[], bool] = lambda: False) -> None:
-    """Ahead of the reader, what chapters keep: each at its defaults, under every choice that it offers.
+    """Compute ahead what chapters keep: each chapter at its defaults, under every choice that it offers.
 
     A curve over d_k takes a tenth of a second or more, the ledger of claims some seconds; after that a knob costs
     milliseconds. To be run in a thread of its own while the page opens; asks `stop` between two views.
@@ -224,7 +225,7 @@ def _choices(chapter: Chapter) -> Iterator[dict[str, str]]:
 
 
 def _few_steps(chapter: Chapter) -> Iterator[dict[str, str]]:
-    """Where nothing is drawn at random, the places of a slider that has few of them: all of them can be kept."""
+    """If nothing is drawn at random, the positions of sliders that have few of them: all of them can be kept."""
     if any(control.name == "seed" for control in chapter.controls):
         return
     for control in chapter.controls:

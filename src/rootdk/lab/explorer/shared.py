@@ -1,6 +1,6 @@
 """What several chapters share, so that it looks and means the same everywhere.
 
-Knobs; random queries and keys; the weights of a row, read off the operator; and theory over d_k.
+Knobs; random queries and keys; the weights of a row, from the operator; and theory over d_k.
 
 The random rows of a seed stay the same while a knob moves: they are drawn once, 1024 components wide, and a setting
 takes the first d_k components of the first n keys. So dragging d_k or n adds numbers and changes none, and costs no
@@ -59,17 +59,17 @@ def with_rules(chapters: tuple[Chapter, ...], names: Sequence[str]) -> tuple[Cha
 
 
 def compared(rule: str) -> dict[str, str]:
-    """The three rules that everybody knows, and the chosen one if it is another: name and words."""
+    """The three usual rules, and the chosen one if it is another: name and words."""
     return RULE_WORDS | ({} if rule in RULE_WORDS else {rule: rule})
 
 
 def colour(rule: str, place: int = 0) -> str:
-    """That of a rule everywhere, or that of the place-th of the rules that were added."""
+    """The colour that a rule has everywhere, or that of the place-th of the rules that were added."""
     return COLOURS.get(rule, HUES[3 + place % 3])
 
 
 def in_python(rule: str, d_k: int, keys: int) -> str:
-    """The scale in lines to run: by name where everybody knows it, else the number."""
+    """The scale in lines to run: by name for a usual rule, else the number."""
     return f'"{rule}"' if rule in RULE_WORDS else repr(factor_of(rule, d_k, keys))
 
 
@@ -161,13 +161,13 @@ def reading_of(query: NDArray[Any], key: NDArray[Any], scale: Any) -> Reading:
 
 
 def median(rows: Any) -> float:
-    """Over rows, in float64."""
+    """The median over rows, in float64."""
     return float(np.median(np.asarray(rows, np.float64)))
 
 
 def keys_in_order(query: NDArray[Any], key: NDArray[Any]) -> NDArray[Any]:
     """Which key scores highest, second, ... for the first query; no positive scale changes that."""
-    # einsum and not @: so small a product BLAS shares among threads, and waiting for them takes longer.
+    # einsum and not @: BLAS would share even such a small product among threads, and waiting for them takes longer.
     return np.argsort(-np.einsum("d,nd->n", query[0], key))
 
 

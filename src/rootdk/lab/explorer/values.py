@@ -2,7 +2,7 @@
 
 The bounds are what keeps every computation short, so nothing reaches a chapter that did not come through here.
 
-An audit that somebody drops on the page: JSON of unknown making, read with a bound and checked before use.
+An audit that somebody drops on the page: JSON of unknown origin, read up to a size and checked before use.
 """
 
 import math
@@ -91,7 +91,7 @@ def _number(control: Control, text: str, whole: bool = False) -> float | int:
     value = int(text) if whole else float(text)
     low = -math.inf if control.low is None else control.low
     high = math.inf if control.high is None else control.high
-    # Compared as it is: a whole number of a thousand digits is no float.
+    # Compared without conversion: a whole number of a thousand digits does not fit into a float.
     if not low <= value <= high or abs(value) == math.inf:
         raise RefusedValueError(control.name, f"must be a number{_within(control)}", text)
     return value
@@ -230,7 +230,7 @@ def _numbers(place: str, by_name: Any) -> None:
 def _check_number(place: str, value: Any, *, null: bool = True) -> None:
     if value is None and null:
         return
-    # Compared and not converted: a whole number of 400 digits is no float. A NaN is in no range.
+    # Compared without conversion: a whole number of 400 digits does not fit into a float. A NaN is in no range.
     largest = sys.float_info.max
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -largest <= value <= largest:
         raise ArgumentError(f"{place}: must be a finite number{' or null' * null}, got {_kind(value)}")
@@ -258,7 +258,7 @@ def _list(place: str, value: Any) -> Sequence[Any]:
 
 
 def _kind(value: Any) -> str:
-    """What JSON calls it."""
+    """The name of its type in JSON."""
     if isinstance(value, int) and value.bit_length() > sys.float_info.max_exp:
         return f"a whole number of {value.bit_length()} bits"  # Python refuses to write out the longest ones
     if isinstance(value, (bool, int, float)):

@@ -26,7 +26,7 @@ _WEIGHTS = (
 _MAPS = "Every head of every layer. Colours run from the smallest to the largest number of each map."
 _RUN = "Measured in a forward pass, beside what theory says of random q and k."
 _LABEL = 14
-# Told apart on white and on black, and by people who see few colours.
+# Distinct on white and on black, and for people who see few colours.
 _SCALE = "Viridis"
 
 
@@ -151,7 +151,7 @@ def audit_pictures(audit: Mapping[str, Any]) -> list[Picture]:
 
 
 def spread_pictures(audit: Mapping[str, Any]) -> list[Picture]:
-    """The first metric along the layers: every head, the median, and what theory says of random q and k."""
+    """The first metric along the layers: every head, the median, and the prediction of theory for random q and k."""
     layers = audit["layers"]
     return [spread_picture(metric, layers) for metric in present(layers)[:1] if len(layers) > 1]
 
@@ -182,7 +182,7 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
 
 
 def _plain(name: Any) -> str:
-    """Plotly takes texts for HTML: a link in the name of a layer would be one on the page."""
+    """Escaped, because plotly reads texts as HTML: a link in the name of a layer would become one on the page."""
     return escape(str(name))
 
 
@@ -203,10 +203,10 @@ def _placed(value: float, logarithmic: bool) -> float | None:
 
 
 def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, float]:
-    """At least a factor of 4, or a tenth of the whole: colours must not make a drama of rounding."""
+    """At least a factor of 4, or a tenth of the whole: colours must not exaggerate rounding."""
     low, high = min(known), max(known)
     if logarithmic:
-        left, right = math.log10(low), math.log10(high)  # products of the two may leave float64
+        left, right = math.log10(low), math.log10(high)  # their product may overflow float64
         middle, half = (left + right) / 2, max(right - left, math.log10(4)) / 2
     else:
         middle, half = low / 2 + high / 2, max(high / 2 - low / 2, 0.05 if share else 5e-13)
@@ -227,7 +227,7 @@ def _number(value: float) -> str:
 
 
 def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
-    """One metric along the layers: every head, the median, and what theory says of random q and k."""
+    """One metric along the layers: every head, the median, and the prediction of theory for random q and k."""
     rows = grid(layers, metric.name)
     names = short_names([str(layer["name"]) for layer in layers])
     places = list(range(len(names)))
@@ -249,7 +249,7 @@ def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Pictu
         hover = "theory %{y:.3g}<extra></extra>"
         traces.append(line(places, baseline, "theory, random q and k", GREY, "dot", hovertemplate=hover))
     every = max(1, math.ceil(len(names) / 12))
-    # Long names would run into each other; the hover has them.
+    # Long names would overlap; the hover has them.
     labels = [_plain(name) for name in names] if max(map(len, names)) <= 3 else [str(place) for place in places]
     known = [value for _, value in dots]
     axis: dict[str, Any] = {}

@@ -60,7 +60,7 @@ def _inside(panel: str, groups: Sequence[Group], brief: bool) -> Iterator[Pictur
             yield from pictures[-1:] if brief else pictures
         if any(len(group.rates) > 1 for group in dots if group.spec.d_k == d_k):
             yield draw.entropy_over_rates(panel, dots, d_k)
-    # Where the most learning rates were tried; of several such settings the group with the usual scale.
+    # The group with the most learning rates; of several such groups, that with the usual scale.
     most = max(dots, key=lambda group: (len(group.rates), group.line == "sqrt"), default=None)
     if most is not None and len(most.rates) > 3:
         yield from draw.ladder(panel, most)
@@ -159,7 +159,7 @@ def render_training(results: Results) -> str:
     return document("rootdk: does the scale matter when a model learns?", links, body)
 
 
-_UNFOLDED = 3  # questions of a larger page that are open: all of them would be a quarter of it
+_UNFOLDED = 3  # how many questions of a larger page are open: all of them would be a quarter of it
 
 
 def training_section(results: Results) -> str:
@@ -212,7 +212,7 @@ def _cards(results: Results) -> Iterator[str]:
 
 
 def _dots(groups: Sequence[Group]) -> list[Group]:
-    """Those that take dot products."""
+    """The groups with dot products."""
     return [group for group in groups if group.spec.rule != ADDITIVE]
 
 

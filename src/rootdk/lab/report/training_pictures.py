@@ -1,6 +1,6 @@
 """Pictures of training runs: lines are means over seeds, bands and bars their confidence intervals, faint marks seeds.
 
-Seeds are shown because an interval of a few of them says little where chosen have learned and others have not yet.
+Seeds are shown because an interval of a few of them says little where some have learned and others have not yet.
 """
 
 import math
@@ -175,7 +175,7 @@ def _final(group: Group, x: float, rate: float) -> Point:
 
 
 def _span_of_curves(means: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """For losses after the first look, and no higher than they began: a start or an explosion makes all else flat."""
+    """An axis for losses after the first look, no higher than at the start, which would flatten all other lines."""
     top = max((line[0] for line in means if len(line)), default=math.inf)
     return span_of(min(y, top) for line in means for y in line[1:])
 
@@ -245,7 +245,7 @@ def _diverged(groups: Sequence[Group]) -> str:
 
 
 def _missing(points: Points) -> str:
-    """Points that a diverged run has no mean at."""
+    """Points without a mean, because a run diverged."""
     lost = sum(not math.isfinite(point.over.mean) for chosen in points.values() for point in chosen)
     return f" {lost} point{'s' if lost > 1 else ''} with a diverged run not shown." if lost else ""
 
@@ -284,7 +284,7 @@ def decades(points: Points) -> float:
 
 
 def plain_figure(traces: list[Any], x: str, y: str, **axes: Any) -> dict[str, Any]:
-    """With a legend even where one line is all there is: it is the only place that names it."""
+    """With a legend even for a single line: nothing else names it."""
     return plot(traces, x, y, showlegend=True, **axes)
 
 
@@ -306,7 +306,7 @@ def marked(points: Points) -> list[dict[str, Any]]:
     traces = []
     for number, (name, line) in enumerate(points.items()):
         colour, dash = _style(name, number, list(points))
-        # Side by side, so that the bars of error can be told apart; the axes are logarithmic.
+        # Side by side, so that the error bars do not overlap; the axes are logarithmic.
         aside = 1.04 ** (number - (len(points) - 1) / 2)
         seeds = [(point.x * aside, y) for point in line for y in point.seeds if len(point.seeds) > 1]
         halves = [_finite(point.over.half) or 0.0 for point in line]
@@ -363,7 +363,7 @@ def _band(curves: Sequence[Any], log: bool) -> tuple[list[int], list[float], lis
     for step in sorted(set().union(*at)):
         values = [values.get(step, curve[1][-1]) for values, curve in zip(at, curves, strict=True)]
         if any(step not in values and step < curve[0][-1] for values, curve in zip(at, curves, strict=True)):
-            continue  # the last look into the layers of one run, which another went past
+            continue  # the last look into the layers of one run; another run went further
         if any(value is None or (log and value <= 0) for value in values):
             break
         over_seeds = interval(into(value) for value in values)
@@ -385,7 +385,7 @@ def _faint(colour: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name in a legend of plotly, which knows subscripts."""
+    """A name in a legend of plotly, with subscripts."""
     return name.replace("d_k", "d<sub>k</sub>").replace("qk_", "qk ")
 
 

@@ -1,4 +1,4 @@
-"""Training runs that ask what the scale does when a model learns: as plain data, and what makes them.
+"""Training runs that ask what the scale does when a model learns: as plain data, and the code that does them.
 
     RunSpec              everything that one training run depends on
     Run                  what it recorded, step by step; to JSON and back

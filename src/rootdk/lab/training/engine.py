@@ -1,4 +1,4 @@
-"""What an engine is: it takes runs that are to be done and tells, as it happens, what comes of them.
+"""What an engine is: it takes runs that are to be done and reports events while it does them.
 
 LocalEngine makes runs on this machine: as many processes as there are cores, each with one thread and one run at a
 time. ray_engine.py has the one for a cluster.
@@ -55,7 +55,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A run will not be done. no_space: nothing can be written any more, so no other run has a chance either."""
+    """A run will not be done. no_space: nothing can be written any more, so other runs would fail too."""
 
     spec: RunSpec
     reason: str
@@ -64,7 +64,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The process that did this run is gone; another goes on from the state that was kept."""
+    """The process that did this run has ended; another continues from the kept state."""
 
     spec: RunSpec
     reason: str
@@ -74,18 +74,18 @@ Event = Advanced | Finished | Failed | Again
 
 
 class Trainer(Protocol):
-    """What does one run; `rootdk.lab.training.train.train` is one."""
+    """Does one run; `rootdk.lab.training.train.train` is one."""
 
     def __call__(self, spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:
-        """Train; keep is for the state, progress is told the number of steps that are done."""
+        """Train; keep is for the state, progress is called with the number of steps that are done."""
         ...
 
 
 class Engine(Protocol):
-    """Where runs are done. Closing the iterator ends what is under way; its state is kept."""
+    """Does runs. Closing the iterator ends the runs that are not done; their state is kept."""
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Do the tasks and tell of it. Every task ends in a Finished or a Failed."""
+        """Do the tasks and yield events. Every task ends in a Finished or a Failed."""
         ...
 
 
@@ -94,7 +94,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 
 def train_on_one_core(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:
-    """`train` with one thread, wherever it runs: the number of threads has a part in the last digits."""
+    """`train` with one thread, wherever it runs: the number of threads changes the last digits."""
     os.environ.update(ONE_THREAD)
     import torch
 
@@ -110,7 +110,7 @@ def train_on_one_core(spec: RunSpec, *, keep: Path | None, progress: Callable[[i
 def attempt(trainer: Trainer, task: Task, progress: Callable[[int], None]) -> Finished | Failed:
     """One run, with whatever goes wrong in it as a Failed.
 
-    A state that cannot be used must not stop its run for ever: what fails when it goes on is tried once from the start.
+    A damaged state must not stop its run for ever: a run that fails when it continues is tried once from the start.
     """
     went_on = task.keep.exists()
     try:
@@ -166,7 +166,7 @@ def title(spec: RunSpec) -> str:
 
 
 class TrainingMissingError(RootdkError, ImportError):
-    """A package that a run or an engine needs is not installed; the message names the extra that brings it."""
+    """A package that a run or an engine needs is not installed; the message names the extra that contains it."""
 
 
 def check_installed(specs: Iterable[RunSpec]) -> None:
@@ -199,8 +199,8 @@ _SECONDS_TO_END = 0.7
 class LocalEngine:
     """`workers` processes, by default one for each core that this process may use.
 
-    A process that dies costs its unfinished run, which another takes up from the kept state. If that one dies too, the
-    run is the likely cause, and is given up.
+    If a process dies, another continues its unfinished run from the kept state. If that one dies too, the run is the
+    likely cause, and is given up.
     """
 
     def __init__(self, workers: int | None = None, trainer: Trainer = train_on_one_core) -> None:
@@ -240,7 +240,7 @@ class LocalEngine:
         finally:
             for worker in workers:
                 worker.stop()
-            latest = time.monotonic() + _SECONDS_TO_END  # for all of them together: somebody waits who pressed Ctrl-C
+            latest = time.monotonic() + _SECONDS_TO_END  # for all together: who pressed Ctrl-C is waiting
             for worker in workers:
                 worker.end(latest)
 
@@ -281,7 +281,7 @@ class _Worker:
             self.connection.send(task)
 
     def receive(self) -> tuple[Task, Event | None]:
-        """What it says about its task; None if it is gone."""
+        """Its task and the event that it sent; None for the event if the process has ended."""
         assert self.task is not None  # noqa: S101 -- only the busy are waited for
         task = self.task
         try:
@@ -296,7 +296,7 @@ class _Worker:
         self.process.terminate()
 
     def end(self, latest: float | None = None) -> str:
-        """Wait until it is gone, and say how it went."""
+        """Wait until the process has ended, and return how it ended."""
         self.process.join(_SECONDS_TO_END if latest is None else max(0.0, latest - time.monotonic()))
         if self.process.exitcode is None:
             self.process.kill()
@@ -308,16 +308,16 @@ class _Worker:
 
 @contextlib.contextmanager
 def _in_its_environment() -> Iterator[None]:
-    """One thread for what the new process loads, and no Ctrl-C: that is for this process, which then ends the others.
+    """One thread for what the new process loads, and no Ctrl-C there: this process gets it, and then ends the others.
 
-    The signal is held back here, not dropped, and comes through when the process is started.
+    The signal is delayed here, not lost, and arrives when the process is started.
     """
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     masks = hasattr(signal, "pthread_sigmask")  # Windows has neither masks nor that helper
     if masks:
         with standing_elsewhere():
             ensure_running()  # multiprocessing's own helper, whose start would let the signal through again
-    # A mask is of one thread, and another may get the signal: so it is held as well.
+    # A mask is for one thread, and another may get the signal: so that is delayed as well.
     with holding_ctrl_c(), standing_elsewhere():
         # Which the new process inherits.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
@@ -335,9 +335,9 @@ def _in_its_environment() -> Iterator[None]:
 
 
 def _work(line: "Connection[Any, Any]", trainer: Trainer) -> None:
-    """What a process does: runs, until nobody is at the other end or it is asked to stop."""
+    """What a process does: runs, until the other end is closed or it is asked to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # An exit and not the signal's own end, so that a file that is half written is cleaned away.
+    # Exit instead of the signal's default, so that half-written files are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

@@ -3,7 +3,7 @@
 What it leaves out: dropout, biases, weight tying. Every weight starts normal with variance 1/fan_in, so that
 behind a norm queries and keys have unit variance and q.k has variance d_k: the premise that the scale is derived from.
 
-Beside it additive attention (Bahdanau et al. 2014), which the scale was invented to keep up with.
+Also additive attention (Bahdanau et al. 2014); the scale was introduced so that dot products do as well.
 
 It learns three tasks on data that every machine has: generated pairs, Python's own sources, scikit-learn's digits.
 Batches depend on the seed and the number of the step alone, so that a run can go on where it was.
@@ -34,8 +34,8 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
 
     tanh bounds every score by the sum of |v|, whatever d_k is. v starts normal with variance size^2/(c d_k), where
     c = E Var[tanh(q + k) | q] for normal q and k: the scores of one row then have variance size^2, as those of
-    size q.k/sqrt(d_k) have. It holds n x n x d_k numbers per head, which is what it costs. The scores go to rootdk as
-    the bias of queries and keys that are nothing, so that they can be measured like those of a dot product.
+    size q.k/sqrt(d_k) have. It holds n x n x d_k numbers per head: that is its cost. The scores go to rootdk as the
+    bias of queries and keys that are 0, so that they can be measured like those of a dot product.
 
     >>> import torch
     >>> layer = AdditiveAttention(8, 2, 4)
@@ -94,7 +94,7 @@ _SPREAD_OF_TANH = 0.28396841
 
 
 def _rows_at_once(k: Tensor) -> int:
-    """Queries per piece: larger pieces than this are taken from the system and given back at every step."""
+    """Queries per piece: memory for larger pieces is taken from the system and given back at every step."""
     return max(1, 2**22 // int(k.numel()))
 
 
@@ -191,15 +191,15 @@ def projections(block: Any) -> tuple[Tensor, Tensor]:
 
 
 Batch = tuple[Tensor, Tensor]
-IGNORED = -100  # cross_entropy passes over this target
-# In the place of a seed: batches that are never trained on. Choices are made on the first, reports on the second.
+IGNORED = -100  # cross_entropy skips this target
+# VALID and TEST are batches that are never trained on, in the place of a seed: choices use VALID, reports use TEST.
 TRAIN, VALID, TEST = "train", "valid", "test"
 _HELD_OUT = {VALID: 2**32 - 2, TEST: 2**32 - 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is put in and what is to come out. pooled: one answer per sequence, from the mean over its places."""
+    """Inputs and targets. pooled: one answer per sequence, from the mean over its places."""
 
     name: str
     length: int
@@ -303,7 +303,7 @@ def _digits() -> Task:
     parts = {VALID: np.flatnonzero(rest == 3), TEST: np.flatnonzero(rest == 7), TRAIN: np.flatnonzero(rest % 4 != 3)}
 
     def draw(rng: np.random.Generator, count: int, part: str) -> tuple[Any, Any]:
-        # What is held out is so little that all of it is looked at.
+        # The held-out data are so few that all of them are used.
         which = rng.choice(parts[part], count) if part == TRAIN else parts[part]
         return patches[which], labels[which]
 

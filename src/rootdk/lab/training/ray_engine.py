@@ -59,7 +59,7 @@ class ClusterError(RootdkError):
 class RayEngine:
     """Runs as tasks of a cluster; without an address, of one on this machine that ends with the sweep.
 
-    workers bounds how many are under way at a time. Without it that is up to the cluster.
+    workers bounds how many run at a time. Without it the cluster decides.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RayEngine:
 
     def _events(self, ray: Any, tasks: Sequence[Task]) -> Iterator[Event]:
         board = _board(ray)
-        # A worker that is lost is met here, and not by Ray itself, so that it can be told.
+        # A lost worker is handled here, and not by Ray itself, so that it can be reported.
         remote = ray.remote(num_cpus=1, max_retries=0)(_work)
         waiting, lost = deque(tasks), dict.fromkeys(tasks, 0)
         running: dict[Any, Task] = {}
@@ -112,7 +112,7 @@ class RayEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
-    """The factor of somebody's rule as the code itself; two are equal if their code is."""
+    """The factor of a user's rule as its code; two are equal if their code is."""
 
     code: bytes
 
@@ -158,7 +158,7 @@ def _outcome(ray: Any, reference: Any, task: Task) -> Finished | Failed | Again:
 
 
 def _work(trainer: Trainer, task: Task, expected: str, board: Any) -> Finished | Failed:
-    """On a worker: the run, if the code that decides its numbers is what it is where the results are kept."""
+    """On a worker: the run, if the code that decides its numbers is the same as where the results are kept."""
     if code() != expected:
         return Failed(
             task.spec,
@@ -171,7 +171,7 @@ def _work(trainer: Trainer, task: Task, expected: str, board: Any) -> Finished |
     def stateless(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:  # noqa: ARG001
         return trainer(spec, keep=None, progress=progress)
 
-    # Without the folder on this host there is nowhere to keep a state: a new folder would be one that nobody looks at.
+    # Without the folder on this host there is nowhere to keep a state: nobody would read it in a new folder.
     chosen = trainer if task.keep.parent.is_dir() else stateless
     return attempt(chosen, task, now_and_then(notify, task.spec.steps, _SECONDS_BETWEEN_WORDS))
 
@@ -198,7 +198,7 @@ def _board(ray: Any) -> Any:
 
 
 def _steps(ray: Any, board: Any) -> dict[Any, int]:
-    """What was written since; nothing if the board is slow or gone, for runs do not hang on it."""
+    """The steps written since; none if the board is slow or gone, because runs must not depend on it."""
     try:
         steps: dict[Any, int] = ray.get(board.take.remote(), timeout=_SECONDS_TO_CONNECT)
     except ray.exceptions.RayError:
@@ -211,8 +211,8 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
     """Ray, connected for the length of the block."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new behaviour, without its warning
-    # A cluster of its own is closed to others by a token that nobody else knows, rather than by one that Ray would
-    # write into the user's home. Ray reads it when it is loaded: too late for a process that has done so.
+    # Our own cluster is closed to others by a secret token, rather than by one that Ray would write into the user's
+    # home. Ray reads it when it is loaded: too late for a process that has loaded it already.
     if address is None and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     import ray
@@ -238,19 +238,20 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
             ray.shutdown()
     finally:
         if mark is not None:
-            # Some that Ray has started stay when their parent is gone, above all when it is interrupted as it starts.
+            # Some processes of Ray remain after their parent has ended, above all when it is interrupted during its
+            # start.
             processes.end(known, os.getpid(), mark)
 
 
 def _start_here(ray: Any, workers: int, mark: str) -> None:
     """A cluster that nobody can reach from outside: every process of it listens on the loopback address alone.
 
-    mark   what its processes shall have in their environment, to be found by
+    mark   an entry for the environment of its processes, by which they are found
     """
     from ray._private import ray_constants
 
-    # Ray takes an address that other machines reach, also where it is told 127.0.0.1, unless it believes that this
-    # system has no clusters. The variable for that is read when Ray is loaded, which may have been long ago.
+    # Ray takes an address that other machines reach, even if it is told 127.0.0.1, unless it assumes that this system
+    # has no clusters. The variable for that is read when Ray is loaded, which may have been earlier.
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     os.environ[_MARK] = mark.removeprefix(f"{_MARK}=")
     try:
@@ -266,7 +267,7 @@ def _start_here(ray: Any, workers: int, mark: str) -> None:
 
 
 def _check_answers(address: str) -> None:
-    """An error at once where nobody listens, and soon where somebody listens who is not Ray: ray.init would hang."""
+    """An error at once if nothing listens there, and soon if something other than Ray does: ray.init would hang."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -276,7 +277,7 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
     except (OSError, OverflowError) as error:
         raise ClusterError(f"address: nobody answers at {address}: {error}") from error
-    # In a process of its own, because ray.init knows no time limit and may end the process that calls it.
+    # In a process of its own, because ray.init has no time limit and may end the process that calls it.
     probe = [sys.executable, "-c", _PROBE, address]
     try:
         done = subprocess.run(  # noqa: S603 -- the address is checked above

@@ -3,7 +3,7 @@
 Results    all runs, with what made them
 Outcome    runs that differ in their seeds alone
 Group      runs that differ in their learning rates too: an Outcome for each rate
-interval   a mean over seeds, and how sure of it one may be
+interval   a mean over seeds, and its confidence interval
 estimate   a number that several groups give, with a bootstrap over seeds that chooses their learning rates again
 
 Learning rates are chosen by the validation set; what is reported belongs to the test set.
@@ -53,7 +53,7 @@ class Interval:
 def interval(values: Iterable[float | None], level: float = 0.95) -> Interval:
     """Mean and Student's confidence interval, mean +- t s/sqrt(count), of runs that differ in their seeds alone.
 
-    A value that is None, from a run that diverged, makes the mean infinite: leaving it out would flatter the rest.
+    A value that is None, from a run that diverged, makes the mean infinite: without it the mean would look too good.
 
     >>> over_seeds = interval([1.0, 2.0, 3.0])
     >>> over_seeds.mean, round(over_seeds.half, 3)
@@ -158,7 +158,7 @@ def _within_budget(run: Run, name: str = "accuracy") -> float:
 
 
 def choice_of(run: Run) -> float:
-    """What a learning rate is chosen by: the smaller its mean over seeds, the better.
+    """The number by which a learning rate is chosen: the smaller its mean over seeds, the better.
 
     Steps to 90 % right of the validation set where runs end when they have learned, else the lowest validation loss.
     """
@@ -181,7 +181,7 @@ class Outcome:
 
     @property
     def choice(self) -> float:
-        """What is compared when a learning rate is chosen, from the validation set; smaller is better."""
+        """The number by which learning rates are compared, from the validation set; smaller is better."""
         return interval(choice_of(run) for run in self.runs).mean
 
     @property
@@ -191,7 +191,7 @@ class Outcome:
 
     @property
     def accuracy(self) -> Interval:
-        """At the same look; nothing is right in a run that diverged."""
+        """At the same look; 0 for a run that diverged."""
         return interval(METRICS["accuracy"](run) for run in self.runs)
 
     @property
@@ -223,12 +223,12 @@ class Outcome:
 
     @property
     def diverged(self) -> int:
-        """How many of the runs did."""
+        """How many of the runs diverged."""
         return sum(run.diverged for run in self.runs)
 
 
 def sharpest(run: Run) -> float:
-    """entropy / ln n of the sharpest layer at the end; infinite where there is no number: that is no collapse."""
+    """entropy / ln n of the sharpest layer at the end; infinite if it is unknown: that is no collapse."""
     return min(known(layer.entropy) for layer in run.last.layers)
 
 
@@ -318,7 +318,7 @@ def estimate(combine: Callable[..., float], *arms: Arm) -> Estimate:
 
 
 def resampled(statistic: Callable[[Sequence[int]], float], count: int) -> Estimate:
-    """A statistic of the seeds at the places 0 to count - 1, and what drawing among them with repetition makes of it.
+    """A statistic of the seeds at the places 0 to count - 1, and its values when seeds are drawn with repetition.
 
     >>> values = np.array([1.0, 2.0, 3.0, 4.0])
     >>> found = resampled(lambda places: float(values[list(places)].mean()), 4)
@@ -401,7 +401,7 @@ class Group:
 
     @property
     def diverged(self) -> int:
-        """How many of all runs did, whatever their learning rate."""
+        """How many of all runs diverged, whatever their learning rate."""
         return sum(outcome.diverged for outcome in self.outcomes)
 
 
@@ -418,7 +418,7 @@ def grouped(runs: Iterable[Run]) -> tuple[Group, ...]:
 
 
 def panels(groups: Iterable[Group]) -> dict[str, tuple[Group, ...]]:
-    """Groups that may stand beside one another: of one task, optimizer and model, for as many steps.
+    """Groups that may be compared: of one task, optimizer and model, for as many steps.
 
     The name of a panel says what sets it apart from the others of its task.
 
@@ -438,7 +438,7 @@ def panels(groups: Iterable[Group]) -> dict[str, tuple[Group, ...]]:
 
 
 def _power(value: float, d_k: int) -> str:
-    """A factor as the power of d_k that it is, if it is one: what makes points of several d_k one line.
+    """A factor as a power of d_k, if it is one: so that points of several d_k make one line.
 
     >>> _power(8.0, 64), _power(2.0, 16), _power(3.0, 64)
     ('√d_k', '√√d_k', '3')
@@ -449,7 +449,7 @@ def _power(value: float, d_k: int) -> str:
     return f"{value:.4g}"
 
 
-# What a claim asks for, unless it says otherwise.
+# The settings of a claim, unless it gives others.
 _NAMES = ("optimizer", "qk_rate", "qk_size", "qk_gradient", "qk_norm", "v_size", "warmup", "layers", "width", "heads")
 _USUAL = {name: getattr(RunSpec(), name) for name in _NAMES}
 

@@ -1,6 +1,6 @@
 """One training run as plain data: what it depends on, and what it recorded. Equal specs give equal runs on one machine.
 
-A number that was not finite is None: JSON knows no other word.
+A number that was not finite is None: JSON has nothing else for it.
 """
 
 import math
@@ -34,7 +34,7 @@ class RunSpec:
     learning_rate   of all weights
     qk_rate         factor on the learning rate of W_q and W_k
     qk_size         factor on W_q and W_k at the start, where 1 gives queries and keys unit variance
-    qk_gradient     factor on the gradients of W_q and W_k, before the optimizer sees them
+    qk_gradient     factor on the gradients of W_q and W_k, before the optimizer uses them
     qk_norm         every query and key normalised to root mean square 1, with a learned gain
     v_size          factor on v of additive attention at the start; sqrt(d_k) gives its scores the variance of q.k
     warmup          over so many steps the learning rate rises from 0, along a line

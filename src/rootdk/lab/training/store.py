@@ -1,4 +1,4 @@
-"""Finished training runs kept by content, one JSON file each; beside it, while it lasts, the state of one unfinished.
+"""Finished training runs kept by content, one JSON file each; and the states of unfinished ones, while they last.
 
 Unlike the cache of the other experiments, which a full disk only makes slower, the store is where hours of work end
 up: what it cannot write is an error, and what is already there stays.
@@ -25,7 +25,8 @@ from rootdk.scaling import fingerprint
 
 from .run import Run, RunSpec
 
-# What a run's numbers follow from. Reports, commands and whatever only arranges runs may change without a rerun.
+# The files that decide the numbers of a run. Reports, commands and code that only arranges runs may change without a
+# rerun.
 _DECIDES = (
     "options.py",
     "checks.py",
@@ -47,7 +48,7 @@ class StoreError(RootdkError):
 
 
 class Store:
-    """Runs in a folder. A file that is damaged is passed over with a `note`, and its run is run again.
+    """Runs in a folder. A file that is damaged is skipped with a `note`, and its run is run again.
 
     >>> with tempfile.TemporaryDirectory() as place:
     ...     store = Store(Path(place))
@@ -60,7 +61,7 @@ class Store:
 
     def path(self, spec: RunSpec) -> Path:
         """The file that this run has or would have."""
-        # A registered rule is known by what it says: the same name may stand for another tomorrow.
+        # A registered rule is identified by its factors: the same name may stand for another rule later.
         identity = json.dumps([spec.to_dict(), code(), *filter(None, [fingerprint(spec.rule)])], sort_keys=True)
         rule = re.sub(r"[^\w.-]+", "_", spec.rule)
         name = f"{spec.task}-{rule}-{spec.d_k}-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
@@ -81,9 +82,9 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """The folder, opened, for this study alone while the block lasts: two would write the same states.
+        """Open the folder for this study alone while the block lasts: two studies would write the same states.
 
-        The lock is one of the system, which ends with the process however that ends; a file that is left is none.
+        It is a lock of the system, which ends with the process in any case; a file that remains is no lock.
         """
         self.open()
         path = self.place / _LOCK
@@ -103,7 +104,7 @@ class Store:
             yield
         finally:
             with contextlib.suppress(OSError):
-                path.unlink()  # while it is held, so that it is ours; Windows keeps a file that is open, and it stays
+                path.unlink()  # while it is held, so that the file is ours; Windows does not remove an open file
             if handle is not None:
                 os.close(handle)
 
@@ -146,7 +147,7 @@ class Store:
     def _drop_state(self, spec: RunSpec) -> None:
         with contextlib.suppress(OSError):
             self.state(spec).unlink()
-        # What a process left that was killed while it wrote.
+        # Files of a process that was killed while it wrote.
         for part in self.place.glob(f".{self.path(spec).stem}.*.part"):
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -158,9 +159,10 @@ def _lock(path: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
         try:
             _take(handle)
-            # Who had it before may have removed the file after it was opened here: then another can have the next one.
+            # The previous holder may have removed the file after it was opened here: then another process can lock the
+            # next one.
             if _is(path, handle):
-                with contextlib.suppress(OSError):  # on a full disk others are not told who it is
+                with contextlib.suppress(OSError):  # on a full disk the holder is not named
                     os.ftruncate(handle, 0)
                     os.write(handle, str(os.getpid()).encode())
                 return handle
@@ -186,7 +188,8 @@ def _take(handle: int) -> None:
     if sys.platform == "win32":
         import msvcrt
 
-        # A locked byte there cannot be read, and others are to read who has the lock: one far behind that is locked.
+        # A locked byte cannot be read on Windows, but others must read who has the lock: so a byte far behind is
+        # locked.
         os.lseek(handle, 2**30, os.SEEK_SET)
         try:
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
@@ -207,7 +210,7 @@ def reason(error: OSError) -> str:
 
 @functools.cache
 def code() -> str:
-    """A hash of what decides the numbers of a run: files of the package, and the versions of what it stands on.
+    """A hash of what decides the numbers of a run: files of the package, and the versions of its dependencies.
 
     Python's own version is among them because the text that is learned is Python's own.
     """

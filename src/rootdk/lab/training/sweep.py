@@ -1,7 +1,7 @@
 """The runs of a study: which they are, and making them.
 
-Those that are kept are taken, the others go to an engine, and each is kept as soon as it is done. A Tally says how far
-a sweep has come, and how long it will take by its pace so far.
+Kept runs are reused, the others go to an engine, and each is kept as soon as it is done. A Tally shows how far a sweep
+is, and how long it will take at its pace so far.
 
 Which runs: those of a size, or those of a JSON file. A run that two questions ask for is made once.
 The default size asks, in this order, so that a study that is interrupted has answered the first questions:
@@ -35,7 +35,7 @@ from .run import ADDITIVE, TASKS, Run, RunSpec
 from .store import Store, StoreError
 
 _MOST_NAMED = 10
-# Sequences in a batch and places in each: what rootdk.lab.training.model draws, which only torch could be asked.
+# Sequences in a batch and places in each: as in rootdk.lab.training.model, which cannot be loaded without torch.
 _BATCHES = {"recall": (16, 24), "text": (8, 64), "digits": (16, 16)}
 # A run that was kept, or goes on from a state, says nothing about the pace of this sweep.
 _SECONDS_BEFORE_A_GUESS = 5.0
@@ -63,7 +63,7 @@ def sweep(
     tell: Callable[[Event], None] = lambda _event: None,
     fresh: bool = False,
 ) -> tuple[Run, ...]:
-    """The runs of these specs, in their order. tell hears of every event, and of kept runs as finished ones first.
+    """The runs of these specs, in their order. tell is called with every event; kept runs come first, as finished ones.
 
     With fresh, those that are kept are forgotten first. An error lists what failed, after everything else is done.
     Interrupted, it keeps what is finished. A store in which another sweep is under way is a StoreError at once.
@@ -109,7 +109,7 @@ def _task(spec: RunSpec, store: Store) -> Task:
 
 
 def cost(spec: RunSpec) -> float:
-    """About how many milliseconds a run takes on one core, rough: for the order of runs and the share that is done.
+    """About how many milliseconds a run takes on one core, roughly: for the order of runs and the share that is done.
 
     >>> cost(RunSpec(d_k=512)) > cost(RunSpec(d_k=8))
     True
@@ -122,7 +122,7 @@ def cost(spec: RunSpec) -> float:
 
 
 class Tally:
-    """Counts the events of a sweep. The clock is an argument so that a test can turn its hands."""
+    """Counts the events of a sweep. The clock is an argument so that a test can set it."""
 
     def __init__(self, specs: Sequence[RunSpec], clock: Callable[[], float] = time.monotonic) -> None:
         self.specs, self.clock = tuple(dict.fromkeys(specs)), clock
@@ -133,7 +133,7 @@ class Tally:
         self.begun = clock()
 
     def count(self, event: Event) -> None:
-        """Take in one event."""
+        """Count one event."""
         spec = event.run.spec if isinstance(event, Finished) else event.spec
         if isinstance(event, Advanced):
             self.share[spec] = event.step / spec.steps
@@ -165,7 +165,7 @@ class Tally:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds that are left, by the pace so far; None while nobody can know."""
+        """Seconds that are left, by the pace so far; None while that is not known."""
         done = sum(cost(spec) * (self.share[spec] - before) for spec, before in self.before.items())
         left = sum(cost(spec) * (1.0 - share) for spec, share in self.share.items())
         if left <= 0:
@@ -239,7 +239,7 @@ def plan(size: str = "default", tasks: Sequence[str] = TASKS, rules: Sequence[st
         if task not in TASKS:
             raise ArgumentError(f"tasks: must be among {', '.join(map(repr, TASKS))}, got {task!r}")
     parts = _own(size, rules) if rules else _quick() if size == "quick" else _default()
-    # Seed by seed, so that what is interrupted has as many of each setting.
+    # Seed by seed, so that an interrupted study has equally many runs of each setting.
     return tuple(
         dict.fromkeys(
             replace(spec, seed=seed)
@@ -300,7 +300,7 @@ def _default() -> Iterator[_Part]:
         text.seeds,
         _cells("default", "text", [root, no_scale]) + _cells("default", "text", [over_d_k], text.d_k[:1]),
     )
-    # More seeds where with 8 of them one could change a verdict.
+    # More seeds where, with 8 of them, a single seed could change a verdict.
     yield (
         2 * recall.seeds,
         _cells("default", "recall", [root, over_d_k], wide) + _cells("default", "recall", [over_d_k], wide, (3e-2,)),
@@ -335,7 +335,7 @@ def _cells(
 def read_specs(path: Path) -> tuple[RunSpec, ...]:
     """The runs that the file asks for. An error names the entry and the field.
 
-    What Results wrote can be given too: of each of its runs the spec is taken.
+    A file of Results can be given too: the spec of each of its runs is taken.
     """
     try:
         data = read_json(path)

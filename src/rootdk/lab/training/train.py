@@ -1,4 +1,4 @@
-"""One run: spec in, what it recorded out. It can be interrupted at any time and goes on where it was.
+"""One run: from a spec to its record. It can be interrupted at any time and continues where it was.
 
 Between two steps the model is looked at, without changing it: loss, accuracy, readings, gradients.
 """
@@ -76,7 +76,7 @@ def train(spec: RunSpec, *, keep: Path | None = None, progress: Callable[[int], 
             if end and not inside:
                 moments[-1] = replace(moments[-1], layers=look(model, task, step, None, held_out).layers)
         progress(step)
-        # A run that has diverged is over: its state must not be gone on from.
+        # A run that has diverged is over: it must not continue from its state.
         if keep is not None and not end and time.perf_counter() - written > _SECONDS_BETWEEN_STATES:
             run = Run(spec, tuple(moments), spikes=spikes)
             seconds = spent + time.perf_counter() - start
@@ -135,7 +135,7 @@ def _take_step(spec: RunSpec, optimizer: torch.optim.Optimizer, rates: Sequence[
 
 
 def _begin(spec: RunSpec, task: Task) -> tuple[Transformer, torch.optim.Optimizer]:
-    # A generator of the process, put back afterwards: initialisers of torch take no other.
+    # The generator of the process, restored afterwards: initialisers of torch use no other.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         model = Transformer(spec, task.embedding(spec.width), task.length, task.classes, task.causal)
@@ -190,7 +190,7 @@ def look(
     held_out: Mapping[str, Sequence[Batch]],
     inside: bool = True,
 ) -> Moment:
-    """One Moment, with its layers if inside. Gradients are of the first batch that is held out, and are thrown away."""
+    """One Moment, with its layers if inside. Gradients are of the first batch that is held out, and are discarded."""
     valid_loss, valid_accuracy, _ = _judge(model, task, held_out[VALID])
     with _measuring(model) if inside else nullcontext():
         loss, accuracy, spread = _judge(model, task, held_out[TEST])
@@ -228,7 +228,7 @@ def transplanted(
 def _judge(model: Any, task: Task, held_out: Sequence[Batch]) -> tuple[float, float, NDArray[np.float64]]:
     """Loss and accuracy over all batches, and per layer that is measured what `_spread` gives, averaged over them.
 
-    Of the largest logit it is the largest.
+    For the largest logit it is the maximum.
     """
     losses, right, spread = [], [], []
     with torch.no_grad():
@@ -274,7 +274,7 @@ def _gradients(model: Any, task: Task, batch: Batch) -> list[tuple[float, float]
 
 
 def finite(value: float | None, digits: int = 5) -> float | None:
-    """So many digits, or None for what is not a number: JSON knows no other word."""
+    """So many digits, or None for what is not a number: JSON has nothing else for it."""
     return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""When q and k agree: scores of queries and keys that know of each other, and what that leaves of the argument."""
+"""When q and k agree: scores of queries and keys that are not independent, and what remains of the argument."""
 
 import math
 from collections.abc import Mapping

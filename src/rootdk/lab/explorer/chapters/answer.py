@@ -42,7 +42,7 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     weights = plot(data, "key, by weight", "weight", barmode="group", yaxis={"range": [0, 1]}, xaxis={"dtick": 5})
     text = f"One query at d_k = {d_k} over {len(places)} keys, few enough to be seen. The largest weight is {tops}."
     figures = (Figure("row", "The weights of one row", weights, text), _spread(values, words, colours))
-    # Of queries of the length sqrt(d_k): all that rootdk.predict adds is that lengths vary, which takes far longer.
+    # For queries of length sqrt(d_k): rootdk.predict also averages over lengths, which takes far longer.
     alone = {rule: _alone(keys, round(scales[rule] * math.sqrt(d_k), 12)) for rule in ("none", "sqrt")}
     shares = {rule: (share, float(readings[rule].entropy_ratio.mean(dtype=float))) for rule, share in alone.items()}
     lead = answer(d_k, keys, shares).replace(" %", "\u00a0%")
@@ -51,7 +51,7 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
 
 @lru_cache(maxsize=256)
 def _alone(keys: int, sigma: float) -> float:
-    """The share of rows of one key. With 1/√d_k sigma is 1 at every d_k, so that a knob that moves d_k asks once."""
+    """The share of rows of one key. With 1/√d_k sigma is 1 at every d_k, so moving d_k computes it only once."""
     return float(saturation(keys, sigma))
 
 

@@ -53,7 +53,7 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     names = _NAMES | {
         rule: (rule, colour(rule, place)) for place, rule in enumerate(rule for rule in added if rule not in _NAMES)
     }
-    # What a rule does not depend on is left out of the key of the cache.
+    # Settings that a rule does not depend on are left out of the key of the cache.
     settings = {
         name: (name, s if name == "ssmax" else 1.0, 64 if name in _NAMES and name != "none" else d_k) for name in names
     }

@@ -78,7 +78,7 @@ def _theory(values: Mapping[str, Any]) -> tuple[float, float, float]:
     """Mean, variance, and variance inside a row of q·k, in the basis where nothing is correlated.
 
     S = (1 - r) I + r 1 1' has the eigenvalue 1 + (d - 1) r along (1, ..., 1), where the mean lies too, and 1 - r
-    across. So d 1 x 1 problems are added up, and not one of d x d: that takes 0.1 s at d = 1024.
+    across. So d problems of 1 x 1 are added up, instead of one of d x d, which takes 0.1 s at d = 1024.
     """
     d_k, r_query, r_key = values["d_k"], values["correlation_query"], values["correlation_key"]
     root = math.sqrt(d_k)
@@ -90,14 +90,14 @@ def _theory(values: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def _before(scores: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float) -> Figure:
-    """On axes that hold every d_k, with the narrowest and the widest law behind: what moves is the scores alone."""
+    """On axes that hold every d_k, with the narrowest and the widest law behind: so only the scores move."""
     x = np.linspace(-100, 100, 401)
     ghosts = [line(x, score_density(x, d_k), f"d_k = {d_k}", GREY, "dot") for d_k in (4, 1024)]
     return _histogram("scores", "q·k", scores, values, mean, variance, 1.0, COLOURS["none"], ghosts, (100.0, 0.26))
 
 
 def _after(scores: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float) -> Figure:
-    """On the same axes under every rule, with what the other rules make of the same scores behind."""
+    """On the same axes under every rule, with the same scores under the other rules behind."""
     d_k, rule = values["d_k"], values["rule"]
     by, ghosts = factor_of(rule, d_k, _KEYS), []
     for other in RULE_WORDS:
@@ -118,7 +118,7 @@ def _histogram(
     sigma = math.sqrt(variance)
     width = 0.25 * sigma
     if values["law"] == "sign":
-        # Products of signs are 2 apart: bins that hold a whole number of them, or the histogram would be a comb.
+        # Products of signs are 2 apart: bins that hold a whole number of them, else some bins would always be empty.
         width = 2 * by * max(1, round(width / (2 * by)))
     steps = math.ceil(5 * sigma / width)
     edges = mean + width * (np.arange(-steps, steps + 2) - 0.5)

@@ -1,6 +1,6 @@
 """Your model: an audit as maps of layers and heads beside theory, and findings with remedies.
 
-Without an audit, that of a small example that ships as code.
+Without an audit, it shows that of a small example in the package.
 """
 
 import math
@@ -20,7 +20,7 @@ from rootdk.lab.formulas import FREEZING
 from rootdk.lab.report.audit_page import map_picture, spread_picture
 
 FIRST = "first"
-# What a browser still lays out quickly, and more than a person reads.
+# Rows that a browser still lays out quickly, and more than a person reads.
 MOST_ROWS = 500
 _HEADINGS = ("severity", "metric", "value", "limit", "where", "what to do", "source")
 # Computed from weights and gains, without a run.
@@ -37,7 +37,7 @@ audit = json.loads(subprocess.run(command, capture_output=True, text=True, check
 
 
 def compute(values: Mapping[str, Any]) -> View:
-    """The example. Who has a model calls `model_view` with its audit."""
+    """The view of the example; for the audit of a model call `model_view`."""
     return _view(values["metric"])
 
 
@@ -83,7 +83,7 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
 
 
 def _readable(audit: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With control codes spelled out in everything that is shown; the page itself never reads a text as HTML."""
+    """With control codes escaped in everything that is shown; the page itself never reads a text as HTML."""
     shown = ("layer", "metric", "source", "remedy")
     return {
         **audit,

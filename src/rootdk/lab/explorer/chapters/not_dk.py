@@ -22,11 +22,11 @@ _BOTH = ("sqrt", "dk")
 
 
 def compute(values: Mapping[str, Any]) -> View:
-    """The same row under both scales. q and k that are g times as large are a scale that is g^2 times as large."""
+    """The same row under both scales. To make q and k g times as large is to make the scale g^2 times as large."""
     d_k, keys, grown = values["d_k"], values["keys"], values["grown"]
     query, key = shared.vectors(values["seed"], keys, d_k)
     scales = {rule: grown**2 * factor_of(rule, d_k, keys) for rule in _BOTH}
-    # By q as it is, g times as large as the unit normal one of the formula: so the derivative is 1/g of that.
+    # The derivative in q, which is g times as large as the unit normal q of the formula: so it is 1/g of that.
     gradient = {rule: shared.flow(keys, d_k, scale) / grown for rule, scale in scales.items()}
     numbers = []
     for rule, scale in scales.items():

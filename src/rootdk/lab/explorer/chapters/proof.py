@@ -41,7 +41,7 @@ def compute(values: Mapping[str, Any]) -> View:
 
 
 def _products(d: int, samples: int, seed: int) -> NDArray[Any]:
-    """q_i k_i, one sample a row. One sample after the other, so that more samples keep the ones there were."""
+    """q_i k_i, one sample a row. Drawn one after the other, so that more samples keep the earlier ones."""
     pairs = np.random.default_rng(seed).standard_normal((samples, 2, d))
     return np.asarray(pairs[:, 0] * pairs[:, 1])
 

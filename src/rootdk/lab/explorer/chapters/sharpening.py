@@ -18,7 +18,7 @@ from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import ATTENTION
 from rootdk.theory import critical_sigma, softmax_moments
 
-_MOST_BARS, _MOST_SORTED = 512, 32  # sorted, all but the first are next to nothing
+_MOST_BARS, _MOST_SORTED = 512, 32  # after sorting, all but the first are almost 0
 _beside = ThreadPoolExecutor(2, "theory")
 
 
@@ -45,7 +45,7 @@ def compute(values: Mapping[str, Any]) -> View:
 
 
 def _weights(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) -> Figure:
-    """In bars, from 0 to 1 under every rule, with what the other rules give the same keys behind."""
+    """In bars, from 0 to 1 under every rule, with the weights under the other rules behind."""
     keys = values["keys"]
     order = shared.keys_in_order(query, key) if values["sorted"] else np.arange(keys)
     most = min(keys, _MOST_SORTED if values["sorted"] else _MOST_BARS)

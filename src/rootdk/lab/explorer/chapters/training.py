@@ -58,7 +58,7 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
 
 
 def slug(text: str) -> str:
-    """A name as the URL knows it.
+    """A name as it is in the URL.
 
     >>> slug("recall, 300 steps")
     'recall-300-steps'
