@@ -16,6 +16,9 @@ from problems import random_arrays
 import rootdk
 from rootdk import _kernel
 
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="CPUs and threads are counted as Linux shows them")
+
 # Large enough that the work is shared; "one long head" is where the pull-back splits the keys and adds up their parts.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "full": ({}, {}),
@@ -128,6 +131,7 @@ def run_in_a_child(check: Any) -> int:
     return wait_for(pid, 60)
 
 
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_child_of_fork_gets_the_right_answer(rng: np.random.Generator) -> None:
     """Data loaders do it: the parent's threads do not exist in the child."""
@@ -143,6 +147,7 @@ def test_a_child_of_fork_gets_the_right_answer(rng: np.random.Generator) -> None
         assert_same_bits(everything(arrays, d_out, **options), expected)
 
 
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_fork_while_another_thread_is_inside_a_call(rng: np.random.Generator) -> None:
     """The lock of the pool is held at that moment by a thread that the child does not have."""
@@ -167,6 +172,7 @@ def test_fork_while_another_thread_is_inside_a_call(rng: np.random.Generator) ->
             worker.join(timeout=60)
 
 
+@needs_fork
 def test_a_child_that_fails_is_seen() -> None:
     def fail() -> None:
         os._exit(7)
@@ -215,6 +221,7 @@ def test_a_numpy_integer_counts_too() -> None:
         assert rootdk.num_threads() == 3
 
 
+@needs_linux
 def test_without_the_environment_the_affinity_says_it() -> None:
     assert in_a_fresh_process(SHOW) == str(len(os.sched_getaffinity(0)))
     program = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}]); {SHOW}"
@@ -222,6 +229,7 @@ def test_without_the_environment_the_affinity_says_it() -> None:
     assert in_a_fresh_process(program, ROOTDK_NUM_THREADS="5") == "5"
 
 
+@needs_linux
 def test_the_setting_is_obeyed() -> None:
     """One thread means that no other is started; three means that two are."""
     program = (
