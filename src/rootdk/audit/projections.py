@@ -130,7 +130,7 @@ def modules_of(model: Any) -> dict[str, Any]:
     known = {}
     for name, module in model.named_modules():
         parts = [part for part in name.split(".") if part != "_orig_mod"]
-        known[".".join(parts)] = module  # the module inside comes after the one that was made of it
+        known[".".join(parts)] = module  # the module inside comes after its compiled wrapper, and counts
     return known
 
 

@@ -84,7 +84,7 @@ class _StandIn:
             return self.call(*args, **kwargs)
 
         update_wrapper(stand_in, getattr(owner, name))
-        vars(stand_in)["_rootdk"] = self  # by which it is known again
+        vars(stand_in)["_rootdk"] = self  # by which it is recognised
         self.function = stand_in
 
     @staticmethod

@@ -28,7 +28,7 @@ VARYING = ("heads", "group", "n_rows", "n_query", "n_key", "all_rows", "offset",
 
 @triton.jit
 def _tanh(y):
-    """To rounding: a Padé quotient near 0, where 1 - 2/(e^2y + 1) would lose digits."""
+    """tanh, exact to rounding: a Padé quotient near 0, where 1 - 2/(e^2y + 1) would lose digits."""
     square = y * y
     near = y * (135135 + square * (17325 + square * (378 + square)))
     near = near / (135135 + square * (62370 + square * (3150 + square * 28)))

@@ -66,7 +66,7 @@ def sweep(
     """The runs of these specs, in their order. tell is called with every event; kept runs come first, as finished ones.
 
     With fresh, those that are kept are forgotten first. An error lists what failed, after everything else is done.
-    Interrupted, it keeps what is finished. A store in which another sweep is under way is a StoreError at once.
+    Interrupted, it keeps what is finished. A store in which another sweep is running is a StoreError at once.
     """
     with store.locked():
         if fresh:
@@ -82,7 +82,7 @@ def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callabl
         if stored is not None:
             runs[spec] = stored
             tell(Finished(stored))
-    # In the order in which they are asked for: what was interrupted has the first of them.
+    # In the order in which they are asked for: an interrupted study has the first of them.
     rest = [spec for spec in dict.fromkeys(specs) if spec not in runs]
     failures: list[Failed] = []
     # A generator of an engine ends its processes when it is closed, whatever the reason.
