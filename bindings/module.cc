@@ -40,38 +40,30 @@ void require(bool condition, const char* message) {
 
 // Where the fields of a Problem, of a Learnable and of Options stand in their tuples, found by their names: src/rootdk/options.py tells what
 // each of them is. Looked up once per type, and there is one of each.
-struct problem_places {
 #define ROOTDK_PROBLEM_FIELDS(each)                                                                                     \
   each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset) \
       each(key_lengths) each(query_segments) each(key_segments) each(query_positions) each(key_positions) each(mask)    \
           each(bias) each(sinks) each(alibi) each(dropout) each(seed)
+#define ROOTDK_LEARNABLE_FIELDS(each) each(query) each(key) each(value) each(sinks) each(scale) each(bias) each(alibi)
+#define ROOTDK_OPTION_FIELDS(each) each(scale) each(causal) each(query_offset) each(dropout)
+
 #define ROOTDK_PLACE(name) Py_ssize_t name;
-  ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
-#undef ROOTDK_PLACE
-  template <typename place_of_t>
-  void find(const place_of_t& place_of) {
-#define ROOTDK_PLACE(name) name = place_of(#name);
-    ROOTDK_PROBLEM_FIELDS(ROOTDK_PLACE)
-#undef ROOTDK_PLACE
+#define ROOTDK_FIND(name) name = place_of(#name);
+#define ROOTDK_ONE(name) +1
+#define ROOTDK_PLACES(fields)                                                    \
+  fields(ROOTDK_PLACE) static constexpr Py_ssize_t count = 0 fields(ROOTDK_ONE); \
+  template <typename place_of_t>                                                 \
+  void find(const place_of_t& place_of) {                                        \
+    fields(ROOTDK_FIND)                                                          \
   }
+struct problem_places {
+  ROOTDK_PLACES(ROOTDK_PROBLEM_FIELDS)
 };
-
 struct learnable_places {
-  Py_ssize_t query, key, value, sinks, scale, bias, alibi;
-  template <typename place_of_t>
-  void find(const place_of_t& place_of) {
-    query = place_of("query"), key = place_of("key"), value = place_of("value"), sinks = place_of("sinks");
-    scale = place_of("scale"), bias = place_of("bias"), alibi = place_of("alibi");
-  }
+  ROOTDK_PLACES(ROOTDK_LEARNABLE_FIELDS)
 };
-
-struct option_places {
-  Py_ssize_t scale, causal, query_offset, dropout;
-  template <typename place_of_t>
-  void find(const place_of_t& place_of) {
-    scale = place_of("scale"), causal = place_of("causal"), query_offset = place_of("query_offset"),
-    dropout = place_of("dropout");
-  }
+struct option_places {  // of the others it is enough that they are what they are in a usual call
+  ROOTDK_PLACES(ROOTDK_OPTION_FIELDS)
 };
 
 template <typename places_t>
@@ -85,14 +77,18 @@ const places_t& places_in(nb::tuple record) {
   }
   require(nb::hasattr(record, "_fields"), "kernel: a record is a named tuple");
   const nb::object names = record.attr("_fields");
-  places.find([&](const char* name) {
+  const Py_ssize_t size = NB_TUPLE_GET_SIZE(record.ptr());
+  places_t looked_up;  // a record that is refused leaves what is known of the last one as it was
+  looked_up.find([&](const char* name) {
     const nb::object wanted = nb::str(name);
     const Py_ssize_t place = PySequence_Index(names.ptr(), wanted.ptr());
     if (place < 0) PyErr_Clear();
-    require(place >= 0 && place < NB_TUPLE_GET_SIZE(record.ptr()), "kernel: a record lacks a field");
+    require(place >= 0 && place < size, "kernel: a record lacks a field");
     return place;
   });
-  fields = NB_TUPLE_GET_SIZE(record.ptr());
+  // A field that nobody here reads would be an option without an effect.
+  require(std::is_same<places_t, option_places>::value || size == places_t::count, "kernel: a record has an unknown field");
+  places = looked_up, fields = size;
   known = Py_TYPE(record.ptr());
   Py_INCREF(reinterpret_cast<PyObject*>(known));  // so that no other type comes to lie there
   return places;
@@ -111,7 +107,7 @@ element element_of(const memory& a) {
 // Arrays and the offset lists that the views point to, alive as long as the call.
 struct call {
   attention_problem problem;
-  static constexpr int most = 24;  // arrays in one call
+  static constexpr int most = 32;  // arrays in one call
   std::optional<memory> kept[most];
   int count = 0;
   std::deque<std::vector<int64_t>> offsets;

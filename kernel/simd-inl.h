@@ -271,7 +271,8 @@ ROOTDK_INLINE void swap_parts(vec<real>& a, vec<real>& b, std::integer_sequence<
 template <typename real, int half>
 ROOTDK_INLINE void transpose_round(vec<real>* rows) {
   constexpr int width = simd<real>::width;
-  ROOTDK_UNROLL for (int row = 0; row < width; ++row)
+  ROOTDK_UNROLL
+  for (int row = 0; row < width; ++row)
     if (!(row & half)) swap_parts<real, half>(rows[row], rows[row + half], std::make_integer_sequence<int, width>{});
   if constexpr (half > 1) transpose_round<real, half / 2>(rows);
 }
@@ -279,15 +280,18 @@ template <typename real>
 ROOTDK_INLINE void transpose(vec<real>* rows) {
   constexpr int width = simd<real>::width;
   vec<real> held[width];  // the caller may count through its rows, these stay in registers
-  ROOTDK_UNROLL for (int row = 0; row < width; ++row) held[row] = rows[row];
+  ROOTDK_UNROLL
+  for (int row = 0; row < width; ++row) held[row] = rows[row];
   transpose_round<real, width / 2>(held);
-  ROOTDK_UNROLL for (int row = 0; row < width; ++row) rows[row] = held[row];
+  ROOTDK_UNROLL
+  for (int row = 0; row < width; ++row) rows[row] = held[row];
 }
 
 // Lane i becomes the sum over the lanes of rows[i]: the rounds of a transpose, adding as they go.
 template <typename real, int half = simd<real>::width / 2>
 ROOTDK_INLINE vec<real> sum_rows(vec<real>* rows) {
-  ROOTDK_UNROLL for (int row = 0; row < half; ++row) {
+  ROOTDK_UNROLL
+  for (int row = 0; row < half; ++row) {
     swap_parts<real, half>(rows[row], rows[row + half], std::make_integer_sequence<int, simd<real>::width>{});
     rows[row] += rows[row + half];
   }

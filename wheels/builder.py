@@ -551,8 +551,9 @@ def main() -> None:
     try:
         built = build(arguments.output, chosen, arguments.jobs)
         built.append(source_distribution(arguments.output, build_date()))
-        for platform in chosen if arguments.fuzz else ():
-            print(fuzz_program(arguments.output, platform))
+        for platform in chosen:
+            if arguments.fuzz and (platform.format == "elf" or arguments.platform):
+                print(fuzz_program(arguments.output, platform))
     except BuildError as error:
         sys.exit(f"rootdk: {error}")
     sums = arguments.output / "SHA256SUMS"

@@ -354,11 +354,12 @@ def attention_jvp(
     >>> d_out.round(4)
     array([[ 0.1175, -0.1175]])
     """
-    options = given_options(locals())
+    arguments = locals()
+    options = given_options(arguments)
     backend = backend_of("query", query)
     problem, one_head = resolve(backend, query, key, value, options)
     check_one_type(problem.query, problem.key, "a derivative")
-    moved = Learnable(d_query, d_key, d_value, sinks=d_sinks, scale=d_scale, bias=d_bias, alibi=d_alibi)
+    moved = Learnable(**{name: arguments[f"d_{name}"] for name in Learnable._fields})
     out, d_out = backend.jvp(problem, resolve_tangents(backend, problem, options, one_head, moved))
     return (out[0], d_out[0]) if one_head else (out, d_out)
 

@@ -34,7 +34,9 @@ def shown(given: Any) -> str:
     return text if len(text) <= 60 and "\n" not in text else type_name(given)
 
 
-def float_type(argument: str, name: str, wanted: str | None = None, *, like: str = "query", cache: bool = False) -> None:
+def float_type(
+    argument: str, name: str, wanted: str | None = None, *, like: str = "query", cache: bool = False
+) -> None:
     """The element type of an array, by its name in NumPy: a float that the operator takes, and the one that is wanted.
 
     cache   a half type is allowed with float32 queries
@@ -46,7 +48,7 @@ def float_type(argument: str, name: str, wanted: str | None = None, *, like: str
 
 
 def three_floats(check: Callable[..., Any], query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-    """The arrays of a call as a library's own `check` gives them: key of query's type or a cache, value of key's type."""
+    """The arrays of a call as a library's `check` gives them: key of query's type or a cache, value of key's type."""
     query = check("query", query)
     key = check("key", key, query.dtype, cache=True)
     if key.dtype == query.dtype:

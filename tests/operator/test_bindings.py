@@ -1,6 +1,6 @@
 """The door to the kernel: what would read or write out of bounds is refused, whoever calls."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from problems import random_arrays
 import rootdk
 from rootdk import _kernel
 from rootdk.backends import problem_of
-from rootdk.options import Options, Problem
+from rootdk.options import Learnable, Options, Problem
 from rootdk.reading import FIELDS
 
 ROWS = (2, 4, 7)
@@ -113,6 +113,13 @@ def test_what_is_no_problem_and_no_memory() -> None:
         forward(tuple.__new__(Problem, problem()[:-1]))
     with pytest.raises(ValueError, match="lacks a field"):
         forward(Options())
+    forward(problem())
+    with pytest.raises(ValueError, match="lacks a field"):
+        forward(Learnable(*problem()[:3]))  # some of its fields stand in other places
+    wider = NamedTuple("wider", [(name, Any) for name in (*Problem._fields, "new")])
+    with pytest.raises(ValueError, match="unknown field"):
+        forward(wider(*problem(), None))
+    forward(problem())
     with pytest.raises(TypeError):
         forward(list(problem()))
     with pytest.raises(AttributeError):

@@ -202,7 +202,7 @@ def run(program: str) -> list[str]:
     ) as process:
         assert process.stdout is not None
         said = []
-        end = threading.Timer(120, process.kill)
+        end = threading.Timer(600, process.kill)  # emulated processors take minutes
         end.start()
         try:
             for line in process.stdout:

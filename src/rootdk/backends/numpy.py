@@ -167,9 +167,9 @@ def _walked(problem: Problem) -> Problem:
     """The Problem as the kernel takes it."""
     query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
     # Nearly every call, with one check for each array: carray is in C order, aligned and writeable.
-    if query.flags.carray and key.flags.carray and value.flags.carray:
-        if bias is None and query.dtype in _NATIVE and key.dtype in _NATIVE:
-            return problem
+    in_c_order = query.flags.carray and key.flags.carray and value.flags.carray
+    if in_c_order and bias is None and query.dtype in _NATIVE and key.dtype in _NATIVE:
+        return problem
     if bias is not None:
         problem = problem._replace(bias=_raw(bias))
     walkable_query, walkable_key, walkable_value = _walkable(query), _walkable(key), _walkable(value)

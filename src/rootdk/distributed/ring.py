@@ -58,6 +58,8 @@ from . import Piece, joined, pieces
 from .peers import BLOCK, GRADIENT, Message, Peers, agree
 
 _LOG2_E = 1.4426950408889634
+# Facts for which it does not matter where queries and keys stand. The offset alone changes nothing.
+_PLACELESS = frozenset({"query", "key", "value", "scale", "softcap", "query_offset", "sinks", "dropout", "seed"})
 
 
 class Plan(NamedTuple):
@@ -88,7 +90,7 @@ def plan_of(peers: Peers, problem: Problem, query_lengths: list[int], key_length
         row_scale = np.concatenate([row_scale[:, p.first : p.first + p.length] for p in held], axis=1)
         problem = problem._replace(row_scale=None)
     keys = [joined(of_rank) for of_rank in pieces(key_lengths, layout)]
-    if problem.left is problem.right is problem.key_lengths is problem.alibi is None:
+    if all(getattr(problem, name) is None for name in Problem._fields if name not in _PLACELESS):
         # Every query sees every key, so it does not matter where they stand: one block per rank.
         held = (Piece(0, 0, query_lengths[peers.rank]),)
         keys = [(Piece(0, 0, length),) for length in key_lengths]

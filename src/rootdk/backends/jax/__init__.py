@@ -22,7 +22,6 @@ from ...scaling import ScaleRule, rule
 from .primitives import Facts, bind, forward_p, gradients, read_p, real_type, tangent_p, weights_p
 
 
-
 def holds(array: Any) -> bool:
     """True for every array of jax, a tracer too."""
     return isinstance(array, jax.Array)
@@ -244,6 +243,9 @@ def operands(problem: Problem, rows_first: bool = False) -> tuple[dict[str, Any]
         "alibi": reals(problem.alibi, *leading, query.shape[-2 if rows_first else -3]),
         "seed": _seed(problem.seed) if problem.dropout > 0 else None,
     }
+    for name, fact in problem._asdict().items():
+        if fact is not None and name not in arrays and name not in (*Facts._fields, "key_positions"):
+            raise ArgumentError(f"{name}: must be None for arrays of jax, got {shown(fact)}")
     numbers = Facts(
         scale=0.0 if traced_scale else float(problem.scale),
         softcap=problem.softcap or 0.0,
