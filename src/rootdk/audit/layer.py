@@ -294,7 +294,7 @@ def fetched(field: Any) -> Numbers:
 
 
 def _by_head(field: Any) -> Numbers:
-    """(..., heads, rows) -> (heads, all rows), in float64; what has that form already stays as it is."""
+    """(..., heads, rows) -> (heads, all rows), in float64; an array of that form is not copied."""
     rows = fetched(field)
     return np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)
 

@@ -92,7 +92,7 @@ class Peers:
     def post(self, *operations: tuple[Any, Tensor, int, int]) -> list[Message]:
         """Start to send and to receive: (dist.isend or dist.irecv, tensor, rank in the group, tag) each."""
         posts = [dist.P2POp(do, tensor, group=self.group, group_peer=to, tag=tag) for do, tensor, to, tag in operations]
-        # gloo starts them one by one in any case; started one by one here, an error shows whose connection it is about.
+        # gloo starts them one by one in any case; if that is done here, an error shows whose connection it is about.
         batches = [[post] for post in posts] if dist.get_backend(self.group) == "gloo" else [posts]
         messages: list[Message] = []
         for batch in batches:

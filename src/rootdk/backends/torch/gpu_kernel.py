@@ -38,7 +38,7 @@ def _tanh(y):
 
 @triton.jit
 def _bounded_log2(logit):
-    """A logit in units of log2. What is finite stays finite; NaN and infinities stay what they are."""
+    """A logit in units of log2. A finite number stays finite; NaN and infinities do not change."""
     scaled = logit * LOG2_E
     finite = tl.abs(logit) <= _LARGEST
     return tl.where(finite & (tl.abs(scaled) > _LARGEST), tl.where(logit < 0, -_LARGEST, _LARGEST), scaled)

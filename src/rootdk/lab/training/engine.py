@@ -154,7 +154,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def title(spec: RunSpec) -> str:
-    """A run in a few words, with what is not as usual at the end.
+    """A run in a few words, with its unusual settings at the end.
 
     >>> title(RunSpec(rule="none", d_k=512, seed=3, optimizer="sgd"))
     'recall none d_k=512 rate=0.001 seed=3 optimizer=sgd'

@@ -126,8 +126,8 @@ class Tally:
 
     def __init__(self, specs: Sequence[RunSpec], clock: Callable[[], float] = time.monotonic) -> None:
         self.specs, self.clock = tuple(dict.fromkeys(specs)), clock
-        self.share = dict.fromkeys(self.specs, 0.0)  # of each run, what is done
-        self.before: dict[RunSpec, float] = {}  # of that, what an earlier sweep did
+        self.share = dict.fromkeys(self.specs, 0.0)  # the part of each run that is done
+        self.before: dict[RunSpec, float] = {}  # the part of that which an earlier sweep did
         self.active: set[RunSpec] = set()
         self.finished = self.kept = self.failed = 0
         self.begun = clock()
@@ -138,7 +138,7 @@ class Tally:
         if isinstance(event, Advanced):
             self.share[spec] = event.step / spec.steps
             if spec not in self.before:
-                # The first step that is reported, less the one that was just done.
+                # The first step that is reported, minus the one that was just done.
                 self.before[spec] = max(0.0, (event.step - 1) / spec.steps)
             self.active.add(spec)
             return
