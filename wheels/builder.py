@@ -110,7 +110,7 @@ class Abi:
 ABIS = (Abi(10), Abi(11), Abi(12, stable=True))
 
 
-# With the headers of this jaxlib the part for jax is compiled: jax accepts what was compiled for its own version of the interface or an
+# The part for jax is compiled with the headers of this jaxlib: jax accepts what was compiled for its own version of the interface or an
 # older one.
 JAXLIB = "0.5.3"
 
@@ -362,7 +362,7 @@ def macos_libraries(platform: Platform) -> list[str]:
     archives = [word for word in output.split() if word.endswith(".a")]
     if not any(path.endswith("libc++.a") for path in archives):
         raise BuildError(f"zig does not say what it links with for {platform.name}:\n{output}")
-    # Newer processors than lld knows are left out; arm64e, the one of Apple's that is named, has what arm64 has.
+    # Processors newer than lld supports are left out; arm64e, the one of Apple's that is named, has what arm64 has.
     text = (Path(zig()[0]).parent / "lib/libc/darwin/libSystem.tbd").read_text("utf-8")
     text = re.sub(r",\s*arm64e\.\w+-\w+", "", text).replace("arm64e-", "arm64-")
     library = WORK / platform.name / "libSystem.tbd"

@@ -79,7 +79,7 @@ def require_torch(what: str) -> None:
 
 
 class RankError(RootdkError, RuntimeError):
-    """Another process of a group died, stopped answering or stopped: nothing of the call can be used, on any rank.
+    """Another process of a group died, stopped or does not answer: nothing of the call can be used, on any rank.
 
     rank   which one, counted in the group; None where it is not known
     """

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 class Options(NamedTuple):
-    """What a caller may give beside query, key and value, unchanged: name, meaning, default."""
+    """What a caller may give besides query, key and value, unchanged: name, meaning, default."""
 
     scale: Annotated[
         Any,

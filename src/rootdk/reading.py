@@ -46,7 +46,7 @@ class _Union:
     def __init__(self, a: Reading, b: Reading) -> None:
         self.a, self.b = a, b
         self.xp = xp = _library(a)
-        # By hand, because NumPy's logaddexp warns of every NaN, and a row of NaN is a result like any other.
+        # Not with NumPy's logaddexp, which warns of every NaN: a row of NaN is a result like any other.
         higher = xp.maximum(a.log_sum_exp, b.log_sum_exp)
         nothing = higher == -math.inf
         level = xp.where(nothing, 0.0, higher)  # nothing seen by either: -inf - -inf would be NaN
@@ -337,7 +337,7 @@ class Reading(Generic[Array]):
             attributes = self.__dict__
             if name in _PLACE or name in ("keys", "has_sinks"):
                 if "_buffer" in attributes and "_block" not in attributes:
-                    # Where the parts lie is decided by make_reading in bindings/module.cc, and only there.
+                    # make_reading in bindings/module.cc, and nothing else, decides where the parts lie.
                     buffer, fields_at, keys_at, rows, double, attributes["has_sinks"] = attributes["_buffer"]
                     real = np.float64 if double else np.float32
                     attributes["keys"] = np.ndarray(rows, np.int64, buffer, keys_at)

@@ -1,4 +1,4 @@
-"""The scale rules: what <q, k> is multiplied by, each with its formula, its users and its source.
+"""The scale rules: the factors of <q, k>, each with its formula, its users and its source.
 
 A rule turns (d_k, keys, position) into the factor of the scores. The ones that need nothing else have a name, so that
 `scale="dk"` works; the others are functions that return a rule: `scale=scaling.mup(64)`, or the same as text,
@@ -47,7 +47,7 @@ Factors: TypeAlias = float | NDArray[Any]
 
 
 class Factor(Protocol):
-    """The formula of a rule: what ScaleRule says of `factor`."""
+    """The formula of a rule: see `factor` in ScaleRule."""
 
     def __call__(self, d_k: int, keys: Any, position: Any, /) -> Factors: ...
 

@@ -291,7 +291,7 @@ class Config:
         return count
 
     def _scale(self, d_k: int, index: int, inner: Fields) -> Scale:
-        """What <q, k> is multiplied by in layer number `index`."""
+        """The factor of <q, k> in layer number `index`."""
         fields, root = self.fields, Scale(d_k**-0.5, "1/sqrt(d_k)")
         scalar, multiplier = fields.number("query_pre_attn_scalar"), fields.number("attention_multiplier")
         nested = inner.number("softmax_scale")

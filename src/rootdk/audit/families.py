@@ -177,7 +177,7 @@ def find_projections(
 
 
 def _sources(ordered: list[str], key_layer: KeyLayer) -> dict[str, str]:
-    """{module: the module whose keys it takes}, for those that have none of their own."""
+    """{module: the module whose keys it uses}, for modules without keys of their own."""
     sources = {}
     for name in ordered:
         module = name.removesuffix(".q_proj.weight")

@@ -82,7 +82,7 @@ class LayerReading:
     digested      the two numbers per head of `digest`, where the device has computed them already
     silent        head by head, whether all that it returned is 0; None if unknown
     scale         what the scores were multiplied by; measured, if the output shows another scale than the call gave
-    mismatch      how far the output of the model is from softmax(...) V in a row that was looked at; NaN if unknown
+    mismatch      how far the output of the model is from softmax(...) V in a row that was checked; NaN if unknown
     sampled       whether only some of the query rows were read
 
     >>> import torch, rootdk
@@ -294,7 +294,7 @@ def fetched(field: Any) -> Numbers:
 
 
 def _by_head(field: Any) -> Numbers:
-    """(..., heads, rows) -> (heads, all rows), in float64; what has that form already stays as it is."""
+    """(..., heads, rows) -> (heads, all rows), in float64; an array of that form is not copied."""
     rows = fetched(field)
     return np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)
 

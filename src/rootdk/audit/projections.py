@@ -130,7 +130,7 @@ def modules_of(model: Any) -> dict[str, Any]:
     known = {}
     for name, module in model.named_modules():
         parts = [part for part in name.split(".") if part != "_orig_mod"]
-        known[".".join(parts)] = module  # the module inside comes after the one that was made of it
+        known[".".join(parts)] = module  # the module inside comes after its compiled wrapper, and counts
     return known
 
 
@@ -172,7 +172,7 @@ class Part:
 
 
 def _spread_like(along: Any, whole: Any, axis: int) -> Any:
-    """One number per place of an axis, in a form that multiplies the tensor; sharded as it is, if it is."""
+    """One number per place of an axis, in a form that multiplies the tensor, and sharded like the tensor."""
     along = along.reshape([-1 if place == axis else 1 for place in range(whole.dim())])
     if not hasattr(whole, "device_mesh"):
         return along

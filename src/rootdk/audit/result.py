@@ -65,7 +65,7 @@ class Finding:
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """By severity; those of one severity stay in their order."""
+    """Findings by severity; within one severity they keep their order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 

@@ -1,4 +1,4 @@
-"""A layer beside the others of its model, and a head beside the others of its layer.
+"""A layer compared with the others of its model, and a head with the others of its layer.
 
 The right value of a number depends on the model, but layers of one model should be alike. Layers are compared whose
 paths differ in numbers only: a decoder's cross attention, or a part for vision, is another kind.

@@ -187,7 +187,7 @@ def _mix64(z: Any) -> Any:
 
 
 def _kept(problem: Problem, head: _Head, compute: Any) -> Floats:
-    """What dropout multiplies each weight by: 0 or 1/(1 - dropout)."""
+    """The factor that dropout gives each weight: 0 or 1/(1 - dropout)."""
     if problem.dropout == 0:
         return np.ones(head.logits.shape, compute)
     return np.where(dropped(problem, head.batch, head.head), compute(0), compute(1) / compute(1 - problem.dropout))

@@ -46,7 +46,7 @@ class Interrupted(click.exceptions.Exit):
 
 @contextlib.contextmanager
 def last_words(text: str) -> Iterator[None]:
-    """The text that is printed after Ctrl-C inside this block, in place of the one word."""
+    """The text that is printed after Ctrl-C inside this block, in place of the usual word."""
     _words.append(text)
     yield
     _words.pop()  # not after an exception: then the text is still needed, where the command ends

@@ -138,7 +138,7 @@ def _costs(ring: "Ring", costs: Mapping[str, "Pass"], width: int) -> Iterator[st
 
 
 def _validation(report: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Measured beside predicted."""
+    """The measured numbers beside the predicted ones."""
     yield ""
     mask = "causal" if report["causal"] else "full"
     yield from textwrap.wrap(

@@ -81,8 +81,8 @@ def attention(
     The others are the options of rootdk.attention, for the whole sequence: key_lengths count its keys, and the last
     query of all is aligned with the last key of all. They must be the same on every rank.
 
-    Keys and values travel round the ring while the kernel works on the block at hand, so a rank needs memory for two
-    blocks beside its own shards, and for two gradients of blocks more on the way back. Gradients reach query, key,
+    Keys and values travel round the ring while the kernel works on the present block, so a rank needs memory for two
+    blocks besides its own shards, and for two gradients of blocks more on the way back. Gradients reach query, key,
     value and sinks; the gradient of `sinks` is that of this rank's rows, as for any weight that all ranks share.
     Backward has to run on every rank.
 

@@ -312,13 +312,13 @@ def cost(ring: Ring) -> dict[str, Pass]:
     widened = 0.0 if item == real else (queries + 2.0 * rows * kv_heads * ring.d) * real
     hops = ring.ranks - 1
 
-    # Inputs; two blocks if any travel; the output as it grows, that of the piece at hand, two numbers a row in each.
+    # Inputs; two blocks if any travel; the output as it grows, that of the present piece, two numbers a row in each.
     state = rows * ring.heads * (real + 8 + 2 * real)
     inputs = queries * item + block
     memory = inputs + 2.0 * block * bool(hops) + 2.0 * queries * real + state + widened
     backward_rate = ring.flops if ring.backward_flops is None else ring.backward_flops
     forward = _pass(ring, flops, ring.flops, [block] * bool(hops), 0.0, memory)
-    # Inputs, output and its gradient; the query's gradient and the part at hand; three gradients of blocks, and parts.
+    # Inputs, output and its gradient; the query's gradient and its present part; three gradients of blocks, and parts.
     memory = inputs + 2.0 * queries * item + 2.0 * block * bool(hops) + 2.0 * queries * real + 4.0 * gradient + widened
     arriving = [block, gradient] if hops else []
     backward = _pass(ring, BACKWARD * flops, backward_rate, arriving, gradient * bool(hops), memory + state)

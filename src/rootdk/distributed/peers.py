@@ -46,7 +46,7 @@ _NEVER = 0x700D0FF
 _NOTE = 4096
 # How often ranks have met, by the name of the group.
 _meetings: Counter[str] = Counter()
-# Where the reason of a loss stands in the store of the group.
+# The key of the reason for a loss in the store of the group.
 _KEY = "rootdk/lost"
 # How long a rank waits for the reason of a closed connection. The rank that closed it writes it at about the same time.
 _MOMENT = 1.0
@@ -55,7 +55,7 @@ _SHARDED = {"query": -2, "key": -2, "value": -2, "shard": 0}
 
 
 class Message(NamedTuple):
-    """A tensor under way. It must not be touched before the wait for it is over, and is kept alive until then."""
+    """A tensor that is being sent or received. It must not be touched, and is kept alive, until the wait is over."""
 
     work: Any
     peer: int
@@ -92,7 +92,7 @@ class Peers:
     def post(self, *operations: tuple[Any, Tensor, int, int]) -> list[Message]:
         """Start to send and to receive: (dist.isend or dist.irecv, tensor, rank in the group, tag) each."""
         posts = [dist.P2POp(do, tensor, group=self.group, group_peer=to, tag=tag) for do, tensor, to, tag in operations]
-        # gloo starts them one by one in any case; started one by one here, an error shows whose connection it is about.
+        # gloo starts them one by one in any case; if that is done here, an error shows whose connection it is about.
         batches = [[post] for post in posts] if dist.get_backend(self.group) == "gloo" else [posts]
         messages: list[Message] = []
         for batch in batches:

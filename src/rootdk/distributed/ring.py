@@ -218,13 +218,13 @@ class _Carrier:
         return flat[:size].view(key_shape), flat[size : self._size(rank)].view(value_shape)
 
     def present(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Keys and values at hand, in the type that is computed with."""
+        """Keys and values of the present block, in the type of the computation."""
         is_own = rank == self.plan.peers.rank
         key, value = (self._key, self._value) if is_own else self.parts(rank, self._here)
         return _wide(key), _wide(value)
 
     def pass_on(self, rank: int, coming: int) -> list[Message]:
-        """Begin to send the block at hand, which `rank` brought, and to receive the one that `coming` brought."""
+        """Begin to send the present block, which `rank` brought, and to receive the one that `coming` brought."""
         peers = self.plan.peers
         return peers.post(
             (dist.isend, self._here[: self._size(rank)], (peers.rank + 1) % peers.size, BLOCK),

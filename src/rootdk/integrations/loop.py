@@ -182,7 +182,7 @@ class TrainingLog:
         self.resume()
 
     def close(self) -> None:
-        """Stop watching and close the sinks; `start` begins anew. Closing twice is no error."""
+        """Stop watching and close the sinks; `start` starts again. Closing twice is no error."""
         self._started = False
         if self.watch is not None:
             self.watch.paused = True  # no summary of unread layers: each step has warned of its own

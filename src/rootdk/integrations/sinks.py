@@ -140,7 +140,7 @@ class JsonLines:
         if os.fstat(self._file).st_size:
             os.lseek(self._file, -1, os.SEEK_END)
             if os.read(self._file, 1) != b"\n":
-                os.write(self._file, b"\n")  # what another program left unfinished stays a line of its own
+                os.write(self._file, b"\n")  # an unfinished line of another program stays a line of its own
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one line."""

@@ -80,7 +80,7 @@ def short(values: Any) -> list[Any]:
 def line(
     x: Any, y: Any, name: str, colour: str, dash: str = "solid", shape: str = "linear", **more: Any
 ) -> dict[str, Any]:
-    """A curve: what theory says. shape "hv" makes steps."""
+    """A curve: the prediction of theory. shape "hv" makes steps."""
     style = {"color": colour, "width": 2, "dash": dash, "shape": shape}
     return {"type": "scatter", "mode": "lines", "x": short(x), "y": short(y), "name": name, "line": style} | more
 
@@ -176,7 +176,7 @@ def ticks_along(comparisons: "Iterable[Comparison]", along: str) -> dict[str, An
 
 
 def grouped_by(comparisons: "Sequence[Comparison]", entry: str) -> "dict[str, Sequence[Comparison]]":
-    """By one entry of their settings, in the order in which they come."""
+    """The comparisons by one entry of their settings, in the order in which they come."""
     groups: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault(str(comparison.setting[entry]), []).append(comparison)
@@ -256,7 +256,7 @@ def figure(picture: Picture) -> str:
 
 
 def figures(pictures: Sequence[Picture], most: int | None = None) -> str:
-    """Side by side where there is room; those past the first `most` are folded."""
+    """Pictures side by side where there is room; those past the first `most` are folded."""
     shown, folded = pictures[:most], pictures[len(pictures[:most]) :]
     grid = f"<div class='figures'>{''.join(map(figure, shown))}</div>"
     if folded:

@@ -182,7 +182,7 @@ def spread_nodes(
 
 
 def _density(w: Floats, d_k: float) -> Floats:
-    """That of w = ln |q|, around its peak at ln(d)/2, so that large d does not subtract large numbers."""
+    """The density of w = ln |q|, around its peak at ln(d)/2, so that large d does not subtract large numbers."""
     off = w - math.log(d_k) / 2
     return np.asarray(np.exp(d_k * (off - np.expm1(2 * off) / 2) + _log_peak(d_k / 2)))
 

@@ -142,7 +142,7 @@ def _sums_below(count: float, sigma: Floats, first: Floats, below: Floats, norma
         inside = np.exp(k * sigma * (k * sigma / 2 - first) + log_inside - outside)
         if power == 0:
             return np.asarray(inside)
-        # Of a normal number below a far edge: how far below it lies on average, and its variance.
+        # For a normal number below a far edge: its mean distance below the edge, and its variance.
         far, away = edge < -50, 1 / np.minimum(edge, -50.0) ** 2
         hazard = np.exp(-edge * edge / 2 - log_inside) / math.sqrt(2 * math.pi)
         short = np.where(far, np.sqrt(away) * (1 - 2 * away), hazard + edge)

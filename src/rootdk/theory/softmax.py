@@ -179,7 +179,7 @@ def _over_y(sigma: Floats, stride: int, first: int, last: int, bottom: int, top:
         gauss, below = _tables(away, width[:, None])
     t = np.exp(y)
     t_kept = t * np.exp(-t)
-    # x is y/sigma up to a shift, and the division waits until the sums are there.
+    # x is y/sigma up to a shift, and the division is done after the sums.
     square = t * t_kept
     powers = [t_kept, square, t * square, np.sqrt(t) * np.exp(-t), _entropy_kernel(y)]
     powers += [t_kept * y, square * y, square * y * y]

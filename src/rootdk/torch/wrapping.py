@@ -39,7 +39,7 @@ class Wrapped:
         self._open: list[tuple[Make, _StandIn]] = []
 
     def open(self, make: Make, observer: bool = False) -> None:
-        """Wrap it once more; `make` is given what is there and returns what is to be there."""
+        """Wrap it once more; `make` gets the present function and returns the new one."""
         with _lock:
             stand_in = _StandIn.at(self._owner, self._name)
             self._open.append((make, stand_in))
@@ -84,7 +84,7 @@ class _StandIn:
             return self.call(*args, **kwargs)
 
         update_wrapper(stand_in, getattr(owner, name))
-        vars(stand_in)["_rootdk"] = self  # by which it is known again
+        vars(stand_in)["_rootdk"] = self  # by which it is recognised
         self.function = stand_in
 
     @staticmethod

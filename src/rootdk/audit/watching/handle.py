@@ -161,7 +161,7 @@ class Watch:
         mine = self._mine
         if mine.running or _backward() != -1:
             return forward()
-        self._end()  # of calls outside of any forward
+        self._end()  # ends the step of calls outside of any forward
         if self._compiled:
             return self._run_compiled(forward, replay)
         try:

@@ -159,7 +159,7 @@ def _silent(call: Call) -> Any:
 def check_readable(call: Call) -> None:
     """Raise UnreadableError where there are no numbers to read, or the tensor does not hold them itself."""
     query = call.query
-    if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- torch tells it nowhere else
+    if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- torch has no public name for it
         raise UnreadableError("a transform of torch.func is at work")
     if query.is_meta or query.is_nested or type(query) not in (Tensor, torch.nn.Parameter):
         kind = "meta" if query.is_meta else "nested" if query.is_nested else type(query).__name__

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import dispatch  # private: jax says nowhere else which primitives are lowered for the devices at hand
+from jax._src import dispatch  # private: jax has no public list of primitives that are lowered for given devices
 from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
@@ -62,7 +62,7 @@ def result_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def needs_devices(primitive: Any) -> None:
-    """Its lowering is for the devices at hand, like that of custom_partitioning."""
+    """Its lowering is for the present devices, like that of custom_partitioning."""
     known = getattr(dispatch, "prim_requires_devices_during_lowering", None)
     if known is None:
         raise ArgumentError(

@@ -110,7 +110,7 @@ def _dispatched(*tensors: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors)
-        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 -- torch tells it nowhere else
+        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 -- torch has no public name for it
         or torch._C._get_tracing_state() is not None  # noqa: SLF001
     )
 

@@ -23,7 +23,7 @@ _kept_options = itemgetter(*map(Options._fields.index, (*LEARNED, "mask")))
 _LOG2_E = 1.4426950408889634
 # A scale within a factor of 2**24 of 1 leaves d_query in the range of float32, for every gradient that matters.
 _MODEST = 2.0**-24
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells these nowhere else
+_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch has no public name for it
 _has_memory = torch._C._has_storage  # noqa: SLF001
 
 

@@ -28,7 +28,7 @@ VARYING = ("heads", "group", "n_rows", "n_query", "n_key", "all_rows", "offset",
 
 @triton.jit
 def _tanh(y):
-    """To rounding: a Padé quotient near 0, where 1 - 2/(e^2y + 1) would lose digits."""
+    """tanh, exact to rounding: a Padé quotient near 0, where 1 - 2/(e^2y + 1) would lose digits."""
     square = y * y
     near = y * (135135 + square * (17325 + square * (378 + square)))
     near = near / (135135 + square * (62370 + square * (3150 + square * 28)))
@@ -38,7 +38,7 @@ def _tanh(y):
 
 @triton.jit
 def _bounded_log2(logit):
-    """A logit in units of log2. What is finite stays finite; NaN and infinities stay what they are."""
+    """A logit in units of log2. A finite number stays finite; NaN and infinities do not change."""
     scaled = logit * LOG2_E
     finite = tl.abs(logit) <= _LARGEST
     return tl.where(finite & (tl.abs(scaled) > _LARGEST), tl.where(logit < 0, -_LARGEST, _LARGEST), scaled)

@@ -135,8 +135,8 @@ def empty_reading(query: Tensor, eager: bool = False) -> tuple[Tensor, Tensor]:
     return query.new_empty(fields, dtype=_compute_type(query.dtype)), query.new_empty(rows, dtype=torch.int64)
 
 
-# To allocate like a kept tensor is faster than with a shape, measurably in a small call; a compiler would not see the
-# difference.
+# empty_like of a kept tensor is faster than empty of a shape, measurably in a small call; a compiler cannot follow
+# that.
 @lru_cache(maxsize=256)
 def _pattern(shape: tuple[int, ...], dtype: Any) -> Tensor:
     """A tensor of that shape with one number in memory."""
@@ -191,7 +191,7 @@ def refuse_tangent(name: str, where: str) -> NoReturn:
     raise DerivativeError(f"{name}: must have no tangent {where}, got one")
 
 
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch tells these nowhere else
+_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch has no public name for it
 _has_memory = torch._C._has_storage  # noqa: SLF001
 
 

@@ -333,7 +333,7 @@ def _front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 def _aligned(tensor: Tensor, dim: int | None, axes: int) -> Tensor:
-    """With the mapped axis first and axes of length 1 after it, so that the rest broadcasts from the right."""
+    """The tensor with the mapped axis first and axes of length 1 after it: the rest broadcasts from the right."""
     if dim is None:
         return tensor
     tensor = tensor.movedim(dim, 0)

@@ -127,7 +127,7 @@ class Comparison:
 
     @property
     def disagreement(self) -> float | None:
-        """(measured - predicted) in standard errors, where equality is asked of a number that has one.
+        """(measured - predicted) in standard errors, where equality is required of a number that has one.
 
         A difference by rounding alone is no disagreement.
         """

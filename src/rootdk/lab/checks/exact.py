@@ -33,7 +33,7 @@ def softmax(logits: Floats) -> Floats:
 
 
 def by_the_formula(query: Floats, key: Floats, value: Floats) -> Floats:
-    """softmax(Q K'/sqrt(d_k)) V in float64, as it is written."""
+    """softmax(Q K'/sqrt(d_k)) V in float64, as the formula is written."""
     q, k, v = (array.astype(np.float64) for array in (query, key, value))
     return np.asarray(softmax(q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])) @ v)
 

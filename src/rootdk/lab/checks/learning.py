@@ -175,7 +175,7 @@ def wide_range(
     exponent: float = 0.5,
     tasks: Sequence[str] | None = None,
 ) -> Iterator[Comparison]:
-    """exponent is that of the rule, 1/2 in d_k^-1/2, for what is computed; tasks as in claim 16."""
+    """exponent is that of the rule, 1/2 in d_k^-1/2, for the computed numbers; tasks as in claim 16."""
     results = results or shipped()
     tasks = tasks_of(results, rule) if tasks is None else tasks
     d_ks = sorted({d_k for task in tasks for d_k in widths(results, task, rule)})

@@ -182,7 +182,7 @@ def weights_at(query: NDArray[Any], key: NDArray[Any], places: NDArray[Any], sca
 
 @lru_cache(maxsize=1024)
 def rows_of(keys: int, d_k: int, scale: float) -> RowLaw:
-    """How rows differ: where the medians of rootdk.predict come from, without the rest of it, which takes longer."""
+    """How rows differ: the source of the medians of rootdk.predict, without its other numbers, which take longer."""
     return row_law(keys, d_k, scale)
 
 

@@ -17,7 +17,7 @@ from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot,
 from ..drawing import badge, card, document, figures, foot, number, rich, table
 
 _BADGES = {"healthy": "good", "unjudged": "open", "note": "open", "warning": "half", "critical": "bad"}
-# Past so many heads the page shows layers only: a table of ten thousand rows is read by nobody.
+# Past so many heads the page shows layers only: nobody reads a table of ten thousand rows.
 _MOST_ROWS = 1500
 _WEIGHTS = (
     "Read from the weights and the configuration alone; no model code ran. Predicted numbers are for an input of "

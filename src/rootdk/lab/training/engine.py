@@ -118,7 +118,7 @@ def attempt(trainer: Trainer, task: Task, progress: Callable[[int], None]) -> Fi
             register(task.rule)
         return Finished(trainer(task.spec, keep=task.keep, progress=progress))
     except (BrokenPipeError, ConnectionResetError):
-        raise  # nobody listens any more
+        raise  # the other end is closed
     except Exception as error:  # noqa: BLE001 -- one run's error is not the end of the others
         no_space = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
         if went_on and not no_space:
@@ -154,7 +154,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def title(spec: RunSpec) -> str:
-    """A run in a few words, with what is not as usual at the end.
+    """A run in a few words, with its unusual settings at the end.
 
     >>> title(RunSpec(rule="none", d_k=512, seed=3, optimizer="sgd"))
     'recall none d_k=512 rate=0.001 seed=3 optimizer=sgd'
@@ -234,7 +234,7 @@ class LocalEngine:
                             workers[-1].give(waiting.popleft())
                         continue
                     yield event
-                    # Not before: whoever takes the event may end the sweep, as on a full disk.
+                    # Not before: the receiver of the event may end the sweep, as on a full disk.
                     if not isinstance(event, Advanced) and waiting:
                         worker.give(waiting.popleft())
         finally:
@@ -270,7 +270,7 @@ class _Worker:
             with _in_its_environment():
                 self.process.start()
         except BaseException:
-            if self.process.pid is not None:  # nobody else knows of it yet
+            if self.process.pid is not None:  # it is registered nowhere else yet
                 self.process.kill()
             raise
         other.close()  # so that the pipe ends when the process does

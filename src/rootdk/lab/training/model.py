@@ -282,7 +282,7 @@ _CHARACTERS = 98  # printable ASCII, the end of a line, and one for everything e
 
 @functools.cache
 def _sources() -> dict[str, Any]:
-    """Of ten files one is for choosing and one for reporting. Tabs and whatever is not ASCII become one character."""
+    """One file in ten is for choosing and one for reporting. Tabs and what is not ASCII become one character."""
     home = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(home.glob("*.py"))
     if len(paths) < 10:

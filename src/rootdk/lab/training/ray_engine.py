@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: each is a task of one CPU, wherever there is one free.
+"""Runs on a Ray cluster: each is a task for one CPU, wherever one is free.
 
 The states of unfinished runs lie in the folder of runs, so a run that lost its worker goes on where it was if that
 folder is one that all hosts share, and from its start if not. Finished runs come back to this process, which keeps

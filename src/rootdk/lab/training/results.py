@@ -471,7 +471,7 @@ def outcomes(results: Results, **spec: Any) -> tuple[Outcome, ...]:
 
 
 def best(results: Results, **spec: Any) -> Outcome:
-    """At the learning rate that the validation set chooses: the same choice for every rule."""
+    """The outcome at the learning rate that the validation set chooses: the same choice for every rule."""
     return setting(results, **spec).best
 
 

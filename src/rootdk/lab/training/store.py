@@ -154,7 +154,7 @@ class Store:
 
 
 def _lock(path: Path) -> int:
-    """An open file that is locked and has this name. BlockingIOError, with the process that has it as its text."""
+    """An open file that is locked and has this name. BlockingIOError if it is taken, with the process that has it."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
         try:

@@ -66,7 +66,7 @@ def sweep(
     """The runs of these specs, in their order. tell is called with every event; kept runs come first, as finished ones.
 
     With fresh, those that are kept are forgotten first. An error lists what failed, after everything else is done.
-    Interrupted, it keeps what is finished. A store in which another sweep is under way is a StoreError at once.
+    Interrupted, it keeps what is finished. A store in which another sweep is running is a StoreError at once.
     """
     with store.locked():
         if fresh:
@@ -82,7 +82,7 @@ def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callabl
         if stored is not None:
             runs[spec] = stored
             tell(Finished(stored))
-    # In the order in which they are asked for: what was interrupted has the first of them.
+    # In the order in which they are asked for: an interrupted study has the first of them.
     rest = [spec for spec in dict.fromkeys(specs) if spec not in runs]
     failures: list[Failed] = []
     # A generator of an engine ends its processes when it is closed, whatever the reason.
@@ -126,8 +126,8 @@ class Tally:
 
     def __init__(self, specs: Sequence[RunSpec], clock: Callable[[], float] = time.monotonic) -> None:
         self.specs, self.clock = tuple(dict.fromkeys(specs)), clock
-        self.share = dict.fromkeys(self.specs, 0.0)  # of each run, what is done
-        self.before: dict[RunSpec, float] = {}  # of that, what an earlier sweep did
+        self.share = dict.fromkeys(self.specs, 0.0)  # the part of each run that is done
+        self.before: dict[RunSpec, float] = {}  # the part of that which an earlier sweep did
         self.active: set[RunSpec] = set()
         self.finished = self.kept = self.failed = 0
         self.begun = clock()
@@ -138,7 +138,7 @@ class Tally:
         if isinstance(event, Advanced):
             self.share[spec] = event.step / spec.steps
             if spec not in self.before:
-                # The first step that is reported, less the one that was just done.
+                # The first step that is reported, minus the one that was just done.
                 self.before[spec] = max(0.0, (event.step - 1) / spec.steps)
             self.active.add(spec)
             return

@@ -1,6 +1,6 @@
 """One run: from a spec to its record. It can be interrupted at any time and continues where it was.
 
-Between two steps the model is looked at, without changing it: loss, accuracy, readings, gradients.
+Between two steps the model is measured, without changing it: loss, accuracy, readings, gradients.
 """
 
 import io
@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_STATES = 5.0
 _LEARNED, _IN_A_ROW = 0.99, 3
 _FLAT, _FEWEST_STEPS = 0.99, 100
 _BEFORE, _SPIKE = 50, 6.0  # a spike is so many standard deviations above the mean of so many steps before it
-_FEWEST_KEYS = 8  # rows of fewer are sharp by nature, and are not looked at
+_FEWEST_KEYS = 8  # rows of fewer are sharp by nature, and are left out
 
 
 def train(spec: RunSpec, *, keep: Path | None = None, progress: Callable[[int], None] = lambda _step: None) -> Run:

@@ -87,7 +87,7 @@ def _loss(group: Group) -> Number:
 
 
 def _figure(picture: Picture) -> Figure:
-    """With the last number of every line in words."""
+    """The figure, with the last number of every line in words."""
     ends = []
     for trace in picture.figure["data"]:
         known = [(x, y) for x, y in zip(trace["x"], trace["y"], strict=True) if y is not None]
