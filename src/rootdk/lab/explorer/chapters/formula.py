@@ -14,7 +14,7 @@ from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, n
 from rootdk.lab.explorer.shared import RULES
 from rootdk.lab.formulas import ATTENTION
 
-# The vectors of the usual examples; `zeros` further components are 0. Three unit values: the output is then the weights.
+# The vectors of the usual examples; `zeros` further components are 0. With unit values the output is the weights.
 _UNIT = "1 0 0; 0 1 0; 0 0 1"
 _EXAMPLES = {
     "four": {"query": "1 0 1 0", "keys": "0 1 1 1; 1 0 1 0; 0 1 0 1", "values": _UNIT, "zeros": "0"},
