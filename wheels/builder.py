@@ -405,7 +405,7 @@ def definition_file(abi: Abi, used: Iterable[str]) -> str:
 
 
 def build_date() -> int:
-    """Seconds since 1970: SOURCE_DATE_EPOCH, or when the last commit was made, but no earlier than an archive can hold."""
+    """Seconds since 1970: SOURCE_DATE_EPOCH, else the last commit, else the earliest date that an archive can hold."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given:
         return int(given)

@@ -107,7 +107,7 @@ class Trend:
     """
 
     def __init__(self) -> None:
-        self._points: dict[str, list[tuple[int, Any, Any]]] = {}  # GPU tensors for a reading there, until used
+        self._points: dict[str, list[tuple[int, Any, Any]]] = {}  # those on a GPU stay tensors there until used
 
     def add(self, readings: Iterable[LayerReading]) -> None:
         """Add what one step showed."""

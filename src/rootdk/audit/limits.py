@@ -42,7 +42,7 @@ LARGEST_GRAMS = 16 * 2**20  # bytes of matrices that are held at a time where th
 LARGEST_BLOCK = 2**19  # numbers of one block of weights
 
 LARGEST_TEXT = 16 * 2**20  # characters of --text
-# How much more than its weights a model that is run may hold: tied weights count twice, buffers are added.
+# A model that is run may hold so many times the numbers of its weights: tied weights count twice, buffers are added.
 MOST_GROWTH = 3.0
 SMALL_MODEL = 2**26  # numbers that any model may hold, however few its weights have
 
