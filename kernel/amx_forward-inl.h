@@ -86,7 +86,7 @@ inline tile_keys fetch_tile_keys(const attention_problem& problem, int64_t batch
   return {{rows, rows + s.key_part * int64_t(sizeof(bf16_pair))}, s.d_k * 2, !finite};
 }
 
-// Products of what is not finite, one by one: a part that is 0 times infinity would make NaN of what is infinite.
+// Products of numbers that are not finite, one by one: a part that is 0, times infinity, would make an infinite product NaN.
 template <typename stored>
 inline void careful_scores(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
                            int64_t start, int64_t keys, float* scores) {
@@ -103,7 +103,7 @@ inline void careful_scores(const attention_problem& problem, int64_t batch, int6
   }
 }
 
-// The products of the i-th panel with the keys of its view, which are those at hand from `from` on.
+// The products of the i-th panel with the keys of its view, which begin at the `from`-th of `keys`.
 template <typename stored>
 inline void tile_scores(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t i, const panel<float>& p,
                         const tile_keys& keys, int64_t from, const block_view& view, const tile_scratch<stored>& s) {
@@ -165,8 +165,8 @@ inline void add_tile_values(int64_t from, const block_view& view, const rescale_
   }
 }
 
-// What pack_values left out: values that are not finite, for the lanes that see them. Of the weight only its sign and
-// whether it is 0 matter: its leading part tells.
+// What pack_values left out: values that are not finite, for the lanes that see them. Of the weight only its sign and whether
+// it is 0 matter: its leading part has both.
 template <typename stored>
 inline void careful_values(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
                            const block_view& view, const rescale_add<float>& finish, const float* split, const float* marks,
@@ -185,15 +185,15 @@ inline void careful_values(const attention_problem& problem, int64_t batch, int6
   }
 }
 
-// Whether logits are products times a factor and nothing else: then the softmax can begin with the products. Up to 1 the
-// factor makes no infinity of a product.
+// Whether logits are products times a factor and nothing else: then the softmax can begin with the products. A factor of at
+// most 1 makes no product infinite.
 inline bool products_will_do(const attention_problem& problem, const float* factor) {
   for (int lane = 0; lane < tile_lanes; ++lane)
     if (!(factor[lane] > 0 && factor[lane] <= 1)) return false;
   return logits_are_products(problem) && !(problem.dropout > 0);
 }
 
-// As walk_keys. A second walk with `marks` does by hand what is not finite.
+// As walk_keys. A second walk with `marks` computes one by one what is not finite.
 template <typename stored>
 inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
                        tile_scratch<stored>& s, float* marks) {
@@ -220,7 +220,7 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
       const int64_t start = view.start, keys = view.keys();
       if (keys == 0) continue;
       tile_scores(problem, batch, kv_head, i, p, keys_of_block, start - block_first, view, s);
-      // Softcap and bias want logits; else the softmax multiplies on its way.
+      // Softcap and bias need logits; else the softmax multiplies by the factor itself.
       const float* factor = s.factor + i * tile_lanes;
       if (!products_will_do(problem, factor)) {
         scale_scores(factor, view, s);

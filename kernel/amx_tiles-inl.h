@@ -18,14 +18,14 @@ typedef uint32_t bf16_pair;
 
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-// While it lives, this thread's eight tiles are 16 rows of 64 bytes. Released, they cost a context switch nothing.
+// While it lives, this thread's eight tiles are 16 rows of 64 bytes. Once released, they cost nothing in a context switch.
 class whole_tiles {
  public:
   whole_tiles() { configure(); }
   static void configure() {
     alignas(64) uint8_t palette[64] = {1};
     for (int tile = 0; tile < 8; ++tile) palette[16 + 2 * tile] = 64, palette[48 + tile] = 16;
-    asm volatile("" : : "r"(palette) : "memory");  // GCC before 14 takes it that only 8 bytes of it are read
+    asm volatile("" : : "r"(palette) : "memory");  // GCC before 14 assumes that only 8 bytes of it are read
     _tile_loadconfig(palette);
   }
   ~whole_tiles() { _tile_release(); }
@@ -106,8 +106,8 @@ ROOTDK_INLINE __m512i load_some(const stored* from, int64_t count) {
 
 ROOTDK_INLINE void transpose_pairs(__m512i* block) { transpose<float>(reinterpret_cast<vec<float>*>(block)); }
 
-// Pairs of a row side by side, as the row lies in memory: to[part][d / 2] for `length` numbers, then zeros up to `padded`
-// (a multiple of 32). The order within a register is put right by the permutation.
+// Pairs of a row side by side, as the row lies in memory: to[part][d / 2] for `length` numbers, then zeros up to `padded` (a
+// multiple of 32). The permutation restores the order within a register.
 template <typename stored>
 ROOTDK_INLINE void split_row(const stored* from, int64_t length, int64_t padded, int64_t part_stride, bf16_pair* to) {
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -142,8 +142,8 @@ inline void pack_queries(const stored* const* from, int live, int64_t d_k, int64
     }
 }
 
-// V as A: to[part][d][key / 2] for `pairs` pairs; keys from `count` on and d from d_v on are zero. With `finite_only` so is
-// what is not finite.
+// V as A: to[part][d][key / 2] for `pairs` pairs; keys from `count` on and d from d_v on are zero. With `finite_only` so are
+// numbers that are not finite.
 template <typename stored>
 inline void pack_values(const stored* from, int64_t row_stride, int64_t count, int64_t d_v, bool finite_only, int64_t pairs,
                         int64_t pair_stride, int64_t part_stride, bf16_pair* to) {
@@ -192,14 +192,14 @@ inline void split_weights(float* column, int64_t stop) {
   if (key < stop) store_split(column, key, _mm512_loadu_si512(column + key * tile_lanes), _mm512_setzero_si512());
 }
 
-// Keys from `stop` on are zero, up to a whole tile; an odd one's pair is split already.
+// Keys from `stop` on are zero, up to a whole tile; the pair of an odd one is split already.
 inline void clear_rest(float* column, int64_t stop) {
   for (int64_t key = round_up(stop, 2); key < round_up(stop, 2 * tile_pairs); ++key)
     store(column + key * tile_lanes, vec<float>{});
 }
 
-// A column of products as they come from the tiles; the logits are they times a factor in (0, 1], which overflows nothing, and
-// the weights are kept as the next product wants them.
+// A column of products as they come from the tiles; the logits are these times a factor in (0, 1], which cannot overflow, and
+// the weights are stored as the next product needs them.
 struct products_to_split_weights {
   const float* factor;
   ROOTDK_INLINE vec<float> scale(int v) const { return load(factor + v * tile_side); }

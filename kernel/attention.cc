@@ -19,7 +19,7 @@
 namespace rootdk {
 
 #if defined(__x86_64__)
-#if defined(ROOTDK_AMX)  // the compiler knows it
+#if defined(ROOTDK_AMX)  // the compiler supports it
 namespace amx {
 extern const kernel_target target;
 }
@@ -115,7 +115,7 @@ int threads_for(const attention_problem& problem) {
 
 void in_parallel(const attention_problem& problem, int64_t count, const std::function<void(int64_t)>& body) {
   parallel_for(count, threads_for(problem), body, problem.team, problem.stop);
-  // Asked while this thread waited, when the others were at their last steps.
+  // The call was given up while this thread waited for the last steps of the others.
   if (problem.stop && problem.stop->given_up()) throw call_given_up();
 }
 
@@ -132,7 +132,7 @@ void run(const attention_problem& problem, const kernel_pass& pass) {
   });
 }
 
-// The problem with what its rows see, found here.
+// The problem together with what its rows see, which is found here.
 class seen_problem {
  public:
   explicit seen_problem(const attention_problem& problem) : problem_(problem) {

@@ -1,5 +1,5 @@
-// The problem that the kernel solves, as plain facts: pointers, sizes, strides, numbers. No default is known here, no
-// framework, no Python. Everything below is a definition of *what*; kernel/README.md tells *how*.
+// The problem that the kernel solves, as plain facts: pointers, sizes, strides, numbers. There are no defaults here, no
+// framework, no Python. Everything below defines *what* is computed; kernel/README.md says *how*.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct pairs_view {
   int64_t key_stride = 0;
 };
 
-// The numbers of a Reading, in the order of its buffer: (reading_fields, batch, heads, n_query). src/rootdk/reading.py has what
-// each of them is; bindings/module.cc tells Python their names, and a test holds the two lists together.
+// The numbers of a Reading, in the order of its buffer: (reading_fields, batch, heads, n_query). src/rootdk/reading.py says
+// what each of them is; bindings/module.cc gives Python their names, and a test compares the two lists.
 #define ROOTDK_READING_FIELDS(each) \
   each(log_sum_exp) each(max) each(min) each(mean) each(variance) each(entropy) each(p_squared) each(p_cubed) each(sink_mass)
 
@@ -77,8 +77,8 @@ struct attention_problem {
   void* reading = nullptr;  // (reading_fields, batch, heads, n_query)
   int64_t* keys = nullptr;  // (batch, heads, n_query)
 
-  // Backward: d_out is an input (`out` and `row_state` too) and the others are results. Tangent: d_out is a result, `out` is one
-  // too or absent, and the others are inputs: null where nothing moves.
+  // Backward: d_out is an input (`out` and `row_state` too) and the others are results. Tangent: d_out is a result, `out` is
+  // one too or absent, and the others are inputs: null for an input without a tangent.
   rows_view d_out, d_query, d_key, d_value;
   // Backward: added to, so the caller clears it; in the type that is computed with, whatever the type of the bias. Strides are zero
   // where the bias was broadcast: all pairs that read one number of it add to one number here. Else no two overlap.
@@ -87,7 +87,7 @@ struct attention_problem {
   void* d_alibi = nullptr;  // (batch, heads) in the type that is computed with; null where not wanted; backward only
   // attention_weights only: every pair's weight, before dropout, is added to its number; as d_bias. `row_state` is then an input.
   pairs_view weights;
-  // Tangent only, as the option each belongs to; null where it does not move.
+  // Tangent only, as the option each belongs to; null without a tangent.
   double scale_tangent = 0.0;
   const double *sinks_tangent = nullptr, *alibi_tangent = nullptr;
   // The (batch, key head) pairs to work on, each as batch * kv_heads + kv_head; null: all of them.
@@ -97,7 +97,7 @@ struct attention_problem {
   // Found by the kernel itself: null when it is called.
   const visibility* seen = nullptr;
   const segment_rows* segments = nullptr;
-  bool only_reads = false;  // nobody wants the weights; then d_v is 0
+  bool only_reads = false;  // the weights are not needed; then d_v is 0
 
   int64_t pairs() const { return pair_list ? pair_list_size : batch * kv_heads; }
   int64_t pair(int64_t i) const { return pair_list ? pair_list[i] : i; }
@@ -109,17 +109,17 @@ struct attention_problem {
   }
 };
 
-// They throw call_given_up (interruption.h) where the problem has a `stop` and its caller wants one.
+// They throw call_given_up (interruption.h) if the problem has a `stop` and its caller wants to stop.
 void attention_forward(const attention_problem& problem);
-// The Reading of a forward pass, bit by bit, out of query and key alone: value, out, dropout and row_state are not looked at.
+// The Reading of a forward pass, bit by bit, from query and key alone: value, out, dropout and row_state are not read.
 void attention_read(const attention_problem& problem);
 void attention_backward(const attention_problem& problem);
 void attention_weights(const attention_problem& problem);
 void attention_tangent(const attention_problem& problem);
 
-// A pass as work for threads: items that are independent of each other, then, where several items contributed to one
-// result, merges of what they left in the shared buffer. How many there are is a fact of the problem, never of the number
-// of threads, so that the result is bitwise the same on any of them.
+// A pass as work for threads: items that are independent of each other, then, where several items contributed to one result,
+// merges of what they left in the shared buffer. How many there are depends on the problem, never on the number of threads, so
+// that the result is bitwise the same on any of them.
 struct kernel_pass {
   int64_t items = 0;
   int64_t scratch_bytes = 0;  // per thread
@@ -130,14 +130,15 @@ struct kernel_pass {
 };
 
 // Called by the items between two steps that take some milliseconds at most: throws call_given_up if the call is to end. True:
-// code of the caller's ran on this thread meanwhile, which keeps what a function keeps and no more (no tile registers).
+// code of the caller ran on this thread meanwhile, which preserves only the registers that every function preserves (no tile
+// registers).
 bool between_steps(const attention_problem& problem);
 
 // One instruction set, compiled from the same source as the others.
 struct kernel_target {
   const char* name;
   int panel_lanes_f32;  // query rows side by side in one panel
-  int key_block;  // keys handled between two looks at the running maximum
+  int key_block;  // keys between two updates of the running maximum
   // Which way a problem is computed (rows, few rows, tiles) is chosen here, once per call.
   kernel_pass (*forward)(const attention_problem&);
   kernel_pass (*backward)(const attention_problem&);

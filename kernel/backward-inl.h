@@ -16,7 +16,7 @@ ROOTDK_INLINE int64_t padded(int64_t length) {
   return ceil_div(length, simd<real>::width) * simd<real>::width;
 }
 
-// One panel's rows in the four shapes that the products want, and its numbers per lane.
+// One panel's rows in the four shapes that the products need, and its numbers per lane.
 template <typename real>
 struct backward_panel {
   static constexpr int lanes = panel_lanes<real>;
@@ -26,8 +26,8 @@ struct backward_panel {
   alignas(64) real bias_sum[lanes];  // of dS over the chunk's keys; only where the bias has no axis of keys
   alignas(64) real
       distance_sum[lanes];  // of dS times the distance, over the chunk's keys; only where the slopes have a gradient
-  bool stretched;                    // as in a panel, for the gradient of the keys: what query_factor had to leave,
-  alignas(64) real stretch[lanes];   // the gradient of the scores takes
+  bool stretched;                    // as in a panel, for the gradient of the keys: what query_factor leaves out
+  alignas(64) real stretch[lanes];   // is applied to the gradient of the scores
   real *q_packed, *d_out_packed;  // [d][lane]
   real *q_rows, *d_out_rows;      // [lane][padded d]; the query's already times the scale
   real* d_query;                  // [d][lane]
@@ -74,9 +74,9 @@ struct backward_scratch {
   }
 };
 
-// The weights must be the forward's, so the scores are computed the way the forward did it: beside logits of 1e11 another
-// order of the same sums would be another problem. This is the way of forward-inl.h, or with `few` that of few-inl.h; the pass
-// is made for one of them when it is chosen (target-inl.h), and all that follows knows which by its type.
+// The weights must be the forward's, so the scores are computed in the same way: with logits of 1e11 another order of the same
+// sums would be another problem. This is the way of forward-inl.h, or with `few` that of few-inl.h; the pass is made for one of
+// them when it is chosen (target-inl.h), and its type says which one to the code below.
 template <typename stored, bool few_rows>
 struct vector_scores {
   typedef compute<stored> real;
@@ -195,7 +195,7 @@ inline void score_gradient(const backward_panel<real>& b, int64_t keys, real* sc
   }
 }
 
-// dS times the distance of query and key, summed over the keys of a block: what the slope of each row's head is pulled by.
+// dS times the distance of query and key, summed over the keys of a block: for the gradient of the slope of each row's head.
 template <typename real>
 inline void add_distance_gradient(const attention_problem& problem, int64_t batch, const panel<real>& p, int64_t start,
                                   int64_t keys, const real* d_logits, real* distance_sum) {
@@ -284,7 +284,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
         product<real, a_rows, panel_vectors>(v.data, v.stride, b.d_out_packed, lanes, problem.d_v, s.gradient, lanes, keys,
                                              overwrite{});
       if (problem.dropout > 0) dropout_factors(problem, b.place, start, keys, s.factors);
-      // Once, not again with care: dS is the same both times, and d_bias is added to.
+      // Only once, not again in the slow path: dS is the same both times, and d_bias is added to.
       const bool adds_bias = problem.d_bias.data && !slow_path;
       score_gradient<real>(b, keys, s.scores, s.gradient, slope, problem.dropout > 0 ? s.factors : nullptr,
                            (adds_bias || problem.d_alibi) && slope ? s.d_bias : nullptr);

@@ -1,8 +1,8 @@
-// How the backward pass is cut into items, what they leave for each other, and how that is put together.
+// How the backward pass is split into items, which partial sums they leave, and how these are merged.
 //
-// An item is a chunk of the keys of one pair (batch, key head). Chunks add to the same rows of the query's gradient, and
-// to the same numbers of the bias' where the bias has no axis of keys: each leaves its part in a shared buffer, and the
-// merge adds the parts up, first to last, whoever made them and whenever.
+// An item is a chunk of the keys of one pair (batch, key head). Chunks add to the same rows of the query's gradient, and to the
+// same numbers of the bias' where the bias has no axis of keys: each leaves its part in a shared buffer, and the merge adds the
+// parts up, first to last, whichever thread made them and whenever.
 
 namespace rootdk::ROOTDK_TARGET {
 
@@ -18,7 +18,7 @@ inline int64_t chunk_keys(const attention_problem& problem) {
 
 inline int64_t backward_items_of(const attention_problem& problem) { return problem.pairs() * backward_chunks(problem); }
 
-// Rows of the pairs at hand, one after the other: what the shared buffer holds for each chunk.
+// Rows of the present pairs, one after the other: what the shared buffer holds for each chunk.
 inline int64_t shared_rows(const attention_problem& problem) { return problem.pairs() * problem.group() * problem.n_query; }
 
 // Where an item leaves its part of the query's gradient when several add to the same rows: [chunk][row][d].

@@ -10,7 +10,7 @@ struct bfloat_bits {
   uint16_t bits;
 };
 
-// What a stored type is computed in.
+// The type in which a stored type is computed.
 template <typename stored>
 struct compute_type {
   typedef float type;
@@ -118,7 +118,7 @@ ROOTDK_INLINE void narrow_row(const compute<stored>* from, int64_t count, stored
   for (int64_t i = 0; i < count; ++i) narrow(from[i], to + i);
 }
 
-// Rows as the tiles want them: the stored rows themselves where no conversion is needed, else a converted copy.
+// Rows as the tiles need them: the stored rows themselves where no conversion is needed, else a converted copy.
 template <typename real>
 struct row_block {
   const real* data;

@@ -1,5 +1,5 @@
-// Asked of the CPU itself: __builtin_cpu_supports would need a runtime library of the compiler, which not every one that can build
-// for other systems has, and GCC 11 has no name for F16C in it.
+// The CPU itself is asked: __builtin_cpu_supports would need a runtime library of the compiler, which some compilers for other
+// systems lack, and GCC 11 has no name for F16C in it.
 #include "cpu.h"
 
 #include "system.h"
@@ -21,14 +21,14 @@ struct registers {
 };
 
 registers ask(unsigned leaf) {
-  registers answer;  // stays 0 where the CPU does not know the leaf
+  registers answer;  // stays 0 where the CPU does not have the leaf
   __get_cpuid_count(leaf, 0, &answer.a, &answer.b, &answer.c, &answer.d);
   return answer;
 }
 
 bool all_of(unsigned word, unsigned bits) { return (word & bits) == bits; }
 
-// Whether a switch of threads saves these registers: a CPU may have what its system knows nothing of.
+// Whether a switch of threads saves these registers: a CPU may have registers that its system does not save.
 bool saved(unsigned states) {
   if (!all_of(ask(1).c, bit(27))) return false;  // OSXSAVE: without it the next instruction does not exist
   unsigned low, high;

@@ -1,5 +1,5 @@
-// Dropout as a function of (seed, row, key) alone: any block, any thread, forward and backward see the same pairs.
-// The float64 reference states the same arithmetic.
+// Dropout as a function of (seed, row, key) alone: any block, any thread, forward and backward drop the same pairs. The float64
+// reference has the same arithmetic.
 
 namespace rootdk::ROOTDK_TARGET {
 

@@ -62,7 +62,7 @@ template <typename stored>
 struct few_scratch {
   typedef compute<stored> real;
   real *queries, *scores, *factors, *marks;
-  void* part;  // of a single chunk, which nobody else asks for
+  void* part;  // of a single chunk, which no other item uses
   int64_t bytes;
 
   few_scratch(const attention_problem& problem, void* buffer) {
@@ -111,7 +111,8 @@ inline void few_dots(const stored* keys, int64_t stride, int64_t count, const co
                      compute<stored>* scores) {
   typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>, together = width / rows;
-  // So that a number of the query is loaded once for several keys, and the sums are enough to hide an addition's time.
+  // Several keys at once, so that a number of the query is loaded once for all, and there are enough sums to hide the latency
+  // of an addition.
   constexpr int side_by_side = together < 4 ? together : rows == 4 ? 2 : 4;
   for (int64_t first = 0; first < count; first += together) {
     const int here = int(at_most(together, count - first));
@@ -186,9 +187,9 @@ inline __attribute__((noinline)) void few_scores(const attention_problem& proble
   shape_scores(problem, batch, p, view, scores, slope);
 }
 
-// Two registers of numbers out of memory, in an order that is cheap to make, and back in the order of memory. A register of
-// bfloat16 holds 32: those in the high halves of its 32-bit lanes are floats already but for the low half, the others a shift
-// away.
+// Two registers of numbers from memory, in an order that is cheap to make, and back in the order of memory. A register of
+// bfloat16 holds 32: those in the high halves of its 32-bit lanes are floats once the low halves are cleared, the others after
+// a shift.
 template <typename stored>
 ROOTDK_INLINE void load_two(const stored* from, vec<compute<stored>>* to) {
 #if defined(__AVX512F__)
@@ -214,15 +215,15 @@ ROOTDK_INLINE void in_order_of_memory([[maybe_unused]] vec<compute<stored>>* two
 #endif
 }
 
-// out[row][d] = out * before[row] + block[row] * sum over keys of weight[key][row] * value[key][d]. `marks` as in
-// tile-inl.h: pairs that are stepped over.
+// out[row][d] = out * before[row] + block[row] * sum over keys of weight[key][row] * value[key][d]. `marks` as in tile-inl.h:
+// pairs that are skipped.
 template <typename stored, int rows, int vectors, bool slow_path>
 ROOTDK_INLINE void few_values_at(const stored* values, int64_t stride, int64_t count, const compute<stored>* weights,
                                  const compute<stored>* marks, const compute<stored>* before, const compute<stored>* block,
                                  int64_t out_stride, compute<stored>* out) {
   typedef compute<stored> real;
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
-  constexpr int chains = rows * vectors <= 4 ? 2 : 1;  // keys side by side where one leaves too few sums to keep busy
+  constexpr int chains = rows * vectors <= 4 ? 2 : 1;  // several keys together where one gives too few sums
   vec<real> sum[chains][rows][vectors];
   for (auto& chain : sum)
     for (auto& row : chain)

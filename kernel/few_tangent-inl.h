@@ -1,4 +1,4 @@
-// The forward derivative for few query rows over many keys: the sums of tangent-inl.h, walked as few-inl.h walks.
+// The forward derivative for few query rows over many keys: the sums of tangent-inl.h, in the order of few-inl.h.
 
 namespace rootdk::ROOTDK_TARGET {
 

@@ -7,10 +7,11 @@ namespace rootdk::ROOTDK_TARGET {
 template <typename real>
 constexpr int64_t item_rows = 512 / int64_t(sizeof(real));
 
-// Into so many items the work is cut where that can be done: one head must not leave the other cores idle.
+// The work is split into so many items where possible: one head must not leave the other cores idle.
 constexpr int64_t wanted_items = 8;
 
-// So a short sequence of few heads is cut finer, down to one panel. By the problem alone; and a row's numbers are the same in any item.
+// So a short sequence of few heads is split finer, down to one panel. This depends on the problem alone, and a row's numbers
+// are the same in any item.
 template <typename real>
 inline int64_t rows_per_item(const attention_problem& problem) {
   const int64_t rows = problem.group() * problem.n_query, pairs = problem.batch * problem.kv_heads;
@@ -104,8 +105,9 @@ inline bool all_finite(const real* rows, int64_t count, int live) {
   return true;
 }
 
-// The end of a panel's rows: the sink joins, state and Reading are written, and what normalises the output is found. It comes
-// right after the softmax of the last block, while the sums are in the nearest cache, before the last values are added.
+// The end of a panel's rows: the sink is added, state and Reading are written, and the factor that normalises the output is
+// computed. It comes right after the softmax of the last block, while the sums are in the nearest cache, before the last values
+// are added.
 template <typename real>
 inline void finish_rows(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows) {
   constexpr int lanes = panel_lanes<real>;
@@ -132,8 +134,8 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
   if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink, sink_weight);
 }
 
-// All panels of an item over all keys, with `marks` (room for one block) stepping over hidden pairs. Returns whether some
-// output is not finite.
+// All panels of an item over all keys, with `marks` (room for one block) skipping hidden pairs. Returns whether some output is
+// not finite.
 template <typename stored, typename cached>
 inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
                       forward_scratch<stored, cached>& s, compute<stored>* marks) {
@@ -195,7 +197,7 @@ template <typename stored>
 inline void finish_panels(const attention_problem& problem, int64_t batch, int64_t panels, const panel<compute<stored>>* places,
                           row_sums<compute<stored>>* rows, const compute<stored>* sums_out, int64_t panel_size) {
   for (int64_t i = 0; i < panels; ++i) {
-    // No key was in sight, or a mask hides those that would have been the last.
+    // No key was visible, or a mask hides those that would have been the last.
     if (!rows[i].finished) finish_rows(problem, places[i], rows[i]);
     write_outputs<stored>(problem, batch, places[i], rows[i], sums_out + i * panel_size);
   }

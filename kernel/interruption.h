@@ -10,16 +10,16 @@
 
 namespace rootdk {
 
-// Thrown out of a call that was given up. What it has written by then is no result.
+// Thrown out of a call that was given up. What it has written by then is not a result.
 struct call_given_up {};
 
 class interruption {
  public:
-  // Often enough for a person who waits, and so seldom that the asking costs nothing.
+  // Often enough for a person who waits, and so seldom that asking costs nothing.
   static constexpr std::chrono::milliseconds pace{50};
 
-  // Made by the thread that makes the call. `wants_to_stop` runs on that thread alone, and may run any code of the caller's,
-  // other calls of the kernel among it.
+  // Made by the thread that makes the call. `wants_to_stop` runs on that thread alone, and may run any code of the caller,
+  // including other calls of the kernel.
   explicit interruption(bool (*wants_to_stop)())
       : wants_to_stop_(wants_to_stop), caller_(std::this_thread::get_id()), callers_mode_(current_float_mode()) {}
   interruption(const interruption&) = delete;
@@ -28,8 +28,8 @@ class interruption {
   bool on_the_calling_thread() const { return std::this_thread::get_id() == caller_; }
   bool given_up() const { return given_up_.load(std::memory_order_relaxed); }
 
-  // On the calling thread only, at every step of the work: whether it is time to ask. Every sixteenth looks at the clock, so a small
-  // call never does.
+  // On the calling thread only, at every step of the work: whether it is time to ask. Only every sixteenth step reads the
+  // clock, so a small call never does.
   bool due() {
     if (++steps_ % 16 != 0) return false;
     const auto now = std::chrono::steady_clock::now();

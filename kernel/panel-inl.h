@@ -1,7 +1,7 @@
 // A panel: some query rows side by side in the lanes of the vectors, and what each of them may see.
 //
-// The rows of all query heads that share one key head form one long list (head after head), and panels are cut from that
-// list. So grouped heads reuse keys without any expansion, and a short query fills the lanes with its sister heads.
+// The rows of all query heads that share one key head form one long list (head after head), and panels are cut from that list.
+// So grouped heads reuse keys without any expansion, and the other heads of a short query's group fill the lanes.
 
 namespace rootdk::ROOTDK_TARGET {
 
@@ -32,7 +32,7 @@ struct panel {
 ROOTDK_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 ROOTDK_INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Not inlined: among the packing of an item its loop was compiled worse.
+// Not inlined: inside the code that packs an item its loop was compiled worse.
 template <typename real>
 inline __attribute__((noinline)) void place_panel(const attention_problem& problem, int64_t batch, int64_t kv_head,
                                                   int64_t start, int64_t stop, panel<real>& p) {
@@ -153,7 +153,7 @@ ROOTDK_INLINE stored* row_pointer(const rows_view& view, int64_t batch, int64_t 
   return reinterpret_cast<stored*>(view.data) + view.batch_offset[batch] + head * view.head_stride + row * view.row_stride;
 }
 
-// Some keys and values of one key head, as the products want them.
+// Some keys and values of one key head, as the products need them.
 template <typename real>
 struct key_rows {
   row_block<real> keys, values;

@@ -56,8 +56,8 @@ struct job {
   }
 };
 
-// Waking a sleeping thread takes as long as a small attention call, so both sides look for each other this long before
-// they go to sleep.
+// Waking a sleeping thread takes as long as a small attention call, so both sides keep checking for this long before they go to
+// sleep.
 constexpr std::chrono::microseconds patience{50};
 
 void pause() {
@@ -80,21 +80,21 @@ bool soon(const condition_t& condition) {
   return condition();
 }
 
-// How workers tell the caller that the last of them is done.
+// Signals to the caller that the last worker is done.
 class bell {
  public:
   void expect(int workers) { busy_.store(workers); }
   void one_begins() { busy_.fetch_add(1); }
 
-  // A worker's last touch of anything that belongs to the call: after it the caller may leave. The lock makes sure that a
-  // caller who is just falling asleep hears the bell.
+  // A worker's last access to anything that belongs to the call: after it the caller may leave. The lock makes sure that a
+  // caller that is just about to sleep gets the signal.
   void one_is_done() {
     if (busy_.fetch_sub(1) != 1) return;
     std::lock_guard<std::mutex> heard(lock_);
     ring_.notify_one();
   }
 
-  // The caller has no work left, but those who have may need long: it goes on asking whether to give up.
+  // The caller has no work left, but workers may take long: it goes on asking whether to give up.
   void wait(interruption* stop) {
     const auto all_done = [this] { return busy_.load() == 0; };
     if (soon(all_done)) return;
@@ -113,7 +113,7 @@ class bell {
   std::condition_variable ring_;
 };
 
-// One thread and its letter box. Only those who get a job are woken; the others sleep on.
+// One thread and the place for its next job. Only threads that get a job are woken; the others sleep on.
 class worker {
  public:
   explicit worker(bell& done) : done_(done), thread_([this] { loop(); }) {}
@@ -207,9 +207,9 @@ bool has_openmp() { return find_openmp() != nullptr; }
 
 namespace {
 
-// A team of another size than the framework's would make the runtime end threads and start others, so all of it comes;
-// those beyond the wanted number go back at once. Never the caller: nobody else may ask whether to give up. So it waits for
-// the others here, and not in the runtime, where it could not ask.
+// A team of another size than the framework's would make the runtime end threads and start others, so all of it is started;
+// threads beyond the wanted number return at once. Never the caller: only it may ask whether to give up. So it waits for the
+// others here, and not in the runtime, where it could not ask.
 void run_on_team(openmp_parallel parallel, job& work, int threads, int team, interruption* stop) {
   struct admission {
     job& work;

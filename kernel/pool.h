@@ -8,7 +8,7 @@ namespace rootdk {
 
 class interruption;
 
-constexpr int most_threads = 1024;  // more than any machine has cores: a larger number is a mistake, not a wish
+constexpr int most_threads = 1024;  // more than any machine has cores: a larger number is a mistake
 int num_threads();                  // at first as many as this process has CPUs
 void set_num_threads(int threads);  // throws std::invalid_argument for what is not from 1 to most_threads
 
@@ -21,7 +21,7 @@ void set_num_threads(int threads);  // throws std::invalid_argument for what is 
 // them. So this loop then runs on that team, though on no more than max_threads of it; where the process has no OpenMP
 // runtime (and in the child of a fork, where the team does not exist), on the threads that are kept here.
 //
-// stop: whoever waits here for the other threads goes on asking it. That the items end early is up to their body.
+// stop: the thread that waits here for the others goes on asking it. Ending the items early is up to their body.
 void parallel_for(int64_t items, int max_threads, const std::function<void(int64_t)>& body, int team = 0,
                   interruption* stop = nullptr);
 

@@ -2,8 +2,8 @@
 
 namespace rootdk::ROOTDK_TARGET {
 
-// 2^f with the least relative error and exactly 1 at f = 0; made by exp2_coefficients.py. What they leave: 2.6e-9 on
-// [-1/2, 1/2] in float, 5.7e-20 in double, and 8.2e-8 (two thirds of an ulp) on [0, 1] for the short one.
+// 2^f with the least relative error and exactly 1 at f = 0; made by exp2_coefficients.py. The errors: 2.6e-9 on [-1/2, 1/2] in
+// float, 5.7e-20 in double, and 8.2e-8 (two thirds of an ulp) on [0, 1] for the short one.
 constexpr float exp2_f32[] = {
     1.0f, 0.69314721497f, 0.24022652783f, 0.05550310551f, 0.0096176929752f, 0.0013406643901f, 0.00015594677425f};
 constexpr float exp2_unit_f32[] = {1.0f, 0.6931513118f, 0.24016445016f, 0.055799913107f, 0.0090170303159f, 0.0018671300734f};
@@ -44,10 +44,10 @@ constexpr int in_step = 4;
 constexpr int in_step = 2;
 #endif
 
-// y = 2^x for x <= 0 (up to rounding a little above), 0 well below exp2_floor, NaN for NaN. One function serves forward
-// and backward, so that both see the same weights. Step by step for all of them: a single one is a chain of nine operations
-// of four cycles and more, and a processor that must look past it for the next one's has less room for anything else (half
-// the room when a neighbour shares the core).
+// y = 2^x for x <= 0 (up to rounding a little above), 0 well below exp2_floor, NaN for NaN. One function serves forward and
+// backward, so that both see the same weights. All of them are computed together, step by step: a single one is a chain of nine
+// operations of four cycles and more, and a processor that must look ahead past it to the next has less room for anything else
+// (half the room when a neighbour shares the core).
 template <int count>
 ROOTDK_INLINE void exp2(const vec<float>* x, vec<float>* y) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)

@@ -1,9 +1,9 @@
-// The end of a row: a sink joins its sums, and they become the numbers of a Reading.
+// The end of a row: a sink is added to its sums, and they become the numbers of a Reading.
 
 namespace rootdk::ROOTDK_TARGET {
 
-// A sink is one more logit in the denominator. Called once, after the last block: it moves the row's maximum like any
-// other score, and returns by how much what was summed before must shrink. Without keys the sink takes everything.
+// A sink is one more logit in the denominator. Called once, after the last block: it moves the row's maximum like any other
+// score, and returns the factor by which the earlier sums must shrink. Without keys the sink takes all the weight.
 template <typename real>
 inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_weight) {
   const real before = rows.maximum[lane], now = sink_log2 > before ? sink_log2 : before;
@@ -14,27 +14,28 @@ inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_
   rows.maximum[lane] = now;
   const real shrink = std::exp2(before - now);
   *sink_weight = std::exp2(sink_log2 - now);
-  // Steps below the floor would only overflow: what they multiply has shrunk to 0.
+  // Steps are cut at the floor: a larger one could overflow while its factor is 0.
   constexpr real floor = simd<real>::exp2_floor;
   const real step = before - now > floor ? before - now : floor;
   const real sink_step = sink_log2 - now > floor ? sink_log2 - now : floor;
   rows.moment[lane] = (rows.moment[lane] + rows.sum[lane] * step) * shrink + *sink_weight * sink_step;
   rows.sum[lane] = rows.sum[lane] * shrink + *sink_weight;
-  // Step by step: the factors alone would be 0 long before what they multiply, a sum over many keys, is too small to hold.
+  // One factor after the other: their product alone could be 0 while its product with a sum over many keys is not.
   rows.square[lane] = rows.square[lane] * shrink * shrink;
   rows.cube[lane] = rows.cube[lane] * shrink * shrink * shrink;
   return shrink;
 }
 
-// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, the sink apart, and `sink` is the
-// sink as it was given; without one rows.normalise is 1 / sum. Few divisions: with 128 keys the end of a row is felt.
+// The finished rows of a panel, in natural units. `scores_maximum` is the largest key's, without the sink, and `sink` is the
+// sink as it was given; without one rows.normalise is 1 / sum. Few divisions: with 128 keys the end of a row takes a noticeable
+// time.
 template <typename real>
 ROOTDK_INLINE void write_readings(const attention_problem& problem, const panel<real>& p, row_sums<real>& rows,
                                   const real* scores_maximum, const real* sink, const real* sink_weight) {
   constexpr int width = simd<real>::width;
   const vec<real> zero = vec<real>{};
   const real ln2 = real(ln_2);
-  // The largest floats stand for themselves: bias_log2 could not make them larger, and nothing else makes them.
+  // The largest floats stay as they are: they only come from bias_log2, which is bounded by them.
   const auto natural = [&](vec<real> x) __attribute__((always_inline)) {
     if (!problem.bias.data) return x * ln2;
     const vec<real> largest = broadcast(std::numeric_limits<real>::max());
@@ -54,12 +55,12 @@ ROOTDK_INLINE void write_readings(const attention_problem& problem, const panel<
     const vec<real> inverse_count = alike > 0 ? broadcast(1 / real(alike)) : real(1) / count;
     const vec<real> log_sum = select<real>(sum > zero, log<real>(sum), zero);
     const vec<real> inverse = select<real>(sum > zero, sinks ? real(1) / sum : load(rows.normalise + at), zero);
-    // Rounding can leave a hair below zero where one key holds all the weight.
+    // Rounding can leave a number slightly below zero where one key holds all the weight.
     const vec<real> entropy = log_sum - load(rows.moment + at) * inverse * ln2;
     const vec<real> variance = load(rows.deviation + at) * inverse_count * (ln2 * ln2);
     vec<real> field[reading_fields];
     const vec<real> peak = load(rows.maximum + at), key_peak = load(scores_maximum + at);
-    // In units of log2 the largest sinks are out of range, and stand for themselves.
+    // In units of log2 the largest sinks are out of range, and stay as they were given.
     const vec<real> level = sinks ? select<real>(peak > key_peak, load(sink + at), natural(peak)) : natural(peak);
     field[reading_log_sum_exp] = level + log_sum;
     field[reading_max] = natural(key_peak);
@@ -70,7 +71,7 @@ ROOTDK_INLINE void write_readings(const attention_problem& problem, const panel<
     field[reading_p_squared] = load(rows.square + at) * inverse * inverse;
     field[reading_p_cubed] = load(rows.cube + at) * inverse * inverse * inverse;
     field[reading_sink_mass] = load(sink_weight + at) * inverse;
-    // NaN or +inf among the visible logits reached the sum: no number of that row means anything.
+    // NaN or +inf among the visible logits reached the sum: then no number of that row is meaningful.
     const ivec<real> unsound = (sum - sum) != zero;
     if (any_lane<real>(unsound))
       for (vec<real>& x : field) x = select<real>(unsound, broadcast(std::numeric_limits<real>::quiet_NaN()), x);

@@ -1,13 +1,13 @@
 // The logits of one panel against one block of keys, in units of log2: scores[key][lane].
 //
-// What cannot be seen is -inf, whether a limit, a mask or a bias of -inf hides it; nothing else about hiding is kept.
+// A hidden pair is -inf, whether a limit, a mask or a bias of -inf hides it; nothing else about hiding is kept.
 
 namespace rootdk::ROOTDK_TARGET {
 
 template <typename real>
 constexpr real minus_infinity = -std::numeric_limits<real>::infinity();
 
-// What q is multiplied with when it is packed.
+// The factor of q when it is packed.
 template <typename real>
 ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch, const panel<real>& p, real* factor) {
   const double common = problem.scale * log2_e;
@@ -119,17 +119,17 @@ ROOTDK_INLINE ivec<real> magnitude(vec<real> x) {
   return (ivec<real>)x & std::numeric_limits<lane_int<real>>::max();
 }
 
-// `some_far`: whether a number of the vector may be. A bias in units of log2 is one multiplication, and joins its score in the same
-// step; one that this would carry out of the range, or that is not finite, goes the long way. -inf hides, whatever the score is:
-// NaN - inf would be NaN.
+// `some_far`: whether a number of the vector may be far. A bias in units of log2 takes one multiplication, fused with the
+// addition to its score; one that this would carry out of the range, or that is not finite, takes the slow path. -inf hides,
+// whatever the score is: NaN - inf would be NaN.
 template <typename real>
 constexpr real far_bias = std::numeric_limits<real>::max() / 2;
 template <typename real>
 ROOTDK_INLINE vec<real> with_bias(vec<real> score, vec<real> bias, bool some_far) {
   const vec<real> sum = score + bias * real(log2_e);
   if (likely(!some_far)) return sum;
-  // The long way must not share its product with the sum: the compiler would then round it before adding, here and not where all
-  // numbers are near, and a row's bits would depend on the rows beside it.
+  // The slow path must not share its product with the sum: the compiler would then round it before adding, here but not where
+  // all numbers are near, and a row's bits would depend on the rows beside it.
   vec<real> again = bias;
   asm("" : "+m"(again));
   const vec<real> slowly = select<real>(bias == broadcast(minus_infinity<real>), bias, score + biases_log2<real>(again));
@@ -170,7 +170,8 @@ inline void add_bias(const pairs_view& view, int64_t batch, const panel<real>& p
       for (int group = 0; group < p.live; group += width) {
         const int count = int(at_most(width, keys - key));
         vec<real> block[width];
-        // A whole block is loaded without a question in between: its rows come from far away, and all of them at once.
+        // A whole block is loaded without a branch in between: its rows are far apart in memory, and are so fetched all at
+        // once.
         if (likely(view.key_stride == 1 && count == width && group + width <= p.live)) {
           for (int lane = 0; lane < width; ++lane) block[lane] = load_wide(rows[group + lane] + key);
         } else {
@@ -290,7 +291,7 @@ struct block_view {
   int64_t start;
   int64_t clean[panel_vectors], stop[panel_vectors];
   int64_t within[panel_vectors];  // as clean, by the limits alone
-  bool looks;  // at mask and bias: some lane has holes here
+  bool looks;  // whether to read mask and bias: some lane has holes here
   alignas(64) uint8_t first[most_lanes], last[most_lanes];  // per lane, from `start`; set where within is less than stop
   int64_t both() const { return at_most(stop[0], stop[1]); }
   int64_t keys() const { return at_least(stop[0], stop[1]); }
@@ -421,7 +422,7 @@ inline void shape_scores(const attention_problem& problem, int64_t batch, const 
   hide_beyond_limits(view, scores);
 }
 
-// Whether what is added to the products moves, and by how much: added to `tangents`, in units of log2.
+// Whether the terms that are added to the products have a tangent; and these tangents, added to `tangents` in units of log2.
 inline bool moves_added(const attention_problem& problem) { return problem.alibi_tangent || problem.d_bias.data; }
 template <typename real>
 inline void add_moves(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
@@ -446,10 +447,10 @@ inline void shape_tangents(const attention_problem& problem, int64_t batch, cons
     store(tangents + at, select<real>(load(scores + at) == nowhere, vec<real>{}, load(tangents + at) * real(ln_2)));
 }
 
-// Numbers of the bias, or bytes of the mask, that the pairs of some keys will read: asked for while the products of the keys are
-// made, so that they have come when those are done. A row of them is short and the next is far away, which no processor foresees.
-// A few at a time, because a processor waits for only so many; into the second cache, because rows whose distance is a power of
-// two would push each other out of the first.
+// Prefetches numbers of the bias, or bytes of the mask, that the pairs of some keys will read, while the products of the keys
+// are computed, so that they have arrived by then. A row of them is short and the next is far away, which no processor
+// predicts. A few at a time, because a processor waits for only so many; into the second cache, because rows whose distance is
+// a power of two would push each other out of the first.
 template <typename real>
 class pairs_ahead {
  public:

@@ -10,7 +10,7 @@ segment_rows::segment_rows(const attention_problem& problem)
 void segment_rows::scan(int64_t batch) {
   const int64_t n_key = problem_.n_key, length = problem_.key_length ? problem_.key_length[batch] : n_key;
   std::unordered_map<int64_t, int32_t> number_of;
-  // Neighbours tend to be of one segment.
+  // Neighbouring keys usually belong to one segment.
   int64_t last_id = 0;
   int32_t last_number = -1;
   const auto number = [&](int64_t id, bool fresh) {

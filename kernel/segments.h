@@ -1,8 +1,8 @@
 // Packed documents: a pair is visible only inside one segment. What every query row sees of the keys is found once before a
 // pass, from one number per query and per key.
 //
-// Causal and window limits count the keys of the segment. A row whose keys follow each other has limits, as if they had been
-// given, and nobody looks at the segments again. Only where keys of other segments lie between does the pass compare ids.
+// Causal and window limits count the keys of the segment. A row whose keys follow each other gets limits, as if they had been
+// given, and the segments are not read again. Only where keys of other segments lie between does the pass compare ids.
 #pragma once
 
 #include <cstdint>

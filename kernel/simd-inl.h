@@ -23,7 +23,7 @@
 
 namespace rootdk::ROOTDK_TARGET {
 
-// What the way through the code is laid out for.
+// The usual case, for which the compiler arranges the code.
 ROOTDK_INLINE bool likely(bool condition) { return __builtin_expect(condition, true); }
 ROOTDK_INLINE bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
@@ -92,9 +92,9 @@ ROOTDK_INLINE vec<real> select(ivec<real> condition, vec<real> yes, vec<real> no
   return condition ? yes : no;
 }
 
-// Where a vector is a whole line of the cache: to memory past the caches. An ordinary store first fetches the line, from
-// another core if that one wrote it last, to overwrite all of it. `to` must be aligned to the vector; fence_streams() comes
-// before anyone else may read.
+// Where a vector is a whole cache line: stores to memory, past the caches. An ordinary store first fetches the line, from
+// another core if that one wrote it last, only to overwrite all of it. `to` must be aligned to the vector; fence_streams() must
+// come before other threads read.
 #if defined(__AVX512F__)
 constexpr bool can_stream = true;
 ROOTDK_INLINE void stream(float* to, vec<float> x) { _mm512_stream_ps(to, (__m512)x); }
@@ -169,7 +169,8 @@ ROOTDK_INLINE vec<double> minimum(vec<double> candidate, vec<double> running) {
 #endif
 }
 
-// Whether some lane is not `bound` or more; NaN is not. On AVX-512 a comparison is a mask at once, of which any_lane knows nothing.
+// Whether some lane is not `bound` or more; NaN is not. On AVX-512 a comparison gives a mask at once, which any_lane does not
+// take.
 #if defined(__AVX512F__)
 ROOTDK_INLINE bool any_below(vec<float> x, float bound) {
   return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(bound), _CMP_NGE_UQ) != 0;
@@ -183,7 +184,7 @@ ROOTDK_INLINE bool any_below(vec<double> x, double bound) { return any_lane<doub
 #endif
 
 // Which lanes of `score` are seen, not -inf (NaN is seen), and steps that leave the other lanes as they are. On AVX-512 such a
-// step costs no more than without the condition, if it is written so: of comparison and selection the compiler makes more.
+// step costs no more than without the condition, if it is written like this: comparison and selection compile to slower code.
 #if defined(__AVX512F__)
 ROOTDK_INLINE __mmask16 seen_lanes(vec<float> score) {
   return _mm512_cmp_ps_mask((__m512)score, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ);
@@ -243,7 +244,7 @@ ROOTDK_INLINE real sum_lanes(vec<real> x) {
   else
     return _mm512_reduce_add_pd((__m512d)x);
 #else
-  // Halves onto halves: the same tree on every target without a reduction of its own.
+  // Halves are added to halves: the same tree on every target without a reduction of its own.
   alignas(64) real lane[simd<real>::width];
   store<real>(lane, x);
   for (int half = simd<real>::width / 2; half > 0; half /= 2)
@@ -279,7 +280,7 @@ ROOTDK_INLINE void transpose_round(vec<real>* rows) {
 template <typename real>
 ROOTDK_INLINE void transpose(vec<real>* rows) {
   constexpr int width = simd<real>::width;
-  vec<real> held[width];  // the caller may count through its rows, these stay in registers
+  vec<real> held[width];  // the caller may index its rows in a loop, these stay in registers
   ROOTDK_UNROLL
   for (int row = 0; row < width; ++row) held[row] = rows[row];
   transpose_round<real, width / 2>(held);

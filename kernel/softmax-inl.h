@@ -116,7 +116,7 @@ struct logits_to_weights {
   }
 };
 
-// The same where nobody wants the weights.
+// The same where the weights are not needed.
 template <typename contents>
 struct without_weights : contents {
   template <typename... given>
@@ -126,8 +126,8 @@ struct without_weights : contents {
 // All visible; some hidden; some hidden and some very far below the others.
 enum key_kind { clean_keys, mixed_keys, far_keys };
 
-// How many keys one turn of the loop takes. Found by racing: while a neighbour shares the core, a measured turn of this length is
-// faster than a shorter or a longer one, an unmeasured one slower. Alone on the core it makes no difference.
+// How many keys one turn of the loop takes. Found by timing: while a neighbour shares the core, a measured turn of this length
+// is faster than a shorter or a longer one, an unmeasured one slower. Alone on the core it makes no difference.
 template <bool measuring>
 constexpr int unroll = measuring ? 2 * in_step : in_step;
 
@@ -157,7 +157,7 @@ ROOTDK_INLINE void add_weights(block_sums<real>& sums, vec<real> a, vec<real> b)
   }
 }
 
-// One key's distance, to the sums of a Reading. `unit` is for far keys; see softmax_column.
+// Adds one key's distance to the sums of a Reading. `unit` is for far keys; see softmax_column.
 template <typename real, key_kind keys_are>
 ROOTDK_INLINE void add_distance(block_sums<real>& sums, vec<real> score, vec<real> relative, vec<real> weight, vec<real> unit) {
   const vec<real> apart = keys_are == far_keys ? relative * unit : relative;
@@ -173,7 +173,7 @@ ROOTDK_INLINE void add_distance(block_sums<real>& sums, vec<real> score, vec<rea
   }
 }
 
-// `count` keys from `key` on: scores become weights relative to `base`, and the sums move on.
+// `count` keys from `key` on: scores become weights relative to `base`, and the sums are updated.
 template <typename real, bool measuring, key_kind keys_are, int count, typename contents>
 ROOTDK_INLINE void weigh_keys(real* column, int64_t key, int v, vec<real> base, vec<real> unit, const contents& holds,
                               block_sums<real>& sums) {
@@ -189,7 +189,7 @@ ROOTDK_INLINE void weigh_keys(real* column, int64_t key, int v, vec<real> base, 
     holds.keep(column, key, weight[0]);
   else
     for (int i = 0; i < count; i += 2) holds.keep(column, key + i, weight[i], weight[i + 1]);
-  // Pair by pair, every sum in its turn, and not sum by sum: found by racing, as `unroll` was.
+  // Pair by pair with all sums of each pair, and not sum by sum: found by timing, like `unroll`.
   for (int pair = 0; pair < count; pair += 2) {
     if constexpr (measuring)
       for (int i = pair; i < pair + 2 && i < count; ++i)
@@ -245,8 +245,8 @@ ROOTDK_INLINE void merge_block(row_sums<real>& rows, int v, const block_extremes
   const vec<real> f = rescale.before[v], g = rescale.block[v], sum_before = load(rows.sum + at);
   store(rows.sum + at, sum_before * f + sums.sum * g);
   if constexpr (measuring) {
-    // Each side's moment was taken from its own maximum: move the origins, then shrink. So far below that the side
-    // shrinks to 0, a larger step would only overflow.
+    // Each side's moment was taken from its own maximum: move the origins, then shrink. The step is cut where its side shrinks
+    // to 0: a larger one could overflow.
     const vec<real> step = at_least<real>(before - now_base, simd<real>::exp2_floor);
     const vec<real> block_step = at_least<real>(seen.maximum - now_base, simd<real>::exp2_floor);
     store(rows.moment + at, (load(rows.moment + at) + sum_before * step) * f + (sums.moment + sums.sum * block_step) * g);
@@ -303,10 +303,8 @@ inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int la
 }
 
 // One column of vectors in one block of keys: scores become weights relative to the block's own maximum, and the sums of the
-// rows move on.
-//
-// A measured column with a visible score of -inf, or one so far down that sums of distances would overflow, takes the slow path:
-// without it nothing is done and the answer is false. So the usual way is short.
+// rows are updated. A measured column with a visible score of -inf, or one so far down that sums of distances would overflow,
+// needs slow_path: without it nothing is done and the result is false. So the usual path is short.
 template <typename real, bool measuring, bool slow_path, typename contents>
 ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
                                   rescale_add<real>& rescale, const contents& holds) {
@@ -314,7 +312,7 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
   const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
   block_extremes<real> seen = look<real, measuring>(column, clean, keys);
   if constexpr (measuring && slow_path)
-    if (any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: as good as hidden
+    if (any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: it counts as hidden
       clean = 0;
       seen = look<real, measuring>(column, clean, keys);
     }
@@ -324,8 +322,8 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
   // Where nothing was seen the maximum is -inf; subtracting it would make NaN, so distances are taken from zero.
   const vec<real> base = select<real>(seen.maximum == nowhere, zero, seen.maximum);
 
-  // By how much what was summed before and what this block sums must shrink. Known before the weights are, and found here:
-  // the exponentials are a long chain, which at the end of the block everything would wait for.
+  // The factors by which the earlier sums and the sums of this block must shrink. They do not depend on the weights, and are
+  // computed here: the exponentials are a long chain, for which everything would wait at the end of the block.
   const bool first = rows.fresh;
   const vec<real> before = first ? nowhere : load(rows.maximum + at);
   const vec<real> now = first ? seen.maximum : maximum(seen.maximum, before);
@@ -335,13 +333,13 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
   store(rows.maximum + at, now);
 
   // Under a bias like the most negative float the distances would overflow their sums: such a row adds them up in smaller
-  // units. Its mean is finite then, and its variance what it is, infinite if need be. The rows beside it keep their units, in
+  // units. Its mean is then finite, and its variance correct, infinite if need be. The rows beside it keep their units, in
   // which the squares of small distances are not lost.
   const ivec<real> far_lanes = seen.minimum < broadcast(far_away<real>);
   const bool far = measuring && slow_path && any_lane<real>(far_lanes);
   const vec<real> unit = select<real>(far_lanes, broadcast(real(0x1p-80)), broadcast(real(1)));
   block_sums<real> sums;
-  // Pairs begin at even keys (blocks do too), so that the same keys meet wherever the visible ones begin and end.
+  // Pairs begin at even keys (blocks do too), so that the same keys are paired wherever the visible ones begin and end.
   const int64_t plain = !measuring || clean == keys ? keys : clean / 2 * 2;
   if (far) {
     weigh_range<real, measuring, far_keys>(column, 0, keys, v, base, unit, holds, sums);
@@ -353,7 +351,7 @@ ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row
   const bool even = clean == keys;  // no lane saw more of this block than another
   vec<real> block_mean = zero, deviation = zero;
   if constexpr (measuring) {
-    // Where all lanes count alike, one division does for all.
+    // Where all lanes count alike, one division is enough for all.
     const vec<real> inverse =
         even && keys > 0 ? broadcast(real(1) / real(keys)) : select<real>(seen.count > zero, real(1) / seen.count, zero);
     const vec<real> mean_distance = sums.distance * inverse;

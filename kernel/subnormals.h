@@ -1,5 +1,6 @@
-// Subnormal results are flushed to zero while the kernel works: squares of small weights would otherwise take a slow path
-// of the processor many thousand times. The caller's own setting comes back afterwards, and while the caller's code runs.
+// Subnormal results (on ARM, inputs too) are flushed to zero while the kernel works: squares of small weights would otherwise
+// take a slow path of the processor many thousand times. The caller's own setting is restored afterwards, and while the
+// caller's code runs.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ inline void set_float_mode(float_mode) {}
 inline float_mode flushing(float_mode mode) { return mode; }
 #endif
 
-// Another mode for as long as this lives.
+// Sets another mode for as long as this lives.
 class float_mode_scope {
  public:
   explicit float_mode_scope(float_mode mode) : before_(current_float_mode()) { set_float_mode(mode); }

@@ -25,7 +25,7 @@ void* loaded_function(const char* library, const char* function) {
   void* const loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (!loaded) return nullptr;
   void* const found = dlsym(loaded, function);
-  if (!found) dlclose(loaded);  // else it must not go away
+  if (!found) dlclose(loaded);  // else the library must stay loaded
   return found;
 }
 

@@ -8,7 +8,7 @@ namespace rootdk {
 
 int allowed_cpus() {
   DWORD_PTR process = 0, machine = 0;
-  // Nothing is told where the process runs in several groups of 64 CPUs.
+  // The system gives no mask if the process runs in several groups of 64 CPUs.
   if (!GetProcessAffinityMask(GetCurrentProcess(), &process, &machine)) return 0;
   int count = 0;
   for (; process; process &= process - 1) ++count;
@@ -22,7 +22,7 @@ void* loaded_function(const char* library, const char* function) {
   return loaded ? reinterpret_cast<void*>(GetProcAddress(loaded, function)) : nullptr;
 }
 
-// Never asked for there: it has not been tried.
+// Not used on Windows: it has not been tried there.
 bool permits_tiles() { return false; }
 
 }  // namespace rootdk

@@ -1,11 +1,12 @@
-// The forward derivative: attention and, out of the same walk over the keys, how it moves when its inputs move.
+// The forward derivative: attention and, from the same walk over the keys, its derivative along the tangents of the inputs.
 //
 //   dS = scale (dQ K' + Q dK') times the softcap's slope, - dslope |distance|, + dB     the tangent of the logits
 //   m  = sum over keys of P dS (and of the sink, if its logit moves)
 //   dO = sum over keys of P (dS - m) V + P dV     =     (P dS) V + P dV - m O
 //
-// So beside the forward's sums a row has two more, relative to the same running maximum: of w dS v + w dv, as wide as the output,
-// and of w dS, one number. Nothing of another pass is read: whatever way the forward took, this one agrees with itself.
+// So beside the forward's sums a row has two more, relative to the same running maximum: of w dS v + w dv, as wide as the
+// output, and of w dS, one number. Nothing of another pass is read: whichever way the forward took, this pass is consistent in
+// itself.
 
 namespace rootdk::ROOTDK_TARGET {
 
@@ -14,7 +15,7 @@ inline bool moves_scores(const attention_problem& problem) {
   return moves_queries(problem) || problem.d_key.data || moves_added(problem);
 }
 
-// What a sink that moves adds to the mean of dS.
+// What a sink with a tangent adds to the mean of dS.
 template <typename real>
 inline real sink_tangent(const attention_problem& problem, const panel<real>& p, const row_sums<real>& rows, int lane) {
   // Without a sum no key was seen, or the sink has all the weight, whatever its logit.
@@ -46,8 +47,8 @@ struct tangent_scratch : forward_scratch<stored> {
   }
 };
 
-// The queries of a panel and their tangents, both times the same factors: what one of them holds back for the product
-// (`stretch`), the other does too.
+// The queries of a panel and their tangents, both times the same factors: the part of a factor that one leaves for the product
+// (`stretch`), the other leaves too.
 template <typename stored>
 inline void pack_tangents(const attention_problem& problem, int64_t batch, int64_t i, panel<compute<stored>>& p,
                           tangent_scratch<stored>& s) {
@@ -104,7 +105,7 @@ inline void tangent_scores(const attention_problem& problem, int64_t batch, cons
   shape_tangents(problem, batch, p, view, scores, slope, tangents);
 }
 
-// dS -> w dS, and its sum over the keys moves on.
+// dS -> w dS, and its sum over the keys is updated.
 template <typename real>
 inline void weigh_tangents(const real* weights, const block_view& view, const rescale_add<real>& finish, real* tangents,
                            real* means, int vectors = panel_vectors) {
@@ -129,7 +130,7 @@ ROOTDK_INLINE row_block<compute<stored>> fetch_rows(const rows_view& view, int64
   return widen_rows(row_pointer<stored>(view, batch, kv_head, start), view.row_stride, count, length, copy);
 }
 
-// All panels of an item over all keys, stepping over hidden pairs if asked to. Returns whether all sums are finite.
+// All panels of an item over all keys, skipping hidden pairs if asked to. Returns whether all sums are finite.
 template <typename stored>
 inline bool walk_tangents(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
                           tangent_scratch<stored>& s, bool slow_path) {
@@ -199,7 +200,7 @@ inline bool walk_tangents(const attention_problem& problem, int64_t batch, int64
   return true;
 }
 
-// Beyond this a mean of dS takes the digits of what is left when it is subtracted at the end.
+// Beyond this, subtracting the mean of dS at the end loses the digits of the result.
 template <typename real>
 constexpr real far_mean = real(0x1p20);
 
@@ -220,11 +221,11 @@ inline bool finish_tangents(const attention_problem& problem, const panel<real>&
   return far;
 }
 
-// Beside a query of 1e38 a tangent of usual size moves the logits to the end of the range or beyond, and a row whose weight is all on
-// one key has infinity - infinity, or what rounding left of two large numbers, where the definition has 0. Such rows are computed
-// once more, the way the definition reads: with the weights at hand, first the mean of dS, then the sum of P (dS - mean) V. dS is kept
-// small by a power of two, and by what a factor above 1 would add to it; both come back at the end. Into `tangents`, [d][lane], of the
-// rows whose `far` mean is, or that are not finite.
+// With a query of 1e38 a tangent of usual size moves the logits to the end of the range or beyond, and a row whose weight is
+// all on one key has infinity - infinity, or the rounding error of two large numbers, where the definition has 0. Such rows are
+// computed once more as in the definition: with the known weights, first the mean of dS, then the sum of P (dS - mean) V. dS is
+// kept small by a power of two, and by leaving out what a factor above 1 would add to it; both are put back at the end. The
+// results go into `tangents`, [d][lane], for the rows whose mean is `far`, or that are not finite.
 template <typename stored>
 inline __attribute__((noinline, cold)) void far_tangents(const attention_problem& problem, int64_t batch, int64_t kv_head,
                                                          const panel<compute<stored>>& p, row_sums<compute<stored>> rows,

@@ -1,5 +1,5 @@
-// AVX-512, and AMX for the half types: forward by tiles, and backward with the same scores. What tiles bring nothing for is
-// handed to the other target.
+// AVX-512, and AMX for the half types: forward by tiles, and backward with the same scores. Passes that gain nothing from tiles
+// are left to the other target.
 #define ROOTDK_TARGET amx
 // clang-format off
 #include "all-inl.h"

@@ -1,7 +1,7 @@
 // The one matrix product of the kernel: C[row][lane] (+)= sum over step of A(row, step) * B[step][lane].
 //
-// A is read one number at a time and broadcast, B and C are rows of whole vectors. Keys and values play A exactly as
-// they lie in memory, in both orders, so nothing of size n is ever packed:
+// A is read one number at a time and broadcast, B and C are rows of whole vectors. Keys and values serve as A exactly as they
+// lie in memory, in both orders, so nothing of size n is ever packed:
 //
 //   scores      A = K   row = key, step = d      B = Q transposed      (A_rows)
 //   output      A = V   row = d,   step = key    B = weights           (A_columns)
@@ -23,7 +23,7 @@ constexpr int tile_rows = 6;
 template <typename real>
 constexpr int panel_lanes = panel_vectors * simd<real>::width;
 
-// How a finished tile meets what C already holds.
+// How a finished tile is combined with what C already holds.
 struct overwrite {
   template <typename real>
   ROOTDK_INLINE void operator()(real* c, int /*vector*/, vec<real> sum) const {
@@ -36,7 +36,7 @@ struct add {
     store(c, load(c) + sum);
   }
 };
-// C = C * before + sum * block, factors per lane: the online softmax's rescaling, at the price of nothing.
+// C = C * before + sum * block, factors per lane: the online softmax's rescaling, at no extra cost.
 template <typename real>
 struct rescale_add {
   vec<real> before[panel_vectors], block[panel_vectors];
@@ -51,10 +51,10 @@ struct scaled_add {
   ROOTDK_INLINE void operator()(real* c, int /*vector*/, vec<real> sum) const { store(c, load(c) + sum * block); }
 };
 
-// A product that steps over hidden pairs. 0 * NaN is NaN, so where a hidden key or value is not finite a weight of 0 does
-// not help. `marks` has the shape of the scores, [key][lane], and is negative where a pair is hidden: it lies beside B
-// where B are weights (A_columns), beside A where A are weights (A_rows). Same sums in the same order as the plain product,
-// so that rows which see no such key keep their bits.
+// A product that skips hidden pairs. 0 * NaN is NaN, so where a hidden key or value is not finite a weight of 0 does not help.
+// `marks` has the shape of the scores, [key][lane], and is negative where a pair is hidden: it lies beside B where B are
+// weights (A_columns), beside A where A are weights (A_rows). Same sums in the same order as the plain product, so that rows
+// which see no such key keep their bits.
 template <typename real>
 struct step_over {
   const real* marks;

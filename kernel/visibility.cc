@@ -61,8 +61,8 @@ const char* bias_row(const attention_problem& problem, int64_t batch, int64_t he
   return bias.data + at * element_bytes(problem.bias_type);
 }
 
-// Whether there is -inf in one of every 32 rows: whoever hides by a bias (a triangle, a window, padding) does it in all of them or
-// nearly so. A bias of which this is not seen hides all the same, where its numbers are added.
+// Whether there is -inf in one of every 32 rows: a bias that hides (a triangle, a window, padding) does it in all of them or
+// nearly so. A bias in which none is found hides all the same, where its numbers are added.
 bool bias_hides(const attention_problem& problem) {
   const pairs_view& bias = problem.bias;
   if (!bias.data) return false;

@@ -1,11 +1,12 @@
 // What every query row sees of the keys, found once before a pass.
 //
-// A mask is read once per distinct number: an axis along which it was broadcast (stride 0) is not read again, so a mask that all
-// heads share is scanned once and one that all rows share is one row. A bias may hide by -inf, and is read likewise if it does so in
-// one of some rows that are looked at first: a bias that hides nothing is as large as any other. Of each row are kept the first and the last key that it
-// sees, and whether there are holes between them. A row without holes (causal, window, padding, packed documents) is then
-// a matter of limits, as if they had been given, and nobody looks at the mask again. For a row with holes a run per block of keys is
-// kept as well: keys of a block outside of it are not computed, and only a run with holes of its own makes the pass look at the mask.
+// A mask is read once per distinct number: an axis along which it was broadcast (stride 0) is not read again, so a mask that
+// all heads share is scanned once and one that all rows share is one row. A bias may hide by -inf, and is read likewise if some
+// rows that are checked first contain -inf: to read all of a bias that hides nothing would take as long. For each row the first
+// and the last key that it sees are kept, and whether there are holes between them. A row without holes (causal, window,
+// padding, packed documents) then has limits, as if they had been given, and the mask is not read again. For a row with holes a
+// run per block of keys is kept as well: keys of a block outside of it are not computed, and only for a run with holes of its
+// own is the mask read in the pass.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 
 namespace rootdk {
 
-constexpr int64_t key_block = 128;  // keys handled between two looks at the running maximum
+constexpr int64_t key_block = 128;  // keys between two updates of the running maximum
 
 class visibility {
  public:

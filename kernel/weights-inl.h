@@ -1,8 +1,9 @@
-// The weights themselves, where somebody wants to see them: a second pass over the scores of the rows, with the maximum and the sum
-// of each at hand.
+// The weights themselves, for callers that ask for them: a second pass over the scores of the rows, with the maximum and the
+// sum of each row known.
 //
-// P of every pair is added to a number of `weights`: to one of its own, or, where all queries of a head share (stride 0), to what a key received.
-// An item owns a chunk of the keys of one key head, as in the backward pass: nobody else adds to its numbers, and always in the same order.
+// P of every pair is added to a number of `weights`: to one of its own, or, where all queries of a head share (stride 0), to
+// what a key received. An item owns a chunk of the keys of one key head, as in the backward pass: no other item adds to its
+// numbers, and the order is always the same.
 
 namespace rootdk::ROOTDK_TARGET {
 
