@@ -50,7 +50,7 @@ ROWS = {
         Row(LINUX, "3.10", ("numpy==1.26.4", "torch==2.6.0")),
         Row(LINUX, "3.10"),
         Row(LINUX, "3.11", ("numpy==1.26.4",)),
-        Row(LINUX, "3.11", ("torch==2.13.0", "jax==0.10.2", "flax", "equinox")),
+        Row(LINUX, "3.11", ("torch==2.13.0", "jax==0.10.2", "flax", "equinox", "flatbuffers")),
         Row(LINUX, "3.12", ("numpy==1.26.4",)),
         Row(LINUX, "3.12"),
         Row(LINUX, "3.13", ("numpy==2.1.0",)),

@@ -251,10 +251,10 @@ def every_pair(builder: ModuleType) -> list[tuple[object, object]]:
 
 def test_a_row_says_how_its_tests_ended() -> None:
     matrix = script("matrix")
-    row = matrix.ROWS["x86_64_3.11_torch-2.13.0_jax-0.10.2_flax_equinox"]
+    row = matrix.ROWS["x86_64_3.11_torch-2.13.0_jax-0.10.2_flax_equinox_flatbuffers"]
     output = 'x\n{"python": "3.11.7", "numpy": "2.4.6"}\nleft out: a\n'
     assert matrix.line(row, f"{output}2 failed, 7 passed in 3.1s\n", 1) == (
-        "| x86_64 | 3.11.7 | 2.4.6, torch 2.13.0, jax 0.10.2, flax, equinox | 7 | 2 | 1 min |"
+        "| x86_64 | 3.11.7 | 2.4.6, torch 2.13.0, jax 0.10.2, flax, equinox, flatbuffers | 7 | 2 | 1 min |"
     )
     assert "| 7 | 0 |" in matrix.line(row, f"{output}7 passed, 1 deselected in 3.1s\n", 1)
     assert "| 0 | did not run |" in matrix.line(row, f"{output}ImportError: 7\n", 1)
