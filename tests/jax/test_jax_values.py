@@ -1,6 +1,6 @@
 """rootdk on arrays of jax: every option, eager and compiled, judged by the float64 reference."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,13 @@ from budgets import (
     tangent_budget,
 )
 from judge import DTYPES, random_tangents, tangents_of
+from problems import random_arrays
 from tensors import NAMES, problem
 
 import rootdk
 from rootdk.backends import problem_of, reference
+from rootdk.backends.jax import operands
+from rootdk.options import Problem
 from rootdk.reading import FIELDS
 
 # Arrays among the options that may be traced; a rule of scale that looks at lengths must know them.
@@ -168,3 +171,13 @@ def test_a_cache_of_half_types(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(rootdk.attention(jnp.asarray(q), *halves), expected)
     with pytest.raises(rootdk.ArgumentTypeError, match="key: must be float32 like query for a derivative"):
         jax.grad(lambda q: rootdk.attention(q, *halves).sum())(jnp.asarray(q))
+
+
+def test_a_fact_that_is_no_operand_is_refused_by_name(rng: np.random.Generator) -> None:
+    """Else a new option would have no effect on arrays of jax."""
+    query, key, value = (jnp.asarray(array) for array in random_arrays(rng, dtype=np.float32))
+    facts = problem_of(query, key, value)
+    wider = NamedTuple("wider", [(name, Any) for name in (*Problem._fields, "novelty")])
+    operands(wider(*facts, None))
+    with pytest.raises(rootdk.ArgumentError, match=r"^novelty: must be None for arrays of jax, got 1\.0$"):
+        operands(wider(*facts, 1.0))
