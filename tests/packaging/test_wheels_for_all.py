@@ -272,6 +272,36 @@ def test_elsewhere_takes_the_newest_python_that_a_wheel_fits() -> None:
         elsewhere.of_windows("3.9")
 
 
+def test_a_race_gives_the_time_of_the_wheel_over_that_of_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    race = script("race")
+    clock = iter(range(1000))
+    monkeypatch.setattr(race.time, "monotonic", lambda: float(next(clock)))
+    order: list[str] = []
+
+    def turn(name: str, seconds: float) -> float:
+        order.append(name)
+        return seconds + len(order) / 1000
+
+    ratios = race.race([lambda: turn("here", 1.0), lambda: turn("wheel", 2.0)], 3.0)
+    assert order[:4] == ["here", "wheel", "wheel", "here"]
+    assert ratios["turns"] == order.count("here") == order.count("wheel") >= 6
+    assert 1.9 < ratios["best"] < 2.1
+    assert 1.9 < ratios["median"] < 2.1
+
+
+def test_a_race_wants_a_wheel() -> None:
+    command = [sys.executable, str(ROOT / "wheels" / "race.py"), "nowhere.whl"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "WHEEL must be the file of a wheel for this system and Python, got nowhere.whl" in done.stderr
+
+
+def test_what_wine_lacks_names_tests_that_are_there() -> None:
+    for name in script("elsewhere").WINE_LACKS:
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text("utf-8")
+
+
 def test_an_unknown_platform_is_one_line() -> None:
     command = [sys.executable, str(ROOT / "wheels" / "builder.py"), "amiga"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
