@@ -24,7 +24,8 @@ struct exchange_table {
   int (*view)(void* object, nanobind::dlpack::dltensor* out);  // owns nothing; 0 is success, else a Python error is set
 };
 
-// Null where the type has none. Types live on and are few, so the last answer is kept.
+// Null where the type has none. The last answer is kept, because nearly all calls are with one type. Its type is held, so that no
+// other one can get its address.
 inline const exchange_table* exchange_table_of(PyObject* given) {
   static PyTypeObject* last_type = nullptr;
   static const exchange_table* last_table = nullptr;
@@ -37,7 +38,10 @@ inline const exchange_table* exchange_table_of(PyObject* given) {
   Py_XDECREF(capsule);
   while (table && table->major > 1) table = table->older;
   if (table && (table->major < 1 || !table->view)) table = nullptr;
+  Py_INCREF(reinterpret_cast<PyObject*>(type));
+  PyTypeObject* const former = last_type;
   last_table = table, last_type = type;
+  Py_XDECREF(reinterpret_cast<PyObject*>(former));
   return table;
 }
 

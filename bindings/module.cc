@@ -1,4 +1,4 @@
-// Python's door to the kernel, and the only file that knows nanobind: arrays become pointers, sizes and strides, the GIL
+// How Python calls the kernel, and the only file that knows nanobind: arrays become pointers, sizes and strides, the GIL
 // is released, the kernel runs. Values were checked in options.py; what is checked here is what would read or write out
 // of bounds.
 #include <nanobind/nanobind.h>
@@ -38,7 +38,7 @@ void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
-// Where the fields of a Problem, of a Learnable and of Options stand in their tuples, found by their names: src/rootdk/options.py tells what
+// Where the fields of a Problem, of a Learnable and of Options stand in their tuples, found by their names: src/rootdk/options.py says what
 // each of them is. Looked up once per type, and there is one of each.
 #define ROOTDK_PROBLEM_FIELDS(each)                                                                                     \
   each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset) \
@@ -90,7 +90,7 @@ const places_t& places_in(nb::tuple record) {
   require(std::is_same<places_t, option_places>::value || size == places_t::count, "kernel: a record has an unknown field");
   places = looked_up, fields = size;
   known = Py_TYPE(record.ptr());
-  Py_INCREF(reinterpret_cast<PyObject*>(known));  // so that no other type comes to lie there
+  Py_INCREF(reinterpret_cast<PyObject*>(known));  // so that no other type can get its address
   return places;
 }
 
@@ -121,11 +121,11 @@ struct call {
 
   // Offsets, in elements, of every index of the leading axes (all but the last three), in C order.
   const int64_t* batch_offsets(const memory& a) {
-    static const int64_t nowhere_else = 0;
+    static const int64_t only_offset = 0;
     int64_t batch = 1;
     for (int axis = a.axes(); axis-- > 3;) batch *= a.shape_from_end(axis);
     require(batch == problem.batch, "kernel: arrays differ in their leading axes");
-    if (batch == 1) return &nowhere_else;
+    if (batch == 1) return &only_offset;
     std::vector<int64_t>& flat = offsets.emplace_back(1, 0);
     for (int axis = a.axes(); axis-- > 3;) {
       std::vector<int64_t> next;
@@ -178,10 +178,10 @@ void* flat_real(const memory& a, element type, int64_t count, const char* messag
                                   : static_cast<void*>(flat<float>(a, count, message));
 }
 
-// A Reading for the kernel to fill: an instance of `kind` with nothing but `_buffer`, of which Reading makes arrays when somebody
-// looks. Made here, because every step of Python costs a small call more: right after a kernel has run, little of Python is
+// A Reading for the kernel to fill: an instance of `kind` with nothing but `_buffer`, of which Reading makes arrays when a field
+// is read. Made here, because every step of Python makes a small call slower: right after a kernel has run, little of Python is
 // left in the caches. The buffer is one piece of bytes whose parts begin at lines of the cache, because the kernel writes
-// whole lines past it, and memory promises 16 bytes only. Where the parts lie is known here alone: Python is told.
+// whole lines past it, and memory promises 16 bytes only. Only this function knows where the parts lie, and says so in `_buffer`.
 nb::object make_reading(attention_problem& p, nb::handle kind, const memory& query) {
   constexpr int64_t line = 64;
   const auto whole_lines = [](int64_t bytes) { return (bytes + line - 1) / line * line; };
@@ -269,9 +269,9 @@ void describe(call& c, nb::tuple problem, int team) {
 // Of calls that are kept below, at most.
 constexpr int known_axes = 6;
 
-// What Python would find out with a dozen questions, which a small call notices: whether three tensors are of one supported type and
-// on the CPU (1), and whether they are of one shape in C order, too (2), which is told if asked for and not too long. 0: they are
-// not, or they are not told in this way.
+// Whether three tensors are of one supported type and on the CPU (1), and are also of one shape in C order (2); 0: neither, or their
+// type offers no table. Python would need a dozen steps for it, which make a small call slower. `axes` and `sizes`, where given,
+// get the shape if it is 2; `axes` is 0 where there are more than `known_axes`.
 int alike(nb::handle query, nb::handle key, nb::handle value, int32_t* axes = nullptr, int64_t* sizes = nullptr) {
   using nb::dlpack::dltensor;
   const rootdk::exchange_table* table = rootdk::exchange_table_of(query.ptr());
@@ -309,7 +309,7 @@ class known_calls {
  public:
   void keep(nb::object facts) { facts_ = facts.release().ptr(); }
 
-  // The arrays are tensors. None where the call is to be resolved in Python: not alike, or more said than numbers.
+  // The arrays are tensors. None where the call is to be resolved in Python: the tensors differ, or an option is not a number.
   nb::object find(nb::handle query, nb::handle key, nb::handle value, nb::tuple options) {
     call_shape wanted;
     if (!numbers_of(options, wanted) || alike(query, key, value, &wanted.axes, wanted.sizes) != 2) return nb::none();
@@ -402,7 +402,7 @@ known_calls& the_known_calls() {
 }
 
 // Python runs its signal handlers on the main thread alone, between two steps of Python: Ctrl-C would wait for the end of a
-// call. So a call on the main thread looks for signals itself now and then.
+// call. So a call on the main thread asks for signals itself, every 50 ms.
 std::atomic<unsigned long> main_thread{0};
 
 bool signal_raised() {
@@ -488,7 +488,7 @@ void weights(nb::tuple problem, nb::handle row_state, nb::handle weights, int te
   run_without_gil(p, rootdk::attention_weights);
 }
 
-// out: None where it is not wanted. tangents: a Learnable; whatever does not move is None.
+// out: None where it is not wanted. tangents: a Learnable; None for an input without a tangent.
 void tangent(nb::tuple problem, nb::handle out, nb::handle d_out, nb::tuple tangents, int team) {
   call c;
   describe(c, problem, team);
@@ -497,20 +497,20 @@ void tangent(nb::tuple problem, nb::handle out, nb::handle d_out, nb::tuple tang
   if (!out.is_none()) p.out = c.rows(c.out(out), p.heads, p.n_query, p.d_v);
   p.d_out = c.rows(c.out(d_out), p.heads, p.n_query, p.d_v);
   const learnable_places& at = places_in<learnable_places>(tangents);
-  const auto moved = [&](Py_ssize_t place) { return item(tangents, place); };
-  const auto moves = [&](Py_ssize_t place, bool there) {
-    require(there || moved(place).is_none(), "kernel: a tangent is of something that the problem does not have");
-    return !moved(place).is_none();
+  const auto given = [&](Py_ssize_t place) { return item(tangents, place); };
+  const auto has_tangent = [&](Py_ssize_t place, bool there) {
+    require(there || given(place).is_none(), "kernel: a tangent is of something that the problem does not have");
+    return !given(place).is_none();
   };
-  if (moves(at.query, true)) p.d_query = c.rows(c.in(moved(at.query)), p.heads, p.n_query, p.d_k);
-  if (moves(at.key, true)) p.d_key = c.rows(c.in(moved(at.key)), p.kv_heads, p.n_key, p.d_k);
-  if (moves(at.value, true)) p.d_value = c.rows(c.in(moved(at.value)), p.kv_heads, p.n_key, p.d_v);
-  if (moves(at.scale, true)) p.scale_tangent = nb::cast<double>(moved(at.scale));
-  if (moves(at.bias, p.bias.data)) p.d_bias = c.pairs(c.in(moved(at.bias)), format_of(p.bias_type));
-  if (moves(at.sinks, p.sinks))
-    p.sinks_tangent = flat<double>(c.in(moved(at.sinks)), p.heads, "kernel: d_sinks must be float64 (heads,)");
-  if (moves(at.alibi, p.alibi))
-    p.alibi_tangent = flat<double>(c.in(moved(at.alibi)), p.batch * p.heads, "kernel: d_alibi must be float64 (batch, heads)");
+  if (has_tangent(at.query, true)) p.d_query = c.rows(c.in(given(at.query)), p.heads, p.n_query, p.d_k);
+  if (has_tangent(at.key, true)) p.d_key = c.rows(c.in(given(at.key)), p.kv_heads, p.n_key, p.d_k);
+  if (has_tangent(at.value, true)) p.d_value = c.rows(c.in(given(at.value)), p.kv_heads, p.n_key, p.d_v);
+  if (has_tangent(at.scale, true)) p.scale_tangent = nb::cast<double>(given(at.scale));
+  if (has_tangent(at.bias, p.bias.data)) p.d_bias = c.pairs(c.in(given(at.bias)), format_of(p.bias_type));
+  if (has_tangent(at.sinks, p.sinks))
+    p.sinks_tangent = flat<double>(c.in(given(at.sinks)), p.heads, "kernel: d_sinks must be float64 (heads,)");
+  if (has_tangent(at.alibi, p.alibi))
+    p.alibi_tangent = flat<double>(c.in(given(at.alibi)), p.batch * p.heads, "kernel: d_alibi must be float64 (batch, heads)");
   run_without_gil(p, rootdk::attention_tangent);
 }
 

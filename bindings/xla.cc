@@ -1,5 +1,5 @@
-// XLA's door to the kernel: buffers of a compiled jax program become pointers, sizes and strides, and the kernel runs. No Python is
-// near. src/rootdk/backends/jax/primitives.py writes such calls; what each operand is stands there.
+// How XLA calls the kernel: buffers of a compiled jax program become pointers, sizes and strides, and the kernel runs, without
+// Python. src/rootdk/backends/jax/primitives.py writes such calls; what each operand is stands there.
 //
 // Every operand begins with the leading axes of the call, first those that vmap added; an axis along which it does not change has
 // size 1. So vmap costs no copy, and the kernel sees one batch. What a Problem has one of (a scale, sinks, a seed) may
@@ -84,19 +84,19 @@ class call {
   }
 
   void run(pass kernel) {
-    bool apart = real("dropout") > 0;
+    bool one_by_one = real("dropout") > 0;
     for (const auto& [name, given] : operands_)
       if (is_per_call(name))
-        for (size_t axis = 0; axis < vmapped_; ++axis) apart |= given.dims[axis] > 1;
+        for (size_t axis = 0; axis < vmapped_; ++axis) one_by_one |= given.dims[axis] > 1;
     for (const char* name : {"d_bias", "weights"})
       if (const operand* given = find(name); given && given->result)
         std::memset(given->data, 0, size_t(given->count() * size_of(given->type)));
-    if (!apart || calls_ == 1) return run(kernel, 0, calls_ * own_, 0);
+    if (!one_by_one || calls_ == 1) return run(kernel, 0, calls_ * own_, 0);
     for (int64_t i = 0; i < calls_; ++i) run(kernel, i * own_, own_, i);
   }
 
  private:
-  // The kernel on `batch` entries from `first` on; what there is one of is taken from vmapped call `of`.
+  // The kernel on `batch` entries from `first` on; what a problem has one of is that of vmapped call `of`.
   void run(pass kernel, int64_t first, int64_t batch, int64_t of) {
     kept_offsets_.clear(), kept_reals_.clear(), kept_integers_.clear();
     first_ = first, batch_ = batch;

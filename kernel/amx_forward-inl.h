@@ -88,7 +88,7 @@ inline tile_keys fetch_tile_keys(const attention_problem& problem, int64_t batch
 
 // Products of numbers that are not finite, one by one: a part that is 0, times infinity, would make an infinite product NaN.
 template <typename stored>
-inline void careful_scores(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
+inline void scores_by_hand(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
                            int64_t start, int64_t keys, float* scores) {
   for (int64_t key = 0; key < keys; ++key) {
     const stored* k = row_pointer<stored>(problem.key, batch, kv_head, start + key);
@@ -123,7 +123,7 @@ inline void tile_scores(const attention_problem& problem, int64_t batch, int64_t
       tile_products(terms, keys.row_bytes, two_rows, tile_lanes, steps, to, tile_lanes);
     }
   }
-  if (keys.by_hand || s.by_hand[i]) careful_scores<stored>(problem, batch, kv_head, p, view.start, view.keys(), s.scores);
+  if (keys.by_hand || s.by_hand[i]) scores_by_hand<stored>(problem, batch, kv_head, p, view.start, view.keys(), s.scores);
 }
 
 template <typename stored>
@@ -168,7 +168,7 @@ inline void add_tile_values(int64_t from, const block_view& view, const rescale_
 // What pack_values left out: values that are not finite, for the lanes that see them. Of the weight only its sign and whether
 // it is 0 matter: its leading part has both.
 template <typename stored>
-inline void careful_values(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
+inline void values_by_hand(const attention_problem& problem, int64_t batch, int64_t kv_head, const panel<float>& p,
                            const block_view& view, const rescale_add<float>& finish, const float* split, const float* marks,
                            float* out) {
   for (int64_t key = 0; key < view.keys(); ++key) {
@@ -187,7 +187,7 @@ inline void careful_values(const attention_problem& problem, int64_t batch, int6
 
 // Whether logits are products times a factor and nothing else: then the softmax can begin with the products. A factor of at
 // most 1 makes no product infinite.
-inline bool products_will_do(const attention_problem& problem, const float* factor) {
+inline bool softmax_can_take_products(const attention_problem& problem, const float* factor) {
   for (int lane = 0; lane < tile_lanes; ++lane)
     if (!(factor[lane] > 0 && factor[lane] <= 1)) return false;
   return logits_are_products(problem) && !(problem.dropout > 0);
@@ -222,7 +222,7 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
       tile_scores(problem, batch, kv_head, i, p, keys_of_block, start - block_first, view, s);
       // Softcap and bias need logits; else the softmax multiplies by the factor itself.
       const float* factor = s.factor + i * tile_lanes;
-      if (!products_will_do(problem, factor)) {
+      if (!softmax_can_take_products(problem, factor)) {
         scale_scores(factor, view, s);
         factor = s.ones;
       }
@@ -241,7 +241,7 @@ inline bool walk_tiles(const attention_problem& problem, int64_t batch, int64_t 
       if (problem.only_reads) continue;
       float* out = s.sums_out + i * s.d_v * tile_lanes;
       add_tile_values(start - block_first, view, finish, problem.d_v, out, s);
-      if (marks) careful_values<stored>(problem, batch, kv_head, p, view, finish, s.scores, marks, out);
+      if (marks) values_by_hand<stored>(problem, batch, kv_head, p, view, finish, s.scores, marks, out);
     }
   }
 
@@ -296,7 +296,7 @@ class tile_scores_again {
   void take_rows(const attention_problem& problem, int64_t batch, int64_t i, panel<float>& p, stored* const*, float*) {
     take_queries(problem, batch, i, p, s_);
   }
-  void after_foreign_code() { whole_tiles::configure(); }
+  void restore_registers() { whole_tiles::configure(); }
   void take_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t first, int64_t last) {
     first_ = first;
     keys_ = fetch_tile_keys<stored>(problem, batch, kv_head, first, last, s_);

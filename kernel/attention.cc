@@ -175,10 +175,10 @@ bool between_steps(const attention_problem& problem) {
   if (!stop) return false;
   const bool asks = stop->on_the_calling_thread() && stop->due();
   if (asks) {
-    thread_scratch in_use;  // the caller may make a call of its own, on this thread, and must not get this item's memory
-    in_use.swap(scratch);
+    thread_scratch of_this_item;  // the caller may make a call of its own, on this thread, and must not get this item's memory
+    of_this_item.swap(scratch);
     stop->ask();
-    in_use.swap(scratch);
+    of_this_item.swap(scratch);
   }
   if (stop->given_up()) throw call_given_up();
   return asks;
@@ -217,9 +217,9 @@ void attention_backward(const attention_problem& given) {
   if (!problem.d_bias.data) return run(problem, target.backward(problem));
   bias_copies copies(problem);
   if (!copies.useful()) return run_waves(problem, target);
-  attention_problem apart = problem;
-  apart.d_bias = copies.view();
-  run_waves(apart, target);
+  attention_problem on_copies = problem;
+  on_copies.d_bias = copies.view();
+  run_waves(on_copies, target);
   copies.merge();
 }
 

@@ -91,7 +91,7 @@ struct vector_scores {
     else
       pack_scaled<stored>(problem, batch, query, p, q_packed);
   }
-  void after_foreign_code() {}
+  void restore_registers() {}
   void take_keys(const attention_problem&, int64_t /*batch*/, int64_t /*kv_head*/, int64_t /*first*/, int64_t /*last*/) {}
   void make(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t /*i*/, const panel<real>& p,
             const real* q_packed, row_block<real> k, const block_view& view, real* scores, real* slope) {
@@ -241,7 +241,7 @@ inline void add_query_gradients(const attention_problem& problem, int64_t batch,
                                   b.place.live, gradient, marks, plain_sum, d_k, b.d_query);
   } else if constexpr (slow_path) {
     product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, d_k, add{},
-                                            step_over<real>{marks});
+                                            skip_hidden<real>{marks});
   } else {
     product<real, a_columns, panel_vectors>(k.data, k.stride, gradient, lanes, keys, b.d_query, lanes, d_k, add{});
   }
@@ -261,7 +261,7 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
   }
   first = at_least(first, chunk_first), last = at_most(last, chunk_last);
   for (int64_t block = first / key_block * key_block; block < last; block += key_block) {
-    if (between_steps(problem)) scores.after_foreign_code();
+    if (between_steps(problem)) scores.restore_registers();
     const block_range range = view_panels<true>(problem, panels, at_least(block, first), at_most(block + key_block, last),
                                                 s.views, [&](int64_t i) { return &s.rows[i].place; });
     if (range.empty()) continue;
@@ -295,10 +295,10 @@ inline bool walk_chunk(const attention_problem& problem, int64_t batch, int64_t 
       real* d_key = s.d_key + (start - chunk_first) * k_width;
       real* d_value = s.d_value + (start - chunk_first) * v_width;
       if (slow_path) {
-        add_key_gradients(problem, b, s.scores, s.gradient, keys, d_key, d_value, step_over<real>{s.marks});
+        add_key_gradients(problem, b, s.scores, s.gradient, keys, d_key, d_value, skip_hidden<real>{s.marks});
         add_query_gradients<stored, few, true>(problem, batch, kv_head, b, s.gradient, k, start, keys, s.marks);
       } else {
-        add_key_gradients(problem, b, s.scores, s.gradient, keys, d_key, d_value, take_all{});
+        add_key_gradients(problem, b, s.scores, s.gradient, keys, d_key, d_value, skip_nothing{});
         add_query_gradients<stored, few, false>(problem, batch, kv_head, b, s.gradient, k, start, keys, s.marks);
       }
     }
@@ -339,7 +339,7 @@ inline bool try_backward_item(const attention_problem& problem, int64_t item, ba
   std::memset(s.d_value, 0, size_t(keys * v_width) * sizeof(real));
   bool finite = true;
   for (int64_t start = 0; start < rows; start += item_rows<real>) {
-    if (between_steps(problem)) scores.after_foreign_code();
+    if (between_steps(problem)) scores.restore_registers();
     const int64_t stop = at_most(start + item_rows<real>, rows), panels = ceil_div(stop - start, lanes);
     for (int64_t i = 0; i < panels; ++i) {
       place_panel(problem, batch, kv_head, start + i * lanes, at_most(start + (i + 1) * lanes, stop), s.rows[i].place);

@@ -326,7 +326,7 @@ inline bool walk_few(const attention_problem& problem, int64_t batch, int64_t kv
           row + rows, s.scores, s.marks, finish, problem.d_v, part.out);
   }
   if (part.rows->fresh) part.rows->clear();
-  if (problem.reading) part.rows->count_apart();
+  if (problem.reading) part.rows->count_each_lane();
   return finite_numbers(part.out, p.live * problem.d_v);
 }
 

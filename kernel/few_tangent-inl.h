@@ -35,7 +35,7 @@ struct few_tangent_scratch : few_scratch<stored> {
   few_tangent_scratch(const attention_problem& problem, void* buffer) : few_scratch<stored>(problem, buffer) {
     constexpr int64_t lanes = panel_lanes<real>;
     carver carve{static_cast<char*>(buffer), this->bytes};
-    d_queries = carve.take<real>(moves_queries(problem) ? few_rows<real> * problem.d_k : 0);
+    d_queries = carve.take<real>(queries_have_tangent(problem) ? few_rows<real> * problem.d_k : 0);
     // The queries by another factor, then the second of two products.
     again = carve.take<real>(at_least(few_rows<real> * problem.d_k, key_block * lanes));
     tangents = carve.take<real>(key_block * lanes);
@@ -52,7 +52,7 @@ inline void pack_few_tangents(const attention_problem& problem, int64_t batch, p
   typedef compute<stored> real;
   const int64_t numbers = p.live * problem.d_k;
   pack_few_queries<stored>(problem, batch, p, s.queries);
-  if (!moves_queries(problem)) return;
+  if (!queries_have_tangent(problem)) return;
   const auto packed = [&](const rows_view& of, double scale, real* to) {
     attention_problem other = problem;
     other.query = of, other.scale = scale;
@@ -90,7 +90,7 @@ inline bool walk_few_tangents(const attention_problem& problem, int64_t batch, i
                               const few_tangent_part<compute<stored>>& part, bool slow_path) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
-  const bool moves = moves_scores(problem);
+  const bool with_tangents = scores_have_tangent(problem);
   const int64_t first = at_least(chunk * few_chunk_keys, p.first_any), last = at_most((chunk + 1) * few_chunk_keys, p.last_any);
   part.rows->reset();
   for (real* const sums : {part.out, part.tangent}) std::memset(sums, 0, size_t(p.live * problem.d_v) * sizeof(real));
@@ -104,8 +104,8 @@ inline bool walk_few_tangents(const attention_problem& problem, int64_t batch, i
     real* const slope = problem.softcap > 0 ? s.slope : nullptr;
     few_scores<stored>(problem, batch, kv_head, p, s.queries, view, s.scores, slope);
     if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
-    if (moves) {
-      if (moves_queries(problem))
+    if (with_tangents) {
+      if (queries_have_tangent(problem))
         few_products<stored>(rows_at(problem.key), problem.key.row_stride, keys, p.live, s.d_queries, problem.d_k, s.tangents);
       else
         std::memset(s.tangents, 0, size_t(keys * lanes) * sizeof(real));
@@ -118,7 +118,7 @@ inline bool walk_few_tangents(const attention_problem& problem, int64_t batch, i
     }
     rescale_add<real> finish;
     softmax(problem, s.scores, view, *part.rows, finish, 1);
-    if (moves) weigh_tangents<real>(s.scores, view, finish, s.tangents, part.means, 1);
+    if (with_tangents) weigh_tangents<real>(s.scores, view, finish, s.tangents, part.means, 1);
     if (problem.dropout > 0) {
       dropout_factors(problem, p, start, keys, s.factors);
       for (real* const tile : {s.scores, s.tangents})
@@ -129,9 +129,9 @@ inline bool walk_few_tangents(const attention_problem& problem, int64_t batch, i
       add(rows_at(of), of.row_stride, keys, 0, p.live, weights, s.marks, finish, problem.d_v, to);
     };
     add_rows(problem.value, s.scores, part.out);
-    if (moves) add_rows(problem.value, s.tangents, part.tangent);
+    if (with_tangents) add_rows(problem.value, s.tangents, part.tangent);
     if (!problem.d_value.data) continue;
-    if (moves) finish.before[0] = broadcast(real(1));  // rescaled already
+    if (with_tangents) finish.before[0] = broadcast(real(1));  // rescaled already
     add_rows(problem.d_value, s.scores, part.tangent);
   }
   if (part.rows->fresh) part.rows->clear();
@@ -154,13 +154,13 @@ inline void finish_few_tangents(const attention_problem& problem, int64_t pair, 
       tangent[d] = (tangent[d] - out[d] * mean) * normalise;
       out[d] *= normalise;
     }
-    some_far |= far[row] = moves_scores(problem) && !(std::fabs(mean) <= far_mean<real> && finite_numbers(tangent, d_v));
+    some_far |= far[row] = scores_have_tangent(problem) && !(std::fabs(mean) <= far_mean<real> && finite_numbers(tangent, d_v));
     if (problem.out.data) narrow_row(out, d_v, row_pointer<stored>(problem.out, batch, p.head[row], p.query[row]));
     narrow_row(tangent, d_v, row_pointer<stored>(problem.d_out, batch, p.head[row], p.query[row]));
   }
   if (likely(!some_far)) return;
-  std::vector<real> room(size_t(tangent_scratch<stored>(problem, nullptr).bytes) / sizeof(real) + 64 / sizeof(real));
-  char* const from = reinterpret_cast<char*>(room.data());
+  std::vector<real> memory(size_t(tangent_scratch<stored>(problem, nullptr).bytes) / sizeof(real) + 64 / sizeof(real));
+  char* const from = reinterpret_cast<char*>(memory.data());
   tangent_item<stored>(problem, pair, from + (64 - reinterpret_cast<uintptr_t>(from) % 64) % 64, far);
 }
 

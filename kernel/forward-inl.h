@@ -73,7 +73,7 @@ inline void add_values(row_block<real> values, const real* weights, const block_
   if (both == keys) return;
   const real* v_rest = values.data + both * values.stride;
   const real* w_rest = weights + both * lanes + at;
-  if constexpr (!std::is_same<skip_t, take_all>::value) skip.marks += both * lanes + at;
+  if constexpr (!std::is_same<skip_t, skip_nothing>::value) skip.marks += both * lanes + at;
   if (both > 0) {
     product<real, a_columns, 1>(v_rest, values.stride, w_rest, lanes, keys - both, out + at, lanes, d_v,
                                 scaled_add<real>{finish.block[view.longer()]}, skip);
@@ -134,7 +134,7 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
   if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink, sink_weight);
 }
 
-// All panels of an item over all keys, with `marks` (room for one block) skipping hidden pairs. Returns whether some output is
+// All panels of an item over all keys, skipping hidden pairs where there are `marks` (memory for one block). Returns whether some output is
 // not finite.
 template <typename stored, typename cached>
 inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
@@ -173,9 +173,9 @@ inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t k
       }
       real* out = s.sums_out + i * problem.d_v * lanes;
       if (marks)
-        add_values(v, s.scores, view, problem.d_v, finish, out, step_over<real>{marks});
+        add_values(v, s.scores, view, problem.d_v, finish, out, skip_hidden<real>{marks});
       else
-        add_values(v, s.scores, view, problem.d_v, finish, out, take_all{});
+        add_values(v, s.scores, view, problem.d_v, finish, out, skip_nothing{});
     }
   }
 

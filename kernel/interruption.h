@@ -1,4 +1,4 @@
-// How a long call is given up before its end: the thread that made it asks its caller now and then, the others see the
+// How a long call is given up before its end: every 50 ms the thread that made it asks its caller, the others read the
 // answer, and all of them leave at their next step.
 #pragma once
 
@@ -15,7 +15,7 @@ struct call_given_up {};
 
 class interruption {
  public:
-  // Often enough for a person who waits, and so seldom that asking costs nothing.
+  // Short for a person who waits, long enough that asking costs nothing that can be measured.
   static constexpr std::chrono::milliseconds pace{50};
 
   // Made by the thread that makes the call. `wants_to_stop` runs on that thread alone, and may run any code of the caller,
@@ -52,7 +52,7 @@ class interruption {
   std::thread::id caller_;
   float_mode callers_mode_;
   typedef std::chrono::steady_clock::time_point clock_time;
-  clock_time next_;  // not set before the first look
+  clock_time next_;  // not set before the clock is first read
   unsigned steps_ = 0;
   std::atomic<bool> given_up_{false};
 };

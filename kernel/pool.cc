@@ -58,7 +58,7 @@ struct job {
 
 // Waking a sleeping thread takes as long as a small attention call, so both sides keep checking for this long before they go to
 // sleep.
-constexpr std::chrono::microseconds patience{50};
+constexpr std::chrono::microseconds waiting_awake{50};
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -69,8 +69,8 @@ void pause() {
 }
 
 template <typename condition_t>
-bool soon(const condition_t& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+bool becomes_true_soon(const condition_t& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + waiting_awake;
   do {
     for (int i = 0; i < 8; ++i) {
       if (condition()) return true;
@@ -80,27 +80,27 @@ bool soon(const condition_t& condition) {
   return condition();
 }
 
-// Signals to the caller that the last worker is done.
-class bell {
+// Counts the workers that are busy, and wakes the caller when the last one is done.
+class countdown {
  public:
-  void expect(int workers) { busy_.store(workers); }
-  void one_begins() { busy_.fetch_add(1); }
+  void start(int workers) { busy_.store(workers); }
+  void add_worker() { busy_.fetch_add(1); }
 
   // A worker's last access to anything that belongs to the call: after it the caller may leave. The lock makes sure that a
   // caller that is just about to sleep gets the signal.
-  void one_is_done() {
+  void worker_is_done() {
     if (busy_.fetch_sub(1) != 1) return;
-    std::lock_guard<std::mutex> heard(lock_);
-    ring_.notify_one();
+    std::lock_guard<std::mutex> hold(lock_);
+    changed_.notify_one();
   }
 
   // The caller has no work left, but workers may take long: it goes on asking whether to give up.
   void wait(interruption* stop) {
     const auto all_done = [this] { return busy_.load() == 0; };
-    if (soon(all_done)) return;
+    if (becomes_true_soon(all_done)) return;
     std::unique_lock<std::mutex> hold(lock_);
-    if (!stop) return ring_.wait(hold, all_done);
-    while (!ring_.wait_for(hold, interruption::pace, all_done)) {
+    if (!stop) return changed_.wait(hold, all_done);
+    while (!changed_.wait_for(hold, interruption::pace, all_done)) {
       hold.unlock();
       stop->ask();
       hold.lock();
@@ -110,13 +110,13 @@ class bell {
  private:
   std::atomic<int> busy_{0};
   std::mutex lock_;
-  std::condition_variable ring_;
+  std::condition_variable changed_;
 };
 
 // One thread and the place for its next job. Only threads that get a job are woken; the others sleep on.
 class worker {
  public:
-  explicit worker(bell& done) : done_(done), thread_([this] { loop(); }) {}
+  explicit worker(countdown& done) : done_(done), thread_([this] { loop(); }) {}
 
   void give(job* work) {
     {
@@ -129,21 +129,21 @@ class worker {
  private:
   void loop() {
     for (;;) {
-      soon([this] { return work_.load() != nullptr; });
+      becomes_true_soon([this] { return work_.load() != nullptr; });
       std::unique_lock<std::mutex> hold(lock_);
       wake_.wait(hold, [this] { return work_.load() != nullptr; });
       job* work = work_.load();
       work_.store(nullptr);
       hold.unlock();
       work->work();
-      done_.one_is_done();
+      done_.worker_is_done();
     }
   }
 
   std::mutex lock_;
   std::condition_variable wake_;
   std::atomic<job*> work_{nullptr};
-  bell& done_;
+  countdown& done_;
   std::thread thread_;  // last: it starts when all the rest is there
 };
 
@@ -152,7 +152,7 @@ class pool {
   // Runs the job on up to `helpers` threads besides the caller.
   void run(job& work, int helpers, interruption* stop) {
     helpers = start_threads(helpers);
-    done_.expect(helpers);
+    done_.start(helpers);
     for (int i = 0; i < helpers; ++i) workers_[size_t(i)]->give(&work);
     work.work();
     done_.wait(stop);
@@ -168,26 +168,26 @@ class pool {
     return int(workers_.size()) < wanted ? int(workers_.size()) : wanted;
   }
 
-  bell done_;
+  countdown done_;
   std::vector<std::unique_ptr<worker>> workers_;
 };
 
 // The pool is never destroyed: its threads sleep until the process ends, and a child of fork() must not touch the
 // parent's, whose threads do not exist there.
-pool* the_pool = nullptr;
+pool* shared_pool = nullptr;
 std::atomic<bool> in_use{false};
 
-void start_afresh() {
-  the_pool = new pool;
+void make_new_pool() {
+  shared_pool = new pool;
   in_use.store(false);
 }
 
 // When the library is loaded, not at the first call: a fork() in the middle of that would leave a lock held for ever.
 const bool prepared = [] {
-  start_afresh();
+  make_new_pool();
   after_fork([] {
     forget_openmp();
-    start_afresh();
+    make_new_pool();
   });
   return true;
 }();
@@ -207,28 +207,28 @@ bool has_openmp() { return find_openmp() != nullptr; }
 
 namespace {
 
-// A team of another size than the framework's would make the runtime end threads and start others, so all of it is started;
-// threads beyond the wanted number return at once. Never the caller: only it may ask whether to give up. So it waits for the
-// others here, and not in the runtime, where it could not ask.
+// A team of another size than the framework's would make the runtime end threads and start others. So the whole team is started,
+// and threads beyond the wanted number return at once. With `stop` the caller always works, because only it may ask whether to
+// give up; it then waits for the others here and not in the runtime, where it could not ask.
 void run_on_team(openmp_parallel parallel, job& work, int threads, int team, interruption* stop) {
-  struct admission {
+  struct shared_state {
     job& work;
-    std::atomic<int> places;
+    std::atomic<int> places_left;
     interruption* stop;
-    bell helpers_left;
-  } door{work, {stop ? threads - 1 : threads}, stop, {}};
-  const auto enter = [](void* data) {
-    admission& door = *static_cast<admission*>(data);
-    if (door.stop && door.stop->on_the_calling_thread()) {
-      door.work.work();
-      door.helpers_left.wait(door.stop);
-    } else if (door.places.fetch_sub(1, std::memory_order_relaxed) > 0) {
-      door.helpers_left.one_begins();
-      door.work.work();
-      door.helpers_left.one_is_done();
+    countdown helpers_left;
+  } shared{work, {stop ? threads - 1 : threads}, stop, {}};
+  const auto work_on_thread = [](void* data) {
+    shared_state& shared = *static_cast<shared_state*>(data);
+    if (shared.stop && shared.stop->on_the_calling_thread()) {
+      shared.work.work();
+      shared.helpers_left.wait(shared.stop);
+    } else if (shared.places_left.fetch_sub(1, std::memory_order_relaxed) > 0) {
+      shared.helpers_left.add_worker();
+      shared.work.work();
+      shared.helpers_left.worker_is_done();
     }
   };
-  parallel(enter, &door, unsigned(team), 0);
+  parallel(work_on_thread, &shared, unsigned(team), 0);
 }
 
 }  // namespace
@@ -245,7 +245,7 @@ void parallel_for(int64_t items, int max_threads, const std::function<void(int64
     if (parallel)
       run_on_team(parallel, work, threads, team, stop);
     else
-      the_pool->run(work, threads - 1, stop);
+      shared_pool->run(work, threads - 1, stop);
     in_use.store(false);
   }
   if (work.error) std::rethrow_exception(work.error);

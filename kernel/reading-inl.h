@@ -2,7 +2,7 @@
 
 namespace rootdk::ROOTDK_TARGET {
 
-// A sink is one more logit in the denominator. Called once, after the last block: it moves the row's maximum like any other
+// A sink is one more logit in the denominator. Called once, after the last block: it can raise the row's maximum like any other
 // score, and returns the factor by which the earlier sums must shrink. Without keys the sink takes all the weight.
 template <typename real>
 inline real add_sink(real sink_log2, int lane, row_sums<real>& rows, real* sink_weight) {
@@ -87,7 +87,7 @@ ROOTDK_INLINE void write_readings(const attention_problem& problem, const panel<
       }
     }
   }
-  rows.count_apart();
+  rows.count_each_lane();
   int lane = 0;
   if (can_stream && at_line(keys))
     for (; lane + simd<double>::width <= live; lane += simd<double>::width)

@@ -22,9 +22,9 @@ ROOTDK_INLINE void query_factors(const attention_problem& problem, int64_t batch
 template <typename real>
 ROOTDK_INLINE bool may_overflow(const attention_problem& problem, const real* factor) {
   if (likely(!problem.row_scale)) return !(factor[0] <= 1 && factor[0] >= -1);  // one for all
-  bool some = false;
-  for (int lane = 0; lane < panel_lanes<real>; ++lane) some |= !(factor[lane] <= 1 && factor[lane] >= -1);
-  return some;
+  bool above_one = false;
+  for (int lane = 0; lane < panel_lanes<real>; ++lane) above_one |= !(factor[lane] <= 1 && factor[lane] >= -1);
+  return above_one;
 }
 template <typename real>
 inline void hold_back(int lanes, real* factor, real* stretch) {
@@ -126,14 +126,10 @@ template <typename real>
 constexpr real far_bias = std::numeric_limits<real>::max() / 2;
 template <typename real>
 ROOTDK_INLINE vec<real> with_bias(vec<real> score, vec<real> bias, bool some_far) {
-  const vec<real> sum = score + bias * real(log2_e);
+  const vec<real> sum = multiply_add(bias, broadcast(real(log2_e)), score);
   if (likely(!some_far)) return sum;
-  // The slow path must not share its product with the sum: the compiler would then round it before adding, here but not where
-  // all numbers are near, and a row's bits would depend on the rows beside it.
-  vec<real> again = bias;
-  asm("" : "+m"(again));
-  const vec<real> slowly = select<real>(bias == broadcast(minus_infinity<real>), bias, score + biases_log2<real>(again));
-  return select<real>(magnitude<real>(bias) > magnitude<real>(broadcast(far_bias<real>)), slowly, sum);
+  const vec<real> bounded_sum = select<real>(bias == broadcast(minus_infinity<real>), bias, score + biases_log2<real>(bias));
+  return select<real>(magnitude<real>(bias) > magnitude<real>(broadcast(far_bias<real>)), bounded_sum, sum);
 }
 
 template <typename stored, typename real>
@@ -223,8 +219,8 @@ struct lane_distances {
     }
   }
   ROOTDK_INLINE vec<real> of(int64_t key, int at) const {
-    const vec<real> apart = load(behind + at) - real(key_position ? key_position[key] : key);
-    return maximum(apart, -apart);
+    const vec<real> difference = load(behind + at) - real(key_position ? key_position[key] : key);
+    return maximum(difference, -difference);
   }
 };
 
@@ -234,10 +230,10 @@ inline void subtract_distances(const attention_problem& problem, const double* s
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   const lane_distances<real> distances(problem, slopes, batch, p, start);
   for (int v = 0; v < lanes; v += width) {
-    const vec<real> slope = load(distances.slope + v) * real(log2_e);
+    const vec<real> slope = load(distances.slope + v) * real(-log2_e);
     for (int64_t key = 0; key < keys; ++key) {
       real* const at = scores + key * lanes + v;
-      store(at, load(at) - slope * distances.of(key, v));
+      store(at, multiply_add(slope, distances.of(key, v), load(at)));
     }
   }
 }
@@ -252,15 +248,15 @@ inline void hide_masked(const attention_problem& problem, int64_t batch, const p
   typedef int8_t bytes __attribute__((vector_size(width)));
   const auto read = [&](int lane, int64_t key, int count) __attribute__((always_inline)) {
     const char* row = base + p.head[lane] * view.head_stride + p.query[lane] * view.query_stride + key * view.key_stride;
-    bytes some = {};
+    bytes of_lane = {};
     if (likely(view.key_stride == 1 && count == width)) {
-      std::memcpy(&some, row, width);
+      std::memcpy(&of_lane, row, width);
     } else {
       char part[width] = {};
       for (int i = 0; i < count; ++i) part[i] = row[i * view.key_stride];
-      std::memcpy(&some, part, width);
+      std::memcpy(&of_lane, part, width);
     }
-    return (vec<real>)__builtin_convertvector(some, ivec<real>);
+    return (vec<real>)__builtin_convertvector(of_lane, ivec<real>);
   };
   for_pairs(p, keys, scores, read, [](vec<real> score, vec<real> keep) {
     return select<real>((ivec<real>)keep != ivec<real>{}, score, broadcast(minus_infinity<real>));
@@ -291,7 +287,7 @@ struct block_view {
   int64_t start;
   int64_t clean[panel_vectors], stop[panel_vectors];
   int64_t within[panel_vectors];  // as clean, by the limits alone
-  bool looks;  // whether to read mask and bias: some lane has holes here
+  bool reads_mask;  // whether to read mask and bias: some lane has holes here
   alignas(64) uint8_t first[most_lanes], last[most_lanes];  // per lane, from `start`; set where within is less than stop
   int64_t both() const { return at_most(stop[0], stop[1]); }
   int64_t keys() const { return at_least(stop[0], stop[1]); }
@@ -316,7 +312,7 @@ inline __attribute__((noinline)) bool view_runs(const panel<real>& p, int64_t st
     lowest = view.first[lane] < lowest ? view.first[lane] : lowest;
   }
   lowest -= lowest % 2;  // as first_any
-  view.looks = holes & visibility::holes_bit;
+  view.reads_mask = holes & visibility::holes_bit;
   view.start = origin + lowest;
   for (int v = 0; v < panel_vectors; ++v) {
     view.stop[v] = 0, view.within[v] = key_block;
@@ -334,7 +330,7 @@ inline __attribute__((noinline)) bool view_runs(const panel<real>& p, int64_t st
 }
 
 // What the panel sees of the keys from `block_first` to `block_last`, which lie in one block. False if nothing. `whole`: both
-// vectors over all keys, for the paths that look at every lane.
+// vectors over all keys, for the paths that read every lane.
 template <bool whole = false, typename real>
 ROOTDK_INLINE bool view_block(const attention_problem& problem, const panel<real>& p, int64_t block_first, int64_t block_last,
                               block_view& view) {
@@ -346,7 +342,7 @@ ROOTDK_INLINE bool view_block(const attention_problem& problem, const panel<real
     if (whole) view.stop[0] = view.stop[1] = view.keys();
   } else {
     view.start = start;
-    view.looks = false;
+    view.reads_mask = false;
     for (int v = 0; v < panel_vectors; ++v) {
       view.stop[v] = whole ? keys : at_least(at_most(p.vector_last[v] - start, keys), 0);
       view.within[v] = start < p.first_all[v] ? 0 : at_least(at_most(p.last_all[v] - start, view.stop[v]), 0);
@@ -357,10 +353,10 @@ ROOTDK_INLINE bool view_block(const attention_problem& problem, const panel<real
         }
     }
   }
-  // Then any key may be hidden.
+  // With one of these, any key of the block may be hidden.
   const bool unread_bias = problem.bias.data && !(problem.seen && problem.seen->knows_bias());
-  const bool anywhere = view.looks || p.mixed_segments || unread_bias;
-  for (int v = 0; v < panel_vectors; ++v) view.clean[v] = anywhere ? 0 : view.within[v];
+  const bool may_hide = view.reads_mask || p.mixed_segments || unread_bias;
+  for (int v = 0; v < panel_vectors; ++v) view.clean[v] = may_hide ? 0 : view.within[v];
   return true;
 }
 
@@ -418,15 +414,15 @@ inline void shape_scores(const attention_problem& problem, int64_t batch, const 
   if (problem.alibi) subtract_distances(problem, problem.alibi, batch, p, start, keys, scores);
   if (problem.bias.data) add_bias(problem.bias, problem.bias_type, batch, p, start, keys, scores);
   if (unlikely(p.mixed_segments)) hide_other_segments(problem, batch, p, start, keys, scores);
-  if (view.looks && problem.mask.data) hide_masked(problem, batch, p, start, keys, scores);
+  if (view.reads_mask && problem.mask.data) hide_masked(problem, batch, p, start, keys, scores);
   hide_beyond_limits(view, scores);
 }
 
-// Whether the terms that are added to the products have a tangent; and these tangents, added to `tangents` in units of log2.
-inline bool moves_added(const attention_problem& problem) { return problem.alibi_tangent || problem.d_bias.data; }
+// Whether a term that is added to the products (slopes, bias) has a tangent. The second adds these to `tangents`, in units of log2.
+inline bool added_terms_have_tangent(const attention_problem& problem) { return problem.alibi_tangent || problem.d_bias.data; }
 template <typename real>
-inline void add_moves(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
-                      real* tangents) {
+inline void add_term_tangents(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,
+                              real* tangents) {
   const int64_t start = view.start, keys = view.keys();
   if (problem.alibi_tangent) subtract_distances(problem, problem.alibi_tangent, batch, p, start, keys, tangents);
   if (problem.d_bias.data) add_bias(problem.d_bias, problem.bias_type, batch, p, start, keys, tangents);
@@ -441,10 +437,10 @@ inline void shape_tangents(const attention_problem& problem, int64_t batch, cons
   if (unlikely(p.stretched)) multiply_lanes(p.stretch, keys, tangents);
   if (slope)
     for (int64_t at = 0; at < keys * lanes; at += width) store(tangents + at, load(tangents + at) * load(slope + at));
-  add_moves(problem, batch, p, view, tangents);
-  const vec<real> nowhere = broadcast(minus_infinity<real>);
+  add_term_tangents(problem, batch, p, view, tangents);
+  const vec<real> hidden = broadcast(minus_infinity<real>);
   for (int64_t at = 0; at < keys * lanes; at += width)
-    store(tangents + at, select<real>(load(scores + at) == nowhere, vec<real>{}, load(tangents + at) * real(ln_2)));
+    store(tangents + at, select<real>(load(scores + at) == hidden, vec<real>{}, load(tangents + at) * real(ln_2)));
 }
 
 // Prefetches numbers of the bias, or bytes of the mask, that the pairs of some keys will read, while the products of the keys
@@ -452,16 +448,16 @@ inline void shape_tangents(const attention_problem& problem, int64_t batch, cons
 // predicts. A few at a time, because a processor waits for only so many; into the second cache, because rows whose distance is
 // a power of two would push each other out of the first.
 template <typename real>
-class pairs_ahead {
+class pairs_prefetch {
  public:
-  pairs_ahead(const pairs_view& view, int64_t size, int64_t batch, const panel<real>& p, int64_t start, int64_t keys)
+  pairs_prefetch(const pairs_view& view, int64_t size, int64_t batch, const panel<real>& p, int64_t start, int64_t keys)
       : view_(view),
         size_(size),
         p_(p),
         base_(view.data ? view.data + (view.batch_offset[batch] + start) * size : nullptr),
         bytes_(keys * size) {}
-  // About as many rows as `keys` of all of them are in `all`.
-  void ask(int64_t keys, int64_t all) {
+  // The share of the rows that `keys` is of `all`.
+  void fetch(int64_t keys, int64_t all) {
     due_ += keys * p_.live;
     for (; due_ >= all && lane_ < p_.live; due_ -= all, ++lane_) {
       const char* const row = base_ + (p_.head[lane_] * view_.head_stride + p_.query[lane_] * view_.query_stride) * size_;
@@ -488,17 +484,17 @@ inline void compute_scores(const attention_problem& problem, int64_t batch, cons
   const auto reads_rows = [](const pairs_view& pairs) {
     return pairs.data && pairs.query_stride != 0 && pairs.key_stride == 1;
   };
-  const bool asks_bias = reads_rows(problem.bias), asks_mask = view.looks && reads_rows(problem.mask);
-  if (likely(!asks_bias && !asks_mask)) {
+  const bool fetches_bias = reads_rows(problem.bias), fetches_mask = view.reads_mask && reads_rows(problem.mask);
+  if (likely(!fetches_bias && !fetches_mask)) {
     product<real, a_rows, panel_vectors>(key_rows.data, key_rows.stride, q_packed, lanes, problem.d_k, scores, lanes, both,
                                          overwrite{});
   } else {
-    pairs_ahead<real> bias(problem.bias, element_bytes(problem.bias_type), batch, p, view.start, both);
-    pairs_ahead<real> mask(problem.mask, 1, batch, p, view.start, both);
+    pairs_prefetch<real> bias(problem.bias, element_bytes(problem.bias_type), batch, p, view.start, both);
+    pairs_prefetch<real> mask(problem.mask, 1, batch, p, view.start, both);
     for (int64_t key = 0; key < both; key += tile_rows) {
       const int64_t here = at_most(tile_rows, both - key);
-      if (asks_bias) bias.ask(here, both);
-      if (asks_mask) mask.ask(here, both);
+      if (fetches_bias) bias.fetch(here, both);
+      if (fetches_mask) mask.fetch(here, both);
       product<real, a_rows, panel_vectors>(key_rows.data + key * key_rows.stride, key_rows.stride, q_packed, lanes, problem.d_k,
                                            scores + key * lanes, lanes, here, overwrite{});
     }

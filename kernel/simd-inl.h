@@ -230,6 +230,36 @@ ROOTDK_INLINE vector add_product_if(mask seen, vector sum, vector x, vector y) {
 }
 #endif
 
+// x * y + sum, rounded once on every target that can. Where a plain `x * y + sum` stands, the compiler decides loop by loop
+// whether to fuse the two; passes that must agree bit by bit on large numbers use this.
+#if defined(__AVX512F__)
+ROOTDK_INLINE vec<float> multiply_add(vec<float> x, vec<float> y, vec<float> sum) {
+  return (vec<float>)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum);
+}
+ROOTDK_INLINE vec<double> multiply_add(vec<double> x, vec<double> y, vec<double> sum) {
+  return (vec<double>)_mm512_fmadd_pd((__m512d)x, (__m512d)y, (__m512d)sum);
+}
+#elif defined(__AVX2__)
+ROOTDK_INLINE vec<float> multiply_add(vec<float> x, vec<float> y, vec<float> sum) {
+  return (vec<float>)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
+}
+ROOTDK_INLINE vec<double> multiply_add(vec<double> x, vec<double> y, vec<double> sum) {
+  return (vec<double>)_mm256_fmadd_pd((__m256d)x, (__m256d)y, (__m256d)sum);
+}
+#elif defined(__aarch64__)
+ROOTDK_INLINE vec<float> multiply_add(vec<float> x, vec<float> y, vec<float> sum) {
+  return (vec<float>)vfmaq_f32((float32x4_t)sum, (float32x4_t)x, (float32x4_t)y);
+}
+ROOTDK_INLINE vec<double> multiply_add(vec<double> x, vec<double> y, vec<double> sum) {
+  return (vec<double>)vfmaq_f64((float64x2_t)sum, (float64x2_t)x, (float64x2_t)y);
+}
+#else
+template <typename vector>
+ROOTDK_INLINE vector multiply_add(vector x, vector y, vector sum) {
+  return x * y + sum;
+}
+#endif
+
 // At least `floor`, NaN kept: the constant stands first, so that an unordered comparison yields x.
 template <typename real>
 ROOTDK_INLINE vec<real> at_least(vec<real> x, real floor) {

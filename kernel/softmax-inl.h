@@ -14,7 +14,7 @@ struct row_sums {
   alignas(64) real sum[lanes];       // of e = 2^(score - maximum)
   alignas(64) real normalise[lanes];  // what the output is multiplied with; set at the end of the row
   // The rest only when measuring.
-  int64_t alike[panel_vectors];  // keys that each lane of a vector saw while all saw as many; -1 when they no longer do
+  int64_t alike[panel_vectors];  // keys that each lane of a vector saw, while all saw the same number; -1: they differ
   alignas(64) real minimum[lanes];
   alignas(64) int64_t keys[lanes];    // exact, where a float would stop counting at 2^24; not set while they are alike
   alignas(64) real count[lanes];      // the same, as a number to divide with
@@ -31,14 +31,14 @@ struct row_sums {
   }
 
   // From here on the lanes of a vector are counted one by one.
-  void count_apart(int v) {
+  void count_each_lane(int v) {
     if (alike[v] < 0) return;
     for (int lane = v * simd<real>::width; lane < (v + 1) * simd<real>::width; ++lane)
       keys[lane] = alike[v], count[lane] = real(alike[v]);
     alike[v] = -1;
   }
-  void count_apart() {
-    for (int v = 0; v < panel_vectors; ++v) count_apart(v);
+  void count_each_lane() {
+    for (int v = 0; v < panel_vectors; ++v) count_each_lane(v);
   }
 
   // A row that saw nothing at all.
@@ -59,14 +59,14 @@ struct block_extremes {
   vec<real> maximum, minimum, count;
 };
 
-// First look at one column of vectors. Scores before `clean` are all visible, later ones may be -inf: those must stay out
+// Maximum, minimum and count of one column of vectors. Scores before `clean` are all visible, later ones may be -inf: those must stay out
 // of minimum, mean and count. Four chains, because a maximum takes four cycles and two can start in each.
 template <typename real, bool measuring>
-ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64_t keys) {
+ROOTDK_INLINE block_extremes<real> find_extremes(const real* column, int64_t clean, int64_t keys) {
   constexpr int lanes = panel_lanes<real>, chains = 4;
-  const vec<real> nowhere = broadcast(minus_infinity<real>);
+  const vec<real> hidden = broadcast(minus_infinity<real>);
   vec<real> high[chains], low[chains], count = broadcast(real(measuring ? clean : 0));
-  for (int c = 0; c < chains; ++c) high[c] = nowhere, low[c] = -nowhere;
+  for (int c = 0; c < chains; ++c) high[c] = hidden, low[c] = -hidden;
   const auto take = [&](int c, int64_t key, auto mixed) __attribute__((always_inline)) {
     const vec<real> score = load(column + key * lanes);
     high[c] = maximum(score, high[c]);
@@ -89,7 +89,7 @@ ROOTDK_INLINE block_extremes<real> look(const real* column, int64_t clean, int64
     take_keys(0, clean, std::false_type{});
     take_keys(clean, keys, std::true_type{});
   } else {
-    take_keys(0, keys, std::false_type{});  // unmeasured, a hidden key needs no care
+    take_keys(0, keys, std::false_type{});  // unmeasured, a hidden key is like any other: it is -inf, never the maximum
   }
   return {maximum(maximum(high[0], high[1]), maximum(high[2], high[3])),
           minimum(minimum(low[0], low[1]), minimum(low[2], low[3])), count};
@@ -126,7 +126,7 @@ struct without_weights : contents {
 // All visible; some hidden; some hidden and some very far below the others.
 enum key_kind { clean_keys, mixed_keys, far_keys };
 
-// How many keys one turn of the loop takes. Found by timing: while a neighbour shares the core, a measured turn of this length
+// How many keys one round of the loop takes. Found by timing: while a neighbour shares the core, a measured round of this length
 // is faster than a shorter or a longer one, an unmeasured one slower. Alone on the core it makes no difference.
 template <bool measuring>
 constexpr int unroll = measuring ? 2 * in_step : in_step;
@@ -160,15 +160,15 @@ ROOTDK_INLINE void add_weights(block_sums<real>& sums, vec<real> a, vec<real> b)
 // Adds one key's distance to the sums of a Reading. `unit` is for far keys; see softmax_column.
 template <typename real, key_kind keys_are>
 ROOTDK_INLINE void add_distance(block_sums<real>& sums, vec<real> score, vec<real> relative, vec<real> weight, vec<real> unit) {
-  const vec<real> apart = keys_are == far_keys ? relative * unit : relative;
+  const vec<real> distance = keys_are == far_keys ? relative * unit : relative;
   if constexpr (keys_are == clean_keys) {
-    sums.distance += apart;
-    sums.distance_squared += apart * apart;
+    sums.distance += distance;
+    sums.distance_squared += distance * distance;
     sums.moment += weight * relative;
   } else {  // hidden, the distance is infinite and must add nothing
     const auto visible = seen_lanes(score);
-    sums.distance = add_if(visible, sums.distance, apart);
-    sums.distance_squared = add_product_if(visible, sums.distance_squared, apart, apart);
+    sums.distance = add_if(visible, sums.distance, distance);
+    sums.distance_squared = add_product_if(visible, sums.distance_squared, distance, distance);
     sums.moment = add_product_if(visible, sums.moment, weight, relative);
   }
 }
@@ -205,9 +205,10 @@ template <typename real, bool measuring, key_kind keys_are, typename contents>
 ROOTDK_INLINE void weigh_range(real* column, int64_t from, int64_t to, int v, vec<real> base, vec<real> unit,
                                const contents& holds, block_sums<real>& sums) {
   int64_t key = from;
-  constexpr int turn = unroll<measuring>;
+  constexpr int together = unroll<measuring>;
   if constexpr (keys_are == clean_keys)  // the others are few, or slowed by a mask anyway
-    for (; key + turn <= to; key += turn) weigh_keys<real, measuring, keys_are, turn>(column, key, v, base, unit, holds, sums);
+    for (; key + together <= to; key += together)
+      weigh_keys<real, measuring, keys_are, together>(column, key, v, base, unit, holds, sums);
   if (unlikely(key < to)) {
     for (; key + 2 <= to; key += 2) weigh_keys<real, measuring, keys_are, 2>(column, key, v, base, unit, holds, sums);
     if (key < to) weigh_keys<real, measuring, keys_are, 1>(column, key, v, base, unit, holds, sums);
@@ -261,17 +262,17 @@ ROOTDK_INLINE void merge_block(row_sums<real>& rows, int v, const block_extremes
       share = broadcast(count > 0 ? real(keys) / real(count) : real(0));
       rows.alike[v] = count;
     } else {
-      rows.count_apart(v);
+      rows.count_each_lane(v);
       count_before = load(rows.count + at);
       const vec<real> count = count_before + seen.count;
       share = select<real>(count > zero, seen.count / count, zero);
       store(rows.count + at, count);
       add_keys<real, true>(seen.count, rows.keys + at);
     }
-    const vec<real> apart = mean - load(rows.mean + at);
-    store(rows.mean + at, load(rows.mean + at) + apart * share);
+    const vec<real> shift = mean - load(rows.mean + at);
+    store(rows.mean + at, load(rows.mean + at) + shift * share);
     // In this order a side without keys adds 0 even where the square of a mean overflows.
-    store(rows.deviation + at, load(rows.deviation + at) + deviation + apart * (count_before * share) * apart);
+    store(rows.deviation + at, load(rows.deviation + at) + deviation + shift * (count_before * share) * shift);
   }
 }
 
@@ -279,9 +280,10 @@ ROOTDK_INLINE void merge_block(row_sums<real>& rows, int v, const block_extremes
 template <typename real>
 inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int lane, bool measured, real* shrink,
                        real* other_shrink) {
-  const real before = rows.maximum[lane], theirs = other.maximum[lane], now = theirs > before ? theirs : before;
+  const real before = rows.maximum[lane], other_maximum = other.maximum[lane],
+             now = other_maximum > before ? other_maximum : before;
   const real base = now == minus_infinity<real> ? real(0) : now;
-  const real f = std::exp2(before - base), g = std::exp2(theirs - base);
+  const real f = std::exp2(before - base), g = std::exp2(other_maximum - base);
   const real sum = rows.sum[lane];
   *shrink = f, *other_shrink = g;
   rows.maximum[lane] = now;
@@ -289,8 +291,8 @@ inline void merge_sums(row_sums<real>& rows, const row_sums<real>& other, int la
   if (!measured) return;  // the rest was never set
   constexpr real floor = simd<real>::exp2_floor;  // below it a side has shrunk to 0, and a larger step would overflow
   const real step = before - base > floor ? before - base : floor;
-  const real their_step = theirs - base > floor ? theirs - base : floor;
-  rows.moment[lane] = (rows.moment[lane] + sum * step) * f + (other.moment[lane] + other.sum[lane] * their_step) * g;
+  const real other_step = other_maximum - base > floor ? other_maximum - base : floor;
+  rows.moment[lane] = (rows.moment[lane] + sum * step) * f + (other.moment[lane] + other.sum[lane] * other_step) * g;
   rows.square[lane] = rows.square[lane] * (f * f) + other.square[lane] * (g * g);
   rows.cube[lane] = rows.cube[lane] * (f * f * f) + other.cube[lane] * (g * g * g);
   rows.minimum[lane] = other.minimum[lane] < rows.minimum[lane] ? other.minimum[lane] : rows.minimum[lane];
@@ -309,25 +311,25 @@ template <typename real, bool measuring, bool slow_path, typename contents>
 ROOTDK_INLINE bool softmax_column(real* column, int64_t clean, int64_t keys, row_sums<real>& rows, int v,
                                   rescale_add<real>& rescale, const contents& holds) {
   const int at = v * simd<real>::width;
-  const vec<real> zero = vec<real>{}, nowhere = broadcast(minus_infinity<real>);
-  block_extremes<real> seen = look<real, measuring>(column, clean, keys);
+  const vec<real> zero = vec<real>{}, hidden = broadcast(minus_infinity<real>);
+  block_extremes<real> seen = find_extremes<real, measuring>(column, clean, keys);
   if constexpr (measuring && slow_path)
-    if (any_lane<real>(seen.minimum == nowhere)) {  // a visible product overflowed to -inf: it counts as hidden
+    if (any_lane<real>(seen.minimum == hidden)) {  // a visible product overflowed to -inf: it counts as hidden
       clean = 0;
-      seen = look<real, measuring>(column, clean, keys);
+      seen = find_extremes<real, measuring>(column, clean, keys);
     }
   seen.maximum = holds.logit(seen.maximum, v), seen.minimum = holds.logit(seen.minimum, v);
   if constexpr (measuring && !slow_path)
     if (unlikely(any_below(seen.minimum, far_away<real>))) return false;
   // Where nothing was seen the maximum is -inf; subtracting it would make NaN, so distances are taken from zero.
-  const vec<real> base = select<real>(seen.maximum == nowhere, zero, seen.maximum);
+  const vec<real> base = select<real>(seen.maximum == hidden, zero, seen.maximum);
 
   // The factors by which the earlier sums and the sums of this block must shrink. They do not depend on the weights, and are
   // computed here: the exponentials are a long chain, for which everything would wait at the end of the block.
   const bool first = rows.fresh;
-  const vec<real> before = first ? nowhere : load(rows.maximum + at);
+  const vec<real> before = first ? hidden : load(rows.maximum + at);
   const vec<real> now = first ? seen.maximum : maximum(seen.maximum, before);
-  const vec<real> now_base = select<real>(now == nowhere, zero, now);
+  const vec<real> now_base = select<real>(now == hidden, zero, now);
   rescale.before[v] = first ? zero : exp2(before - now_base);
   rescale.block[v] = first ? broadcast(real(1)) : exp2(seen.maximum - now_base);
   store(rows.maximum + at, now);

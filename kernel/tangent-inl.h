@@ -1,7 +1,7 @@
 // The forward derivative: attention and, from the same walk over the keys, its derivative along the tangents of the inputs.
 //
 //   dS = scale (dQ K' + Q dK') times the softcap's slope, - dslope |distance|, + dB     the tangent of the logits
-//   m  = sum over keys of P dS (and of the sink, if its logit moves)
+//   m  = sum over keys of P dS (and of the sink, if its logit has a tangent)
 //   dO = sum over keys of P (dS - m) V + P dV     =     (P dS) V + P dV - m O
 //
 // So beside the forward's sums a row has two more, relative to the same running maximum: of w dS v + w dv, as wide as the
@@ -10,9 +10,11 @@
 
 namespace rootdk::ROOTDK_TARGET {
 
-inline bool moves_queries(const attention_problem& problem) { return problem.d_query.data || problem.scale_tangent != 0; }
-inline bool moves_scores(const attention_problem& problem) {
-  return moves_queries(problem) || problem.d_key.data || moves_added(problem);
+inline bool queries_have_tangent(const attention_problem& problem) {
+  return problem.d_query.data || problem.scale_tangent != 0;
+}
+inline bool scores_have_tangent(const attention_problem& problem) {
+  return queries_have_tangent(problem) || problem.d_key.data || added_terms_have_tangent(problem);
 }
 
 // What a sink with a tangent adds to the mean of dS.
@@ -34,11 +36,11 @@ struct tangent_scratch : forward_scratch<stored> {
     constexpr bool converted = !std::is_same<stored, real>::value;
     constexpr int64_t lanes = panel_lanes<real>;
     carver carve{static_cast<char*>(buffer), this->bytes};
-    d_q_packed = carve.take<real>(moves_queries(problem) ? panels * problem.d_k * lanes : 0);
+    d_q_packed = carve.take<real>(queries_have_tangent(problem) ? panels * problem.d_k * lanes : 0);
     q_packed_again = carve.take<real>(problem.scale_tangent != 0 ? problem.d_k * lanes : 0);
     sums_tangent = carve.take<real>(panels * problem.d_v * lanes);
     means = carve.take<real>(panels * lanes);
-    tangents = carve.take<real>(moves_scores(problem) ? key_block * lanes : 0);
+    tangents = carve.take<real>(scores_have_tangent(problem) ? key_block * lanes : 0);
     slope = carve.take<real>(problem.softcap > 0 ? key_block * lanes : 0);
     d_key_copy = carve.take<real>(converted && problem.d_key.data ? key_block * problem.d_k : 0);
     d_value_copy = carve.take<real>(converted && problem.d_value.data ? key_block * problem.d_v : 0);
@@ -59,7 +61,7 @@ inline void pack_tangents(const attention_problem& problem, int64_t batch, int64
   stored *query[lanes], *d_query[lanes];
   row_pointers(problem.query, batch, p, query);
   pack_scaled<stored>(problem, batch, query, p, q_packed);
-  if (!moves_queries(problem)) return;
+  if (!queries_have_tangent(problem)) return;
 
   alignas(64) real factor[lanes], scale_factor[lanes];
   query_factors(problem, batch, p, factor);
@@ -73,9 +75,9 @@ inline void pack_tangents(const attention_problem& problem, int64_t batch, int64
       std::memset(d_q_packed, 0, size_t(numbers) * sizeof(real));
     }
     if (problem.scale_tangent == 0) return;
-    attention_problem moved = problem;
-    moved.scale = problem.scale_tangent;
-    query_factors(moved, batch, p, scale_factor);
+    attention_problem of_scale = problem;
+    of_scale.scale = problem.scale_tangent;
+    query_factors(of_scale, batch, p, scale_factor);
     if (p.stretched)
       for (int lane = 0; lane < lanes; ++lane) scale_factor[lane] /= p.stretch[lane];
     pack_transposed<stored>(query, p.live, scale_factor, problem.d_k, s.q_packed_again);
@@ -96,7 +98,7 @@ inline void tangent_scores(const attention_problem& problem, int64_t batch, cons
                            const real* scores, const real* slope, real* tangents) {
   constexpr int lanes = panel_lanes<real>;
   const int64_t keys = view.keys();
-  if (moves_queries(problem))
+  if (queries_have_tangent(problem))
     product<real, a_rows, panel_vectors>(k.data, k.stride, d_q_packed, lanes, problem.d_k, tangents, lanes, keys, overwrite{});
   else
     std::memset(tangents, 0, size_t(keys * lanes) * sizeof(real));
@@ -136,7 +138,7 @@ inline bool walk_tangents(const attention_problem& problem, int64_t batch, int64
                           tangent_scratch<stored>& s, bool slow_path) {
   typedef compute<stored> real;
   constexpr int64_t lanes = panel_lanes<real>;
-  const bool moves = moves_scores(problem);
+  const bool with_tangents = scores_have_tangent(problem);
   int64_t first = problem.n_key, last = 0;
   for (int64_t i = 0; i < panels; ++i) {
     first = at_most(first, s.places[i].first_any), last = at_least(last, s.places[i].last_any);
@@ -167,31 +169,31 @@ inline bool walk_tangents(const attention_problem& problem, int64_t batch, int64
       real* const slope = problem.softcap > 0 ? s.slope : nullptr;
       compute_scores<real>(problem, batch, p, q_packed, k, view, s.scores, slope);
       if (slow_path) mark_hidden(s.scores, keys * lanes, s.marks);
-      if (moves)
+      if (with_tangents)
         tangent_scores<real>(problem, batch, p, q_packed, s.d_q_packed + i * problem.d_k * lanes, k, d_k, view, s.scores, slope,
                              s.tangents);
       rescale_add<real> finish;
       softmax(problem, s.scores, view, s.rows[i], finish);
-      if (moves) weigh_tangents<real>(s.scores, view, finish, s.tangents, s.means + i * lanes);
+      if (with_tangents) weigh_tangents<real>(s.scores, view, finish, s.tangents, s.means + i * lanes);
       if (problem.dropout > 0) {
         dropout_factors(problem, p, start, keys, s.factors);
         for (int64_t at = 0; at < keys * lanes; ++at) s.scores[at] *= s.factors[at];
-        if (moves)
+        if (with_tangents)
           for (int64_t at = 0; at < keys * lanes; ++at) s.tangents[at] *= s.factors[at];
       }
       real *const out = s.sums_out + i * problem.d_v * lanes, *const tangent = s.sums_tangent + i * problem.d_v * lanes;
       const auto add_all = [&](auto skip) {
         add_values(v, s.scores, view, problem.d_v, finish, out, skip);
-        if (moves) add_values(v, s.tangents, view, problem.d_v, finish, tangent, skip);
+        if (with_tangents) add_values(v, s.tangents, view, problem.d_v, finish, tangent, skip);
         if (!d_v.data) return;
-        if (moves)  // rescaled already
+        if (with_tangents)  // rescaled already
           for (vec<real>& before : finish.before) before = broadcast(real(1));
         add_values(d_v, s.scores, view, problem.d_v, finish, tangent, skip);
       };
       if (slow_path)
-        add_all(step_over<real>{s.marks});
+        add_all(skip_hidden<real>{s.marks});
       else
-        add_all(take_all{});
+        add_all(skip_nothing{});
     }
   }
   for (int64_t i = 0; i < panels; ++i)
@@ -235,8 +237,8 @@ inline __attribute__((noinline, cold)) void far_tangents(const attention_problem
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
   constexpr real small = real(0x1p-64), large = real(0x1p64);
   const int64_t numbers = problem.d_k * lanes;
-  std::vector<real> queries(static_cast<size_t>(numbers)), moved(static_cast<size_t>(numbers)), extra(key_block * lanes);
-  std::vector<real> sums(static_cast<size_t>(problem.d_v * lanes)), of_values(static_cast<size_t>(problem.d_v * lanes));
+  std::vector<real> queries(static_cast<size_t>(numbers)), d_queries(static_cast<size_t>(numbers)), added(key_block * lanes);
+  std::vector<real> sums(static_cast<size_t>(problem.d_v * lanes)), sums_of_d_value(static_cast<size_t>(problem.d_v * lanes));
   alignas(64) real factor[lanes], stretch[lanes], shrink[lanes], mean[lanes] = {};
   query_factors(problem, batch, p, factor);
   hold_back(lanes, factor, stretch);
@@ -246,22 +248,22 @@ inline __attribute__((noinline, cold)) void far_tangents(const attention_problem
   pack_transposed<stored>(query, p.live, factor, problem.d_k, queries.data());
   if (problem.d_query.data) {
     row_pointers(problem.d_query, batch, p, d_query);
-    pack_transposed<stored>(d_query, p.live, factor, problem.d_k, moved.data());
+    pack_transposed<stored>(d_query, p.live, factor, problem.d_k, d_queries.data());
   }
   if (problem.scale_tangent != 0) {
-    attention_problem other = problem;
-    other.scale = problem.scale_tangent;
-    query_factors(other, batch, p, factor);
+    attention_problem of_scale = problem;
+    of_scale.scale = problem.scale_tangent;
+    query_factors(of_scale, batch, p, factor);
     for (int lane = 0; lane < lanes; ++lane) factor[lane] *= shrink[lane];
     pack_transposed<stored>(query, p.live, factor, problem.d_k, s.q_packed_again);
-    for (size_t at = 0; at < moved.size(); ++at) moved[at] += s.q_packed_again[at];
+    for (size_t at = 0; at < d_queries.size(); ++at) d_queries[at] += s.q_packed_again[at];
   }
   for (int lane = 0; lane < lanes; ++lane) {
     if (rows.maximum[lane] == minus_infinity<real>) rows.maximum[lane] = 0;
     rows.normalise[lane] = rows.sum[lane] == 0 ? real(0) : 1 / rows.sum[lane];
   }
-  const rescale_add<real> as_it_is = {{broadcast(real(1)), broadcast(real(1))}, {broadcast(real(1)), broadcast(real(1))}};
-  for (const bool known : {false, true}) {  // the mean
+  const rescale_add<real> plain_sum = {{broadcast(real(1)), broadcast(real(1))}, {broadcast(real(1)), broadcast(real(1))}};
+  for (const bool mean_known : {false, true}) {
     for (int64_t block = p.first_any / key_block * key_block; block < p.last_any; block += key_block) {
       between_steps(problem);
       block_view view;
@@ -273,24 +275,24 @@ inline __attribute__((noinline, cold)) void far_tangents(const attention_problem
       real* const slope = problem.softcap > 0 ? s.slope : nullptr;
       compute_scores<real>(problem, batch, p, q_packed, k, view, s.scores, slope);
       mark_hidden(s.scores, keys * lanes, s.marks);
-      product<real, a_rows, panel_vectors>(k.data, k.stride, moved.data(), lanes, problem.d_k, s.tangents, lanes, keys,
+      product<real, a_rows, panel_vectors>(k.data, k.stride, d_queries.data(), lanes, problem.d_k, s.tangents, lanes, keys,
                                            overwrite{});
       if (d_k.data)
         product<real, a_rows, panel_vectors>(d_k.data, d_k.stride, queries.data(), lanes, problem.d_k, s.tangents, lanes, keys,
                                              add{});
       if (slope)
         for (int64_t at = 0; at < keys * lanes; ++at) s.tangents[at] *= slope[at];
-      std::memset(extra.data(), 0, extra.size() * sizeof(real));
-      add_moves(problem, batch, p, view, extra.data());
+      std::memset(added.data(), 0, added.size() * sizeof(real));
+      add_term_tangents(problem, batch, p, view, added.data());
       weigh_scores(rows, keys, s.scores);
-      if (known && problem.dropout > 0) dropout_factors(problem, p, start, keys, s.factors);
+      if (mean_known && problem.dropout > 0) dropout_factors(problem, p, start, keys, s.factors);
       for (int64_t at = 0; at < keys * lanes; at += width) {
         const int lane = int(at % lanes);
         const vec<real> weight = load(s.scores + at);
-        const vec<real> moves = (load(s.tangents + at) + load(extra.data() + at) * load(shrink + lane)) * real(ln_2);
-        const vec<real> weighed = weight * (known ? moves - load(mean + lane) : moves);
+        const vec<real> d_logit = (load(s.tangents + at) + load(added.data() + at) * load(shrink + lane)) * real(ln_2);
+        const vec<real> weighed = weight * (mean_known ? d_logit - load(mean + lane) : d_logit);
         const vec<real> seen = select<real>(load(s.marks + at) < vec<real>{}, vec<real>{}, weighed);
-        if (!known) {
+        if (!mean_known) {
           store(mean + lane, load(mean + lane) + seen);
         } else {
           const vec<real> kept = problem.dropout > 0 ? load(s.factors + at) : broadcast(real(1));
@@ -298,16 +300,16 @@ inline __attribute__((noinline, cold)) void far_tangents(const attention_problem
           store(s.scores + at, weight * kept);
         }
       }
-      if (!known) continue;
-      add_values(v, s.tangents, view, problem.d_v, as_it_is, sums.data(), step_over<real>{s.marks});
-      if (d_v.data) add_values(d_v, s.scores, view, problem.d_v, as_it_is, of_values.data(), step_over<real>{s.marks});
+      if (!mean_known) continue;
+      add_values(v, s.tangents, view, problem.d_v, plain_sum, sums.data(), skip_hidden<real>{s.marks});
+      if (d_v.data) add_values(d_v, s.scores, view, problem.d_v, plain_sum, sums_of_d_value.data(), skip_hidden<real>{s.marks});
     }
-    if (!known)
+    if (!mean_known)
       for (int lane = 0; lane < lanes; ++lane) mean[lane] += sink_tangent(problem, p, rows, lane) * shrink[lane];
   }
   for (int64_t at = 0; at < problem.d_v * lanes; ++at)
     if (!(std::fabs(far[at % lanes]) <= far_mean<real>) || !(tangents[at] - tangents[at] == 0))
-      tangents[at] = sums[size_t(at)] * large * stretch[at % lanes] + of_values[size_t(at)];
+      tangents[at] = sums[size_t(at)] * large * stretch[at % lanes] + sums_of_d_value[size_t(at)];
 }
 
 // `only`, where given, says which rows are written.
@@ -330,20 +332,20 @@ inline void tangent_item(const attention_problem& problem, int64_t item, void* b
   if (!walk_tangents(problem, batch, kv_head, panels, s, false)) walk_tangents(problem, batch, kv_head, panels, s, true);
   alignas(64) real one[lanes];
   for (real& number : one) number = 1;
-  std::vector<stored> elsewhere(only ? size_t(problem.d_v) : 0);
+  std::vector<stored> unused_row(only ? size_t(problem.d_v) : 0);
   for (int64_t i = 0; i < panels; ++i) {
     const panel<real>& p = s.places[i];
     real *const out = s.sums_out + i * problem.d_v * lanes, *const tangent = s.sums_tangent + i * problem.d_v * lanes;
     alignas(64) real mean[lanes];
     finish_rows(problem, p, s.rows[i]);
     const bool far = finish_tangents(problem, p, s.rows[i], out, s.means + i * lanes, tangent, mean);
-    if (unlikely(far && moves_scores(problem)))
+    if (unlikely(far && scores_have_tangent(problem)))
       far_tangents<stored>(problem, batch, kv_head, p, s.rows[i], s.q_packed + i * problem.d_k * lanes, mean, s, tangent);
     stored* to[lanes];
     const auto write = [&](const rows_view& view, const real* from, const real* factor) {
       row_pointers(view, batch, p, to);
       for (int lane = 0; only && lane < p.live; ++lane)
-        if (!only[lane]) to[lane] = elsewhere.data();
+        if (!only[lane]) to[lane] = unused_row.data();
       unpack_transposed<stored>(from, p.live, factor, problem.d_v, to);
     };
     if (problem.out.data) write(problem.out, out, s.rows[i].normalise);

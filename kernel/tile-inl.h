@@ -56,16 +56,16 @@ struct scaled_add {
 // weights (A_columns), beside A where A are weights (A_rows). Same sums in the same order as the plain product, so that rows
 // which see no such key keep their bits.
 template <typename real>
-struct step_over {
+struct skip_hidden {
   const real* marks;
 };
-struct take_all {};
+struct skip_nothing {};
 
 template <typename real, a_layout layout, int rows, int vectors, typename skip_t, typename finish_t>
 ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* __restrict b, int64_t b_stride, int64_t steps,
                         real* __restrict c, int64_t c_stride, const skip_t& skip, const finish_t& finish) {
   constexpr int width = simd<real>::width;
-  constexpr bool slow_path = !std::is_same<skip_t, take_all>::value;
+  constexpr bool slow_path = !std::is_same<skip_t, skip_nothing>::value;
   vec<real> sum[rows][vectors];
   for (int row = 0; row < rows; ++row)
     for (int v = 0; v < vectors; ++v) sum[row][v] = vec<real>{};
@@ -91,14 +91,14 @@ ROOTDK_INLINE void tile(const real* __restrict a, int64_t a_stride, const real* 
 }
 
 // All rows: whole tiles, then one of every smaller size that is needed.
-template <typename real, a_layout layout, int vectors, typename finish_t, typename skip_t = take_all>
+template <typename real, a_layout layout, int vectors, typename finish_t, typename skip_t = skip_nothing>
 inline __attribute__((noinline)) void product(const real* a, int64_t a_stride, const real* b, int64_t b_stride, int64_t steps,
                                               real* c, int64_t c_stride, int64_t rows, const finish_t& finish,
                                               const skip_t& skip = {}) {
   int64_t row = 0;
   const auto tile_of = [&](auto size) __attribute__((always_inline)) {
     skip_t here = skip;
-    if constexpr (!std::is_same<skip_t, take_all>::value && layout == a_rows) here.marks += row * a_stride;
+    if constexpr (!std::is_same<skip_t, skip_nothing>::value && layout == a_rows) here.marks += row * a_stride;
     tile<real, layout, size.value, vectors>(a + row * (layout == a_rows ? a_stride : 1), a_stride, b, b_stride, steps,
                                             c + row * c_stride, c_stride, here, finish);
     row += size.value;

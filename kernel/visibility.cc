@@ -66,13 +66,13 @@ const char* bias_row(const attention_problem& problem, int64_t batch, int64_t he
 bool bias_hides(const attention_problem& problem) {
   const pairs_view& bias = problem.bias;
   if (!bias.data) return false;
-  constexpr int64_t apart = 32;
+  constexpr int64_t distance = 32;
   const int64_t keys = bias.key_stride == 0 ? 1 : problem.n_key;
   char seen[key_block];
   for (int64_t batch = 0; batch < problem.batch; ++batch) {
     if (batch > 0 && bias.batch_offset[batch] == bias.batch_offset[batch - 1]) continue;
     for (int64_t head = 0; head < (bias.head_stride == 0 ? 1 : problem.heads); ++head)
-      for (int64_t query = 0; query < (bias.query_stride == 0 ? 1 : problem.n_query); query += apart)
+      for (int64_t query = 0; query < (bias.query_stride == 0 ? 1 : problem.n_query); query += distance)
         for (int64_t key = 0; key < keys; key += key_block) {
           const int64_t count = keys - key < key_block ? keys - key : key_block;
           const char* from = bias_row(problem, batch, head, query) + key * bias.key_stride * element_bytes(problem.bias_type);

@@ -17,14 +17,14 @@ int64_t copies_bytes(const attention_problem& problem) {
 }  // namespace
 
 std::vector<std::vector<int64_t>> bias_waves(const attention_problem& problem) {
-  const int64_t turns = problem.d_bias.head_stride == 0 ? problem.kv_heads : 1;
+  const int64_t waves_per_entry = problem.d_bias.head_stride == 0 ? problem.kv_heads : 1;
   std::vector<std::vector<int64_t>> waves;
   std::map<int64_t, int64_t> before;  // batch entries so far that add to the same part of d_bias
   for (int64_t batch = 0; batch < problem.batch; ++batch) {
-    const int64_t first = before[problem.d_bias.batch_offset[batch]]++ * turns;
-    if (int64_t(waves.size()) < first + turns) waves.resize(size_t(first + turns));
+    const int64_t first = before[problem.d_bias.batch_offset[batch]]++ * waves_per_entry;
+    if (int64_t(waves.size()) < first + waves_per_entry) waves.resize(size_t(first + waves_per_entry));
     for (int64_t head = 0; head < problem.kv_heads; ++head)
-      waves[size_t(first + head % turns)].push_back(batch * problem.kv_heads + head);
+      waves[size_t(first + head % waves_per_entry)].push_back(batch * problem.kv_heads + head);
   }
   return waves;
 }
@@ -43,11 +43,11 @@ bias_copies::bias_copies(const attention_problem& problem) : problem_(problem) {
   bias_heads_ = given.head_stride == 0 ? std::min<int64_t>(problem.heads, 1) : problem.heads;
   queries_ = given.query_stride == 0 ? std::min<int64_t>(problem.n_query, 1) : problem.n_query;
   keys_ = given.key_stride == 0 ? std::min<int64_t>(problem.n_key, 1) : problem.n_key;
-  // Heads apart first, then batch entries, as far as they fit.
+  // First a copy per head, then copies for batch entries, as many as fit.
   const int64_t one_head = std::max<int64_t>(parts_ * queries_ * keys_ * real_bytes(problem), 1);
-  const int64_t room = copies_bytes(problem);
-  heads_ = problem.kv_heads > 1 && problem.heads * one_head <= room ? problem.heads : bias_heads_;
-  copies_ = std::max<int64_t>(std::min(most_sharers, room / (one_head * std::max<int64_t>(heads_, 1))), 1);
+  const int64_t allowed = copies_bytes(problem);
+  heads_ = problem.kv_heads > 1 && problem.heads * one_head <= allowed ? problem.heads : bias_heads_;
+  copies_ = std::max<int64_t>(std::min(most_sharers, allowed / (one_head * std::max<int64_t>(heads_, 1))), 1);
   if (!useful()) return;
 
   view_.head_stride = heads_ == 1 ? 0 : queries_ * keys_;

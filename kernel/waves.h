@@ -29,7 +29,7 @@ class bias_copies {
   void merge_as();
 
   const attention_problem& problem_;
-  // Sizes of d_bias without what is broadcast; heads_ is that of the copies, where heads may be kept apart.
+  // Sizes of d_bias without what is broadcast; heads_ is that of the copies, in which each head may have its own.
   int64_t parts_, bias_heads_, heads_, queries_, keys_, copies_;
   std::vector<int64_t> part_offset_, batch_offset_;  // in d_bias, by part; in the copies, by batch entry
   std::vector<double> numbers_;                      // floats where the problem's are

@@ -49,7 +49,7 @@ void weights_item_of(const attention_problem& problem, int64_t item, void* buffe
       }
     }
     for (int64_t block = chunk_first; block < chunk_last; block += key_block) {
-      if (between_steps(problem)) scores.after_foreign_code();
+      if (between_steps(problem)) scores.restore_registers();
       const block_range range = view_panels<true>(problem, panels, block, at_most(block + key_block, chunk_last), s.views,
                                                   [&](int64_t i) { return s.places + i; });
       if (range.empty()) continue;

@@ -373,8 +373,8 @@ MUTATIONS = (
     Mutation(
         "a thread that waits for torch's team does not ask for Ctrl-C",
         "kernel/pool.cc",
-        "door.helpers_left.wait(door.stop);",
-        "door.helpers_left.wait(nullptr);",
+        "shared.helpers_left.wait(shared.stop);",
+        "shared.helpers_left.wait(nullptr);",
         ("tests/operator/test_kernel_interrupt.py",),
     ),
     Mutation(

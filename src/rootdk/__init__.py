@@ -18,10 +18,17 @@ from .summary import HeadSummary
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import audit, distributed, integrations, jax, lab, theory, torch
+    from . import audit as audit
+    from . import distributed as distributed
+    from . import integrations as integrations
+    from . import jax as jax
+    from . import lab as lab
+    from . import theory as theory
+    from . import torch as torch
     from .audit import watch
     from .theory import predict
 
+# Not the rooms: `from rootdk import *` must not need torch and jax.
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
@@ -35,19 +42,12 @@ __all__ = [
     "attention",
     "attention_jvp",
     "attention_vjp",
-    "audit",
-    "distributed",
-    "integrations",
-    "jax",
-    "lab",
     "measure",
     "num_threads",
     "predict",
     "read",
     "scaling",
     "set_num_threads",
-    "theory",
-    "torch",
     "watch",
     "weights",
 ]
@@ -69,4 +69,4 @@ if not TYPE_CHECKING:  # a type checker has the names from above, and reports on
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*__all__, *_ROOMS])

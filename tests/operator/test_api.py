@@ -499,14 +499,3 @@ def test_docstrings_run(module: str) -> None:
     failed, attempted = doctest.testmod(importlib.import_module(f"rootdk.{module}"), verbose=False)
     assert failed == 0
     assert attempted > 0
-
-
-def test_every_public_function_has_an_example() -> None:
-    without = [
-        name
-        for name in rootdk.__all__
-        if callable(getattr(rootdk, name))
-        and not isinstance(getattr(rootdk, name), type)
-        and ">>>" not in (getattr(rootdk, name).__doc__ or "")
-    ]
-    assert without == []

@@ -138,3 +138,40 @@ def test_a_head_is_the_same_alone(rng: np.random.Generator, bad: float) -> None:
         for name, array in together.items():
             expected = array[:, kv] if name in ("d_key", "d_value") else array[:, heads]
             np.testing.assert_array_equal(alone[name], expected, err_msg=f"{name}, pair {pair}")
+
+
+LARGE: dict[str, Any] = {
+    "bias of keys": lambda rng, n_key: {"bias": 1e4 * rng.standard_normal(n_key)},
+    "bias of heads": lambda rng, n_key: {"bias": 1e4 * rng.standard_normal((38, 1, n_key))},
+    "bias of queries": lambda rng, n_key: {"bias": 1e4 * rng.standard_normal((38, 3, 1))},
+    "bias of pairs": lambda rng, n_key: {"bias": 1e4 * rng.standard_normal((38, 3, n_key))},
+    "slopes": lambda rng, n_key: {"alibi": np.linspace(0.1, 1, 38), "query_offset": 20_000},
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("n_query", [1, 3])
+@pytest.mark.parametrize("n_key", [1, 5, 16, 17, 40])
+@pytest.mark.parametrize("large", LARGE.values(), ids=LARGE.keys())
+def test_the_gradient_rounds_large_logits_as_the_forward_does(
+    rng: np.random.Generator, large: Any, n_key: int, n_query: int, name: str
+) -> None:
+    """Paths that add a large term to a logit must fuse the multiplication alike: else weights differ by its rounding.
+
+    Values of the unit matrix make the output the weights; a gradient of one on a row's output makes dV its weights.
+    """
+    query, key = rng.standard_normal((2, 1, 38, 40, 20)).astype(np.float32)
+    query, key = query[:, :, :n_query], key[:, :, :n_key]
+    value = np.broadcast_to(np.eye(n_key, dtype=np.float32), (1, 38, n_key, n_key))
+    options = large(rng, n_key)
+    if "bias" in options:
+        bias = options["bias"].astype(np.float32)
+        options["bias"] = bias[:, :n_query] if bias.ndim == 3 else bias
+    with target(name):
+        weights, pull_back = rootdk.attention_vjp(query, key, value, **options)
+        for row in range(n_query):
+            d_out = np.zeros_like(weights)
+            d_out[:, :, row] = 1
+            again = pull_back(d_out)[2]
+            expected = np.broadcast_to(weights[:, :, row, :, None], again.shape)
+            np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)

@@ -40,6 +40,16 @@ def test_a_call_on_numpy_arrays_loads_no_framework() -> None:
     assert foreign_after(call) == []
 
 
+def test_all_public_names_can_be_imported_with_numpy_and_scipy_alone() -> None:
+    names = fresh("""
+        import sys
+        sys.modules.update(dict.fromkeys(("torch", "jax", "click", "rich", "plotly", "transformers")))
+        from rootdk import *
+        print(attention.__name__, watch.__name__, predict.__name__)
+    """)
+    assert names.split() == ["attention", "watch", "predict"]
+
+
 def test_theory_loads_scipy_and_nothing_else_and_only_when_asked() -> None:
     assert foreign_after("import rootdk; dir(rootdk)") == []
     assert foreign_after("import rootdk; rootdk.predict(8, 16)") == ["scipy"]
