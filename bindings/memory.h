@@ -24,8 +24,8 @@ struct exchange_table {
   int (*view)(void* object, nanobind::dlpack::dltensor* out);  // owns nothing; 0 is success, else a Python error is set
 };
 
-// Null where the type has none. The last answer is kept, because nearly all calls are with one type. Its type is held, so that no
-// other one can get its address.
+// Null where the type has none. The last answer is kept, because nearly all calls are with one type. Its type is held, so that
+// no other one can get its address.
 inline const exchange_table* exchange_table_of(PyObject* given) {
   static PyTypeObject* last_type = nullptr;
   static const exchange_table* last_table = nullptr;

@@ -38,8 +38,8 @@ void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
-// Where the fields of a Problem, of a Learnable and of Options stand in their tuples, found by their names: src/rootdk/options.py says what
-// each of them is. Looked up once per type, and there is one of each.
+// Where the fields of a Problem, of a Learnable and of Options stand in their tuples, found by their names:
+// src/rootdk/options.py says what each of them is. Looked up once per type, and there is one of each.
 #define ROOTDK_PROBLEM_FIELDS(each)                                                                                     \
   each(query) each(key) each(value) each(scale) each(row_scale) each(softcap) each(left) each(right) each(query_offset) \
       each(key_lengths) each(query_segments) each(key_segments) each(query_positions) each(key_positions) each(mask)    \
@@ -178,10 +178,11 @@ void* flat_real(const memory& a, element type, int64_t count, const char* messag
                                   : static_cast<void*>(flat<float>(a, count, message));
 }
 
-// A Reading for the kernel to fill: an instance of `kind` with nothing but `_buffer`, of which Reading makes arrays when a field
-// is read. Made here, because every step of Python makes a small call slower: right after a kernel has run, little of Python is
-// left in the caches. The buffer is one piece of bytes whose parts begin at lines of the cache, because the kernel writes
-// whole lines past it, and memory promises 16 bytes only. Only this function knows where the parts lie, and says so in `_buffer`.
+// A Reading for the kernel to fill: an instance of `kind` with nothing but `_buffer`, of which Reading makes arrays when a
+// field is read. Made here, because every step of Python makes a small call slower: right after a kernel has run, little of
+// Python is left in the caches. The buffer is one piece of bytes whose parts begin at lines of the cache, because the kernel
+// writes whole lines past it, and memory promises 16 bytes only. Only this function knows where the parts lie, and says so in
+// `_buffer`.
 nb::object make_reading(attention_problem& p, nb::handle kind, const memory& query) {
   constexpr int64_t line = 64;
   const auto whole_lines = [](int64_t bytes) { return (bytes + line - 1) / line * line; };
@@ -269,9 +270,9 @@ void describe(call& c, nb::tuple problem, int team) {
 // Of calls that are kept below, at most.
 constexpr int known_axes = 6;
 
-// Whether three tensors are of one supported type and on the CPU (1), and are also of one shape in C order (2); 0: neither, or their
-// type offers no table. Python would need a dozen steps for it, which make a small call slower. `axes` and `sizes`, where given,
-// get the shape if it is 2; `axes` is 0 where there are more than `known_axes`.
+// Whether three tensors are of one supported type and on the CPU (1), and are also of one shape in C order (2); 0: neither, or
+// their type offers no table. Python would need a dozen steps for it, which make a small call slower. `axes` and `sizes`, where
+// given, get the shape if it is 2; `axes` is 0 where there are more than `known_axes`.
 int alike(nb::handle query, nb::handle key, nb::handle value, int32_t* axes = nullptr, int64_t* sizes = nullptr) {
   using nb::dlpack::dltensor;
   const rootdk::exchange_table* table = rootdk::exchange_table_of(query.ptr());
@@ -302,9 +303,9 @@ int alike(nb::handle query, nb::handle key, nb::handle value, int32_t* axes = nu
   return dense ? 2 : 1;
 }
 
-// Problems of calls that were made before, whole but for the arrays: a plain call on tensors is resolved here in place of a few dozen
-// steps of Python, which take longer than a small call itself. What such a call means is decided where it always is: `facts` is the
-// function of options.py, asked once for each.
+// Problems of calls that were made before, whole but for the arrays: a plain call on tensors is resolved here in place of a few
+// dozen steps of Python, which take longer than a small call itself. What such a call means is decided where it always is:
+// `facts` is the function of options.py, asked once for each.
 class known_calls {
  public:
   void keep(nb::object facts) { facts_ = facts.release().ptr(); }

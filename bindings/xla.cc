@@ -1,8 +1,8 @@
 // How XLA calls the kernel: buffers of a compiled jax program become pointers, sizes and strides, and the kernel runs, without
 // Python. src/rootdk/backends/jax/primitives.py writes such calls; what each operand is stands there.
 //
-// Every operand begins with the leading axes of the call, first those that vmap added; an axis along which it does not change has
-// size 1. So vmap costs no copy, and the kernel sees one batch. What a Problem has one of (a scale, sinks, a seed) may
+// Every operand begins with the leading axes of the call, first those that vmap added; an axis along which it does not change
+// has size 1. So vmap costs no copy, and the kernel sees one batch. What a Problem has one of (a scale, sinks, a seed) may
 // differ from one vmapped call to the next: then the kernel runs once per call.
 #include "xla.h"
 
@@ -272,7 +272,8 @@ class call {
     return {a.data, batch_offsets(a, count), strides[0], strides[1], strides[2]};
   }
 
-  // Numbers as the kernel takes them, `count` per entry. 64 bits come as two of 32 on one more axis where jax has no wider type.
+  // Numbers as the kernel takes them, `count` per entry. 64 bits come as two of 32 on one more axis where jax has no wider
+  // type.
   template <typename number, typename kept_t>
   number* gathered(std::string_view name, size_t axes, int64_t count, kept_t& kept) {
     const operand& a = get(name);
@@ -311,8 +312,8 @@ class call {
     return find(name) ? integers(name, leading_.size(), count) + first_ * count : nullptr;
   }
 
-  // Positions count the keys of a segment, and its last query stands at its last key, unless an offset says where the first stands:
-  // what _segments in src/rootdk/options.py finds where the numbers are known before the call.
+  // Positions count the keys of a segment, and its last query stands at its last key, unless an offset says where the first
+  // stands: what _segments in src/rootdk/options.py finds where the numbers are known before the call.
   void number_segments(attention_problem& p, const int64_t* offset) {
     std::vector<int64_t>& keys = kept_integers_.emplace_back();
     std::vector<int64_t>& queries = kept_integers_.emplace_back();

@@ -1,5 +1,5 @@
-// The kernel's passes as targets of XLA's foreign function interface, by which jax calls them. Compiled only where the headers of
-// that interface were found (CMakeLists.txt); they come with jaxlib.
+// The kernel's passes as targets of XLA's foreign function interface, by which jax calls them. Compiled only where the headers
+// of that interface were found (CMakeLists.txt); they come with jaxlib.
 #pragma once
 
 #include <utility>

@@ -58,8 +58,8 @@ struct attention_problem {
   int64_t left = -1, right = -1;      // -1: no limit
   const int64_t* query_offset = nullptr;
   const int64_t* key_length = nullptr;  // (batch,), or null
-  // One number per query and per key, (batch, n_query) and (batch, n_key), or null: a pair is visible only where they are equal, and
-  // limits and distances are between the positions below, which count the keys of a segment.
+  // One number per query and per key, (batch, n_query) and (batch, n_key), or null: a pair is visible only where they are
+  // equal, and limits and distances are between the positions below, which count the keys of a segment.
   const int64_t *query_segment = nullptr, *key_segment = nullptr;
   const int64_t *query_position = nullptr, *key_position = nullptr;  // null: query + query_offset, and the key itself
   pairs_view mask;  // one byte per pair, 0 hides
@@ -80,12 +80,13 @@ struct attention_problem {
   // Backward: d_out is an input (`out` and `row_state` too) and the others are results. Tangent: d_out is a result, `out` is
   // one too or absent, and the others are inputs: null for an input without a tangent.
   rows_view d_out, d_query, d_key, d_value;
-  // Backward: added to, so the caller clears it; in the type that is computed with, whatever the type of the bias. Strides are zero
-  // where the bias was broadcast: all pairs that read one number of it add to one number here. Else no two overlap.
+  // Backward: added to, so the caller clears it; in the type that is computed with, whatever the type of the bias. Strides are
+  // zero where the bias was broadcast: all pairs that read one number of it add to one number here. Else no two overlap.
   // Tangent: read, and of the type of the bias.
   pairs_view d_bias;
   void* d_alibi = nullptr;  // (batch, heads) in the type that is computed with; null where not wanted; backward only
-  // attention_weights only: every pair's weight, before dropout, is added to its number; as d_bias. `row_state` is then an input.
+  // attention_weights only: every pair's weight, before dropout, is added to its number; as d_bias. `row_state` is then an
+  // input.
   pairs_view weights;
   // Tangent only, as the option each belongs to; null without a tangent.
   double scale_tangent = 0.0;

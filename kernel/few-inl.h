@@ -19,8 +19,8 @@ inline bool has_few_rows(const attention_problem& problem) {
 
 inline int64_t few_chunks(const attention_problem& problem) { return ceil_div(problem.n_key, few_chunk_keys); }
 
-// Over so few keys most of the time goes into what is done once per panel. So the key heads of a batch entry share panels, as many
-// as fill the lanes: each makes its own products, and all of them one softmax.
+// Over so few keys most of the time goes into what is done once per panel. So the key heads of a batch entry share panels, as
+// many as fill the lanes: each makes its own products, and all of them one softmax.
 constexpr int64_t few_shared_keys = 16;
 template <typename real>
 inline int64_t few_heads(const attention_problem& problem) {
@@ -174,8 +174,8 @@ inline void few_products(const stored* keys, int64_t stride, int64_t count, int 
   });
 }
 
-// compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike. The panel holds the
-// rows of one key head, or those of several from this one on.
+// compute_scores() with the numbers of a key in the lanes. Not inlined: forward and backward must round alike. The panel holds
+// the rows of one key head, or those of several from this one on.
 template <typename stored>
 inline __attribute__((noinline)) void few_scores(const attention_problem& problem, int64_t batch, int64_t kv_head,
                                                  const panel<compute<stored>>& p, const compute<stored>* queries,

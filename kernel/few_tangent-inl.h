@@ -138,7 +138,8 @@ inline bool walk_few_tangents(const attention_problem& problem, int64_t batch, i
   return finite_numbers(part.out, p.live * problem.d_v) && finite_numbers(part.tangent, p.live * problem.d_v);
 }
 
-// The finished rows of a key head. Rows that left the range are computed once more, in the lanes of a panel: see far_tangents().
+// The finished rows of a key head. Rows that left the range are computed once more, in the lanes of a panel: see
+// far_tangents().
 template <typename stored>
 inline void finish_few_tangents(const attention_problem& problem, int64_t pair, const panel<compute<stored>>& p,
                                 const few_tangent_part<compute<stored>>& whole) {

@@ -134,8 +134,8 @@ inline void finish_rows(const attention_problem& problem, const panel<real>& p, 
   if (problem.reading) write_readings(problem, p, rows, scores_maximum, sink, sink_weight);
 }
 
-// All panels of an item over all keys, skipping hidden pairs where there are `marks` (memory for one block). Returns whether some output is
-// not finite.
+// All panels of an item over all keys, skipping hidden pairs where there are `marks` (memory for one block). Returns whether
+// some output is not finite.
 template <typename stored, typename cached>
 inline bool walk_keys(const attention_problem& problem, int64_t batch, int64_t kv_head, int64_t panels,
                       forward_scratch<stored, cached>& s, compute<stored>* marks) {

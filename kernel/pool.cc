@@ -207,9 +207,9 @@ bool has_openmp() { return find_openmp() != nullptr; }
 
 namespace {
 
-// A team of another size than the framework's would make the runtime end threads and start others. So the whole team is started,
-// and threads beyond the wanted number return at once. With `stop` the caller always works, because only it may ask whether to
-// give up; it then waits for the others here and not in the runtime, where it could not ask.
+// A team of another size than the framework's would make the runtime end threads and start others. So the whole team is
+// started, and threads beyond the wanted number return at once. With `stop` the caller always works, because only it may ask
+// whether to give up; it then waits for the others here and not in the runtime, where it could not ask.
 void run_on_team(openmp_parallel parallel, job& work, int threads, int team, interruption* stop) {
   struct shared_state {
     job& work;

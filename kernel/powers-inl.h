@@ -46,8 +46,8 @@ constexpr int in_step = 2;
 
 // y = 2^x for x <= 0 (up to rounding a little above), 0 well below exp2_floor, NaN for NaN. One function serves forward and
 // backward, so that both see the same weights. All of them are computed together, step by step: a single one is a chain of nine
-// operations of four cycles and more, and a processor that must look ahead past it to the next has fewer places left for other work
-// (half as many when a neighbour shares the core).
+// operations of four cycles and more, and a processor that must look ahead past it to the next has fewer places left for other
+// work (half as many when a neighbour shares the core).
 template <int count>
 ROOTDK_INLINE void exp2(const vec<float>* x, vec<float>* y) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)

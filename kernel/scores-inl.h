@@ -94,8 +94,8 @@ ROOTDK_INLINE vec<real> biases_log2(vec<real> bias) {
   return select<real>(bias - bias == vec<real>{}, minimum(largest, maximum(-largest, scaled)), bias);
 }
 
-// Bias and mask lie row by row, scores key by key. Blocks of width x width are transposed on the way: `read(lane, key, count)` gives
-// a lane's numbers for some keys, `use(score, number)` makes the new score of them.
+// Bias and mask lie row by row, scores key by key. Blocks of width x width are transposed on the way: `read(lane, key, count)`
+// gives a lane's numbers for some keys, `use(score, number)` makes the new score of them.
 template <typename real, typename read_t, typename use_t>
 ROOTDK_INLINE void for_pairs(const panel<real>& p, int64_t keys, real* scores, const read_t& read, const use_t& use) {
   constexpr int width = simd<real>::width, lanes = panel_lanes<real>;
@@ -279,9 +279,9 @@ inline __attribute__((noinline)) void hide_other_segments(const attention_proble
   }
 }
 
-// What a panel sees of one block of keys, from `start` on. Every lane of a vector sees the first clean[v] keys, none anything from
-// stop[v] on. Where one vector sees further than the other (on a causal diagonal, or where the other's lanes are not in use), the
-// rest is computed for that one alone.
+// What a panel sees of one block of keys, from `start` on. Every lane of a vector sees the first clean[v] keys, none anything
+// from stop[v] on. Where one vector sees further than the other (on a causal diagonal, or where the other's lanes are not in
+// use), the rest is computed for that one alone.
 struct block_view {
   static constexpr int most_lanes = panel_lanes<float>;
   int64_t start;
@@ -418,7 +418,8 @@ inline void shape_scores(const attention_problem& problem, int64_t batch, const 
   hide_beyond_limits(view, scores);
 }
 
-// Whether a term that is added to the products (slopes, bias) has a tangent. The second adds these to `tangents`, in units of log2.
+// Whether a term that is added to the products (slopes, bias) has a tangent. The second adds these to `tangents`, in units of
+// log2.
 inline bool added_terms_have_tangent(const attention_problem& problem) { return problem.alibi_tangent || problem.d_bias.data; }
 template <typename real>
 inline void add_term_tangents(const attention_problem& problem, int64_t batch, const panel<real>& p, const block_view& view,

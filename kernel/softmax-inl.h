@@ -59,8 +59,8 @@ struct block_extremes {
   vec<real> maximum, minimum, count;
 };
 
-// Maximum, minimum and count of one column of vectors. Scores before `clean` are all visible, later ones may be -inf: those must stay out
-// of minimum, mean and count. Four chains, because a maximum takes four cycles and two can start in each.
+// Maximum, minimum and count of one column of vectors. Scores before `clean` are all visible, later ones may be -inf: those
+// must stay out of minimum, mean and count. Four chains, because a maximum takes four cycles and two can start in each.
 template <typename real, bool measuring>
 ROOTDK_INLINE block_extremes<real> find_extremes(const real* column, int64_t clean, int64_t keys) {
   constexpr int lanes = panel_lanes<real>, chains = 4;
@@ -126,8 +126,8 @@ struct without_weights : contents {
 // All visible; some hidden; some hidden and some very far below the others.
 enum key_kind { clean_keys, mixed_keys, far_keys };
 
-// How many keys one round of the loop takes. Found by timing: while a neighbour shares the core, a measured round of this length
-// is faster than a shorter or a longer one, an unmeasured one slower. Alone on the core it makes no difference.
+// How many keys one round of the loop takes. Found by timing: while a neighbour shares the core, a measured round of this
+// length is faster than a shorter or a longer one, an unmeasured one slower. Alone on the core it makes no difference.
 template <bool measuring>
 constexpr int unroll = measuring ? 2 * in_step : in_step;
 
@@ -215,7 +215,8 @@ ROOTDK_INLINE void weigh_range(real* column, int64_t from, int64_t to, int v, ve
   }
 }
 
-// The first block of a row: what the merge below would give, without its work. `even`: no lane saw more of this block than another.
+// The first block of a row: what the merge below would give, without its work. `even`: no lane saw more of this block than
+// another.
 template <typename real, bool measuring>
 ROOTDK_INLINE void first_block(row_sums<real>& rows, int v, const block_extremes<real>& seen, const block_sums<real>& sums,
                                vec<real> mean, vec<real> deviation, bool even, int64_t keys) {

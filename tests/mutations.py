@@ -371,10 +371,10 @@ MUTATIONS = (
         ("tests/operator/test_kernel_random.py",),
     ),
     Mutation(
-        "the compiler decides in each pass whether slopes and logits are rounded once or twice",
+        "the compiler decides in each pass whether bias and logits are rounded once or twice",
         "kernel/scores-inl.h",
-        "store(at, multiply_add(slope, distances.of(key, v), load(at)));",
-        "store(at, load(at) + slope * distances.of(key, v));",
+        "const vec<real> sum = multiply_add(bias, broadcast(real(log2_e)), score);",
+        "const vec<real> sum = score + bias * real(log2_e);",
         ("tests/operator/test_few_rows.py",),
     ),
     Mutation(
