@@ -26,7 +26,6 @@ from .sharpness import KEYS
 
 FEW, BILLION = 100, 10**9
 _BASE = 512  # the number of keys at which the ln n rule is 1/sqrt(d_k)
-_KEPT = "a quarter more or less counts as the same"
 
 
 @LEDGER.claim(
@@ -41,15 +40,11 @@ def grow_in_expectation(
     _sampling: Sampling, laws: Laws = ENUMERABLE, d_ks: Sequence[int] = (1, 8)
 ) -> Iterator[Comparison]:
     """laws map values to probabilities."""
+    against = "the mean of q.k is 0 at every d_k; what grows is its size, E|q.k|, like sqrt(d_k)"
     for name, law in laws.items():
         small, large = (float(exact_score_moments(d_k, law)["mean"]) for d_k in (min(d_ks), max(d_ks)))
-        yield Comparison(
-            f"{name}: mean of q.k, d_k = {max(d_ks)} less {min(d_ks)}",
-            large - small,
-            ">",
-            0.0,
-            otherwise="the mean of q.k is 0 at every d_k; what grows is its size, E|q.k|, like sqrt(d_k)",
-        )
+        text = f"{name}: mean of q.k, d_k = {max(d_ks)} less {min(d_ks)}"
+        yield Comparison(text, large - small, ">", 0.0, otherwise=against)
     for d_k in (16, 1024):
         length = math.sqrt(2.0) * math.exp(gammaln((d_k + 1) / 2) - gammaln(d_k / 2))
         size = length * math.sqrt(2 / math.pi) / math.sqrt(d_k)
@@ -71,19 +66,16 @@ def any_constant(
 ) -> Iterator[Comparison]:
     """divisors give what the scores of a d_k are divided by."""
     small, large = min(d_ks), max(d_ks)
+    kept = "a quarter more or less counts as the same"
+    against = (
+        f"a constant fits one width: 8 is sqrt(d_k) at d_k = 64 and nowhere else; from d_k = {small} to {large} the "
+        f"deviation of the scores grows {math.sqrt(large / small):g} times under any"
+    )
     for divisor in divisors:
-        deviations = {d_k: math.sqrt(d_k) / divisor(d_k) for d_k in d_ks}
+        first, last = (math.sqrt(d_k) / divisor(d_k) for d_k in (small, large))
         name = f"divided by {divisor(small):g}"
-        yield Comparison(
-            f"{name}: deviation at d_k = {large} over that at {small}",
-            deviations[large] / deviations[small],
-            "=",
-            1.0,
-            slack=EQUAL,
-            choice=_KEPT,
-            otherwise=f"a constant fits one width: 8 is sqrt(d_k) at d_k = 64 and nowhere else; from d_k = {small} to "
-            f"{large} the deviation of the scores grows {math.sqrt(large / small):g} times under any",
-        )
+        text = f"{name}: deviation at d_k = {large} over that at {small}"
+        yield Comparison(text, last / first, "=", 1.0, slack=EQUAL, otherwise=against, choice=kept)
         for d_k in d_ks:
             share = float(attention_moments(KEYS, d_k, 1 / divisor(d_k)).entropy) / math.log(KEYS)
             yield Comparison(f"{name}, d_k = {d_k}: entropy share", share, role=SHOWN)
@@ -108,17 +100,14 @@ def log_n_keeps_entropy(
     shares = {keys: entropy / math.log(keys) for keys, entropy in nats.items()}
     ratios = {"entropy": nats[BILLION] / nats[FEW], "share of ln n": shares[BILLION] / shares[FEW]}
     best_kept = min(ratios, key=lambda name: abs(ratios[name] - 1))
-    yield Comparison(
-        f"{best_kept}, the better kept of the two: at {BILLION:.0e} keys over that at {FEW}",
-        ratios[best_kept],
-        "=",
-        1.0,
-        slack=0.1,
-        choice="a tenth more or less counts as the same",
-        otherwise=f"it keeps neither: from {FEW} keys to a billion the entropy rises from {nats[FEW]:.1f} to "
-        f"{nats[BILLION]:.1f} nats, and its share of ln n falls from {shares[FEW]:.2f} to {shares[BILLION]:.2f}; a "
-        "constant share needs a deviation that grows like sqrt(ln n)",
+    text = f"{best_kept}, the better kept of the two: at {BILLION:.0e} keys over that at {FEW}"
+    same = "a tenth more or less counts as the same"
+    against = (
+        f"it keeps neither: from {FEW} keys to a billion the entropy rises from {nats[FEW]:.1f} to {nats[BILLION]:.1f} "
+        f"nats, and its share of ln n falls from {shares[FEW]:.2f} to {shares[BILLION]:.2f}; a constant share needs a "
+        "deviation that grows like sqrt(ln n)"
     )
+    yield Comparison(text, ratios[best_kept], "=", 1.0, slack=0.1, otherwise=against, choice=same)
     for keys, entropy in nats.items():
         yield Comparison(f"{keys:.0e} keys: entropy, nats", entropy, role=SHOWN)
         yield Comparison(f"{keys:.0e} keys: entropy share", shares[keys], role=SHOWN)
@@ -146,18 +135,15 @@ def scale_of_one(
     plain = float(saturation(KEYS, scale * math.sqrt(d_k)))
     many = "one row in ten counts as saturated"
     yield Comparison("q and k of variance 1: rows of one key", plain, ">", 0.1, choice=many)
-    variance, largest = (float(number) for number in qk_norm_variance(scale, *([[gain(d_k)] * d_k] * 2)))
+    gains = [gain(d_k)] * d_k
+    variance, largest = map(float, qk_norm_variance(scale, gains, gains))
     normed = float(saturation(KEYS, math.sqrt(variance)))
-    yield Comparison(
-        f"QK-norm with gains {gain(d_k):g}: rows of one key",
-        normed,
-        ">",
-        0.1,
-        role=LIMITS,
-        otherwise=f"unless QK-norm comes before it: with gains of {gain(d_k):g} each the logits have variance "
-        f"{variance:g} and none can pass {largest:.0f}; the gains are the scale there, and they are learned",
-        choice=many,
+    condition = (
+        f"unless QK-norm comes before it: with gains of {gain(d_k):g} each the logits have variance {variance:g} and "
+        f"none can pass {largest:.0f}; the gains are the scale there, and they are learned"
     )
+    text = f"QK-norm with gains {gain(d_k):g}: rows of one key"
+    yield Comparison(text, normed, ">", 0.1, role=LIMITS, otherwise=condition, choice=many)
 
 
 @LEDGER.claim(
@@ -176,13 +162,13 @@ def must_disperse(
 ) -> Iterator[Comparison]:
     """deviation is that of normal logits, the same for any number of keys; apart is the distance of the bounds."""
     little = "a weight of a thousandth counts as going to 0"
-    few, many = (_leader(keys, apart) for keys in (FEW, BILLION))
-    bounds = f"logits within {apart:g} of each other"
-    yield Comparison(f"{bounds}: largest weight of {BILLION:.0e} keys", many, "<", 1e-3, choice=little)
-    yield Comparison(f"{bounds}: largest weight of {FEW} keys", few, role=SHOWN)
-    few, many = (float(top_probability(keys, deviation)) for keys in (FEW, BILLION))
-    yield Comparison(f"deviation {deviation:g}: largest weight of {BILLION:.0e} keys", many, "<", 1e-3, choice=little)
-    yield Comparison(f"deviation {deviation:g}: largest weight of {FEW} keys", few, role=SHOWN)
+    largest = {
+        f"logits within {apart:g} of each other": [_leader(keys, apart) for keys in (FEW, BILLION)],
+        f"deviation {deviation:g}": [float(top_probability(keys, deviation)) for keys in (FEW, BILLION)],
+    }
+    for name, (of_few, of_a_billion) in largest.items():
+        yield Comparison(f"{name}: largest weight of {BILLION:.0e} keys", of_a_billion, "<", 1e-3, choice=little)
+        yield Comparison(f"{name}: largest weight of {FEW} keys", of_few, role=SHOWN)
     still = float(top_probability(BILLION, unscaled))
     condition = (
         "at a fixed deviation sigma, and only past some e^(sigma^2/2) keys: without a scale at d_k = 512 the largest "
@@ -190,9 +176,9 @@ def must_disperse(
     )
     text = f"deviation {unscaled:.3g}: largest weight of {BILLION:.0e} keys"
     yield Comparison(text, still, "<", 1e-3, role=LIMITS, otherwise=condition, choice=little)
-    grown = [float(top_probability(keys, 0.43 * math.log(keys))) for keys in (FEW, BILLION)]
-    for keys, weight in zip((FEW, BILLION), grown, strict=True):
-        yield Comparison(f"deviation 0.43 ln n: largest weight of {keys:.0e} keys", weight, role=SHOWN)
+    for keys in (FEW, BILLION):
+        grown = float(top_probability(keys, 0.43 * math.log(keys)))
+        yield Comparison(f"deviation 0.43 ln n: largest weight of {keys:.0e} keys", grown, role=SHOWN)
 
 
 @LEDGER.claim(
@@ -209,15 +195,13 @@ def gradients_explode(
     flows = {d_k: float(relative_gradient(KEYS, d_k, scale(d_k))) for d_k in d_ks}
     small, large = min(d_ks), max(d_ks)
     growth = flows[large] / flows[small]
-    yield Comparison(
-        f"|do/dq|/|o| at d_k = {large} over that at {small}",
-        growth,
-        ">",
-        10.0,
-        choice="ten times over a width that grows 64 times is the least that may be called an explosion",
-        otherwise=f"the root mean square grows {growth:.1f} times from d_k = {small} to {large}, like the fourth root "
-        "of d_k, and in the typical row the gradient vanishes (claim 2)",
+    text = f"|do/dq|/|o| at d_k = {large} over that at {small}"
+    explosion = "ten times over a width that grows 64 times is the least that may be called an explosion"
+    against = (
+        f"the root mean square grows {growth:.1f} times from d_k = {small} to {large}, like the fourth root of d_k, "
+        "and in the typical row the gradient vanishes (claim 2)"
     )
+    yield Comparison(text, growth, ">", 10.0, otherwise=against, choice=explosion)
     for d_k, flow in flows.items():
         yield Comparison(f"d_k = {d_k}: |do/dq|/|o|", flow, role=SHOWN)
 
