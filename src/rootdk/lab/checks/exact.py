@@ -6,8 +6,6 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import product
 from statistics import pvariance
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +16,7 @@ from rootdk.theory import rule_variance, softmax_jacobian, square_term_counts
 from .comparison import SHOWN, Comparison
 from .gradient_flow import jacobian_of_softmax
 from .ledger import COMMON, LEDGER, PAPER
+from .moments import ENUMERABLE, Law
 from .sampler import Floats, Sampling, generator
 
 Formula = Callable[[Floats, Floats, Floats], Floats]
@@ -103,8 +102,7 @@ def derivative_holds(
 
 Chances = Sequence[tuple[Fraction, Fraction]]
 # d -> terms, how many of them average 1, how many 0
-COUNTED = MappingProxyType({3: (9, 3, 6), 64: (4096, 64, 4032)})
-SIGNS = MappingProxyType({-1: "1/2", 1: "1/2"})
+COUNTED = {3: (9, 3, 6), 64: (4096, 64, 4032)}
 
 
 @LEDGER.claim(
@@ -118,7 +116,7 @@ SIGNS = MappingProxyType({-1: "1/2", 1: "1/2"})
 )
 def square_of_the_sum(
     _sampling: Sampling,
-    law: Mapping[Any, Any] = SIGNS,
+    law: Law = ENUMERABLE["signs"],
     counted: Mapping[int, tuple[int, int, int]] = COUNTED,
     also: Sequence[int] = (1, 7, 512, 4096),
 ) -> Iterator[Comparison]:
