@@ -1,7 +1,5 @@
 """`rootdk claims`: the checked ledger: each claim, its sources, what was measured, and what follows."""
 
-import json
-import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -9,12 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from rootdk.errors import RootdkError
-from rootdk.rendering import csv_text
 
 from . import options
 
 if TYPE_CHECKING:
-    from rootdk.lab.checks import CheckedClaim, Comparison, Sampling
+    from rootdk.lab.checks import CheckedClaim, Comparison
 
 _INDENT, _LABEL, _FIGURES = 4, 11, 33
 
@@ -32,12 +29,8 @@ def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int,
 
 @click.command()
 @click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; can be repeated.")
-@click.option(
-    "--rows",
-    type=options.Integer(1024, 1_000_000),
-    default=2048,
-    show_default=True,
-    help="Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one.",
+@options.number(
+    "--rows", 1024, 10**6, 2048, "Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one."
 )
 @click.option("--evidence", is_flag=True, help="Print sources and evidence of every claim, not only of those of --id.")
 @options.seed("Seed of the random numbers.")
@@ -50,36 +43,24 @@ def claims(ids: tuple[int, ...], rows: int, evidence: bool, seed: int, as_json: 
     """
     from rootdk.lab.checks import LEDGER, Sampling
 
-    checked = _checked(ids, Sampling(rows=rows, seed=seed))
-    if as_json:
-        plain = [claim.to_dict() for claim in checked]
-        click.echo(json.dumps({"rows": rows, "seed": seed, "verdicts": counts(checked), "claims": plain}, indent=2))
-    elif as_csv:
-        click.echo(
-            csv_text(
-                {"id": claim.id, "title": LEDGER[claim.id].title, "verdict": claim.verdict, **comparison.to_dict()}
-                for claim in checked
-                for comparison in claim.evidence
-            ),
-            nl=False,
-        )
-    else:
-        text = lines if ids or evidence else overview
-        click.echo("\n".join(text(checked, min(shutil.get_terminal_size().columns, 120))))
-
-
-def _checked(ids: Sequence[int], sampling: "Sampling") -> list["CheckedClaim"]:
-    from rootdk.lab.checks import LEDGER
-
     from .lifetime import Bars
 
     chosen = tuple(dict.fromkeys(ids)) or LEDGER.ids
     checked: list[CheckedClaim] = []
     with Bars() as bars:
-        for claim in LEDGER.check(chosen, sampling):
+        for claim in LEDGER.check(chosen, Sampling(rows=rows, seed=seed)):
             checked.append(claim)
             bars("checking claims", len(checked) / len(chosen))
-    return checked
+    plain = [claim.to_dict() for claim in checked]
+    numbers = (
+        {"id": claim.id, "title": LEDGER[claim.id].title, "verdict": claim.verdict, **comparison.to_dict()}
+        for claim in checked
+        for comparison in claim.evidence
+    )
+    options.show(
+        as_json, as_csv, {"rows": rows, "seed": seed, "verdicts": counts(checked), "claims": plain}, numbers,
+        lambda width: (lines if ids or evidence else overview)(checked, min(width, 120)),
+    )  # fmt: skip
 
 
 def overview(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:

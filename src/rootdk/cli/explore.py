@@ -23,13 +23,7 @@ PORT = 8765
 
 
 @click.command()
-@click.option(
-    "--port",
-    type=options.Integer(1, 65535),
-    default=PORT,
-    show_default=True,
-    help="Port on 127.0.0.1; if it is taken, the next free one.",
-)
+@options.number("--port", 1, 65535, PORT, "Port on 127.0.0.1; if it is taken, the next free one.")
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 @click.option(
     "--model",
@@ -80,16 +74,10 @@ def check_lab() -> None:
 
 def read_model(path: Path) -> dict[str, Any]:
     """An audit: read from JSON, or made of a checkpoint's weights. One that the page cannot show is an error here."""
-    from rootdk.lab.explorer.values import checked_audit
+    from rootdk.lab.explorer.values import LARGEST_BODY, checked_audit, parsed
 
-    if (
-        path.is_file()
-        and path.suffix == ".json"
-        and not path.name.endswith(".index.json")
-        and path.name != "config.json"
-    ):
-        from rootdk.lab.explorer.values import LARGEST_BODY, parsed
-
+    part_of_a_model = path.name.endswith(".index.json") or path.name == "config.json"
+    if path.is_file() and path.suffix == ".json" and not part_of_a_model:
         try:
             return dict(checked_audit(parsed(read_regular(path, LARGEST_BODY))))
         except OSError as error:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from rootdk.lab.drawing import Picture
 
 
+FORMATS = ("svg", "pdf", "png")
+
+
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How much is measured: as rootdk --quick, rootdk, rootdk --full.",
 )
-@options.d_k("Number of components of q and k; can be repeated.")
+@options.d_k()
 @options.keys()
 @options.rule()
 @options.seed("Seed of the random numbers.")
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "formats",
-    type=click.Choice(["svg", "pdf", "png"]),
+    type=click.Choice(FORMATS),
     multiple=True,
     default=("svg",),
     show_default=True,
@@ -74,7 +77,7 @@ def figures(
     from .lifetime import Bars
 
     check_matplotlib()
-    specs = plan(size, d_k=tuple(dict.fromkeys(d_k)), keys=keys, rules=rule, seed=seed)
+    specs = plan(size, d_k=d_k, keys=keys, rules=rule, seed=seed)
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):  # an error now, before the long work
         raise click.BadParameter(f"cannot write to {existing}", param_hint="'FOLDER'")
@@ -109,7 +112,6 @@ def _pictures(results: "Sequence[Result]") -> "Iterator[Picture]":
         yield from pictures
 
 
-FORMATS = ("svg", "pdf", "png")
 _STYLE = {
     "font.size": 8.0,
     "axes.linewidth": 0.6,

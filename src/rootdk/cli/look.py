@@ -1,15 +1,11 @@
 """`rootdk look`: what the scale does to random q and k, as one table."""
 
-import json
 import re
-import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
-
-from rootdk.rendering import csv_text
 
 from . import options
 
@@ -18,16 +14,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.d_k("Number of components of q and k; can be repeated.")
+@options.d_k()
 @options.rule()
 @options.keys()
-@click.option(
-    "--rows",
-    type=options.Integer(1, options.LARGEST_ROWS),
-    default=1024,
-    show_default=True,
-    help="Number of queries to measure.",
-)
+@options.number("--rows", 1, 65_536, 1024, "Number of queries to measure.")
 @options.seed("Seed of the random q and k.")
 @options.data("Print JSON instead of a table.", "one row per d_k and rule")
 def look(
@@ -41,13 +31,9 @@ def look(
     from rootdk.lab.first_look import meaning
 
     looks = measured(d_k, rule, keys, rows, seed)
-    if as_json:
-        plain = {"seed": seed, "looks": [look.to_dict() for look in looks], "meaning": meaning(looks)}
-        click.echo(json.dumps(plain, indent=2))
-    elif as_csv:
-        click.echo(csv_text(look.to_dict() for look in looks), nl=False)
-    else:
-        click.echo("\n".join(_lines(looks, meaning(looks), shutil.get_terminal_size().columns)))
+    dicts, words = [look.to_dict() for look in looks], meaning(looks)
+    plain = {"seed": seed, "looks": dicts, "meaning": words}
+    options.show(as_json, as_csv, plain, dicts, lambda width: _lines(looks, words, width))
 
 
 _HEADINGS = ("score variance", "entropy share", "effective keys", "rows-of one-key", "Jacobian trace")

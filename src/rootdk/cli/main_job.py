@@ -1,8 +1,6 @@
 """`rootdk` without a command: the study and the claims at one size, a summary of one screen, and a report."""
 
-import json
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +47,7 @@ from .look import filled
 Progress = Callable[[str, float], None]
 
 # Seconds of one core at the default size: how far the bar moves for each.
-_COST = {**{name: experiment.seconds for name, experiment in EXPERIMENTS.items()}, "claims": 3.0}
+_COST = {name: experiment.seconds for name, experiment in EXPERIMENTS.items()} | {"claims": 3.0}
 _CLAIM_ROWS = {"quick": 1024, "default": 2048, "full": 20_000}
 
 # Two words of heading, quantity of the experiment "rules", and whether it is a share from 0 to 1.
@@ -94,45 +92,42 @@ class Findings:
         return next(result for result in self.results if result.experiment == experiment)
 
 
-def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, form: str) -> None:
-    """Run the job; path is where the report goes, or None. form is "text", "json" or "csv".
+def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_json: bool, as_csv: bool) -> None:
+    """Run the job; path is where the report goes, or None.
 
     Without plotly a report that was asked for by name is an error at once. One that comes by default is an error at
     the end: the summary is still worth printing, and the exit code still says that something is missing.
     """
     _ = job.specs  # an impossible combination is an error before anything runs
-    missing = _missing_plotly() if path is not None else None
-    if missing and asked_for:
-        raise missing
-    if path is not None and not missing:
-        options.check_writable(path, "--out")
+    missing = None
+    if path is not None:
+        try:
+            check_plotly()
+            options.check_writable(path, "--out")
+        except RootdkError as error:
+            if asked_for:
+                raise
+            missing = error
     notes: list[str] = []
     page = ""
     with Bars() as bars:
         findings = work(job, Cache(note=notes.append) if cached else None, _together(bars))
         if path is not None and not missing:
-            page = render(findings.results, findings.claims, _about(findings), _cards(job), shipped())
+            cards = [(f"{d_k**-0.5:.4g}", f"the scale 1/√d_k for d_k = {d_k}") for d_k in job.d_k]
+            page = render(findings.results, findings.claims, _about(findings), cards, shipped())
     for note in dict.fromkeys(notes):
         click.echo(note, err=True)
-    if form == "json":
-        click.echo(json.dumps(_to_dict(findings), indent=2, allow_nan=False))
-    elif form == "csv":
-        click.echo(rendering.csv_text(_numbers(findings)), nl=False)
-    else:
-        click.echo("\n".join(summary(findings, shutil.get_terminal_size().columns)))
+    compared = (
+        {"experiment": result.experiment, **comparison.to_dict()}
+        for result in findings.results
+        for comparison in result.comparisons
+    )
+    options.show(as_json, as_csv, _to_dict(findings), compared, lambda width: summary(findings, width))
     if missing:
         raise missing
     if path is not None:
         options.write(path, page, "--out")
-        click.echo(f"Report: {path}", err=form != "text")
-
-
-def _missing_plotly() -> RootdkError | None:
-    try:
-        check_plotly()
-    except RootdkError as error:
-        return error
-    return None
+        click.echo(f"Report: {path}", err=as_json or as_csv)
 
 
 def _about(findings: Findings) -> dict[str, str]:
@@ -146,10 +141,6 @@ def _about(findings: Findings) -> dict[str, str]:
         "machine": platform.machine(),
         "seconds": f"{findings.seconds:.1f}",
     }
-
-
-def _cards(job: Job) -> Sequence[tuple[str, str]]:
-    return [(f"{d_k**-0.5:.4g}", f"the scale 1/√d_k for d_k = {d_k}") for d_k in job.d_k]
 
 
 def _to_dict(findings: Findings) -> dict[str, Any]:
@@ -166,13 +157,6 @@ def _to_dict(findings: Findings) -> dict[str, Any]:
         "results": [result.to_dict() for result in findings.results],
         "claims": list(findings.claims),
     }
-
-
-def _numbers(findings: Findings) -> Iterator[dict[str, Any]]:
-    """Every number in which theory and measurement were compared, with its context."""
-    for result in findings.results:
-        for comparison in result.comparisons:
-            yield {"experiment": result.experiment, **comparison.to_dict()}
 
 
 def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
@@ -258,11 +242,12 @@ def _table(findings: Findings, width: int) -> Iterator[str]:
         yield f"{'d_k':>4} {'scale':<{names}}" + "".join(f" {top[1].replace('-', ' '):>8}" for top in tops)
     rows = {(series.setting["d_k"], series.setting["rule"]): series.y for series in rules.series}
     for d_k, rule in product(job.d_k, job.rules):
-        cells = [
-            _cell(rules.select(quantity, d_k=d_k, rule=rule)[0], share, pairs > 0) for _, quantity, share in columns
-        ]
-        bars = f" {_bars(rows.get((d_k, rule), ())):<{_PICTURE}}" if picture else ""
-        yield f"{d_k:>4} {labels[rule]:<{names}}{bars}" + "".join(f" {cell}" for cell in cells)
+        line = f"{d_k:>4} {labels[rule]:<{names}}"
+        if picture:
+            line += f" {_bars(rows.get((d_k, rule), ())):<{_PICTURE}}"
+        for _, quantity, share in columns:
+            line += f" {_cell(rules.select(quantity, d_k=d_k, rule=rule)[0], share, pairs > 0)}"
+        yield line
 
 
 def _cell(comparison: Comparison, share: bool, theory: bool) -> str:
@@ -306,11 +291,8 @@ def _claims(findings: Findings) -> str:
     for claim in findings.claims:
         groups.setdefault(str(claim["verdict"]), []).append(int(claim["id"]))
     words = {HOLDS: "hold", CONDITIONAL: "hold under a condition", FAILS: "do not hold", OPEN: "need training"}
-    parts = [
-        f"{len(ids)} {words.get(verdict, verdict)}: {spans(ids)}"
-        for verdict in VERDICTS
-        if (ids := groups.get(verdict))
-    ]
+    known = [verdict for verdict in VERDICTS if verdict in groups]
+    parts = [f"{len(groups[verdict])} {words.get(verdict, verdict)}: {spans(groups[verdict])}" for verdict in known]
     return f"Of {len(findings.claims)} claims {'; '.join(parts)}. Why: rootdk claims" if parts else ""
 
 

@@ -1,8 +1,6 @@
 """`rootdk plan`: what attention on a ring of ranks costs."""
 
-import json
 import math
-import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -11,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rootdk.errors import RootdkError
-from rootdk.rendering import csv_text
 
 from . import options
 
@@ -19,9 +16,7 @@ if TYPE_CHECKING:
     from rootdk.distributed.cost import Pass, Ring
 
 _SIZE = options.Integer(1, 10**12)
-# Small enough for a laptop; with fewer tokens messages and merging cost more than the model assumes.
-_CHECKED = {"heads": 4, "d": 64}
-_CHECKED_TOKENS = 16384
+_CHECKED = {"heads": 4, "d": 64}  # small enough for a laptop
 
 
 def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
@@ -55,13 +50,8 @@ def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
     is_flag=True,
     help="Also run 1, 2 and 4 ranks here (4 heads, d = 64, balanced), and compare measured with predicted.",
 )
-@click.option(
-    "--validate-tokens",
-    type=options.Integer(8, 2**20),
-    default=_CHECKED_TOKENS,
-    show_default=True,
-    help="Length of the sequence for --validate.",
-)
+# With fewer tokens messages and merging cost more than the model assumes.
+@options.number("--validate-tokens", 8, 2**20, 16384, "Length of the sequence for --validate.")
 @options.data("Print JSON instead of text.", "one row per pass")
 def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv: bool, **sizes: Any) -> None:
     """Predict the cost of attention on a ring of ranks.
@@ -86,20 +76,19 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv
                 report = check(validate_tokens, **_CHECKED, causal=not full, notify=bars)
     except RootdkError as error:
         raise click.ClickException(str(error)) from error
-    if as_json:
-        passes = {name: asdict(direction) for name, direction in costs.items()}
-        inputs = {"ring": asdict(ring)}
-        click.echo(json.dumps(inputs | passes | ({} if report is None else {"validation": report}), indent=2))
-        return
-    if as_csv:
-        rows = [{"pass": name, "ranks": ring.ranks, **asdict(direction)} for name, direction in costs.items()]
-        # The runs for validation have rows of their own: other sizes, and measured numbers.
-        click.echo(csv_text([*rows, *(report["rows"] if report else ())]), nl=False)
-        return
-    width = min(shutil.get_terminal_size().columns, 80)
-    click.echo("\n".join(_costs(ring, costs, width)))
+    passes = {name: asdict(direction) for name, direction in costs.items()}
+    plain: dict[str, Any] = {"ring": asdict(ring)} | passes
+    rows = [{"pass": name, "ranks": ring.ranks, **numbers} for name, numbers in passes.items()]
     if report is not None:
-        click.echo("\n".join(_validation(report, width)))
+        plain["validation"] = report
+        rows += report["rows"]  # rows of their own: other sizes, and measured numbers
+    options.show(as_json, as_csv, plain, rows, lambda width: _lines(ring, costs, report, min(width, 80)))
+
+
+def _lines(ring: "Ring", costs: Mapping[str, "Pass"], report: Mapping[str, Any] | None, width: int) -> Iterator[str]:
+    yield from _costs(ring, costs, width)
+    if report is not None:
+        yield from _validation(report, width)
 
 
 def _costs(ring: "Ring", costs: Mapping[str, "Pass"], width: int) -> Iterator[str]:
