@@ -174,7 +174,7 @@ PERTURBED: list[tuple[int, dict[str, Any], str]] = [
     (27, {"scale": 1 / 16}, FAILS),
     (28, {"unscaled": 1.0}, HOLDS),
     (28, {"deviation": 22.6}, FAILS),
-    (28, {"apart": 20.0}, FAILS),
+    (28, {"gap": 20.0}, FAILS),
     (29, {"scale": lambda d_k: float(d_k**2)}, HOLDS),
     (30, {"suspected": "none", "tasks": ("digits", "recall")}, HOLDS),
     (31, {"s": 0.1}, FAILS),

@@ -11,18 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from rootdk import theory
 from rootdk.attention import attention, attention_vjp
 from rootdk.lab.drawing import POWERS, Picture, grouped_by, heat, plot, predicted_and_measured, ticks_along
 from rootdk.lab.formulas import JACOBIAN
-from rootdk.theory import (
-    attention_moments,
-    exact_score_moments,
-    relative_gradient,
-    score_mean,
-    score_variance,
-    softmax_jacobian,
-    softmax_moments,
-)
 
 from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Grid, Parameters, Result, estimated
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, positives, register, rule_names
@@ -80,7 +72,7 @@ def jacobian_of_softmax(logits: Floats) -> Floats:
 
 def _jacobians(spec: GradientSpec) -> Iterator[Comparison | Grid]:
     x = generator(spec.seed, 5).standard_normal((spec.jacobians, spec.logits))
-    moments = softmax_moments(spec.logits, np.array(spec.sigma))
+    moments = theory.softmax_moments(spec.logits, np.array(spec.sigma))
     for number, sigma in enumerate(spec.sigma):
         setting: Parameters = {"sigma": sigma, "keys": spec.logits}
         matrix = jacobian_of_softmax(x * sigma)
@@ -90,7 +82,7 @@ def _jacobians(spec: GradientSpec) -> Iterator[Comparison | Grid]:
         # One row to look at, largest weight first, beside diag(p) - p p'.
         order = np.argsort(-x[0])
         shifted = np.exp(sigma * (x[0][order] - x[0].max()))
-        formula = softmax_jacobian(shifted / shifted.sum())
+        formula = theory.softmax_jacobian(shifted / shifted.sum())
         for kind, shown in (("measured", matrix[0][np.ix_(order, order)]), ("theory", formula)):
             yield Grid("jacobian", kind, setting, tuple(map(tuple, shown.tolist())))
 
@@ -108,7 +100,7 @@ def _flow(spec: GradientSpec, d_k: int) -> Iterator[Comparison]:
             gradients.append(float((pull_back(drawn["pulled"])[0].astype(np.float64) ** 2).sum(axis=-1).mean()))
             outputs.append(float((out.astype(np.float64) ** 2).sum(axis=-1).mean()))
     for rule, (gradients, outputs) in squares.items():
-        predicted = relative_gradient(spec.keys, d_k, factor_of(rule, d_k, spec.keys))
+        predicted = theory.relative_gradient(spec.keys, d_k, factor_of(rule, d_k, spec.keys))
         setting: Parameters = {"d_k": d_k, "rule": rule, "keys": spec.keys}
         yield compare_ratio("|do/dq| / |o|", setting, predicted, gradients, outputs)
 
@@ -190,24 +182,24 @@ def gradients_vanish(
     largest, smallest = max(d_ks), min(d_ks)
     (trace, error), base = median[largest], median[smallest][0]
     text = f"median tr J, d_k = {largest} / d_k = {smallest}"
-    small = "ten times smaller in the typical row counts as extremely small; with the scale nothing is lost"
-    yield Comparison(text, trace / base, "<", 0.1, error / base, choice=small)
+    reason = "ten times smaller in the typical row counts as extremely small; with the scale nothing is lost"
+    yield Comparison(text, trace / base, "<", 0.1, error / base, choice=reason)
     # With 1/sqrt(d_k) the trace is 1 - e/n and not one row is below.
     dead = over_groups(reading(sampling, largest, KEYS, scale(largest)).jacobian_trace < 0.01)
-    many = "one row in three without a gradient is more than chance; with the scale there is none"
-    yield estimated(f"d_k = {largest}: rows with tr J < .01", dead, ">", 1 / 3, choice=many)
+    reason = "one row in three without a gradient is more than chance; with the scale there is none"
+    yield estimated(f"d_k = {largest}: rows with tr J < .01", dead, ">", 1 / 3, choice=reason)
     scales = np.array([[scale(d_k), root(d_k)] for d_k in d_ks])
     sizes = np.array(d_ks)[:, None]
-    norm = np.sqrt(attention_moments(KEYS, sizes, scales).jacobian_norm_squared)
-    passed = relative_gradient(KEYS, sizes, scales)
+    norm = np.sqrt(theory.attention_moments(KEYS, sizes, scales).jacobian_norm_squared)
+    passed = theory.relative_gradient(KEYS, sizes, scales)
     ratios = {name: float(values[-1, 0] / values[-1, 1]) for name, values in (("|J|", norm), ("|do/dq|/|o|", passed))}
     condition = f"if gradient means the trace of J in a typical (median) row; at d_k = {d_ks[-1]} the root mean square "
     condition += "over rows of " + " and of ".join(f"{name} is {ratio:.1f} times" for name, ratio in ratios.items())
     condition += " what it is with the scale"
     for name, ratio in ratios.items():
         text = f"d_k {d_ks[-1]}: {name}, unscaled / scaled"
-        smaller = "to be smaller at all than with the scale is the least that the claim asks"
-        yield Comparison(text, ratio, "<", 1.0, role=LIMITS, otherwise=condition, choice=smaller)
+        reason = "to be smaller at all than with the scale is the least that the claim asks"
+        yield Comparison(text, ratio, "<", 1.0, role=LIMITS, otherwise=condition, choice=reason)
 
 
 @LEDGER.claim(
@@ -226,12 +218,13 @@ def skewed_rows(
 ) -> Iterator[Comparison]:
     """spreads are values of sigma in rising order."""
     trace = over_groups(reading(sampling, d_k, KEYS, scale(d_k)).jacobian_trace, np.median)
-    tiny = "of the trace of an even row, which is next to 1, a tenth"
-    yield estimated("median tr J", trace, "<", 0.1, choice=tiny)
-    most = "most is 99 of 100 entries; tiny is below 1/1000, where an entry can reach 1/4"
-    yield estimated("entries of J from .001 on", live_entries(sampling, d_k, KEYS, scale(d_k)), "<", 0.01, choice=most)
+    reason = "of the trace of an even row, which is next to 1, a tenth"
+    yield estimated("median tr J", trace, "<", 0.1, choice=reason)
+    reason = "most is 99 of 100 entries; tiny is below 1/1000, where an entry can reach 1/4"
+    live = live_entries(sampling, d_k, KEYS, scale(d_k))
+    yield estimated("entries of J from .001 on", live, "<", 0.01, choice=reason)
     yield estimated("the same with 1/sqrt(d_k)", live_entries(sampling, d_k, KEYS, root(d_k)))
-    norm = np.sqrt(softmax_moments(KEYS, np.array(spreads)).jacobian_norm_squared)
+    norm = np.sqrt(theory.softmax_moments(KEYS, np.array(spreads)).jacobian_norm_squared)
     top = int(norm.argmax())
     for place in sorted({0, top, len(spreads) - 1}):
         yield Comparison(f"|J| at sigma = {spreads[place]:g}", float(norm[place]), role=SHOWN)
@@ -259,12 +252,12 @@ def derived(
     law: Law = ENUMERABLE["signs"],
     d_ks: Sequence[int] = (16, 64, 512),
     correlation: float = 0.5,
-    gradient: Gradient = relative_gradient,
+    gradient: Gradient = theory.relative_gradient,
     keys: Sequence[int] = (16, 512, 65536),
 ) -> Iterator[Comparison]:
     """exponent is the one that was derived; law is that of a component, values and probabilities."""
     # The variance of a sum of independent products is d_k times that of one, which is enumerated.
-    product = float(exact_score_moments(1, law)["variance"])
+    product = float(theory.exact_score_moments(1, law)["variance"])
     for d_k in d_ks:
         a = math.log(product * d_k) / (2 * math.log(d_k))
         yield Comparison(f"d_k = {d_k}: a that keeps the variance at 1", a, "=", exponent, slack=1e-12)
@@ -274,10 +267,12 @@ def derived(
         f"from its premise, q and k independent: where q_i and k_i are correlated by {correlation:g}, the same demand "
         f"gives an exponent of {listed}, and towards 1, that is 1/d_k, for large d_k (the argument of muP)"
     )
-    near = "near is 0.02 in the exponent, a factor of 1.15 at d_k = 1024, where the rules that people use differ by 32"
+    reason = (
+        "near is 0.02 in the exponent, a factor of 1.15 at d_k = 1024, where the rules that people use differ by 32"
+    )
     for d_k, a in aligned.items():
         text = f"d_k = {d_k}, correlation {correlation:g}: a that keeps E(q.k)^2 at 1"
-        yield Comparison(text, a, "=", exponent, slack=0.02, role=LIMITS, otherwise=condition, choice=near)
+        yield Comparison(text, a, "=", exponent, slack=0.02, role=LIMITS, otherwise=condition, choice=reason)
     for number, (best, flattest, level) in zip(keys, _landing(gradient, (16, 128, 1024), keys), strict=True):
         yield Comparison(f"{number} keys: a that keeps |do/dq|/|o| at 1", best, role=SHOWN)
         yield Comparison(f"{number} keys: a that keeps it equal at every d_k", flattest, role=SHOWN)
@@ -287,7 +282,7 @@ def derived(
 def _aligned_exponent(d_k: int, correlation: float) -> float:
     """a of the scale d_k^-a that keeps E(q.k)^2 at 1 where q_i and k_i have that correlation."""
     unit, cross = np.eye(d_k), correlation * np.eye(d_k)
-    square = float(score_variance(unit, unit, cross_covariance=cross)) + float(score_mean(cross)) ** 2
+    square = float(theory.score_variance(unit, unit, cross_covariance=cross)) + float(theory.score_mean(cross)) ** 2
     return math.log(square) / (2 * math.log(d_k))
 
 

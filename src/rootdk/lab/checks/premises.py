@@ -163,7 +163,7 @@ def training_aligns(
 ) -> Iterator[Comparison]:
     """kind is "trained" or "new"; deviations is the limit from which a mean counts."""
     models = models or trained_models()
-    counts = "half a deviation: of newly made models the mean over heads is 0"
+    half = "half a deviation: of newly made models the mean over heads is 0"
     sizes = {name: _median(sampling, model[kind]["without"]) for name, model in models.items()}
     listed = ", ".join(f"{size:.2f} in {name}" for name, (size, _) in sizes.items())
     condition = (
@@ -175,7 +175,7 @@ def training_aligns(
     larger = "to be larger at all is the least that outgrowing asks"
     for name, model in models.items():
         mean = over_groups(model[kind]["mean"])
-        yield estimated(f"{name}, d_k = {model['d_k']}: mean / deviation", mean, ">", deviations, choice=counts)
+        yield estimated(f"{name}, d_k = {model['d_k']}: mean / deviation", mean, ">", deviations, choice=half)
         yield estimated(f"{name}, newly made: mean / deviation", over_groups(model["new"]["mean"]))
         above = np.array(model[kind]["mean"]) > max(map(abs, model["new"]["mean"]))
         yield Comparison(f"{name}: heads above every new one", float(above.mean()), role=SHOWN)

@@ -6,17 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rootdk import theory
 from rootdk.attention import measure
 from rootdk.lab.drawing import Picture, plot, predicted_and_measured, ticks_along, upright
 from rootdk.lab.formulas import FREEZING
-from rootdk.theory import (
-    attention_moments,
-    relative_gradient,
-    rule_variance,
-    saturation,
-    softmax_moments,
-    top_probability,
-)
 
 from .comparison import LIMITS, Comparison, Parameters, Result, estimated
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, positives, register
@@ -90,13 +83,13 @@ def run(spec: SharpnessSpec, progress: Progress) -> Iterator[Comparison]:
 
 def _theory(sigmas: tuple[float, ...], keys: int) -> Iterator[tuple[Parameters, dict[str, float]]]:
     """The setting of each sigma, and what theory says of every quantity there."""
-    moments = softmax_moments(keys, np.array(sigmas))
+    moments = theory.softmax_moments(keys, np.array(sigmas))
     for number, sigma in enumerate(sigmas):
         predicted = {label: float(getattr(moments, name)[number]) for name, label in _MEANS.items()}
         predicted["|J|^2"] = float(moments.jacobian_norm_squared[number])
-        predicted["largest weight"] = float(top_probability(keys, sigma))
+        predicted["largest weight"] = float(theory.top_probability(keys, sigma))
         if sigma >= 0.35 or keys >= 10:  # elsewhere the theory does not hold
-            predicted[_FROZEN] = float(saturation(keys, sigma))
+            predicted[_FROZEN] = float(theory.saturation(keys, sigma))
         yield {"sigma": sigma, "keys": keys}, predicted
 
 
@@ -178,19 +171,17 @@ def small_d_k(
     yield Comparison("q.k", score, "=", 1.0)
     yield Comparison("q.k / sqrt(d_k)", score / math.sqrt(len(query)), "=", 0.5)
     d_ks = np.array([small, *larger])
-    entropy = [
-        attention_moments(KEYS, d_ks, np.array([scale(d_k) for d_k in d_ks.tolist()])).entropy
-        for scale in (root, without)
-    ]
-    lost = ((entropy[0] - entropy[1]) / math.log(KEYS)).tolist()
+    scales = (np.array([scale(d_k) for d_k in d_ks.tolist()]) for scale in (root, without))
+    scaled, plain = (theory.attention_moments(KEYS, d_ks, factors).entropy for factors in scales)
+    lost = ((scaled - plain) / math.log(KEYS)).tolist()
+    reason = "less than half of what is lost at the larger d_k is clearly less"
     for d_k, share in zip(larger, lost[1:], strict=True):
-        clearly = "less than half of what is lost at the larger d_k is clearly less"
-        yield Comparison(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2, choice=clearly)
+        yield Comparison(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2, choice=reason)
+    others = " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
     condition = f"in comparison only: at d_k = {small} the entropy is still {lost[0]:.0%} of ln n lower without the "
-    condition += "scale, "
-    condition += " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
-    little = "hardly is taken to mean at most a twentieth of ln n, 0.31 nats for 512 keys"
-    yield Comparison(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=condition, choice=little)
+    condition += f"scale, {others}"
+    reason = "hardly is taken to mean at most a twentieth of ln n, 0.31 nats for 512 keys"
+    yield Comparison(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=condition, choice=reason)
 
 
 @LEDGER.claim(
@@ -221,8 +212,8 @@ def one_key_takes_all(
         yield estimated(f"rows of one key, d_k = {d_k}, {middle} keys", taken(d_k, middle))
     text = f"rows of one key, d_k = {largest}, {middle} keys"
     yield estimated(text, taken(largest, middle), ">", 0.5, choice=_MOST)
-    fewer = "two keys that share a row evenly make 2; one that takes nearly all makes less"
-    yield estimated(f"effective keys, d_k = {largest}, {middle} keys", effective(largest), "<", 2.0, choice=fewer)
+    reason = "two keys that share a row evenly make 2; one that takes nearly all makes less"
+    yield estimated(f"effective keys, d_k = {largest}, {middle} keys", effective(largest), "<", 2.0, choice=reason)
     most = [d_k for d_k in sorted(d_ks) if estimated("", taken(d_k, middle), ">", 0.5).agrees]
     share, _ = taken(usual, middle)
     condition = f"in most rows for large d_k only: with {middle} keys in {share:.0%} of rows at d_k = {usual}"
@@ -252,13 +243,15 @@ def divided_by_d_k(
     near = "twice 1/n at most is near 1/n; with 1/sqrt(d_k) the largest weight is several times that"
     less = "a quarter of what passes with 1/sqrt(d_k) is clearly less able"
     for d_k in d_ks:
-        variance = float(rule_variance(rule, d_k))
+        variance = float(theory.rule_variance(rule, d_k))
         yield Comparison(f"d_k = {d_k}: variance times d_k", variance * d_k, "=", 1.0, slack=1e-15)
         rows = reading(sampling, d_k, KEYS, rule)
         yield estimated(f"d_k = {d_k}: entropy share", over_groups(rows.entropy_ratio), ">", 0.99, choice=_EVEN)
         top = over_groups(rows.top_probability * KEYS)
         yield estimated(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, choice=near)
-        passed, usual = (relative_gradient(KEYS, d_k, scale) for scale in (factor_of(rule, d_k, KEYS), root(d_k)))
+        passed, usual = (
+            theory.relative_gradient(KEYS, d_k, scale) for scale in (factor_of(rule, d_k, KEYS), root(d_k))
+        )
         yield Comparison(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", float(passed / usual), "<", 0.25, choice=less)
     grown = {
         d_k: over_groups(reading(sampling, d_k, KEYS, factor_of(rule, d_k, KEYS) * growth(d_k) ** 2).entropy_ratio)
