@@ -80,7 +80,11 @@ def _errors_of_click() -> Iterator[None]:
         raise Interrupted from stopped
 
 
-@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.option("--quick", is_flag=True, help="Small: takes some seconds.")
 @click.option("--full", is_flag=True, help="Large: takes some minutes, 20,000 rows for every number.")
 @options.d_k()

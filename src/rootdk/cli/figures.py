@@ -33,7 +33,6 @@ FORMATS = ("svg", "pdf", "png")
     "--size",
     type=click.Choice(["quick", "default", "full"]),
     default="default",
-    show_default=True,
     help="How much is measured: as rootdk --quick, rootdk, rootdk --full.",
 )
 @options.d_k()
@@ -41,11 +40,7 @@ FORMATS = ("svg", "pdf", "png")
 @options.rule()
 @options.seed("Seed of the random numbers.")
 @click.option(
-    "--width",
-    type=click.FloatRange(1.5, 12.0),
-    default=3.4,
-    show_default=True,
-    help="Width in inches; 3.4 is one column of a paper.",
+    "--width", type=click.FloatRange(1.5, 12.0), default=3.4, help="Width in inches; 3.4 is one column of a paper."
 )
 @click.option(
     "--format",
@@ -53,7 +48,6 @@ FORMATS = ("svg", "pdf", "png")
     type=click.Choice(FORMATS),
     multiple=True,
     default=("svg",),
-    show_default=True,
     help="File format; can be repeated.",
 )
 def figures(

@@ -28,7 +28,7 @@ class Integer(click.IntRange):
 
 def number(name: str, least: int, most: int, default: Any, words: str, **more: Any) -> Option[Any]:
     """An option for a whole number."""
-    return click.option(name, type=Integer(least, most), default=default, show_default=True, help=words, **more)
+    return click.option(name, type=Integer(least, most), default=default, help=words, **more)
 
 
 def d_k() -> Option[Any]:
@@ -49,7 +49,6 @@ def rule(words: str = "", default: tuple[str, ...] = ("none", "sqrt", "dk")) -> 
         multiple=True,
         callback=lambda _ctx, _option, texts: tuple(dict.fromkeys(map(rule_name, texts))),
         default=default,
-        show_default=bool(default),
         help=f"{words}A scale: a name, mup(64), a number, or module:name of your own; can be repeated.",
     )
 

@@ -28,10 +28,10 @@ def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
 
 @click.command()
 @click.option("--tokens", type=_SIZE, required=True, help="Length of the whole sequence.")
-@click.option("--heads", type=_SIZE, default=32, show_default=True, help="Query heads.")
+@click.option("--heads", type=_SIZE, default=32, help="Query heads.")
 @click.option("--kv-heads", type=_SIZE, default=None, help="Key heads, if there are fewer.")
-@click.option("--d", type=_SIZE, default=128, show_default=True, help="Components per head.")
-@click.option("--batch", type=_SIZE, default=1, show_default=True, help="Sequences at once.")
+@click.option("--d", type=_SIZE, default=128, help="Components per head.")
+@click.option("--batch", type=_SIZE, default=1, help="Sequences at once.")
 @click.option("--ranks", type=_SIZE, required=True, help="Processes that share the sequence.")
 @click.option(
     "--flops", type=float, required=True, callback=_rate, help="Operations per second of one rank, such as 2e12."
@@ -39,12 +39,10 @@ def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
 @click.option(
     "--bandwidth", type=float, required=True, callback=_rate, help="Bytes per second to the next rank, such as 12e9."
 )
-@click.option("--latency", type=float, default=50e-6, show_default=True, callback=_rate, help="Seconds per message.")
-@click.option(
-    "--dtype", type=click.Choice(["float32", "float64", "float16", "bfloat16"]), default="float32", show_default=True
-)
+@click.option("--latency", type=float, default=50e-6, callback=_rate, help="Seconds per message.")
+@click.option("--dtype", type=click.Choice(["float32", "float64", "float16", "bfloat16"]), default="float32")
 @click.option("--full", is_flag=True, help="Every query sees every key; without this, causal.")
-@click.option("--layout", type=click.Choice(["balanced", "contiguous"]), default="balanced", show_default=True)
+@click.option("--layout", type=click.Choice(["balanced", "contiguous"]), default="balanced")
 @click.option(
     "--validate",
     is_flag=True,

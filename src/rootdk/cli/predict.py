@@ -44,17 +44,11 @@ def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> floa
 @click.option(
     "--rule",
     default="sqrt",
-    show_default=True,
     callback=lambda _ctx, _option, text: options.rule_name(text),
     help="A scale: a name, mup(64), a number, or module:name of your own.",
 )
 @click.option(
-    "--sigma",
-    type=float,
-    default=1.0,
-    show_default=True,
-    callback=_spread,
-    help="Standard deviation of the components of q and k.",
+    "--sigma", type=float, default=1.0, callback=_spread, help="Standard deviation of the components of q and k."
 )
 @options.data("Print JSON instead of text.", "one row per d_k")
 def predict(d_k: tuple[int, ...], keys: int, rule: str, sigma: float, as_json: bool, as_csv: bool) -> None:
