@@ -98,23 +98,16 @@ def standing_elsewhere() -> Iterator[None]:
 
     Inside the block that is the interpreter's own folder, where no user puts modules; for other threads too.
     """
-    if not hasattr(os, "fchdir"):  # Windows, where the current folder of a process cannot be removed
-        previous = Path.cwd()
+    with contextlib.ExitStack() as afterwards:
+        previous: int | Path
+        if os.chdir in os.supports_fd:
+            previous = os.open(".", os.O_RDONLY)
+            afterwards.callback(os.close, previous)
+        else:  # Windows, where the current folder of a process cannot be removed
+            previous = Path.cwd()
         os.chdir(sys.prefix)
-        try:
-            yield
-        finally:
-            os.chdir(previous)
-        return
-    descriptor = os.open(".", os.O_RDONLY)
-    try:
-        os.chdir(sys.prefix)
-        try:
-            yield
-        finally:
-            os.fchdir(descriptor)
-    finally:
-        os.close(descriptor)
+        afterwards.callback(os.chdir, previous)
+        yield
 
 
 class Process(NamedTuple):

@@ -118,19 +118,23 @@ def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
     from rootdk.lab.checks.ledger import CONDITIONAL, OPEN
 
     width = max(width, 60)
+
+    def entry(label: str, text: str) -> list[str]:
+        return _wrapped(text, " " * _INDENT + f"{label:<{_LABEL}}", width)
+
     for claim in claims:
         yield f"{claim.id:>3} {claim.verdict}"
-        yield from _entry("claim", claim.statement, width)
-        yield from _entry("said in", claim.source, width)
-        yield from _entry("checked" if claim.verdict != OPEN else "to check", claim.method, width)
+        yield from entry("claim", claim.statement)
+        yield from entry("said in", claim.source)
+        yield from entry("checked" if claim.verdict != OPEN else "to check", claim.method)
         if claim.condition:
-            yield from _entry("condition" if claim.verdict == CONDITIONAL else "because", claim.condition, width)
+            yield from entry("condition" if claim.verdict == CONDITIONAL else "because", claim.condition)
         if claim.evidence:
             yield " " * _INDENT + "evidence"
         for comparison in claim.evidence:
             yield from _number(comparison, width)
         for text, targets in choices(claim.evidence).items():
-            yield from _entry("our choice", f"{', '.join(targets)}: {text}", width)
+            yield from entry("our choice", f"{', '.join(targets)}: {text}")
         yield ""
     yield from textwrap.wrap(summary(claims), width)
 
@@ -150,10 +154,8 @@ def choices(evidence: Sequence["Comparison"]) -> dict[str, list[str]]:
         if comparison.choice:
             within = f" within {number(comparison.slack)}" if comparison.relation == "=" else ""
             target = f"{comparison.relation} {number(comparison.predicted)}{within}"
-            targets = by_choice.setdefault(comparison.choice, [])
-            if target not in targets:
-                targets.append(target)
-    return by_choice
+            by_choice.setdefault(comparison.choice, []).append(target)
+    return {choice: list(dict.fromkeys(targets)) for choice, targets in by_choice.items()}
 
 
 def counts(claims: Sequence["CheckedClaim"]) -> dict[str, int]:
@@ -169,14 +171,9 @@ def summary(claims: Sequence["CheckedClaim"]) -> str:
     return f"{len(claims)} claim{'' if len(claims) == 1 else 's'}: {counted}"
 
 
-def _entry(label: str, text: str, width: int) -> Iterator[str]:
-    return _wrapped(text, " " * _INDENT + f"{label:<{_LABEL}}", width)
-
-
-def _wrapped(text: str, start: str, width: int) -> Iterator[str]:
-    yield from textwrap.wrap(
-        text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
-    )
+def _wrapped(text: str, start: str, width: int) -> list[str]:
+    indent = " " * len(start)
+    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _number(comparison: "Comparison", width: int) -> Iterator[str]:

@@ -16,8 +16,6 @@ from rootdk.files import read_regular, shown_text
 
 from . import options
 
-_NEEDED = ("plotly", "starlette", "uvicorn")
-
 # The same as in rootdk.lab.explorer.server, which other commands need not import; a test compares the two.
 PORT = 8765
 
@@ -54,7 +52,7 @@ def explore(
         export_to(export, audit, at, rule)
         click.echo(f"Page: {export}")
     else:
-        serve(port, audit, browser=not no_browser, at=at, rules=rule)
+        serve(port, audit, at, rule, browser=not no_browser)
 
 
 class LabMissingError(RootdkError, ImportError):
@@ -63,7 +61,7 @@ class LabMissingError(RootdkError, ImportError):
 
 def check_lab() -> None:
     """An error that says how to get what is missing."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in ("plotly", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         words = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
         verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
@@ -90,22 +88,19 @@ def read_model(path: Path) -> dict[str, Any]:
         return dict(checked_audit(read_checkpoint(path, progress=bars).to_dict()))
 
 
-def check_address(at: str, rules: Sequence[str] = ()) -> None:
+def check_address(at: str, rules: Sequence[str]) -> None:
     """An error before the work, if there is no such view."""
     from rootdk.lab.explorer.chapters import CHAPTERS
     from rootdk.lab.explorer.shared import with_rules
     from rootdk.lab.explorer.values import started_at
 
-    chapters = with_rules(CHAPTERS, rules)
     try:
-        started_at(chapters, at)
+        started_at(with_rules(CHAPTERS, rules), at)
     except RootdkError as error:
         raise click.BadParameter(str(error).removeprefix("at: "), param_hint="'--at'") from error
 
 
-def serve(
-    port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None, rules: Sequence[str] = ()
-) -> None:
+def serve(port: int, audit: Mapping[str, Any] | None, at: str | None, rules: Sequence[str], *, browser: bool) -> None:
     """Serve until Ctrl-C, a KeyboardInterrupt. The address is printed before the first request can come."""
     from rootdk.lab.explorer.server import application, listening, run, warm_up
 
@@ -134,7 +129,7 @@ def _open(address: str) -> None:
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
-def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None, rules: Sequence[str] = ()) -> None:
+def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None, rules: Sequence[str]) -> None:
     """Write one HTML file, with a progress bar."""
     from rootdk.lab.explorer.export import exported_page
 

@@ -276,11 +276,11 @@ def _agreement(findings: Findings) -> str:
     compared = sum(result.compared for result in findings.results)
     result = max(findings.results, key=lambda result: abs(result.worst.disagreement or 0.0))
     off = abs(result.worst.disagreement or 0.0)
-    apart = f"{compared} numbers, at most {off:.1f} standard errors apart."
+    numbers = f"{compared} numbers, at most {off:.1f} standard errors apart."
     if off <= CLEAR:
-        return f"Theory and measurement agree: {apart}"
+        return f"Theory and measurement agree: {numbers}"
     return (
-        f"Theory and measurement contradict each other: {apart} The largest is {result.worst.quantity} of "
+        f"Theory and measurement contradict each other: {numbers} The largest is {result.worst.quantity} of "
         f"{result.experiment}; more than {CLEAR:g} is not chance."
     )
 
