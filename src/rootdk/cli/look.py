@@ -36,7 +36,7 @@ def look(
     options.show(as_json, as_csv, plain, dicts, lambda width: _lines(looks, words, width))
 
 
-_HEADINGS = ("score variance", "entropy share", "effective keys", "rows-of one-key", "Jacobian trace")
+_HEADINGS = ("score variance", "entropy share", "effective keys", "rows of one key", "Jacobian trace")
 _WORDS = (
     "Entropy share: entropy / ln n; 1 is equal weights. Effective keys: 1 / sum p^2, of the median row. Rows of one "
     "key: one key has over 99 % of the weight. Jacobian trace: 1 - sum p^2; near 0 the weights can hardly change."
@@ -58,7 +58,7 @@ def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
         f"{looks[0].rows} random queries over {looks[0].keys} keys. Each score is multiplied by a scale{listed}.", width
     )
     names = max(map(len, labels.values()))
-    tops, lows = zip(*(heading.replace("-", "\0").split() for heading in _HEADINGS), strict=True)
+    tops, lows = zip(*map(in_two_lines, _HEADINGS), strict=True)
     rows = [
         ("", "", *tops),
         ("d_k", "scale", *lows),
@@ -67,8 +67,19 @@ def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[2:]]
     for d_k, label, *cells in rows:
         aligned = (f" {cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
-        yield f"{d_k:>4} {label:<{names}}{''.join(aligned)}".replace("\0", " ")
+        yield f"{d_k:>4} {label:<{names}}{''.join(aligned)}"
     yield from filled(_WORDS, width)
+
+
+def in_two_lines(heading: str) -> tuple[str, str]:
+    """The two halves of its words.
+
+    >>> in_two_lines("rows of one key")
+    ('rows of', 'one key')
+    """
+    words = heading.split()
+    half = len(words) // 2
+    return " ".join(words[:half]), " ".join(words[half:])
 
 
 def filled(text: str, width: int) -> list[str]:

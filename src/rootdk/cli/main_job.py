@@ -15,23 +15,8 @@ import numpy as np
 
 from rootdk import rendering
 from rootdk.errors import RootdkError
+from rootdk.lab import checks
 from rootdk.lab.answer import answer_of
-from rootdk.lab.checks import (
-    CONDITIONAL,
-    EXPERIMENTS,
-    FAILS,
-    HOLDS,
-    LEDGER,
-    OPEN,
-    VERDICTS,
-    Cache,
-    Comparison,
-    Result,
-    Sampling,
-    name_of,
-    plan,
-    run,
-)
 from rootdk.lab.checks.comparison import CLEAR
 from rootdk.lab.checks.ledger import spans
 from rootdk.lab.first_look import rule_label, typed
@@ -42,21 +27,16 @@ from rootdk.version import __version__
 
 from . import options
 from .lifetime import Bars
-from .look import filled
+from .look import filled, in_two_lines
 
 Progress = Callable[[str, float], None]
 
 # Seconds of one core at the default size: how far the bar moves for each.
-_COST = {name: experiment.seconds for name, experiment in EXPERIMENTS.items()} | {"claims": 3.0}
+_COST = {name: experiment.seconds for name, experiment in checks.EXPERIMENTS.items()} | {"claims": 3.0}
 _CLAIM_ROWS = {"quick": 1024, "default": 2048, "full": 20_000}
 
-# Two words of heading, quantity of the experiment "rules", and whether it is a share from 0 to 1.
-_COLUMNS = (
-    ("score variance", "score variance", False),
-    ("entropy share", "entropy share", True),
-    ("rows-of one-key", "rows of one key", True),
-    ("Jacobian trace", "Jacobian trace", True),
-)
+# Quantities of the experiment "rules", and whether each is a share from 0 to 1.
+_COLUMNS = (("score variance", False), ("entropy share", True), ("rows of one key", True), ("Jacobian trace", True))
 _WORDS = "Entropy share: entropy / ln n; 1 is equal weights. Rows of one key: one key has over 99 % of the weight."
 _PICTURE = 14  # weights of one row, a letter for each
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -75,7 +55,7 @@ class Job:
     @property
     def specs(self) -> list[Any]:
         """The experiments, checked."""
-        return plan(self.size, d_k=self.d_k, keys=self.keys, rules=self.rules, seed=self.seed)
+        return checks.plan(self.size, d_k=self.d_k, keys=self.keys, rules=self.rules, seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +63,11 @@ class Findings:
     """The results of a job. claims are dictionaries, as `rootdk claims --json` prints them."""
 
     job: Job
-    results: tuple[Result, ...]
+    results: tuple[checks.Result, ...]
     claims: tuple[dict[str, Any], ...]
     seconds: float
 
-    def of(self, experiment: str) -> Result:
+    def of(self, experiment: str) -> checks.Result:
         """The result of one experiment."""
         return next(result for result in self.results if result.experiment == experiment)
 
@@ -111,7 +91,7 @@ def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_jso
     notes: list[str] = []
     page = ""
     with Bars() as bars:
-        findings = work(job, Cache(note=notes.append) if cached else None, _together(bars))
+        findings = work(job, checks.Cache(note=notes.append) if cached else None, _together(bars))
         if path is not None and not missing:
             cards = [(f"{d_k**-0.5:.4g}", f"the scale 1/√d_k for d_k = {d_k}") for d_k in job.d_k]
             page = render(findings.results, findings.claims, _about(findings), cards, shipped())
@@ -159,7 +139,7 @@ def _to_dict(findings: Findings) -> dict[str, Any]:
     }
 
 
-def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
+def work(job: Job, cache: checks.Cache | None, progress: Progress) -> Findings:
     """Two at a time: while one experiment draws numbers on one core, another computes on the other.
 
     Seeds belong to the experiments, so the numbers do not depend on which of them run together.
@@ -167,12 +147,12 @@ def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
     start = time.perf_counter()
     specs = job.specs
     # The longest first, so that the last to finish is a short one.
-    order = sorted(specs, key=lambda spec: -_COST[name_of(spec)])
+    order = sorted(specs, key=lambda spec: -_COST[checks.name_of(spec)])
     pool = ThreadPoolExecutor(2)
     try:
         claims = pool.submit(_checked_claims, job, progress)
-        running = {name_of(spec): pool.submit(run, spec, cache=cache, progress=progress) for spec in order}
-        results = tuple(running[name_of(spec)].result() for spec in specs)
+        running = {spec: pool.submit(checks.run, spec, cache=cache, progress=progress) for spec in order}
+        results = tuple(running[spec].result() for spec in specs)
         checked = tuple(claims.result())
     except BaseException as error:
         # After any error, no further experiment starts. After Ctrl-C, running ones are not waited for either.
@@ -185,9 +165,9 @@ def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
 def _checked_claims(job: Job, progress: Progress) -> list[dict[str, Any]]:
     checked = []
     progress("claims", 0.0)
-    for claim in LEDGER.check(sampling=Sampling(rows=_CLAIM_ROWS[job.size], seed=job.seed)):
+    for claim in checks.LEDGER.check(sampling=checks.Sampling(rows=_CLAIM_ROWS[job.size], seed=job.seed)):
         checked.append(claim.to_dict())
-        progress("claims", len(checked) / len(LEDGER))
+        progress("claims", len(checked) / len(checks.LEDGER))
     return checked
 
 
@@ -231,26 +211,26 @@ def _table(findings: Findings, width: int) -> Iterator[str]:
                if left + picture * (1 + _PICTURE) + 16 * pairs <= width]  # fmt: skip
     picture, pairs = layouts[0] if layouts else (False, 0)
     columns = _COLUMNS[: pairs or None]
-    tops = [heading.split() for heading, _, _ in columns]
-    blank = " " * left
+    blank, head = " " * left, f"{'d_k':>4} {'scale':<{names}}"
     if pairs:
         drawn = [f" {word:<{_PICTURE}}" if picture else "" for word in ("weights", "of one row")]
-        yield blank + drawn[0] + "".join(f" {' '.join(top).replace('-', ' '):>15}" for top in tops)
-        yield f"{'d_k':>4} {'scale':<{names}}{drawn[1]}" + f" {'theory':>6} {'measured':>8}" * pairs
+        yield blank + drawn[0] + "".join(f" {quantity:>15}" for quantity, _ in columns)
+        yield head + drawn[1] + f" {'theory':>6} {'measured':>8}" * pairs
     else:
-        yield blank + "".join(f" {top[0].replace('-', ' '):>8}" for top in tops)
-        yield f"{'d_k':>4} {'scale':<{names}}" + "".join(f" {top[1].replace('-', ' '):>8}" for top in tops)
+        tops, lows = zip(*(in_two_lines(quantity) for quantity, _ in columns), strict=True)
+        yield blank + "".join(f" {words:>8}" for words in tops)
+        yield head + "".join(f" {words:>8}" for words in lows)
     rows = {(series.setting["d_k"], series.setting["rule"]): series.y for series in rules.series}
     for d_k, rule in product(job.d_k, job.rules):
         line = f"{d_k:>4} {labels[rule]:<{names}}"
         if picture:
             line += f" {_bars(rows.get((d_k, rule), ())):<{_PICTURE}}"
-        for _, quantity, share in columns:
+        for quantity, share in columns:
             line += f" {_cell(rules.select(quantity, d_k=d_k, rule=rule)[0], share, pairs > 0)}"
         yield line
 
 
-def _cell(comparison: Comparison, share: bool, theory: bool) -> str:
+def _cell(comparison: checks.Comparison, share: bool, theory: bool) -> str:
     """The measured number, after that of theory; a theory of almost 0 is shown as 0."""
     measured = f"{rendering.brief(comparison.measured, share):>8}"
     predicted = 0.0 if share and comparison.predicted < 1e-9 else comparison.predicted
@@ -290,8 +270,13 @@ def _claims(findings: Findings) -> str:
     groups: dict[str, list[int]] = {}
     for claim in findings.claims:
         groups.setdefault(str(claim["verdict"]), []).append(int(claim["id"]))
-    words = {HOLDS: "hold", CONDITIONAL: "hold under a condition", FAILS: "do not hold", OPEN: "need training"}
-    known = [verdict for verdict in VERDICTS if verdict in groups]
+    words = {
+        checks.HOLDS: "hold",
+        checks.CONDITIONAL: "hold under a condition",
+        checks.FAILS: "do not hold",
+        checks.OPEN: "need training",
+    }
+    known = [verdict for verdict in checks.VERDICTS if verdict in groups]
     parts = [f"{len(groups[verdict])} {words.get(verdict, verdict)}: {spans(groups[verdict])}" for verdict in known]
     return f"Of {len(findings.claims)} claims {'; '.join(parts)}. Why: rootdk claims" if parts else ""
 
