@@ -44,23 +44,17 @@ class PremisesSpec(Spec):
 
 
 def run(spec: PremisesSpec, progress: Progress) -> Iterator[Comparison]:
-    """What `_under_each_premise` yields, with the progress: a step for each premise."""
-    steps = len(spec.correlation) + 2 * len(spec.mean) + len(spec.laws)
-    premises: set[Any] = set()
-    for comparison in _under_each_premise(spec):
-        yield comparison
-        premises.add(comparison.setting["premise"])
-        progress(min(1.0, len(premises) / steps))
-
-
-def _under_each_premise(spec: PremisesSpec) -> Iterator[Comparison]:
     """The variance inside a row, on which softmax depends, by rootdk.measure; with a mean, that of all scores too."""
     rng, d_k = generator(spec.seed, 9), spec.d_k
+    premises = len(spec.correlation) + 2 * len(spec.mean) + len(spec.laws)
+    shares = iter(np.linspace(0, 1, premises + 1).tolist())
     for r in spec.correlation:
+        progress(next(shares))
         predicted = float(correlated_score_variance(d_k, r)) / d_k
         yield _inside(spec, f"correlation {r:g}", predicted, _correlated(rng, spec, r))
     for mean in spec.mean:
         for query_mean, key_mean, whose in ((mean, 0.0, "queries"), (0.0, mean, "keys")):
+            progress(next(shares))
             whole, inside = map(float, shared_mean_variance(d_k, query_mean, key_mean))
             query, key = _gaussian(rng, spec)
             moved = (query + np.float32(query_mean), key + np.float32(key_mean))
@@ -70,6 +64,7 @@ def _under_each_premise(spec: PremisesSpec) -> Iterator[Comparison]:
             scores = np.matmul(moved[0], moved[1].transpose(0, 2, 1)) / d_k**0.5
             yield compare("variance of all", {"premise": premise, "d_k": d_k}, whole / d_k, scores**2)
     for law in spec.laws:
+        progress(next(shares))
         query, key = (draw(rng, law, (spec.groups, n, d_k)) for n in (spec.rows, spec.keys))
         yield _inside(spec, f"components: {law}", 1.0, (query, key))
         if law == "student_t":
