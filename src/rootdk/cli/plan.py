@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rootdk.errors import RootdkError
-
 from . import options
 
 if TYPE_CHECKING:
@@ -59,21 +57,16 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv
 
     Example: rootdk plan --tokens 1000000 --ranks 64 --flops 2e12 --bandwidth 12e9
     """
-    from rootdk.distributed.cost import Ring, cost
+    from rootdk.distributed.cost import Ring, check, cost
 
-    try:
-        ring = Ring(causal=not full, **sizes)
-        costs = cost(ring)
-        report = None
-        if validate:
-            from rootdk.distributed.cost import check
+    from .lifetime import Bars
 
-            from .lifetime import Bars
-
-            with Bars() as bars:
-                report = check(validate_tokens, **_CHECKED, causal=not full, notify=bars)
-    except RootdkError as error:
-        raise click.ClickException(str(error)) from error
+    ring = Ring(causal=not full, **sizes)
+    costs = cost(ring)
+    report = None
+    if validate:
+        with Bars() as bars:
+            report = check(validate_tokens, **_CHECKED, causal=not full, notify=bars)
     passes = {name: asdict(direction) for name, direction in costs.items()}
     plain: dict[str, Any] = {"ring": asdict(ring)} | passes
     rows = [{"pass": name, "ranks": ring.ranks, **numbers} for name, numbers in passes.items()]

@@ -172,8 +172,8 @@ def small_d_k(
     yield Comparison("q.k / sqrt(d_k)", score / math.sqrt(len(query)), "=", 0.5)
     d_ks = np.array([small, *larger])
     scales = (np.array([scale(d_k) for d_k in d_ks.tolist()]) for scale in (root, without))
-    scaled, plain = (theory.attention_moments(KEYS, d_ks, factors).entropy for factors in scales)
-    lost = ((scaled - plain) / math.log(KEYS)).tolist()
+    scaled, not_scaled = (theory.attention_moments(KEYS, d_ks, factors).entropy for factors in scales)
+    lost = ((scaled - not_scaled) / math.log(KEYS)).tolist()
     reason = "less than half of what is lost at the larger d_k is clearly less"
     for d_k, share in zip(larger, lost[1:], strict=True):
         yield Comparison(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2, choice=reason)
@@ -249,10 +249,9 @@ def divided_by_d_k(
         yield estimated(f"d_k = {d_k}: entropy share", over_groups(rows.entropy_ratio), ">", 0.99, choice=_EVEN)
         top = over_groups(rows.top_probability * KEYS)
         yield estimated(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, choice=near)
-        passed, usual = (
-            theory.relative_gradient(KEYS, d_k, scale) for scale in (factor_of(rule, d_k, KEYS), root(d_k))
-        )
-        yield Comparison(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", float(passed / usual), "<", 0.25, choice=less)
+        passed = theory.relative_gradient(KEYS, d_k, factor_of(rule, d_k, KEYS))
+        share = float(passed / theory.relative_gradient(KEYS, d_k, root(d_k)))
+        yield Comparison(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", share, "<", 0.25, choice=less)
     grown = {
         d_k: over_groups(reading(sampling, d_k, KEYS, factor_of(rule, d_k, KEYS) * growth(d_k) ** 2).entropy_ratio)
         for d_k in d_ks
