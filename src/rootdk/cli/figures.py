@@ -72,10 +72,10 @@ def figures(
 
     check_matplotlib()
     specs = plan(size, d_k=d_k, keys=keys, rules=rule, seed=seed)
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):  # an error now, before the long work
-        raise click.BadParameter(f"cannot write to {existing}", param_hint="'FOLDER'")
     try:
+        existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):  # an error now, before the long work
+            raise click.BadParameter(f"cannot write to {existing}", param_hint="'FOLDER'")
         with Bars() as bars:
             results = []
             for number, spec in enumerate(specs):

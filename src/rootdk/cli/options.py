@@ -11,6 +11,7 @@ import click
 
 from rootdk.errors import RootdkError
 from rootdk.files import check_destination, write_atomically
+from rootdk.processes import current_folder
 from rootdk.rendering import csv_text
 
 # Beyond this a look or a study would take too long; the operator itself has no such limit.
@@ -126,7 +127,8 @@ def rule_name(text: str) -> str:
 
     try:
         if ":" in text:
-            if (folder := str(Path.cwd())) not in sys.path:
+            folder = current_folder()
+            if folder is not None and folder not in sys.path:
                 sys.path.append(folder)
             chosen = scaling.load(text)
         else:
