@@ -37,7 +37,7 @@ def command(function: str, *arguments: str, package: Path | None = None) -> list
 
     package   the folder of a package that is not installed: it can be imported, and nothing that lies beside it
     """
-    facts = json.dumps([_current_folder(), sys.path, None if package is None else str(package)])
+    facts = json.dumps([current_folder(), sys.path, None if package is None else str(package)])
     return [sys.executable, "-I", __file__, facts, function, *arguments]
 
 
@@ -68,10 +68,11 @@ def started(
         _running.difference_update(children)
 
 
-def _current_folder() -> str | None:
+def current_folder() -> str | None:
+    """The folder that this process stands in, or None once it was removed: nothing can be imported from it."""
     try:
         return str(Path.cwd())
-    except FileNotFoundError:  # it was removed: nothing can be imported from it
+    except FileNotFoundError:
         return None
 
 
@@ -98,23 +99,16 @@ def standing_elsewhere() -> Iterator[None]:
 
     Inside the block that is the interpreter's own folder, where no user puts modules; for other threads too.
     """
-    if not hasattr(os, "fchdir"):  # Windows, where the current folder of a process cannot be removed
-        previous = Path.cwd()
+    with contextlib.ExitStack() as afterwards:
+        previous: int | Path
+        if os.chdir in os.supports_fd:
+            previous = os.open(".", os.O_RDONLY)
+            afterwards.callback(os.close, previous)
+        else:  # Windows, where the current folder of a process cannot be removed
+            previous = Path.cwd()
         os.chdir(sys.prefix)
-        try:
-            yield
-        finally:
-            os.chdir(previous)
-        return
-    descriptor = os.open(".", os.O_RDONLY)
-    try:
-        os.chdir(sys.prefix)
-        try:
-            yield
-        finally:
-            os.fchdir(descriptor)
-    finally:
-        os.close(descriptor)
+        afterwards.callback(os.chdir, previous)
+        yield
 
 
 class Process(NamedTuple):

@@ -86,8 +86,8 @@ def test_theory_and_measurement_agree(results: dict[str, Result], name: str) -> 
 BENT = {
     "variance": ("rootdk.lab.checks.moments.compare", "score variance"),
     "scores": ("rootdk.lab.checks.moments.score_tail", "share beyond 1"),
-    "sharpness": ("rootdk.lab.checks.sharpness.top_probability", "largest weight"),
-    "gradient": ("rootdk.lab.checks.gradient_flow.relative_gradient", "|do/dq| / |o|"),
+    "sharpness": ("rootdk.theory.top_probability", "largest weight"),
+    "gradient": ("rootdk.theory.relative_gradient", "|do/dq| / |o|"),
     "rules": ("rootdk.lab.checks.rules.factor_of", "entropy share"),
     "length": ("rootdk.lab.checks.rules.attention_moments", "entropy"),
     "formats": ("rootdk.lab.checks.rounding.rounded", "relative error"),

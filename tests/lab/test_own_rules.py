@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def invoke(*arguments: str, code: int = 0) -> Result:
 
 def rules_of(*texts: str) -> list[str]:
     return [argument for text in texts for argument in ("--rule", text)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the current folder of a process cannot be removed there")
+def test_in_a_folder_that_was_removed_a_module_is_looked_for_where_it_still_can_be(folder: Path) -> None:
+    removed = folder / "removed"
+    removed.mkdir()
+    os.chdir(removed)
+    removed.rmdir()
+    try:
+        assert "own_rules_of_nobody" in invoke("look", "--rule", "own_rules_of_nobody:mine", code=2).output
+        assert "cannot write to new" in invoke("figures", "new", "--size", "quick", code=1).output
+    finally:
+        os.chdir(folder)
 
 
 def test_look_and_predict_take_every_kind_of_rule(folder: Path) -> None:

@@ -80,10 +80,14 @@ def _errors_of_click() -> Iterator[None]:
         raise Interrupted from stopped
 
 
-@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.option("--quick", is_flag=True, help="Small: takes some seconds.")
 @click.option("--full", is_flag=True, help="Large: takes some minutes, 20,000 rows for every number.")
-@options.d_k("Number of components of q and k; can be repeated.")
+@options.d_k()
 @options.keys()
 @options.rule()
 @options.seed("Seed of the random numbers.")
@@ -127,10 +131,9 @@ def main(
         if clash:
             raise click.UsageError(f"{first} and {second} exclude each other", ctx)
     size = "quick" if quick else "full" if full else "default"
-    job = Job(size, tuple(dict.fromkeys(d_k)), keys, tuple(dict.fromkeys(rule)), seed)
-    form = "json" if as_json else "csv" if as_csv else "text"
-    wanted = out or (None if no_report or form != "text" else Path("rootdk-report.html"))
-    answer(job, wanted, asked_for=out is not None, cached=not no_cache, form=form)
+    job = Job(size, tuple(dict.fromkeys(d_k)), keys, rule, seed)
+    path = out or (None if no_report or as_json or as_csv else Path("rootdk-report.html"))
+    answer(job, path, asked_for=out is not None, cached=not no_cache, as_json=as_json, as_csv=as_csv)
 
 
 def _refuse_stray_options(ctx: click.Context) -> None:

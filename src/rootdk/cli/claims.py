@@ -1,7 +1,5 @@
 """`rootdk claims`: the checked ledger: each claim, its sources, what was measured, and what follows."""
 
-import json
-import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -9,12 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from rootdk.errors import RootdkError
-from rootdk.rendering import csv_text
 
 from . import options
 
 if TYPE_CHECKING:
-    from rootdk.lab.checks import CheckedClaim, Comparison, Sampling
+    from rootdk.lab.checks import CheckedClaim, Comparison
 
 _INDENT, _LABEL, _FIGURES = 4, 11, 33
 
@@ -32,12 +29,8 @@ def _known_claims(_ctx: click.Context, _option: click.Parameter, ids: tuple[int,
 
 @click.command()
 @click.option("--id", "ids", type=int, multiple=True, callback=_known_claims, help="Only this claim; can be repeated.")
-@click.option(
-    "--rows",
-    type=options.Integer(1024, 1_000_000),
-    default=2048,
-    show_default=True,
-    help="Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one.",
+@options.number(
+    "--rows", 1024, 10**6, 2048, "Random rows per measured setting: 1024 for a quick look, 20000 for a thorough one."
 )
 @click.option("--evidence", is_flag=True, help="Print sources and evidence of every claim, not only of those of --id.")
 @options.seed("Seed of the random numbers.")
@@ -50,36 +43,24 @@ def claims(ids: tuple[int, ...], rows: int, evidence: bool, seed: int, as_json: 
     """
     from rootdk.lab.checks import LEDGER, Sampling
 
-    checked = _checked(ids, Sampling(rows=rows, seed=seed))
-    if as_json:
-        plain = [claim.to_dict() for claim in checked]
-        click.echo(json.dumps({"rows": rows, "seed": seed, "verdicts": counts(checked), "claims": plain}, indent=2))
-    elif as_csv:
-        click.echo(
-            csv_text(
-                {"id": claim.id, "title": LEDGER[claim.id].title, "verdict": claim.verdict, **comparison.to_dict()}
-                for claim in checked
-                for comparison in claim.evidence
-            ),
-            nl=False,
-        )
-    else:
-        text = lines if ids or evidence else overview
-        click.echo("\n".join(text(checked, min(shutil.get_terminal_size().columns, 120))))
-
-
-def _checked(ids: Sequence[int], sampling: "Sampling") -> list["CheckedClaim"]:
-    from rootdk.lab.checks import LEDGER
-
     from .lifetime import Bars
 
     chosen = tuple(dict.fromkeys(ids)) or LEDGER.ids
     checked: list[CheckedClaim] = []
     with Bars() as bars:
-        for claim in LEDGER.check(chosen, sampling):
+        for claim in LEDGER.check(chosen, Sampling(rows=rows, seed=seed)):
             checked.append(claim)
             bars("checking claims", len(checked) / len(chosen))
-    return checked
+    plain = [claim.to_dict() for claim in checked]
+    numbers = (
+        {"id": claim.id, "title": LEDGER[claim.id].title, "verdict": claim.verdict, **comparison.to_dict()}
+        for claim in checked
+        for comparison in claim.evidence
+    )
+    options.show(
+        as_json, as_csv, {"rows": rows, "seed": seed, "verdicts": counts(checked), "claims": plain}, numbers,
+        lambda width: (lines if ids or evidence else overview)(checked, min(width, 120)),
+    )  # fmt: skip
 
 
 def overview(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
@@ -137,19 +118,23 @@ def lines(claims: Sequence["CheckedClaim"], width: int = 80) -> Iterator[str]:
     from rootdk.lab.checks.ledger import CONDITIONAL, OPEN
 
     width = max(width, 60)
+
+    def entry(label: str, text: str) -> list[str]:
+        return _wrapped(text, " " * _INDENT + f"{label:<{_LABEL}}", width)
+
     for claim in claims:
         yield f"{claim.id:>3} {claim.verdict}"
-        yield from _entry("claim", claim.statement, width)
-        yield from _entry("said in", claim.source, width)
-        yield from _entry("checked" if claim.verdict != OPEN else "to check", claim.method, width)
+        yield from entry("claim", claim.statement)
+        yield from entry("said in", claim.source)
+        yield from entry("checked" if claim.verdict != OPEN else "to check", claim.method)
         if claim.condition:
-            yield from _entry("condition" if claim.verdict == CONDITIONAL else "because", claim.condition, width)
+            yield from entry("condition" if claim.verdict == CONDITIONAL else "because", claim.condition)
         if claim.evidence:
             yield " " * _INDENT + "evidence"
         for comparison in claim.evidence:
             yield from _number(comparison, width)
         for text, targets in choices(claim.evidence).items():
-            yield from _entry("our choice", f"{', '.join(targets)}: {text}", width)
+            yield from entry("our choice", f"{', '.join(targets)}: {text}")
         yield ""
     yield from textwrap.wrap(summary(claims), width)
 
@@ -169,10 +154,8 @@ def choices(evidence: Sequence["Comparison"]) -> dict[str, list[str]]:
         if comparison.choice:
             within = f" within {number(comparison.slack)}" if comparison.relation == "=" else ""
             target = f"{comparison.relation} {number(comparison.predicted)}{within}"
-            targets = by_choice.setdefault(comparison.choice, [])
-            if target not in targets:
-                targets.append(target)
-    return by_choice
+            by_choice.setdefault(comparison.choice, []).append(target)
+    return {choice: list(dict.fromkeys(targets)) for choice, targets in by_choice.items()}
 
 
 def counts(claims: Sequence["CheckedClaim"]) -> dict[str, int]:
@@ -188,14 +171,9 @@ def summary(claims: Sequence["CheckedClaim"]) -> str:
     return f"{len(claims)} claim{'' if len(claims) == 1 else 's'}: {counted}"
 
 
-def _entry(label: str, text: str, width: int) -> Iterator[str]:
-    return _wrapped(text, " " * _INDENT + f"{label:<{_LABEL}}", width)
-
-
-def _wrapped(text: str, start: str, width: int) -> Iterator[str]:
-    yield from textwrap.wrap(
-        text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
-    )
+def _wrapped(text: str, start: str, width: int) -> list[str]:
+    indent = " " * len(start)
+    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _number(comparison: "Comparison", width: int) -> Iterator[str]:

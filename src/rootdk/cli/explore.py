@@ -16,20 +16,12 @@ from rootdk.files import read_regular, shown_text
 
 from . import options
 
-_NEEDED = ("plotly", "starlette", "uvicorn")
-
 # The same as in rootdk.lab.explorer.server, which other commands need not import; a test compares the two.
 PORT = 8765
 
 
 @click.command()
-@click.option(
-    "--port",
-    type=options.Integer(1, 65535),
-    default=PORT,
-    show_default=True,
-    help="Port on 127.0.0.1; if it is taken, the next free one.",
-)
+@options.number("--port", 1, 65535, PORT, "Port on 127.0.0.1; if it is taken, the next free one.")
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 @click.option(
     "--model",
@@ -60,7 +52,7 @@ def explore(
         export_to(export, audit, at, rule)
         click.echo(f"Page: {export}")
     else:
-        serve(port, audit, browser=not no_browser, at=at, rules=rule)
+        serve(port, audit, at, rule, browser=not no_browser)
 
 
 class LabMissingError(RootdkError, ImportError):
@@ -69,7 +61,7 @@ class LabMissingError(RootdkError, ImportError):
 
 def check_lab() -> None:
     """An error that says how to get what is missing."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in ("plotly", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         words = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
         verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
@@ -80,16 +72,10 @@ def check_lab() -> None:
 
 def read_model(path: Path) -> dict[str, Any]:
     """An audit: read from JSON, or made of a checkpoint's weights. One that the page cannot show is an error here."""
-    from rootdk.lab.explorer.values import checked_audit
+    from rootdk.lab.explorer.values import LARGEST_BODY, checked_audit, parsed
 
-    if (
-        path.is_file()
-        and path.suffix == ".json"
-        and not path.name.endswith(".index.json")
-        and path.name != "config.json"
-    ):
-        from rootdk.lab.explorer.values import LARGEST_BODY, parsed
-
+    part_of_a_model = path.name.endswith(".index.json") or path.name == "config.json"
+    if path.is_file() and path.suffix == ".json" and not part_of_a_model:
         try:
             return dict(checked_audit(parsed(read_regular(path, LARGEST_BODY))))
         except OSError as error:
@@ -102,22 +88,19 @@ def read_model(path: Path) -> dict[str, Any]:
         return dict(checked_audit(read_checkpoint(path, progress=bars).to_dict()))
 
 
-def check_address(at: str, rules: Sequence[str] = ()) -> None:
+def check_address(at: str, rules: Sequence[str]) -> None:
     """An error before the work, if there is no such view."""
     from rootdk.lab.explorer.chapters import CHAPTERS
     from rootdk.lab.explorer.shared import with_rules
     from rootdk.lab.explorer.values import started_at
 
-    chapters = with_rules(CHAPTERS, rules)
     try:
-        started_at(chapters, at)
+        started_at(with_rules(CHAPTERS, rules), at)
     except RootdkError as error:
         raise click.BadParameter(str(error).removeprefix("at: "), param_hint="'--at'") from error
 
 
-def serve(
-    port: int, audit: Mapping[str, Any] | None, *, browser: bool, at: str | None = None, rules: Sequence[str] = ()
-) -> None:
+def serve(port: int, audit: Mapping[str, Any] | None, at: str | None, rules: Sequence[str], *, browser: bool) -> None:
     """Serve until Ctrl-C, a KeyboardInterrupt. The address is printed before the first request can come."""
     from rootdk.lab.explorer.server import application, listening, run, warm_up
 
@@ -146,7 +129,7 @@ def _open(address: str) -> None:
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
-def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None = None, rules: Sequence[str] = ()) -> None:
+def export_to(path: Path, audit: Mapping[str, Any] | None, at: str | None, rules: Sequence[str]) -> None:
     """Write one HTML file, with a progress bar."""
     from rootdk.lab.explorer.export import exported_page
 

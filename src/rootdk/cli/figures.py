@@ -24,33 +24,30 @@ if TYPE_CHECKING:
     from rootdk.lab.drawing import Picture
 
 
+FORMATS = ("svg", "pdf", "png")
+
+
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--size",
     type=click.Choice(["quick", "default", "full"]),
     default="default",
-    show_default=True,
     help="How much is measured: as rootdk --quick, rootdk, rootdk --full.",
 )
-@options.d_k("Number of components of q and k; can be repeated.")
+@options.d_k()
 @options.keys()
 @options.rule()
 @options.seed("Seed of the random numbers.")
 @click.option(
-    "--width",
-    type=click.FloatRange(1.5, 12.0),
-    default=3.4,
-    show_default=True,
-    help="Width in inches; 3.4 is one column of a paper.",
+    "--width", type=click.FloatRange(1.5, 12.0), default=3.4, help="Width in inches; 3.4 is one column of a paper."
 )
 @click.option(
     "--format",
     "formats",
-    type=click.Choice(["svg", "pdf", "png"]),
+    type=click.Choice(FORMATS),
     multiple=True,
     default=("svg",),
-    show_default=True,
     help="File format; can be repeated.",
 )
 def figures(
@@ -74,11 +71,11 @@ def figures(
     from .lifetime import Bars
 
     check_matplotlib()
-    specs = plan(size, d_k=tuple(dict.fromkeys(d_k)), keys=keys, rules=rule, seed=seed)
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):  # an error now, before the long work
-        raise click.BadParameter(f"cannot write to {existing}", param_hint="'FOLDER'")
+    specs = plan(size, d_k=d_k, keys=keys, rules=rule, seed=seed)
     try:
+        existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):  # an error now, before the long work
+            raise click.BadParameter(f"cannot write to {existing}", param_hint="'FOLDER'")
         with Bars() as bars:
             results = []
             for number, spec in enumerate(specs):
@@ -109,7 +106,6 @@ def _pictures(results: "Sequence[Result]") -> "Iterator[Picture]":
         yield from pictures
 
 
-FORMATS = ("svg", "pdf", "png")
 _STYLE = {
     "font.size": 8.0,
     "axes.linewidth": 0.6,

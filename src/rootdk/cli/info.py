@@ -1,13 +1,11 @@
 """`rootdk info`: what is installed here. A measured time means nothing without its machine."""
 
-import json
 import platform
 from pathlib import Path
 
 import click
 
 from rootdk.processes import cpus_allowed
-from rootdk.rendering import csv_text
 from rootdk.version import __version__
 
 from . import options
@@ -18,16 +16,11 @@ from . import options
 def info(as_json: bool, as_csv: bool) -> None:
     """Version, instruction set in use, threads."""
     facts = describe()
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-        return
-    width = max(map(len, facts))
     listed = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
-    if as_csv:
-        click.echo(csv_text({"name": name, "value": value} for name, value in listed.items()), nl=False)
-        return
-    for name, value in listed.items():
-        click.echo(f"{name:<{width}}  {value}")
+    rows = ({"name": name, "value": value} for name, value in listed.items())
+    names = max(map(len, facts))
+    lines = (f"{name:<{names}}  {value}" for name, value in listed.items())
+    options.show(as_json, as_csv, facts, rows, lambda _width: lines)
 
 
 def describe() -> dict[str, str | int | list[str]]:

@@ -1,15 +1,11 @@
 """`rootdk look`: what the scale does to random q and k, as one table."""
 
-import json
 import re
-import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
-
-from rootdk.rendering import csv_text
 
 from . import options
 
@@ -18,16 +14,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.d_k("Number of components of q and k; can be repeated.")
+@options.d_k()
 @options.rule()
 @options.keys()
-@click.option(
-    "--rows",
-    type=options.Integer(1, options.LARGEST_ROWS),
-    default=1024,
-    show_default=True,
-    help="Number of queries to measure.",
-)
+@options.number("--rows", 1, 65_536, 1024, "Number of queries to measure.")
 @options.seed("Seed of the random q and k.")
 @options.data("Print JSON instead of a table.", "one row per d_k and rule")
 def look(
@@ -41,16 +31,12 @@ def look(
     from rootdk.lab.first_look import meaning
 
     looks = measured(d_k, rule, keys, rows, seed)
-    if as_json:
-        plain = {"seed": seed, "looks": [look.to_dict() for look in looks], "meaning": meaning(looks)}
-        click.echo(json.dumps(plain, indent=2))
-    elif as_csv:
-        click.echo(csv_text(look.to_dict() for look in looks), nl=False)
-    else:
-        click.echo("\n".join(_lines(looks, meaning(looks), shutil.get_terminal_size().columns)))
+    dicts, words = [look.to_dict() for look in looks], meaning(looks)
+    plain = {"seed": seed, "looks": dicts, "meaning": words}
+    options.show(as_json, as_csv, plain, dicts, lambda width: _lines(looks, words, width))
 
 
-_HEADINGS = ("score variance", "entropy share", "effective keys", "rows-of one-key", "Jacobian trace")
+_HEADINGS = ("score variance", "entropy share", "effective keys", "rows of one key", "Jacobian trace")
 _WORDS = (
     "Entropy share: entropy / ln n; 1 is equal weights. Effective keys: 1 / sum p^2, of the median row. Rows of one "
     "key: one key has over 99 % of the weight. Jacobian trace: 1 - sum p^2; near 0 the weights can hardly change."
@@ -72,7 +58,7 @@ def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
         f"{looks[0].rows} random queries over {looks[0].keys} keys. Each score is multiplied by a scale{listed}.", width
     )
     names = max(map(len, labels.values()))
-    tops, lows = zip(*(heading.replace("-", "\0").split() for heading in _HEADINGS), strict=True)
+    tops, lows = zip(*map(in_two_lines, _HEADINGS), strict=True)
     rows = [
         ("", "", *tops),
         ("d_k", "scale", *lows),
@@ -81,8 +67,19 @@ def _lines(looks: Sequence["Look"], meaning: str, width: int) -> Iterator[str]:
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[2:]]
     for d_k, label, *cells in rows:
         aligned = (f" {cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
-        yield f"{d_k:>4} {label:<{names}}{''.join(aligned)}".replace("\0", " ")
+        yield f"{d_k:>4} {label:<{names}}{''.join(aligned)}"
     yield from filled(_WORDS, width)
+
+
+def in_two_lines(heading: str) -> tuple[str, str]:
+    """The two halves of its words.
+
+    >>> in_two_lines("rows of one key")
+    ('rows of', 'one key')
+    """
+    words = heading.split()
+    half = len(words) // 2
+    return " ".join(words[:half]), " ".join(words[half:])
 
 
 def filled(text: str, width: int) -> list[str]:

@@ -1,8 +1,6 @@
 """`rootdk` without a command: the study and the claims at one size, a summary of one screen, and a report."""
 
-import json
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,23 +15,8 @@ import numpy as np
 
 from rootdk import rendering
 from rootdk.errors import RootdkError
+from rootdk.lab import checks
 from rootdk.lab.answer import answer_of
-from rootdk.lab.checks import (
-    CONDITIONAL,
-    EXPERIMENTS,
-    FAILS,
-    HOLDS,
-    LEDGER,
-    OPEN,
-    VERDICTS,
-    Cache,
-    Comparison,
-    Result,
-    Sampling,
-    name_of,
-    plan,
-    run,
-)
 from rootdk.lab.checks.comparison import CLEAR
 from rootdk.lab.checks.ledger import spans
 from rootdk.lab.first_look import rule_label, typed
@@ -44,21 +27,16 @@ from rootdk.version import __version__
 
 from . import options
 from .lifetime import Bars
-from .look import filled
+from .look import filled, in_two_lines
 
 Progress = Callable[[str, float], None]
 
 # Seconds of one core at the default size: how far the bar moves for each.
-_COST = {**{name: experiment.seconds for name, experiment in EXPERIMENTS.items()}, "claims": 3.0}
+_COST = {name: experiment.seconds for name, experiment in checks.EXPERIMENTS.items()} | {"claims": 3.0}
 _CLAIM_ROWS = {"quick": 1024, "default": 2048, "full": 20_000}
 
-# Two words of heading, quantity of the experiment "rules", and whether it is a share from 0 to 1.
-_COLUMNS = (
-    ("score variance", "score variance", False),
-    ("entropy share", "entropy share", True),
-    ("rows-of one-key", "rows of one key", True),
-    ("Jacobian trace", "Jacobian trace", True),
-)
+# Quantities of the experiment "rules", and whether each is a share from 0 to 1.
+_COLUMNS = (("score variance", False), ("entropy share", True), ("rows of one key", True), ("Jacobian trace", True))
 _WORDS = "Entropy share: entropy / ln n; 1 is equal weights. Rows of one key: one key has over 99 % of the weight."
 _PICTURE = 14  # weights of one row, a letter for each
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -77,7 +55,7 @@ class Job:
     @property
     def specs(self) -> list[Any]:
         """The experiments, checked."""
-        return plan(self.size, d_k=self.d_k, keys=self.keys, rules=self.rules, seed=self.seed)
+        return checks.plan(self.size, d_k=self.d_k, keys=self.keys, rules=self.rules, seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,54 +63,51 @@ class Findings:
     """The results of a job. claims are dictionaries, as `rootdk claims --json` prints them."""
 
     job: Job
-    results: tuple[Result, ...]
+    results: tuple[checks.Result, ...]
     claims: tuple[dict[str, Any], ...]
     seconds: float
 
-    def of(self, experiment: str) -> Result:
+    def of(self, experiment: str) -> checks.Result:
         """The result of one experiment."""
         return next(result for result in self.results if result.experiment == experiment)
 
 
-def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, form: str) -> None:
-    """Run the job; path is where the report goes, or None. form is "text", "json" or "csv".
+def answer(job: Job, path: Path | None, *, asked_for: bool, cached: bool, as_json: bool, as_csv: bool) -> None:
+    """Run the job; path is where the report goes, or None.
 
     Without plotly a report that was asked for by name is an error at once. One that comes by default is an error at
     the end: the summary is still worth printing, and the exit code still says that something is missing.
     """
     _ = job.specs  # an impossible combination is an error before anything runs
-    missing = _missing_plotly() if path is not None else None
-    if missing and asked_for:
-        raise missing
-    if path is not None and not missing:
-        options.check_writable(path, "--out")
+    missing = None
+    if path is not None:
+        try:
+            check_plotly()
+            options.check_writable(path, "--out")
+        except RootdkError as error:
+            if asked_for:
+                raise
+            missing = error
     notes: list[str] = []
     page = ""
     with Bars() as bars:
-        findings = work(job, Cache(note=notes.append) if cached else None, _together(bars))
+        findings = work(job, checks.Cache(note=notes.append) if cached else None, _together(bars))
         if path is not None and not missing:
-            page = render(findings.results, findings.claims, _about(findings), _cards(job), shipped())
+            cards = [(f"{d_k**-0.5:.4g}", f"the scale 1/√d_k for d_k = {d_k}") for d_k in job.d_k]
+            page = render(findings.results, findings.claims, _about(findings), cards, shipped())
     for note in dict.fromkeys(notes):
         click.echo(note, err=True)
-    if form == "json":
-        click.echo(json.dumps(_to_dict(findings), indent=2, allow_nan=False))
-    elif form == "csv":
-        click.echo(rendering.csv_text(_numbers(findings)), nl=False)
-    else:
-        click.echo("\n".join(summary(findings, shutil.get_terminal_size().columns)))
+    compared = (
+        {"experiment": result.experiment, **comparison.to_dict()}
+        for result in findings.results
+        for comparison in result.comparisons
+    )
+    options.show(as_json, as_csv, _to_dict(findings), compared, lambda width: summary(findings, width))
     if missing:
         raise missing
     if path is not None:
         options.write(path, page, "--out")
-        click.echo(f"Report: {path}", err=form != "text")
-
-
-def _missing_plotly() -> RootdkError | None:
-    try:
-        check_plotly()
-    except RootdkError as error:
-        return error
-    return None
+        click.echo(f"Report: {path}", err=as_json or as_csv)
 
 
 def _about(findings: Findings) -> dict[str, str]:
@@ -146,10 +121,6 @@ def _about(findings: Findings) -> dict[str, str]:
         "machine": platform.machine(),
         "seconds": f"{findings.seconds:.1f}",
     }
-
-
-def _cards(job: Job) -> Sequence[tuple[str, str]]:
-    return [(f"{d_k**-0.5:.4g}", f"the scale 1/√d_k for d_k = {d_k}") for d_k in job.d_k]
 
 
 def _to_dict(findings: Findings) -> dict[str, Any]:
@@ -168,14 +139,7 @@ def _to_dict(findings: Findings) -> dict[str, Any]:
     }
 
 
-def _numbers(findings: Findings) -> Iterator[dict[str, Any]]:
-    """Every number in which theory and measurement were compared, with its context."""
-    for result in findings.results:
-        for comparison in result.comparisons:
-            yield {"experiment": result.experiment, **comparison.to_dict()}
-
-
-def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
+def work(job: Job, cache: checks.Cache | None, progress: Progress) -> Findings:
     """Two at a time: while one experiment draws numbers on one core, another computes on the other.
 
     Seeds belong to the experiments, so the numbers do not depend on which of them run together.
@@ -183,12 +147,12 @@ def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
     start = time.perf_counter()
     specs = job.specs
     # The longest first, so that the last to finish is a short one.
-    order = sorted(specs, key=lambda spec: -_COST[name_of(spec)])
+    order = sorted(specs, key=lambda spec: -_COST[checks.name_of(spec)])
     pool = ThreadPoolExecutor(2)
     try:
         claims = pool.submit(_checked_claims, job, progress)
-        running = {name_of(spec): pool.submit(run, spec, cache=cache, progress=progress) for spec in order}
-        results = tuple(running[name_of(spec)].result() for spec in specs)
+        running = {spec: pool.submit(checks.run, spec, cache=cache, progress=progress) for spec in order}
+        results = tuple(running[spec].result() for spec in specs)
         checked = tuple(claims.result())
     except BaseException as error:
         # After any error, no further experiment starts. After Ctrl-C, running ones are not waited for either.
@@ -201,9 +165,9 @@ def work(job: Job, cache: Cache | None, progress: Progress) -> Findings:
 def _checked_claims(job: Job, progress: Progress) -> list[dict[str, Any]]:
     checked = []
     progress("claims", 0.0)
-    for claim in LEDGER.check(sampling=Sampling(rows=_CLAIM_ROWS[job.size], seed=job.seed)):
+    for claim in checks.LEDGER.check(sampling=checks.Sampling(rows=_CLAIM_ROWS[job.size], seed=job.seed)):
         checked.append(claim.to_dict())
-        progress("claims", len(checked) / len(LEDGER))
+        progress("claims", len(checked) / len(checks.LEDGER))
     return checked
 
 
@@ -247,25 +211,26 @@ def _table(findings: Findings, width: int) -> Iterator[str]:
                if left + picture * (1 + _PICTURE) + 16 * pairs <= width]  # fmt: skip
     picture, pairs = layouts[0] if layouts else (False, 0)
     columns = _COLUMNS[: pairs or None]
-    tops = [heading.split() for heading, _, _ in columns]
-    blank = " " * left
+    blank, head = " " * left, f"{'d_k':>4} {'scale':<{names}}"
     if pairs:
         drawn = [f" {word:<{_PICTURE}}" if picture else "" for word in ("weights", "of one row")]
-        yield blank + drawn[0] + "".join(f" {' '.join(top).replace('-', ' '):>15}" for top in tops)
-        yield f"{'d_k':>4} {'scale':<{names}}{drawn[1]}" + f" {'theory':>6} {'measured':>8}" * pairs
+        yield blank + drawn[0] + "".join(f" {quantity:>15}" for quantity, _ in columns)
+        yield head + drawn[1] + f" {'theory':>6} {'measured':>8}" * pairs
     else:
-        yield blank + "".join(f" {top[0].replace('-', ' '):>8}" for top in tops)
-        yield f"{'d_k':>4} {'scale':<{names}}" + "".join(f" {top[1].replace('-', ' '):>8}" for top in tops)
+        tops, lows = zip(*(in_two_lines(quantity) for quantity, _ in columns), strict=True)
+        yield blank + "".join(f" {words:>8}" for words in tops)
+        yield head + "".join(f" {words:>8}" for words in lows)
     rows = {(series.setting["d_k"], series.setting["rule"]): series.y for series in rules.series}
     for d_k, rule in product(job.d_k, job.rules):
-        cells = [
-            _cell(rules.select(quantity, d_k=d_k, rule=rule)[0], share, pairs > 0) for _, quantity, share in columns
-        ]
-        bars = f" {_bars(rows.get((d_k, rule), ())):<{_PICTURE}}" if picture else ""
-        yield f"{d_k:>4} {labels[rule]:<{names}}{bars}" + "".join(f" {cell}" for cell in cells)
+        line = f"{d_k:>4} {labels[rule]:<{names}}"
+        if picture:
+            line += f" {_bars(rows.get((d_k, rule), ())):<{_PICTURE}}"
+        for quantity, share in columns:
+            line += f" {_cell(rules.select(quantity, d_k=d_k, rule=rule)[0], share, pairs > 0)}"
+        yield line
 
 
-def _cell(comparison: Comparison, share: bool, theory: bool) -> str:
+def _cell(comparison: checks.Comparison, share: bool, theory: bool) -> str:
     """The measured number, after that of theory; a theory of almost 0 is shown as 0."""
     measured = f"{rendering.brief(comparison.measured, share):>8}"
     predicted = 0.0 if share and comparison.predicted < 1e-9 else comparison.predicted
@@ -291,11 +256,11 @@ def _agreement(findings: Findings) -> str:
     compared = sum(result.compared for result in findings.results)
     result = max(findings.results, key=lambda result: abs(result.worst.disagreement or 0.0))
     off = abs(result.worst.disagreement or 0.0)
-    apart = f"{compared} numbers, at most {off:.1f} standard errors apart."
+    numbers = f"{compared} numbers, at most {off:.1f} standard errors apart."
     if off <= CLEAR:
-        return f"Theory and measurement agree: {apart}"
+        return f"Theory and measurement agree: {numbers}"
     return (
-        f"Theory and measurement contradict each other: {apart} The largest is {result.worst.quantity} of "
+        f"Theory and measurement contradict each other: {numbers} The largest is {result.worst.quantity} of "
         f"{result.experiment}; more than {CLEAR:g} is not chance."
     )
 
@@ -305,12 +270,14 @@ def _claims(findings: Findings) -> str:
     groups: dict[str, list[int]] = {}
     for claim in findings.claims:
         groups.setdefault(str(claim["verdict"]), []).append(int(claim["id"]))
-    words = {HOLDS: "hold", CONDITIONAL: "hold under a condition", FAILS: "do not hold", OPEN: "need training"}
-    parts = [
-        f"{len(ids)} {words.get(verdict, verdict)}: {spans(ids)}"
-        for verdict in VERDICTS
-        if (ids := groups.get(verdict))
-    ]
+    words = {
+        checks.HOLDS: "hold",
+        checks.CONDITIONAL: "hold under a condition",
+        checks.FAILS: "do not hold",
+        checks.OPEN: "need training",
+    }
+    known = [verdict for verdict in checks.VERDICTS if verdict in groups]
+    parts = [f"{len(groups[verdict])} {words.get(verdict, verdict)}: {spans(groups[verdict])}" for verdict in known]
     return f"Of {len(findings.claims)} claims {'; '.join(parts)}. Why: rootdk claims" if parts else ""
 
 

@@ -1,7 +1,9 @@
-"""Options that several commands have, so that each means the same everywhere, and the files that they name."""
+"""Options that several commands have, so that each means the same everywhere; and the forms and files they ask for."""
 
+import json
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,9 +11,11 @@ import click
 
 from rootdk.errors import RootdkError
 from rootdk.files import check_destination, write_atomically
+from rootdk.processes import current_folder
+from rootdk.rendering import csv_text
 
 # Beyond this a look or a study would take too long; the operator itself has no such limit.
-LARGEST_D_K, LARGEST_KEYS, LARGEST_ROWS = 8192, 262_144, 65_536
+LARGEST_D_K, LARGEST_KEYS = 8192, 262_144
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
@@ -23,27 +27,20 @@ class Integer(click.IntRange):
     name = "integer"
 
 
-def d_k(words: str) -> Option[Any]:
+def number(name: str, least: int, most: int, default: Any, words: str, **more: Any) -> Option[Any]:
+    """An option for a whole number."""
+    return click.option(name, type=Integer(least, most), default=default, help=words, **more)
+
+
+def d_k() -> Option[Any]:
     """--d-k, which may be given several times."""
-    return click.option(
-        "--d-k",
-        type=Integer(1, LARGEST_D_K),
-        multiple=True,
-        default=(64, 512),
-        show_default=True,
-        help=words,
-    )
+    words = "Number of components of q and k; can be repeated."
+    return number("--d-k", 1, LARGEST_D_K, (64, 512), words, multiple=True)
 
 
 def keys() -> Option[Any]:
     """--keys, one number."""
-    return click.option(
-        "--keys",
-        type=Integer(2, LARGEST_KEYS),
-        default=1024,
-        show_default=True,
-        help="Number of keys that each query sees.",
-    )
+    return number("--keys", 2, LARGEST_KEYS, 1024, "Number of keys that each query sees.")
 
 
 def rule(words: str = "", default: tuple[str, ...] = ("none", "sqrt", "dk")) -> Option[Any]:
@@ -53,14 +50,13 @@ def rule(words: str = "", default: tuple[str, ...] = ("none", "sqrt", "dk")) -> 
         multiple=True,
         callback=lambda _ctx, _option, texts: tuple(dict.fromkeys(map(rule_name, texts))),
         default=default,
-        show_default=bool(default),
         help=f"{words}A scale: a name, mup(64), a number, or module:name of your own; can be repeated.",
     )
 
 
 def seed(words: str) -> Option[Any]:
     """--seed."""
-    return click.option("--seed", type=Integer(0, 2**63 - 1), default=0, show_default=True, help=words)
+    return number("--seed", 0, 2**63 - 1, 0, words)
 
 
 def data(words: str, rows: str) -> Option[Any]:
@@ -79,6 +75,18 @@ def _either(ctx: click.Context, option: click.Parameter, chosen: bool) -> bool:
     if chosen and ctx.params.get(other):
         raise click.UsageError("--json and --csv exclude each other", ctx)
     return chosen
+
+
+def show(
+    as_json: bool, as_csv: bool, plain: Any, rows: Iterable[Mapping[str, Any]], lines: Callable[[int], Iterable[str]]
+) -> None:
+    """Print in the form that `data` was asked for: plain as JSON, rows as CSV, or the lines for a width of terminal."""
+    if as_json:
+        click.echo(json.dumps(plain, indent=2))
+    elif as_csv:
+        click.echo(csv_text(rows), nl=False)
+    else:
+        click.echo("\n".join(lines(shutil.get_terminal_size().columns)))
 
 
 def file(name: str, words: str) -> Option[Any]:
@@ -119,7 +127,8 @@ def rule_name(text: str) -> str:
 
     try:
         if ":" in text:
-            if (folder := str(Path.cwd())) not in sys.path:
+            folder = current_folder()
+            if folder is not None and folder not in sys.path:
                 sys.path.append(folder)
             chosen = scaling.load(text)
         else:

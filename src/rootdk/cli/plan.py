@@ -1,8 +1,6 @@
 """`rootdk plan`: what attention on a ring of ranks costs."""
 
-import json
 import math
-import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -10,18 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rootdk.errors import RootdkError
-from rootdk.rendering import csv_text
-
 from . import options
 
 if TYPE_CHECKING:
     from rootdk.distributed.cost import Pass, Ring
 
 _SIZE = options.Integer(1, 10**12)
-# Small enough for a laptop; with fewer tokens messages and merging cost more than the model assumes.
-_CHECKED = {"heads": 4, "d": 64}
-_CHECKED_TOKENS = 16384
+_CHECKED = {"heads": 4, "d": 64}  # small enough for a laptop
 
 
 def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
@@ -33,10 +26,10 @@ def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
 
 @click.command()
 @click.option("--tokens", type=_SIZE, required=True, help="Length of the whole sequence.")
-@click.option("--heads", type=_SIZE, default=32, show_default=True, help="Query heads.")
+@click.option("--heads", type=_SIZE, default=32, help="Query heads.")
 @click.option("--kv-heads", type=_SIZE, default=None, help="Key heads, if there are fewer.")
-@click.option("--d", type=_SIZE, default=128, show_default=True, help="Components per head.")
-@click.option("--batch", type=_SIZE, default=1, show_default=True, help="Sequences at once.")
+@click.option("--d", type=_SIZE, default=128, help="Components per head.")
+@click.option("--batch", type=_SIZE, default=1, help="Sequences at once.")
 @click.option("--ranks", type=_SIZE, required=True, help="Processes that share the sequence.")
 @click.option(
     "--flops", type=float, required=True, callback=_rate, help="Operations per second of one rank, such as 2e12."
@@ -44,24 +37,17 @@ def _rate(_ctx: click.Context, _option: click.Parameter, rate: float) -> float:
 @click.option(
     "--bandwidth", type=float, required=True, callback=_rate, help="Bytes per second to the next rank, such as 12e9."
 )
-@click.option("--latency", type=float, default=50e-6, show_default=True, callback=_rate, help="Seconds per message.")
-@click.option(
-    "--dtype", type=click.Choice(["float32", "float64", "float16", "bfloat16"]), default="float32", show_default=True
-)
+@click.option("--latency", type=float, default=50e-6, callback=_rate, help="Seconds per message.")
+@click.option("--dtype", type=click.Choice(["float32", "float64", "float16", "bfloat16"]), default="float32")
 @click.option("--full", is_flag=True, help="Every query sees every key; without this, causal.")
-@click.option("--layout", type=click.Choice(["balanced", "contiguous"]), default="balanced", show_default=True)
+@click.option("--layout", type=click.Choice(["balanced", "contiguous"]), default="balanced")
 @click.option(
     "--validate",
     is_flag=True,
     help="Also run 1, 2 and 4 ranks here (4 heads, d = 64, balanced), and compare measured with predicted.",
 )
-@click.option(
-    "--validate-tokens",
-    type=options.Integer(8, 2**20),
-    default=_CHECKED_TOKENS,
-    show_default=True,
-    help="Length of the sequence for --validate.",
-)
+# With fewer tokens messages and merging cost more than the model assumes.
+@options.number("--validate-tokens", 8, 2**20, 16384, "Length of the sequence for --validate.")
 @options.data("Print JSON instead of text.", "one row per pass")
 def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv: bool, **sizes: Any) -> None:
     """Predict the cost of attention on a ring of ranks.
@@ -71,35 +57,29 @@ def plan(full: bool, validate: bool, validate_tokens: int, as_json: bool, as_csv
 
     Example: rootdk plan --tokens 1000000 --ranks 64 --flops 2e12 --bandwidth 12e9
     """
-    from rootdk.distributed.cost import Ring, cost
+    from rootdk.distributed.cost import Ring, check, cost
 
-    try:
-        ring = Ring(causal=not full, **sizes)
-        costs = cost(ring)
-        report = None
-        if validate:
-            from rootdk.distributed.cost import check
+    from .lifetime import Bars
 
-            from .lifetime import Bars
-
-            with Bars() as bars:
-                report = check(validate_tokens, **_CHECKED, causal=not full, notify=bars)
-    except RootdkError as error:
-        raise click.ClickException(str(error)) from error
-    if as_json:
-        passes = {name: asdict(direction) for name, direction in costs.items()}
-        inputs = {"ring": asdict(ring)}
-        click.echo(json.dumps(inputs | passes | ({} if report is None else {"validation": report}), indent=2))
-        return
-    if as_csv:
-        rows = [{"pass": name, "ranks": ring.ranks, **asdict(direction)} for name, direction in costs.items()]
-        # The runs for validation have rows of their own: other sizes, and measured numbers.
-        click.echo(csv_text([*rows, *(report["rows"] if report else ())]), nl=False)
-        return
-    width = min(shutil.get_terminal_size().columns, 80)
-    click.echo("\n".join(_costs(ring, costs, width)))
+    ring = Ring(causal=not full, **sizes)
+    costs = cost(ring)
+    report = None
+    if validate:
+        with Bars() as bars:
+            report = check(validate_tokens, **_CHECKED, causal=not full, notify=bars)
+    passes = {name: asdict(direction) for name, direction in costs.items()}
+    plain: dict[str, Any] = {"ring": asdict(ring)} | passes
+    rows = [{"pass": name, "ranks": ring.ranks, **numbers} for name, numbers in passes.items()]
     if report is not None:
-        click.echo("\n".join(_validation(report, width)))
+        plain["validation"] = report
+        rows += report["rows"]  # rows of their own: other sizes, and measured numbers
+    options.show(as_json, as_csv, plain, rows, lambda width: _lines(ring, costs, report, min(width, 80)))
+
+
+def _lines(ring: "Ring", costs: Mapping[str, "Pass"], report: Mapping[str, Any] | None, width: int) -> Iterator[str]:
+    yield from _costs(ring, costs, width)
+    if report is not None:
+        yield from _validation(report, width)
 
 
 def _costs(ring: "Ring", costs: Mapping[str, "Pass"], width: int) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """`rootdk predict`: theory for one setting."""
 
-import json
-import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -16,15 +14,15 @@ if TYPE_CHECKING:
     from rootdk.lab.recommendation import Recommendation
 
 _START = "This is about the start of training. For a trained model: rootdk.measure or rootdk audit."
-_FIELDS = (
-    ("mean_variance", "score variance, inside a row"),
-    ("max_logit", "largest score, of as many rows as keys"),
-    ("mean_entropy_ratio", "entropy share, entropy / ln n"),
-    ("median_effective_keys", "effective keys, 1 / sum p^2, of the median row"),
-    ("mean_top_probability", "largest weight of a row, mean"),
-    ("saturated", "rows of one key, with a weight over .99"),
-    ("mean_jacobian_trace", "Jacobian trace, 1 - sum p^2, mean"),
-)
+_FIELDS = {
+    "mean_variance": "score variance, inside a row",
+    "max_logit": "largest score, of as many rows as keys",
+    "mean_entropy_ratio": "entropy share, entropy / ln n",
+    "median_effective_keys": "effective keys, 1 / sum p^2, of the median row",
+    "mean_top_probability": "largest weight of a row, mean",
+    "saturated": "rows of one key, with a weight over .99",
+    "mean_jacobian_trace": "Jacobian trace, 1 - sum p^2, mean",
+}
 
 
 def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> float:
@@ -46,17 +44,11 @@ def _spread(_ctx: click.Context, _option: click.Parameter, sigma: float) -> floa
 @click.option(
     "--rule",
     default="sqrt",
-    show_default=True,
     callback=lambda _ctx, _option, text: options.rule_name(text),
     help="A scale: a name, mup(64), a number, or module:name of your own.",
 )
 @click.option(
-    "--sigma",
-    type=float,
-    default=1.0,
-    show_default=True,
-    callback=_spread,
-    help="Standard deviation of the components of q and k.",
+    "--sigma", type=float, default=1.0, callback=_spread, help="Standard deviation of the components of q and k."
 )
 @options.data("Print JSON instead of text.", "one row per d_k")
 def predict(d_k: tuple[int, ...], keys: int, rule: str, sigma: float, as_json: bool, as_csv: bool) -> None:
@@ -69,47 +61,40 @@ def predict(d_k: tuple[int, ...], keys: int, rule: str, sigma: float, as_json: b
     from rootdk.lab.recommendation import recommend
 
     reports = [recommend(width, keys, rule, sigma) for width in dict.fromkeys(d_k)]
-    if as_csv:
-        click.echo(rendering.csv_text(report.to_dict() for report in reports), nl=False)
-    elif as_json:
-        plain = [report.to_dict() for report in reports]
-        click.echo(json.dumps(plain if len(plain) > 1 else plain[0], indent=2))
-    else:
-        width = min(shutil.get_terminal_size().columns, 80)
-        click.echo("\n".join(_lines(reports[0], width) if len(reports) == 1 else _table(reports, width)))
+    plain = [report.to_dict() for report in reports]
+    shown = plain if len(plain) > 1 else plain[0]
+    options.show(as_json, as_csv, shown, plain, lambda width: _lines(reports, min(width, 80)))
 
 
-def _lines(report: "Recommendation", width: int) -> Iterator[str]:
-    """One setting: what to do, then the numbers."""
+def _lines(reports: "Sequence[Recommendation]", width: int) -> Iterator[str]:
+    """What to do, at the last d_k; then the numbers of one setting, or a row per d_k."""
     from rootdk.lab.first_look import rule_label
 
-    unit = "" if report.sigma == 1.0 else f", components of standard deviation {report.sigma:g}"
-    yield from textwrap.wrap(f"{report.state.capitalize()}. {report.advice}", width)
+    last, alone = reports[-1], len(reports) == 1
+    state = last.state.capitalize() if alone else f"At d_k = {last.d_k}: {last.state}"
+    yield from textwrap.wrap(f"{state}. {last.advice}", width)
     yield ""
-    label = rule_label(report.rule)
-    yield from textwrap.wrap(
-        f"Theory for random q and k: d_k = {report.d_k}, {report.keys} keys, scale {label}{unit}", width
-    )
-    yield _line("scale", report.scale)
-    yield _line("standard deviation of the scores", report.logit_std)
-    yield _line("its limit, sqrt(2 ln n)", report.critical_std)
-    for field, words in _FIELDS:
-        yield _line(words, report.predicted[field])
-    yield _line("relative gradient, |do/dq| / |o|", report.relative_gradient)
+    setting = f"d_k = {last.d_k}, " * alone + f"{last.keys} keys, scale {rule_label(last.rule)}"
+    unit = "" if last.sigma == 1.0 else f", components of standard deviation {last.sigma:g}"
+    yield from textwrap.wrap(f"Theory for random q and k: {setting}{unit}", width)
+    yield from _numbers(last) if alone else _table(reports, width)
     yield ""
     yield from textwrap.wrap(_START, width)
 
 
-def _table(reports: "Sequence[Recommendation]", width: int) -> Iterator[str]:
-    """What to do at the last d_k, then a row per d_k."""
-    from rootdk.lab.first_look import rule_label
+def _numbers(report: "Recommendation") -> Iterator[str]:
+    named = {
+        "scale": report.scale,
+        "standard deviation of the scores": report.logit_std,
+        "its limit, sqrt(2 ln n)": report.critical_std,
+        **{words: report.predicted[field] for field, words in _FIELDS.items()},
+        "relative gradient, |do/dq| / |o|": report.relative_gradient,
+    }
+    for words, value in named.items():
+        yield f"  {words:<47}{rendering.short(value)}"
 
-    first = reports[0]
-    unit = "" if first.sigma == 1.0 else f", components of standard deviation {first.sigma:g}"
-    yield from textwrap.wrap(f"At d_k = {reports[-1].d_k}: {reports[-1].state}. {reports[-1].advice}", width)
-    yield ""
-    label = rule_label(first.rule)
-    yield from textwrap.wrap(f"Theory for random q and k: {first.keys} keys, scale {label}{unit}", width)
+
+def _table(reports: "Sequence[Recommendation]", width: int) -> Iterator[str]:
     # A narrow terminal has no place for the last number.
     wide = width >= 68
     yield f"{'':>7} {'':>8} {'score':>8} {'entropy':>7} {'effective':>9} {'rows of':>7}{' Jacobian' * wide}"
@@ -122,9 +107,3 @@ def _table(reports: "Sequence[Recommendation]", width: int) -> Iterator[str]:
             f"{numbers['mean_entropy_ratio']:>7.3f} {numbers['median_effective_keys']:>9.4g} "
             f"{numbers['saturated']:>7.1%}{trace} {report.state}"
         )
-    yield ""
-    yield from textwrap.wrap(_START, width)
-
-
-def _line(words: str, value: float) -> str:
-    return f"  {words:<47}{rendering.short(value)}"

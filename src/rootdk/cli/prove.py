@@ -1,14 +1,10 @@
 """`rootdk prove`: the argument for the variance of a score."""
 
-import json
-import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
-
-from rootdk.rendering import csv_text
 
 from . import options
 
@@ -17,9 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--d", type=options.Integer(1, 10**6), default=3, show_default=True, help="Number of components of q and k."
-)
+@options.number("--d", 1, 10**6, 3, "Number of components of q and k.")
 @options.seed("Seed of the random pairs.")
 @options.data("Print JSON instead of text.", "one row per measured average")
 def prove(d: int, seed: int, as_json: bool, as_csv: bool) -> None:
@@ -27,26 +21,15 @@ def prove(d: int, seed: int, as_json: bool, as_csv: bool) -> None:
     from rootdk.lab.proof import prove as proof_of
 
     proof = proof_of(d, seed)
-    if as_csv:
-        rows = ({"quantity": name, "theory": theory, "measured": mean, "standard_error": error}
-                for name, theory, mean, error in _measured(proof))  # fmt: skip
-        click.echo(csv_text(rows), nl=False)
-        return
-    click.echo(
-        json.dumps(proof.to_dict(), indent=2)
-        if as_json
-        else "\n".join(_lines(proof, min(shutil.get_terminal_size().columns, 80)))
-    )
+    expected = [1.0, *([0.0] if d > 1 else []), float(d), 1.0]
+    rows = [
+        {"quantity": name, "theory": theory, "measured": mean, "standard_error": error}
+        for (name, (mean, error)), theory in zip(proof.measured.items(), expected, strict=True)
+    ]
+    options.show(as_json, as_csv, proof.to_dict(), rows, lambda width: _lines(proof, rows, min(width, 80)))
 
 
-def _measured(proof: "Proof") -> Iterator[tuple[str, float, float, float]]:
-    """The name of the average, the value of theory, the average and its standard error."""
-    expected = [1.0, *([0.0] if proof.d > 1 else []), float(proof.d), 1.0]
-    for (name, (mean, error)), predicted in zip(proof.measured.items(), expected, strict=True):
-        yield name, predicted, mean, error
-
-
-def _lines(proof: "Proof", width: int) -> Iterator[str]:
+def _lines(proof: "Proof", rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
     """The argument, step by step."""
     d = proof.d
     yield f"Why the variance of q.k is {d} for d = {d}"
@@ -66,26 +49,22 @@ def _lines(proof: "Proof", width: int) -> Iterator[str]:
     yield ""
     yield f"Measured on {proof.pairs:,} random Gaussian pairs (seed {proof.seed}):"
     yield f"  {'':<24}{'theory':>8}  measured"
-    for name, predicted, mean, error in _measured(proof):
-        yield f"  {name:<24}{predicted:>8.6g}  {mean:.4g} ± {error:.2g}"
+    for row in rows:
+        yield f"  {row['quantity']:<24}{row['theory']:>8.6g}  {row['measured']:.4g} ± {row['standard_error']:.2g}"
 
 
 def _terms(proof: "Proof", width: int) -> Iterator[str]:
-    if proof.squares:
-        yield from _group(f"{_many(proof.ones, 'square')}, average 1", proof.squares, width)
-        if proof.crosses:
-            yield from _group(f"{_many(proof.zeros, 'cross term')}, average 0", proof.crosses, width)
+    squares, crosses = _many(proof.ones, "square"), _many(proof.zeros, "cross term")
+    if not proof.squares:  # too many to write out
+        yield f"     {squares} q_i^2 k_i^2, average E q_i^2 E k_i^2 = 1"
+        yield f"     {crosses}, average E q_i E q_j E k_i E k_j = 0"
         return
-    yield f"     {_many(proof.ones, 'square')} q_i^2 k_i^2, average E q_i^2 E k_i^2 = 1"
-    yield f"     {_many(proof.zeros, 'cross term')}, average E q_i E q_j E k_i E k_j = 0"
-
-
-def _group(head: str, terms: Sequence[str], width: int) -> Iterator[str]:
-    # The spaces inside a term are kept together while lines are filled.
-    text = ",  ".join(term.replace(" ", "\0") for term in terms)
-    start = f"     {head}: "
-    for line in textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * 7, break_long_words=False):
-        yield line.replace("\0", " ")
+    for head, terms in ((f"{squares}, average 1", proof.squares), (f"{crosses}, average 0", proof.crosses)):
+        # The spaces inside a term are kept together while lines are filled.
+        text = ",  ".join(term.replace(" ", "\0") for term in terms)
+        start = f"     {head}: "
+        for line in textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * 7, break_long_words=False):
+            yield line.replace("\0", " ")
 
 
 def _counted(proof: "Proof") -> str:

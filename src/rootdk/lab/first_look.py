@@ -112,10 +112,10 @@ def meaning(looks: Sequence[Look]) -> str:
             where_it_goes = "all keys share it nearly equally"
         elif look.effective_keys < 1.1:
             where_it_goes = "one key has over 99 % of it in {saturated} of rows"
+        elif look.effective_keys < 2:
+            where_it_goes = "only {effective_keys} keys share it"
         else:
-            where_it_goes = (
-                "{effective_keys} keys share it" if look.effective_keys >= 2 else "only {effective_keys} keys share it"
-            )
+            where_it_goes = "{effective_keys} keys share it"
         groups.setdefault(where_it_goes, []).append(look)
     clauses = []
     for where_it_goes, group in groups.items():

@@ -9,7 +9,8 @@ import numpy as np
 from rootdk.theory import exact_score_moments, square_term_counts
 from rootdk.theory._arguments import count
 
-from .checks.sampler import chunks, compare, generator, normal
+from .checks.moments import ENUMERABLE
+from .checks.sampler import chunks, generator, mean_of, normal
 
 MOST_WRITTEN_OUT = 6  # 36 terms are a table to read; 49 are not
 MOST_ENUMERATED = 400
@@ -72,7 +73,7 @@ def prove(d: Any, seed: Any = 0) -> Proof:
         ones=counts["average_1"],
         zeros=counts["average_0"],
         total=counts["sum"],
-        exact=exact_score_moments(size, _SIGNS)["variance"] if size <= MOST_ENUMERATED else None,
+        exact=exact_score_moments(size, ENUMERABLE["signs"])["variance"] if size <= MOST_ENUMERATED else None,
         divisor=size**0.5,
         pairs=pairs,
         seed=start,
@@ -80,24 +81,15 @@ def prove(d: Any, seed: Any = 0) -> Proof:
     )
 
 
-_SIGNS = {-1: "1/2", 1: "1/2"}
-
-
 def _measured(d: int, pairs: int, seed: int) -> dict[str, tuple[float, float]]:
     rng = generator(seed, 10, d)
-    first, second, scores = [], [], []
+    parts = []
     for rows in chunks(pairs, d):
         products = normal(rng, (rows, d)) * normal(rng, (rows, d))
-        first.append(products[:, 0].astype(np.float64))
-        second.append(products[:, -1].astype(np.float64))
-        scores.append(products.sum(axis=1, dtype=np.float64))
-    a, b, score = (np.concatenate(part) for part in (first, second, scores))
-    samples = {"q1^2 k1^2": a * a}
+        parts.append((products[:, 0], products[:, -1], products.sum(axis=1, dtype=np.float64)))
+    first, last, score = (np.concatenate(part).astype(np.float64) for part in zip(*parts, strict=True))
+    samples = {"q1^2 k1^2": first * first}
     if d > 1:
-        samples[f"q1 k1 q{d} k{d}"] = a * b
+        samples[f"q1 k1 q{d} k{d}"] = first * last
     samples |= {"square of s": score**2, "square of s / sqrt(d)": score**2 / d}
-    comparisons = [compare(name, {}, 0.0, values) for name, values in samples.items()]
-    return {
-        comparison.quantity: (comparison.measured or 0.0, comparison.standard_error or 0.0)
-        for comparison in comparisons
-    }
+    return {name: mean_of(values) for name, values in samples.items()}

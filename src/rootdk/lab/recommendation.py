@@ -1,7 +1,7 @@
 """One setting: what theory predicts for it, and what to do about it. No random numbers, no measuring."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and names, for JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 def recommend(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0) -> Recommendation:
@@ -67,49 +67,35 @@ def recommend(d_k: Any, keys: Any, rule: str | float = "sqrt", sigma: Any = 1.0)
     # To multiply q and k by sigma is to multiply the scale by sigma^2; a derivative in q is then 1/sigma as large.
     gradient = float(relative_gradient(length, size, scale * spread**2)) / spread if spread else 0.0
     std, critical = abs(scale) * math.sqrt(size) * spread**2, float(critical_sigma(length))
-    state = _state(std, critical, predicted["mean_entropy_ratio"])
-    return Recommendation(
-        size, length, name, spread, scale, std, critical, gradient, predicted, state,
-        _advice(state, size, spread, std, critical, predicted["mean_entropy_ratio"]),
-    )  # fmt: skip
+    # The scale that gives logits of variance 1; none does if the components do not vary.
+    unit_scale = float(np.divide(1.0, spread**2 * math.sqrt(size))) if spread else math.inf
+    unit = f"1/sqrt(d_k) = {size**-0.5:.4g}" if spread == 1.0 else f"1/(sigma^2 sqrt(d_k)) = {unit_scale:.4g}"
+    state, advice = _judged(std, critical, predicted["mean_entropy_ratio"], unit)
+    return Recommendation(size, length, name, spread, scale, std, critical, gradient, predicted, state, advice)
 
 
-def _state(std: float, critical: float, ratio: float) -> str:
-    """The limits are those of the theory, the freezing point and half of it, where the simple laws end.
+def _judged(std: float, critical: float, ratio: float, unit: str) -> tuple[str, str]:
+    """State and advice. The limits are those of the theory: the freezing point and half of it, where simple laws end.
 
     Only 0.99 of ln n is our choice: less than 1 % of the entropy is then left to distinguish keys.
     """
     if std > critical:
-        return "frozen"
-    if std > critical / 2:
-        return "sharp"
-    return "flat" if ratio > 0.99 else "healthy"
-
-
-def _advice(state: str, d_k: int, sigma: float, std: float, critical: float, ratio: float) -> str:
-    unit = f"1/sqrt(d_k) = {d_k**-0.5:.4g}" if sigma == 1.0 else f"1/(sigma^2 sqrt(d_k)) = {_unit(d_k, sigma):.4g}"
-    if state == "frozen":
-        return (
+        return "frozen", (
             f"The scores have standard deviation {std:.3g}, above the limit sqrt(2 ln n) = {critical:.3g}: a few keys "
             f"take all the weight. Use the scale {unit}, or normalise q and k."
         )
-    if state == "sharp":
-        return (
+    if std > critical / 2:
+        return "sharp", (
             f"The scores have standard deviation {std:.3g}, more than half of the limit sqrt(2 ln n) = {critical:.3g}: "
             f"rows begin to depend on few keys. With the scale {unit} it would be 1."
         )
-    if state == "flat":
-        return (
+    if ratio > 0.99:
+        return "flat", (
             f"The entropy is {ratio:.2%} of its maximum ln n: the weights start nearly equal. That is harmless if "
             f"training is tuned for it, as with maximal-update parametrisation. Otherwise use the scale {unit}. In a "
             "trained model, measure before you change anything."
         )
-    return (
+    return "healthy", (
         f"The scores have standard deviation {std:.3g}, and the entropy is {ratio:.1%} of its maximum ln n. Nothing to "
         "change at the start of training."
     )
-
-
-def _unit(d_k: int, sigma: float) -> float:
-    """The scale that gives logits of variance 1; none does if the components do not vary."""
-    return float(np.divide(1.0, sigma**2 * math.sqrt(d_k))) if sigma else math.inf

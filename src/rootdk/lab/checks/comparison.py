@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from rootdk import rendering
 from rootdk.errors import ArgumentError
-from rootdk.rendering import expect_fields
+from rootdk.rendering import expect_fields, expect_kind
 
 # A ledger makes some forty comparisons of random numbers, and their errors are estimated from 32 groups. At 4 standard
 # errors one seed in eighty would raise a false alarm, at 5 one in a thousand. Training runs have 3 to 5 seeds, and an
@@ -41,8 +40,6 @@ class Comparison:
     relation        "=", "<" or ">": how the measured number must compare with the predicted one; "" if nothing is
                     required. "~" requires only that chance can explain the difference: enough beside a formula, never
                     for a claim
-    predicted       the number of theory, or that of a claim
-    standard_error  of the measured number; None: exact, because computed or the largest of what was seen, not estimated
     predicted       what theory computes, or where a claim puts the number
     standard_error  of the measured number; None is exact: computed, or the largest of what was seen, and no estimate
     slack           how far apart two equal numbers may be: half of the last printed digit, a bound on rounding, or for
@@ -176,6 +173,18 @@ _FIELDS = tuple(each.name for each in fields(Comparison))
 _OPTIONAL = frozenset({"slack", "otherwise", "doubt", "choice", "setting"})
 
 
+def estimated(
+    quantity: str, estimate: tuple[float, float], relation: str = "", predicted: float = 0.0, **more: Any
+) -> Comparison:
+    """A number of a claim with its standard error, as `over_groups` gives both; shown only, if nothing is required.
+
+    >>> estimated("entropy share", (0.5, 0.01), ">", 0.99).state, estimated("entropy share", (0.5, 0.01)).role
+    ('disagrees', 'shown')
+    """
+    role = DECIDES if relation else SHOWN
+    return Comparison(quantity, estimate[0], relation, predicted, estimate[1], **{"role": role, **more})
+
+
 def number(x: float) -> str:
     """Four digits, and all digits before the point for numbers up to a million.
 
@@ -281,11 +290,11 @@ class Result:
     @classmethod
     def from_dict(cls, data: Any) -> "Result":
         """The result that `to_dict` was called on; an error if the dictionary holds something else."""
-        rendering.expect_kind(data, _KIND)
-        rendering.expect_fields(data, ["experiment", "spec", "comparisons", "series", "grids", "seconds"])
+        expect_kind(data, _KIND)
+        expect_fields(data, ["experiment", "spec", "comparisons", "series", "grids", "seconds"])
         for part, kind in (("series", Series), ("grids", Grid)):
             for entry in data[part]:
-                rendering.expect_fields(entry, list(kind.__dataclass_fields__), f"data[{part!r}]")
+                expect_fields(entry, list(kind.__dataclass_fields__), f"data[{part!r}]")
         return cls(
             experiment=str(data["experiment"]),
             spec=_tuples(dict(data["spec"])),

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import product
-from types import MappingProxyType
-from typing import Any
+from statistics import pvariance
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from rootdk.theory import rule_variance, softmax_jacobian, square_term_counts
 from .comparison import SHOWN, Comparison
 from .gradient_flow import jacobian_of_softmax
 from .ledger import COMMON, LEDGER, PAPER
+from .moments import ENUMERABLE, Law
 from .sampler import Floats, Sampling, generator
 
 Formula = Callable[[Floats, Floats, Floats], Floats]
@@ -55,22 +55,13 @@ def formula_holds(
     for dtype in (np.float64, np.float32):
         worst = 0.0
         for d_k, keys, d_v in shapes:
-            rng = generator(sampling.seed, 1, d_k, keys)
-            query, key, value = (rng.standard_normal((2, n, d)).astype(dtype) for n, d in _sizes(d_k, keys, d_v))
+            rng, sizes = generator(sampling.seed, 1, d_k, keys), ((8, d_k), (keys, d_k), (keys, d_v))
+            query, key, value = (rng.standard_normal((2, *size)).astype(dtype) for size in sizes)
             error = np.abs(attention(query, key, value) - formula(query, key, value)).max()
             worst = max(worst, float(error) / _rounding(query, key, value))
-        yield Comparison(
-            f"error / rounding bound, {np.dtype(dtype).name}",
-            worst,
-            "<",
-            1.0,
-            otherwise=f"the operator differs from the formula in {np.dtype(dtype).name} by {worst:.3g} times what "
-            "rounding may do",
-        )
-
-
-def _sizes(d_k: int, keys: int, d_v: int) -> tuple[tuple[int, int], ...]:
-    return (8, d_k), (keys, d_k), (keys, d_v)
+        name = np.dtype(dtype).name
+        against = f"the operator differs from the formula in {name} by {worst:.3g} times what rounding may do"
+        yield Comparison(f"error / rounding bound, {name}", worst, "<", 1.0, otherwise=against)
 
 
 def _rounding(query: Floats, key: Floats, value: Floats) -> float:
@@ -80,8 +71,8 @@ def _rounding(query: Floats, key: Floats, value: Floats) -> float:
     the exponential and the normalisation, and adding up n weights and n values costs n u each; u is half of eps.
     """
     unit, d_k, keys = np.finfo(query.dtype).eps / 2, query.shape[-1], key.shape[-2]
-    longest = [float(np.linalg.norm(array, axis=-1).max()) for array in (query, key)]
-    score = (d_k + 2) * unit * longest[0] * longest[1] / math.sqrt(d_k)
+    longest_query, longest_key = (float(np.linalg.norm(array, axis=-1).max()) for array in (query, key))
+    score = (d_k + 2) * unit * longest_query * longest_key / math.sqrt(d_k)
     return float((4 * score + (2 * keys + 12) * unit) * np.abs(value).max())
 
 
@@ -111,8 +102,7 @@ def derivative_holds(
 
 Chances = Sequence[tuple[Fraction, Fraction]]
 # d -> terms, how many of them average 1, how many 0
-COUNTED = MappingProxyType({3: (9, 3, 6), 64: (4096, 64, 4032)})
-SIGNS = MappingProxyType({-1: "1/2", 1: "1/2"})
+COUNTED = {3: (9, 3, 6), 64: (4096, 64, 4032)}
 
 
 @LEDGER.claim(
@@ -126,7 +116,7 @@ SIGNS = MappingProxyType({-1: "1/2", 1: "1/2"})
 )
 def square_of_the_sum(
     _sampling: Sampling,
-    law: Mapping[Any, Any] = SIGNS,
+    law: Law = ENUMERABLE["signs"],
     counted: Mapping[int, tuple[int, int, int]] = COUNTED,
     also: Sequence[int] = (1, 7, 512, 4096),
 ) -> Iterator[Comparison]:
@@ -180,23 +170,21 @@ def division(
     d_ks: Sequence[int] = (4, 64, 512),
 ) -> Iterator[Comparison]:
     """printed are the two variances as they are printed."""
-    before, after = (_variance([Fraction(x, c) for x in numbers]) for c in (1, by))
+    before, after = (pvariance([Fraction(x, c) for x in numbers]) for c in (1, by))
     for name, variance, text in (("before", before, printed[0]), ("after", after, printed[1])):
-        slack = 0.5 * 10.0 ** -len(text.partition(".")[2])
-        yield Comparison(f"variance {name}: {variance}", float(variance), "=", float(text), slack=slack)
+        yield Comparison(f"variance {name}: {variance}", float(variance), "=", float(text), slack=_half_a_digit(text))
     yield Comparison("ratio of the two", float(before / after), "=", float(by * by))
     for d_k in d_ks:
         # Four roundings: the root, the quotient, its square, the product.
         scaled = float(rule_variance(scale, d_k))
         yield Comparison(f"variance of scaled scores, d_k = {d_k}", scaled, "=", 1.0, slack=1e-15)
-    yield Comparison(
-        "before, divided by n - 1 in place of n", float(before * len(numbers) / (len(numbers) - 1)), role=SHOWN
-    )
+    by_one_less = before * len(numbers) / (len(numbers) - 1)
+    yield Comparison("before, divided by n - 1 in place of n", float(by_one_less), role=SHOWN)
 
 
-def _variance(numbers: Sequence[Fraction]) -> Fraction:
-    mean = sum(numbers, Fraction(0)) / len(numbers)
-    return sum(((x - mean) ** 2 for x in numbers), Fraction(0)) / len(numbers)
+def _half_a_digit(printed: str) -> float:
+    """Half of the last digit of a number as it is printed."""
+    return 0.5 * 10.0 ** -len(printed.partition(".")[2])
 
 
 Powers = Mapping[int, str]
@@ -221,33 +209,22 @@ def powers_of_e(_sampling: Sampling, printed: Powers = POWERS) -> Iterator[Compa
             rounded = Decimal(exponent).exp().quantize(Decimal(1).scaleb(int(as_printed.as_tuple().exponent)))
             # The difference is taken here: float64 has 16 digits and the longest figure 19.
             off = float(abs(as_printed - rounded) / rounded)
-            yield Comparison(
-                f"e^{exponent}: |printed - true| / true",
-                off,
-                "=",
-                0.0,
-                otherwise=f"e^{exponent} is given as {text} and is {rounded:,}",
-            )
+            wrong = f"e^{exponent} is given as {text} and is {rounded:,}"
+            yield Comparison(f"e^{exponent}: |printed - true| / true", off, "=", 0.0, otherwise=wrong)
             if off:
                 yield Comparison(f"e^{exponent}: true / printed", float(rounded / as_printed), role=SHOWN)
 
 
-def _weights(logits: Sequence[float]) -> Floats:
-    """Softmax by the operator itself: one query 1, the scores as keys, unit vectors as values."""
-    keys = len(logits)
-    weights: Floats = attention(np.ones((1, 1)), np.array(logits, np.float64)[:, None], np.eye(keys), scale=1.0)[0]
-    return weights
-
-
 def _as_printed(examples: Weights) -> Iterator[Comparison]:
+    """Softmax by the operator itself: one query 1, the scores as keys, unit vectors as values."""
     for logits, texts in examples:
         row = f"[{', '.join(f'{x:g}' for x in logits)}]"
-        for place, (weight, text) in enumerate(zip(_weights(logits), texts, strict=True), 1):
-            slack = 0.5 * 10.0 ** -len(text.partition(".")[2])
+        keys, unit = np.array(logits, np.float64)[:, None], np.eye(len(logits))
+        weights = attention(np.ones((1, 1)), keys, unit, scale=1.0)[0].tolist()
+        for place, (weight, text) in enumerate(zip(weights, texts, strict=True), 1):
+            name, slack = f"softmax {row}, weight {place}", _half_a_digit(text)
             wrong = f"weight {place} of {row} is {weight:.5f} and not {text}"
-            yield Comparison(
-                f"softmax {row}, weight {place}", float(weight), "=", float(text), slack=slack, otherwise=wrong
-            )
+            yield Comparison(name, weight, "=", float(text), slack=slack, otherwise=wrong)
 
 
 TENTH = (((50, 10, 5), ("1.000", "0.000", "0.000")), ((5, 1, 0.5), ("0.971", "0.018", "0.011")))

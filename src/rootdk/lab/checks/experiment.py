@@ -1,16 +1,12 @@
-"""What an experiment is: spec -> run -> result, with its sizes, its words and its pictures, all in one file.
-
-A file registers its experiment when it is loaded, and loading `rootdk.lab.checks` loads all files of the folder.
-"""
+"""What an experiment is: spec -> run -> result, with its sizes, its words and its pictures, all in one file."""
 
 import functools
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rootdk import version
@@ -20,7 +16,7 @@ from rootdk.lab.drawing import Picture
 from rootdk.scaling import fingerprint, rule
 from rootdk.theory._arguments import count, numbers
 
-from .comparison import Result
+from .comparison import Comparison, Grid, Result, Series
 
 Progress = Callable[[float], None]
 NamedProgress = Callable[[str, float], None]
@@ -32,24 +28,23 @@ class Experiment:
     """One question, and the run that answers it.
 
     name, place    what it is called, and its place in the report: experiments are sorted by it
-    question       what it answers
     spec           the class of its specs; the default spec is that of the default size
-    run            run(spec, progress) gives the Result and calls progress with the share that is done
+    run            run(spec, progress) yields what it finds: comparisons, series and grids; it calls progress with the
+                   share that is done
     seconds        about how long the default size takes on one core
     heading, text, formula   what the report says around its figures; numbers come from results
     pictures       pictures(result): what the report shows
     quick, full    fields of the spec that differ from the default at these sizes
     asked          asked(size, d_k, keys, rules): fields that follow from what the user asked for
 
-    >>> EXPERIMENTS["rules"].question
-    'What does each scale rule do?'
+    >>> EXPERIMENTS["rules"].heading
+    'The scale rules side by side'
     """
 
     name: str
     place: int
-    question: str
     spec: Any
-    run: Callable[[Any, Progress], Result]
+    run: Callable[[Any, Progress], Iterable[Comparison | Series | Grid]]
     seconds: float
     heading: str
     text: str
@@ -60,23 +55,21 @@ class Experiment:
     asked: Callable[[str, Sequence[int], int, Sequence[str]], Mapping[str, Any]] = lambda *_asked: {}
 
 
-_registered: dict[str, Experiment] = {}
-EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(_registered)
+EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def register(experiment: Experiment) -> Experiment:
-    """Register an experiment, in its place.
+    """Add it to EXPERIMENTS, in its place.
 
     >>> register(EXPERIMENTS["rules"])
     Traceback (most recent call last):
     rootdk.errors.ArgumentError: name: must be free, got 'rules' a second time
     """
-    if experiment.name in _registered:
+    if experiment.name in EXPERIMENTS:
         raise ArgumentError(f"name: must be free, got {experiment.name!r} a second time")
-    _registered[experiment.name] = experiment
-    ordered = sorted(_registered.items(), key=lambda item: item[1].place)
-    _registered.clear()
-    _registered.update(ordered)
+    ordered = sorted([*EXPERIMENTS.values(), experiment], key=lambda each: each.place)
+    EXPERIMENTS.clear()
+    EXPERIMENTS.update({each.name: each for each in ordered})
     return experiment
 
 
@@ -209,8 +202,15 @@ def run(spec: Any, *, cache: Cache | None = None, progress: NamedProgress = lamb
     result = cache.get(spec) if cache else None
     if result is None:
         start = time.perf_counter()
-        result = EXPERIMENTS[name].run(spec, lambda share: progress(name, share))
-        result = replace(result, seconds=round(time.perf_counter() - start, 3))
+        findings = list(EXPERIMENTS[name].run(spec, lambda share: progress(name, share)))
+        result = Result(
+            name,
+            asdict(spec),
+            tuple(each for each in findings if isinstance(each, Comparison)),
+            tuple(each for each in findings if isinstance(each, Series)),
+            tuple(each for each in findings if isinstance(each, Grid)),
+            round(time.perf_counter() - start, 3),
+        )
         if cache:
             cache.put(spec, result)
     progress(name, 1.0)

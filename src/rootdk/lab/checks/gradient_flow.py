@@ -6,25 +6,17 @@ derivative, and the few in which two keys are nearly equal have a very large one
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rootdk import theory
 from rootdk.attention import attention, attention_vjp
 from rootdk.lab.drawing import POWERS, Picture, grouped_by, heat, plot, predicted_and_measured, ticks_along
 from rootdk.lab.formulas import JACOBIAN
-from rootdk.theory import (
-    attention_moments,
-    exact_score_moments,
-    relative_gradient,
-    score_mean,
-    score_variance,
-    softmax_jacobian,
-    softmax_moments,
-)
 
-from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Grid, Parameters, Result
+from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Grid, Parameters, Result, estimated
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, positives, register, rule_names
 from .ledger import COMMON, LEDGER, PAPER
 from .moments import ENUMERABLE, Law
@@ -51,14 +43,13 @@ class GradientSpec(Spec):
     seed: int = a_seed()
 
 
-def run(spec: GradientSpec, progress: Progress) -> Result:
+def run(spec: GradientSpec, progress: Progress) -> Iterator[Comparison | Grid]:
     """Trace and norm of J from its entries; |do/dq|/|o| from random pull-backs."""
-    comparisons, grids = _jacobians(spec)
+    yield from _jacobians(spec)
     progress(0.2)
     for number, d_k in enumerate(spec.d_k):
-        comparisons += _flow(spec, d_k)
+        yield from _flow(spec, d_k)
         progress(0.2 + 0.8 * sum(spec.d_k[: number + 1]) / sum(spec.d_k))
-    return Result("gradient", asdict(spec), tuple(comparisons), (), tuple(grids))
 
 
 def jacobian_of_softmax(logits: Floats) -> Floats:
@@ -79,26 +70,24 @@ def jacobian_of_softmax(logits: Floats) -> Floats:
     return np.asarray(pull_back(unit.copy())[0])
 
 
-def _jacobians(spec: GradientSpec) -> tuple[list[Comparison], list[Grid]]:
+def _jacobians(spec: GradientSpec) -> Iterator[Comparison | Grid]:
     x = generator(spec.seed, 5).standard_normal((spec.jacobians, spec.logits))
-    comparisons, grids = [], []
-    moments = softmax_moments(spec.logits, np.array(spec.sigma))
+    moments = theory.softmax_moments(spec.logits, np.array(spec.sigma))
     for number, sigma in enumerate(spec.sigma):
         setting: Parameters = {"sigma": sigma, "keys": spec.logits}
         matrix = jacobian_of_softmax(x * sigma)
         traces, squares = np.trace(matrix, axis1=1, axis2=2), (matrix**2).sum(axis=(1, 2))
-        comparisons.append(compare("Jacobian trace", setting, moments.jacobian_trace[number], traces))
-        comparisons.append(compare("|J|^2", setting, moments.jacobian_norm_squared[number], squares))
+        yield compare("Jacobian trace", setting, moments.jacobian_trace[number], traces)
+        yield compare("|J|^2", setting, moments.jacobian_norm_squared[number], squares)
         # One row to look at, largest weight first, beside diag(p) - p p'.
         order = np.argsort(-x[0])
         shifted = np.exp(sigma * (x[0][order] - x[0].max()))
-        formula = softmax_jacobian(shifted / shifted.sum())
+        formula = theory.softmax_jacobian(shifted / shifted.sum())
         for kind, shown in (("measured", matrix[0][np.ix_(order, order)]), ("theory", formula)):
-            grids.append(Grid("jacobian", kind, setting, tuple(map(tuple, shown.tolist()))))
-    return comparisons, grids
+            yield Grid("jacobian", kind, setting, tuple(map(tuple, shown.tolist())))
 
 
-def _flow(spec: GradientSpec, d_k: int) -> list[Comparison]:
+def _flow(spec: GradientSpec, d_k: int) -> Iterator[Comparison]:
     """E |(do/dq)' u|^2 = |do/dq|_F^2 for a standard normal u, so one pull-back per row is enough."""
     rng = generator(spec.seed, 6, d_k)
     shape = {"query": spec.rows, "key": spec.keys, "value": spec.keys, "pulled": spec.rows}
@@ -110,22 +99,19 @@ def _flow(spec: GradientSpec, d_k: int) -> list[Comparison]:
             out, pull_back = attention_vjp(drawn["query"], drawn["key"], drawn["value"], scale=scale)
             gradients.append(float((pull_back(drawn["pulled"])[0].astype(np.float64) ** 2).sum(axis=-1).mean()))
             outputs.append(float((out.astype(np.float64) ** 2).sum(axis=-1).mean()))
-    comparisons = []
     for rule, (gradients, outputs) in squares.items():
-        predicted = relative_gradient(spec.keys, d_k, factor_of(rule, d_k, spec.keys))
+        predicted = theory.relative_gradient(spec.keys, d_k, factor_of(rule, d_k, spec.keys))
         setting: Parameters = {"d_k": d_k, "rule": rule, "keys": spec.keys}
-        comparisons.append(compare_ratio("|do/dq| / |o|", setting, predicted, gradients, outputs))
-    return comparisons
+        yield compare_ratio("|do/dq| / |o|", setting, predicted, gradients, outputs)
 
 
 def _pictures(result: Result) -> list[Picture]:
     chosen = result.select("|do/dq| / |o|")
     traces, axis = predicted_and_measured(grouped_by(chosen, "rule"), "d_k"), ticks_along(chosen, "d_k")
     figure = plot(traces, "d<sub>k</sub>", "|do/dq| / |o|", xaxis=axis, yaxis=POWERS)
-    caption = (
-        "Relative to the output. Only 1/√d_k keeps it near 1. Lines: theory. Markers: measured, with two standard "
-    )
-    flow = Picture("flow", "Gradient that reaches the query", caption + "errors.", figure)
+    caption = "Relative to the output. Only 1/√d_k keeps it near 1. "
+    caption += "Lines: theory. Markers: measured, with two standard errors."
+    flow = Picture("flow", "Gradient that reaches the query", caption, figure)
     return [flow, *(_matrix(grid) for grid in result.grids if grid.kind == "measured")]
 
 
@@ -153,7 +139,6 @@ register(
     Experiment(
         name="gradient",
         place=4,
-        question="How much gradient reaches the query?",
         spec=GradientSpec,
         run=run,
         seconds=0.4,
@@ -171,8 +156,6 @@ register(
 
 
 Gradient = Callable[[Any, Any, Any], Any]
-_NEAR = 0.02
-_NEAR_IS = "near is 0.02 in the exponent, a factor of 1.15 at d_k = 1024, where the rules that people use differ by 32"
 
 
 @LEDGER.claim(
@@ -189,36 +172,34 @@ def gradients_vanish(
     sampling: Sampling, scale: Scale = unscaled, d_ks: Sequence[int] = (16, 64, 256, 1024)
 ) -> Iterator[Comparison]:
     """scale is what the claim is about: no scale at all."""
-    median: dict[int, float] = {}
+    median: dict[int, tuple[float, float]] = {}
     for d_k in d_ks:
         rows = reading(sampling, d_k, KEYS, scale(d_k))
-        variance, error = over_groups(rows.variance * (KEYS / (KEYS - 1)) / d_k)
-        text = f"d_k = {d_k}: score variance / d_k"
-        yield Comparison(text, variance, "=", 1.0, error, slack=EQUAL, choice=EQUAL_IS)
-        median[d_k], error = over_groups(rows.jacobian_trace, np.median)
-        yield Comparison(f"d_k = {d_k}: median tr J", median[d_k], standard_error=error, role=SHOWN)
+        variance = over_groups(rows.variance * (KEYS / (KEYS - 1)) / d_k)
+        yield estimated(f"d_k = {d_k}: score variance / d_k", variance, "=", 1.0, slack=EQUAL, choice=EQUAL_IS)
+        median[d_k] = over_groups(rows.jacobian_trace, np.median)
+        yield estimated(f"d_k = {d_k}: median tr J", median[d_k])
     largest, smallest = max(d_ks), min(d_ks)
-    rows = reading(sampling, largest, KEYS, scale(largest))
-    trace, error = over_groups(rows.jacobian_trace, np.median)
+    (trace, error), base = median[largest], median[smallest][0]
     text = f"median tr J, d_k = {largest} / d_k = {smallest}"
-    small = "ten times smaller in the typical row counts as extremely small; with the scale nothing is lost"
-    yield Comparison(text, trace / median[smallest], "<", 0.1, error / median[smallest], choice=small)
+    reason = "ten times smaller in the typical row counts as extremely small; with the scale nothing is lost"
+    yield Comparison(text, trace / base, "<", 0.1, error / base, choice=reason)
     # With 1/sqrt(d_k) the trace is 1 - e/n and not one row is below.
-    dead, error = over_groups(rows.jacobian_trace < 0.01)
-    many = "one row in three without a gradient is more than chance; with the scale there is none"
-    yield Comparison(f"d_k = {largest}: rows with tr J < .01", dead, ">", 1 / 3, error, choice=many)
+    dead = over_groups(reading(sampling, largest, KEYS, scale(largest)).jacobian_trace < 0.01)
+    reason = "one row in three without a gradient is more than chance; with the scale there is none"
+    yield estimated(f"d_k = {largest}: rows with tr J < .01", dead, ">", 1 / 3, choice=reason)
     scales = np.array([[scale(d_k), root(d_k)] for d_k in d_ks])
     sizes = np.array(d_ks)[:, None]
-    norm = np.sqrt(attention_moments(KEYS, sizes, scales).jacobian_norm_squared)
-    passed = relative_gradient(KEYS, sizes, scales)
+    norm = np.sqrt(theory.attention_moments(KEYS, sizes, scales).jacobian_norm_squared)
+    passed = theory.relative_gradient(KEYS, sizes, scales)
     ratios = {name: float(values[-1, 0] / values[-1, 1]) for name, values in (("|J|", norm), ("|do/dq|/|o|", passed))}
     condition = f"if gradient means the trace of J in a typical (median) row; at d_k = {d_ks[-1]} the root mean square "
     condition += "over rows of " + " and of ".join(f"{name} is {ratio:.1f} times" for name, ratio in ratios.items())
     condition += " what it is with the scale"
     for name, ratio in ratios.items():
         text = f"d_k {d_ks[-1]}: {name}, unscaled / scaled"
-        smaller = "to be smaller at all than with the scale is the least that the claim asks"
-        yield Comparison(text, ratio, "<", 1.0, role=LIMITS, otherwise=condition, choice=smaller)
+        reason = "to be smaller at all than with the scale is the least that the claim asks"
+        yield Comparison(text, ratio, "<", 1.0, role=LIMITS, otherwise=condition, choice=reason)
 
 
 @LEDGER.claim(
@@ -236,26 +217,23 @@ def skewed_rows(
     spreads: Sequence[float] = (0.25, 0.5, 1, 2, 3, 4, 5, 6, 8, 16, 32, 64),
 ) -> Iterator[Comparison]:
     """spreads are values of sigma in rising order."""
-    trace, error = over_groups(reading(sampling, d_k, KEYS, scale(d_k)).jacobian_trace, np.median)
-    tiny = "of the trace of an even row, which is next to 1, a tenth"
-    yield Comparison("median tr J", trace, "<", 0.1, error, choice=tiny)
-    skewed, even = (live_entries(sampling, d_k, KEYS, factor) for factor in (scale(d_k), root(d_k)))
-    most = "most is 99 of 100 entries; tiny is below 1/1000, where an entry can reach 1/4"
-    yield Comparison("entries of J from .001 on", skewed[0], "<", 0.01, skewed[1], choice=most)
-    yield Comparison("the same with 1/sqrt(d_k)", even[0], standard_error=even[1], role=SHOWN)
-    norm = np.sqrt(softmax_moments(KEYS, np.array(spreads)).jacobian_norm_squared)
+    trace = over_groups(reading(sampling, d_k, KEYS, scale(d_k)).jacobian_trace, np.median)
+    reason = "of the trace of an even row, which is next to 1, a tenth"
+    yield estimated("median tr J", trace, "<", 0.1, choice=reason)
+    reason = "most is 99 of 100 entries; tiny is below 1/1000, where an entry can reach 1/4"
+    live = live_entries(sampling, d_k, KEYS, scale(d_k))
+    yield estimated("entries of J from .001 on", live, "<", 0.01, choice=reason)
+    yield estimated("the same with 1/sqrt(d_k)", live_entries(sampling, d_k, KEYS, root(d_k)))
+    norm = np.sqrt(theory.softmax_moments(KEYS, np.array(spreads)).jacobian_norm_squared)
     top = int(norm.argmax())
     for place in sorted({0, top, len(spreads) - 1}):
         yield Comparison(f"|J| at sigma = {spreads[place]:g}", float(norm[place]), role=SHOWN)
-    yield Comparison(
-        "steps of sigma at which |J| grows",
-        float((np.diff(norm) > 0).sum()),
-        "=",
-        0.0,
-        role=LIMITS,
-        otherwise=f"for the typical row and by count: the norm |J| (root mean square) grows with the skew at first, "
-        f"from {norm[0]:.3f} at sigma = {spreads[0]:g} to {norm[top]:.3f} at {spreads[top]:g}",
+    rising = float((np.diff(norm) > 0).sum())
+    condition = (
+        "for the typical row and by count: the norm |J| (root mean square) grows with the skew at first, from "
+        f"{norm[0]:.3f} at sigma = {spreads[0]:g} to {norm[top]:.3f} at {spreads[top]:g}"
     )
+    yield Comparison("steps of sigma at which |J| grows", rising, "=", 0.0, role=LIMITS, otherwise=condition)
 
 
 @LEDGER.claim(
@@ -274,30 +252,27 @@ def derived(
     law: Law = ENUMERABLE["signs"],
     d_ks: Sequence[int] = (16, 64, 512),
     correlation: float = 0.5,
-    gradient: Gradient = relative_gradient,
+    gradient: Gradient = theory.relative_gradient,
     keys: Sequence[int] = (16, 512, 65536),
 ) -> Iterator[Comparison]:
     """exponent is the one that was derived; law is that of a component, values and probabilities."""
     # The variance of a sum of independent products is d_k times that of one, which is enumerated.
-    product = float(exact_score_moments(1, law)["variance"])
+    product = float(theory.exact_score_moments(1, law)["variance"])
     for d_k in d_ks:
         a = math.log(product * d_k) / (2 * math.log(d_k))
         yield Comparison(f"d_k = {d_k}: a that keeps the variance at 1", a, "=", exponent, slack=1e-12)
     aligned = {d_k: _aligned_exponent(d_k, correlation) for d_k in d_ks}
     listed = ", ".join(f"{a:.2f} at d_k = {d_k}" for d_k, a in aligned.items())
+    condition = (
+        f"from its premise, q and k independent: where q_i and k_i are correlated by {correlation:g}, the same demand "
+        f"gives an exponent of {listed}, and towards 1, that is 1/d_k, for large d_k (the argument of muP)"
+    )
+    reason = (
+        "near is 0.02 in the exponent, a factor of 1.15 at d_k = 1024, where the rules that people use differ by 32"
+    )
     for d_k, a in aligned.items():
-        yield Comparison(
-            f"d_k = {d_k}, correlation {correlation:g}: a that keeps E(q.k)^2 at 1",
-            a,
-            "=",
-            exponent,
-            slack=_NEAR,
-            choice=_NEAR_IS,
-            role=LIMITS,
-            otherwise="from its premise, q and k independent: where q_i and k_i are correlated by "
-            f"{correlation:g}, the same demand gives an exponent of {listed}, and towards 1, that is 1/d_k, for large "
-            "d_k (the argument of muP)",
-        )
+        text = f"d_k = {d_k}, correlation {correlation:g}: a that keeps E(q.k)^2 at 1"
+        yield Comparison(text, a, "=", exponent, slack=0.02, role=LIMITS, otherwise=condition, choice=reason)
     for number, (best, flattest, level) in zip(keys, _landing(gradient, (16, 128, 1024), keys), strict=True):
         yield Comparison(f"{number} keys: a that keeps |do/dq|/|o| at 1", best, role=SHOWN)
         yield Comparison(f"{number} keys: a that keeps it equal at every d_k", flattest, role=SHOWN)
@@ -307,7 +282,7 @@ def derived(
 def _aligned_exponent(d_k: int, correlation: float) -> float:
     """a of the scale d_k^-a that keeps E(q.k)^2 at 1 where q_i and k_i have that correlation."""
     unit, cross = np.eye(d_k), correlation * np.eye(d_k)
-    square = float(score_variance(unit, unit, cross_covariance=cross)) + float(score_mean(cross)) ** 2
+    square = float(theory.score_variance(unit, unit, cross_covariance=cross)) + float(theory.score_mean(cross)) ** 2
     return math.log(square) / (2 * math.log(d_k))
 
 

@@ -7,12 +7,6 @@ else something that limits does not agree    holds under a condition
 else                                         holds
 
 Noise makes numbers undecided, and undecided numbers agree with nothing: it can lead to "undecided", never to "holds".
-
-A file of this folder adds its claims to LEDGER when it is loaded, and loading `rootdk.lab.checks` loads them all:
-
-    @LEDGER.claim(24, statement=..., source=..., method=...)
-    def entropy_is_enough(sampling, rule="sqrt"):
-        yield Comparison(...)
 """
 
 import json

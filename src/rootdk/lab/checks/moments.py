@@ -6,17 +6,18 @@ sqrt(d_k) until scaled.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from rootdk.lab.drawing import GREY, HUES, POWERS, Picture, bars, grouped_by, level, line, plot, points, ticks_at
+from rootdk.lab.drawing import GREY, HUES, POWERS, Picture, bars, grouped_by, level, line, plot, points, ticks_along
 from rootdk.lab.formulas import SCALED, SQUARE
 from rootdk.scaling import rule
 from rootdk.theory import exact_score_moments, score_density, score_excess_kurtosis, score_tail
 
-from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Parameters, Result, Series
+from .comparison import EQUAL, EQUAL_IS, LIMITS, SHOWN, Comparison, Parameters, Result, Series, estimated
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, counts, names, register
 from .ledger import COMMON, LEDGER, PAPER
 from .sampler import (
@@ -50,12 +51,10 @@ class VarianceSpec(Spec):
     seed: int = a_seed()
 
 
-def run_variance(spec: VarianceSpec, progress: Progress) -> Result:
+def run_variance(spec: VarianceSpec, progress: Progress) -> Iterator[Comparison]:
     """Var <q, k> = d_k and E <q, k> = 0, measured on every pair of a group."""
-    comparisons: list[Comparison] = []
-    pairs = [(law, d_k) for law in spec.laws for d_k in spec.d_k]
-    cost = [d_k for _, d_k in pairs]
-    for number, (law, d_k) in enumerate(pairs):
+    done = 0
+    for law, d_k in product(spec.laws, spec.d_k):
         rng = generator(spec.seed, 1, list(LAWS).index(law), d_k)
         parts = []
         for groups in chunks(max(2, math.ceil(spec.rows / _SIDE**2)), 2 * _SIDE * d_k):
@@ -63,51 +62,40 @@ def run_variance(spec: VarianceSpec, progress: Progress) -> Result:
             parts.append(np.matmul(query, key.transpose(0, 2, 1)).astype(np.float64))
         scores = np.concatenate(parts)
         setting: Parameters = {"d_k": d_k, "law": law}
-        comparisons.append(compare("score mean", setting, 0.0, scores))
-        comparisons.append(compare("score variance", setting, d_k, scores**2))
-        progress(sum(cost[: number + 1]) / sum(cost))
-    return Result("variance", asdict(spec), tuple(comparisons))
+        yield compare("score mean", setting, 0.0, scores)
+        yield compare("score variance", setting, d_k, scores**2)
+        done += d_k
+        progress(done / (len(spec.laws) * sum(spec.d_k)))
 
 
 def _variance_pictures(result: Result) -> list[Picture]:
-    return [_against_d_k(result), _over_d_k(result)]
-
-
-def _against_d_k(result: Result) -> Picture:
+    """The variance against d_k, and divided by it."""
     chosen = result.select("score variance")
     sizes = sorted({float(comparison.setting["d_k"]) for comparison in chosen})
-    traces = [line(sizes, sizes, "theory: d_k", GREY)]
+    rings, ratios = [line(sizes, sizes, "theory: d_k", GREY)], []
     for number, (law, of_law) in enumerate(grouped_by(chosen, "law").items()):
-        marker = {"color": HUES[number], "size": 7 + 5 * number, "symbol": "circle-open", "line": {"width": 2}}
-        x, y = [comparison.setting["d_k"] for comparison in of_law], [comparison.measured for comparison in of_law]
-        traces.append(points(x, y, law, HUES[number], marker=marker, hovertemplate="measured %{y:.4g}"))
-    figure = plot(traces, "d<sub>k</sub>", "variance of q·k", xaxis=ticks_at(sizes), yaxis=POWERS)
-    caption = "Line: theory. Rings, one inside the other: random pairs of four distributions."
-    return Picture("variance", "Variance of a score", caption, figure)
-
-
-def _over_d_k(result: Result) -> Picture:
-    chosen, traces = result.select("score variance"), []
-    for number, (law, of_law) in enumerate(grouped_by(chosen, "law").items()):
-        sizes = np.array([float(comparison.setting["d_k"]) for comparison in of_law])
+        x, colour = np.array([comparison.setting["d_k"] for comparison in of_law]), HUES[number]
+        y, errors = np.array([(comparison.measured, comparison.standard_error) for comparison in of_law]).T
+        ring = {"color": colour, "size": 7 + 5 * number, "symbol": "circle-open", "line": {"width": 2}}
+        rings.append(points(x, y, law, colour, marker=ring, hovertemplate="measured %{y:.4g}"))
         # Side by side, so that the error bars do not overlap.
-        x = sizes * 1.12 ** (number - 1.5)
-        y = np.array([comparison.measured or 0.0 for comparison in of_law]) / sizes
-        errors = np.array([comparison.standard_error or 0.0 for comparison in of_law]) / sizes
-        marker = {"color": HUES[number], "size": 7}
-        traces.append(points(x, y, law, HUES[number], errors, marker=marker, hovertemplate="measured %{y:.4f}"))
-    axis = ticks_at(float(comparison.setting["d_k"]) for comparison in chosen)
-    figure = plot(traces, "d<sub>k</sub>", "variance / d<sub>k</sub>", xaxis=axis, shapes=[level(1.0)])
-    return Picture(
-        "variance-ratio", "The same, divided by d_k", "Measured, with two standard errors. Theory: 1.", figure
-    )
+        beside, dot = x * 1.12 ** (number - 1.5), {"color": colour, "size": 7}
+        ratios.append(points(beside, y / x, law, colour, errors / x, marker=dot, hovertemplate="measured %{y:.4f}"))
+    axis = ticks_along(chosen, "d_k")
+    against = plot(rings, "d<sub>k</sub>", "variance of q·k", xaxis=axis, yaxis=POWERS)
+    over = plot(ratios, "d<sub>k</sub>", "variance / d<sub>k</sub>", xaxis=axis, shapes=[level(1.0)])
+    explained = "Line: theory. Rings, one inside the other: random pairs of four distributions."
+    measured = "Measured, with two standard errors. Theory: 1."
+    return [
+        Picture("variance", "Variance of a score", explained, against),
+        Picture("variance-ratio", "The same, divided by d_k", measured, over),
+    ]
 
 
 register(
     Experiment(
         name="variance",
         place=1,
-        question="Is the variance of a score d_k?",
         spec=VarianceSpec,
         run=run_variance,
         seconds=0.5,
@@ -164,20 +152,16 @@ def score_moments(
         for d_k in large:
             rng = generator(sampling.seed, 3, number, d_k)
             # In each group 8 queries meet 8 keys: 64 scores for 16 vectors drawn. Narrow ones are cheap: more of them.
-            scores = np.matmul(*_vectors(rng, sampler, max(4, 512 // d_k) * sampling.groups, d_k))
-            mean, mean_error = over_groups(scores / math.sqrt(d_k))
-            variance, error = over_groups(scores.astype(np.float64) ** 2 / d_k)
-            yield _drawn(f"{name}, d_k = {d_k}: mean / sqrt(d_k)", mean, 0.0, mean_error)
-            yield _drawn(f"{name}, d_k = {d_k}: variance / d_k", variance, 1.0, error)
+            shape = (max(4, 512 // d_k) * sampling.groups, 8, d_k)
+            scores = np.matmul(sampler(rng, shape), np.swapaxes(sampler(rng, shape), -1, -2))
+            yield _equal(f"{name}, d_k = {d_k}: mean / sqrt(d_k)", over_groups(scores / math.sqrt(d_k)), 0.0)
+            squares = scores.astype(np.float64) ** 2
+            yield _equal(f"{name}, d_k = {d_k}: variance / d_k", over_groups(squares / d_k), 1.0)
 
 
-def _drawn(text: str, measured: float, predicted: float, error: float) -> Comparison:
-    """A number that was drawn and is to be equal to another one."""
-    return Comparison(text, measured, "=", predicted, error, slack=EQUAL, choice=EQUAL_IS)
-
-
-def _vectors(rng: np.random.Generator, sampler: Sampler, count: int, d_k: int) -> tuple[Any, Any]:
-    return sampler(rng, (count, 8, d_k)), np.swapaxes(sampler(rng, (count, 8, d_k)), -1, -2)
+def _equal(text: str, estimate: tuple[float, float], predicted: float, **more: Any) -> Comparison:
+    """A number that was drawn and must be equal to another one."""
+    return estimated(text, estimate, "=", predicted, slack=EQUAL, choice=EQUAL_IS, **more)
 
 
 @LEDGER.claim(
@@ -196,10 +180,8 @@ def product_moments(sampling: Sampling, laws: Laws = ENUMERABLE, samplers: Sampl
     for number, (name, sampler) in enumerate(samplers.items()):
         rng, shape = generator(sampling.seed, 4, number), (sampling.groups, 8192)
         products = sampler(rng, shape).astype(np.float64) * sampler(rng, shape)
-        mean, mean_error = over_groups(products)
-        variance, error = over_groups(products**2)
-        yield _drawn(f"{name}: mean", mean, 0.0, mean_error)
-        yield _drawn(f"{name}: variance", variance, 1.0, error)
+        yield _equal(f"{name}: mean", over_groups(products), 0.0)
+        yield _equal(f"{name}: variance", over_groups(products**2), 1.0)
 
 
 @LEDGER.claim(
@@ -218,16 +200,16 @@ def initial_weights(
 ) -> Iterator[Comparison]:
     """fan_in gives the variance of a weight of a layer with that many inputs."""
     component, score = _projected(sampling, d_model, d_k, 1.0)
-    yield replace(
-        _drawn("unit weights: variance of q_i", component[0], 1.0, component[1]),
-        otherwise=f"with weights of variance 1, q_i has variance {component[0]:.0f} at d_model = {d_model}; q and k of "
-        "variance 1 come from weights of variance 1/d_model",
+    otherwise = (
+        f"with weights of variance 1, q_i has variance {component[0]:.0f} at d_model = {d_model}; q and k of "
+        "variance 1 come from weights of variance 1/d_model"
     )
-    ratio, error = (x / d_model**2 for x in score)
-    yield Comparison("unit weights: Var(q.k)/(d_k d_model^2)", ratio, "~", 1.0, error, role=SHOWN)
+    yield _equal("unit weights: variance of q_i", component, 1.0, otherwise=otherwise)
+    ratio = (score[0] / d_model**2, score[1] / d_model**2)
+    yield estimated("unit weights: Var(q.k)/(d_k d_model^2)", ratio, "~", 1.0, role=SHOWN)
     component, score = _projected(sampling, d_model, d_k, fan_in(d_model))
-    yield Comparison("fan-in weights: variance of q_i", component[0], "~", 1.0, component[1], role=SHOWN)
-    yield Comparison("fan-in weights: Var(q.k) / d_k", score[0], "~", 1.0, score[1], role=SHOWN)
+    yield estimated("fan-in weights: variance of q_i", component, "~", 1.0, role=SHOWN)
+    yield estimated("fan-in weights: Var(q.k) / d_k", score, "~", 1.0, role=SHOWN)
 
 
 def _projected(sampling: Sampling, d_model: int, d_k: int, variance: float) -> tuple[tuple[float, float], ...]:
@@ -271,8 +253,7 @@ def direction(
 
 def _row_variance(text: str, sampling: Sampling, d_k: int, factor: float) -> Comparison:
     """A row of n keys, centred on its own mean, shows (n - 1)/n of the variance."""
-    variance, error = over_groups(reading(sampling, d_k, 512, factor).variance * (512 / 511))
-    return _drawn(text, variance, 1.0, error)
+    return _equal(text, over_groups(reading(sampling, d_k, 512, factor).variance * (512 / 511)), 1.0)
 
 
 _SCORES_SIDE = 64  # queries and keys of a group: 4096 scores from 128 vectors
@@ -288,10 +269,8 @@ class ScoresSpec(Spec):
     seed: int = a_seed()
 
 
-def run_scores(spec: ScoresSpec, progress: Progress) -> Result:
+def run_scores(spec: ScoresSpec, progress: Progress) -> Iterator[Comparison | Series]:
     """Moments and tails of z = <q, k>/sqrt(d_k), and histograms of z and of <q, k> with their densities."""
-    comparisons: list[Comparison] = []
-    series: list[Series] = []
     for number, d_k in enumerate(spec.d_k):
         rng = generator(spec.seed, 2, d_k)
         z = np.empty((spec.groups, _SCORES_SIDE, _SCORES_SIDE))
@@ -302,42 +281,32 @@ def run_scores(spec: ScoresSpec, progress: Progress) -> Result:
             group[:] = np.matmul(query.reshape(-1, 4, d_k), key.T).reshape(_SCORES_SIDE, _SCORES_SIDE)
         root, setting = d_k**0.5, {"d_k": d_k}
         z /= root
-        comparisons.append(compare("scaled variance", setting, 1.0, z**2))
-        comparisons.append(compare("scaled fourth moment", setting, 3 + score_excess_kurtosis(d_k), z**4))
-        comparisons += [
-            compare_share(f"share beyond {edge}", setting, score_tail(edge, d_k, 1 / root), np.abs(z) > edge)
-            for edge in (1, 2, 3)
-        ]
-        series += _histograms(z, d_k)
+        yield compare("scaled variance", setting, 1.0, z**2)
+        yield compare("scaled fourth moment", setting, 3 + score_excess_kurtosis(d_k), z**4)
+        for edge in (1, 2, 3):
+            yield compare_share(f"share beyond {edge}", setting, score_tail(edge, d_k, 1 / root), np.abs(z) > edge)
+        yield from _histograms(z, d_k)
         progress((number + 1) / len(spec.d_k))
-    return Result("scores", asdict(spec), tuple(comparisons), tuple(series))
 
 
-def _histograms(z: Floats, d_k: int) -> list[Series]:
+def _histograms(z: Floats, d_k: int) -> Iterator[Series]:
     """Histogram and density, of z and of the unscaled score: the same counts, on another axis."""
     edges = np.linspace(-_REACH, _REACH, _BINS + 1)
     counts, _ = np.histogram(z, edges)
     centres, height = (edges[1:] + edges[:-1]) / 2, counts / z.size / (edges[1] - edges[0])
     curve = np.linspace(-_REACH, _REACH, 225)
-    series = []
     for name, stretch in (("sqrt", 1.0), ("none", d_k**0.5)):
-        setting: Parameters = {"d_k": d_k, "rule": name}
         density = score_density(curve * stretch, d_k, stretch / d_k**0.5)
-        series.append(Series("density", "measured", setting, _listed(centres * stretch), _listed(height / stretch)))
-        series.append(Series("density", "theory", setting, _listed(curve * stretch), _listed(density)))
-    return series
-
-
-def _listed(values: object) -> tuple[float, ...]:
-    return tuple(np.asarray(values, np.float64).tolist())
+        for kind, x, y in (("measured", centres * stretch, height / stretch), ("theory", curve * stretch, density)):
+            yield Series("density", kind, {"d_k": d_k, "rule": name}, tuple(x.tolist()), tuple(y.tolist()))
 
 
 def _score_pictures(result: Result) -> list[Picture]:
     wider = "Bars: measured. Lines: the exact density. The larger d_k is, the wider."
-    scaled_text = "The same scores after the scale: the same width for every d_k."
+    same = "The same scores after the scale: the same width for every d_k."
     return [
         _histogram(result, "none", "Scores without a scale", wider),
-        _histogram(result, "sqrt", "Scores times 1/√d_k", scaled_text),
+        _histogram(result, "sqrt", "Scores times 1/√d_k", same),
     ]
 
 
@@ -367,7 +336,6 @@ register(
     Experiment(
         name="scores",
         place=2,
-        question="What is the distribution of a score?",
         spec=ScoresSpec,
         run=run_scores,
         seconds=0.2,

@@ -7,7 +7,7 @@ beside this file has their numbers: `python -m benchmarks.calibration.alignment`
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rootdk.attention import measure
 from rootdk.lab.drawing import COLOURS, GREY, Picture, bars, plot, points
 from rootdk.theory import correlated_score_variance, score_excess_kurtosis, shared_mean_variance
 
-from .comparison import LIMITS, SHOWN, Comparison, Result
+from .comparison import LIMITS, SHOWN, Comparison, Result, estimated
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, names, positives, register
 from .ledger import LEDGER
 from .sampler import LAWS, Floats, Generator, Sampling, compare, draw, generator, normal, over_groups
@@ -43,39 +43,35 @@ class PremisesSpec(Spec):
             correlated_score_variance(self.d_k, correlation)
 
 
-def run(spec: PremisesSpec, progress: Progress) -> Result:
+def run(spec: PremisesSpec, progress: Progress) -> Iterator[Comparison]:
     """The variance inside a row, on which softmax depends, by rootdk.measure; with a mean, that of all scores too."""
-    rng = generator(spec.seed, 9)
-    d_k, steps = spec.d_k, len(spec.correlation) + 2 * len(spec.mean) + len(spec.laws)
-    comparisons: list[Comparison] = []
-
-    def note(comparison: Comparison) -> None:
-        comparisons.append(comparison)
-        done = len({comparison.setting["premise"] for comparison in comparisons})
-        progress(min(1.0, done / steps))
-
+    rng, d_k = generator(spec.seed, 9), spec.d_k
+    premises = len(spec.correlation) + 2 * len(spec.mean) + len(spec.laws)
+    shares = iter(np.linspace(0, 1, premises + 1).tolist())
     for r in spec.correlation:
+        progress(next(shares))
         predicted = float(correlated_score_variance(d_k, r)) / d_k
-        note(_inside(spec, f"correlation {r:g}", predicted, _correlated(rng, spec, r)))
+        yield _inside(spec, f"correlation {r:g}", predicted, _correlated(rng, spec, r))
     for mean in spec.mean:
         for query_mean, key_mean, whose in ((mean, 0.0, "queries"), (0.0, mean, "keys")):
+            progress(next(shares))
             whole, inside = map(float, shared_mean_variance(d_k, query_mean, key_mean))
             query, key = _gaussian(rng, spec)
             moved = (query + np.float32(query_mean), key + np.float32(key_mean))
             premise = f"mean {mean:g} in all {whose}"
-            note(_inside(spec, premise, inside / d_k, moved))
+            yield _inside(spec, premise, inside / d_k, moved)
             # About the known mean 0 of all scores: the query and the key are never shifted together.
             scores = np.matmul(moved[0], moved[1].transpose(0, 2, 1)) / d_k**0.5
-            note(compare("variance of all", {"premise": premise, "d_k": d_k}, whole / d_k, scores**2))
+            yield compare("variance of all", {"premise": premise, "d_k": d_k}, whole / d_k, scores**2)
     for law in spec.laws:
+        progress(next(shares))
         query, key = (draw(rng, law, (spec.groups, n, d_k)) for n in (spec.rows, spec.keys))
-        note(_inside(spec, f"components: {law}", 1.0, (query, key)))
+        yield _inside(spec, f"components: {law}", 1.0, (query, key))
         if law == "student_t":
             continue  # it has a fourth moment, but no eighth: a mean of fourth powers has no standard error
         kurtosis = score_excess_kurtosis(d_k, LAWS[law].fourth_moment, LAWS[law].fourth_moment)
         scores = np.matmul(query, key.transpose(0, 2, 1)) / d_k**0.5
-        note(compare("fourth moment", {"premise": f"components: {law}", "d_k": d_k}, 3 + kurtosis, scores**4))
-    return Result("premises", asdict(spec), tuple(comparisons))
+        yield compare("fourth moment", {"premise": f"components: {law}", "d_k": d_k}, 3 + kurtosis, scores**4)
 
 
 def _gaussian(rng: Generator, spec: PremisesSpec) -> tuple[Floats, Floats]:
@@ -124,7 +120,6 @@ register(
     Experiment(
         name="premises",
         place=8,
-        question="What if the premise is wrong?",
         spec=PremisesSpec,
         run=run,
         seconds=1.0,
@@ -163,7 +158,7 @@ def training_aligns(
 ) -> Iterator[Comparison]:
     """kind is "trained" or "new"; deviations is the limit from which a mean counts."""
     models = models or trained_models()
-    counts = "half a deviation: of newly made models the mean over heads is 0"
+    half = "half a deviation: of newly made models the mean over heads is 0"
     sizes = {name: _median(sampling, model[kind]["without"]) for name, model in models.items()}
     listed = ", ".join(f"{size:.2f} in {name}" for name, (size, _) in sizes.items())
     condition = (
@@ -172,24 +167,17 @@ def training_aligns(
         "itself makes up for that. A row is made of other tokens, too; and that q.k grows like d_k, models of one "
         "width each cannot show"
     )
+    larger = "to be larger at all is the least that outgrowing asks"
     for name, model in models.items():
-        mean, error = over_groups(model[kind]["mean"])
-        text = f"{name}, d_k = {model['d_k']}: mean / deviation"
-        yield Comparison(text, mean, ">", deviations, error, choice=counts)
-        new, error = over_groups(model["new"]["mean"])
-        yield Comparison(f"{name}, newly made: mean / deviation", new, standard_error=error, role=SHOWN)
+        mean = over_groups(model[kind]["mean"])
+        yield estimated(f"{name}, d_k = {model['d_k']}: mean / deviation", mean, ">", deviations, choice=half)
+        yield estimated(f"{name}, newly made: mean / deviation", over_groups(model["new"]["mean"]))
         above = np.array(model[kind]["mean"]) > max(map(abs, model["new"]["mean"]))
         yield Comparison(f"{name}: heads above every new one", float(above.mean()), role=SHOWN)
-        apart, error = over_groups(model[kind]["means"])
-        yield Comparison(f"{name}: m_q.m_k / deviation", apart, standard_error=error, role=SHOWN)
-        size, error = sizes[name]
+        yield estimated(f"{name}: m_q.m_k / deviation", over_groups(model[kind]["means"]))
         text = f"{name}: E(q.k)^2 over that of independent q and k"
-        yield Comparison(text, size, ">", 1.0, error, role=LIMITS, otherwise=condition, choice=_LARGER)
-        size, error = _median(sampling, model[kind]["with_c"])
-        yield Comparison(f"{name}: E(q.k)^2 over the formula with C", size, standard_error=error, role=SHOWN)
-
-
-_LARGER = "to be larger at all is the least that outgrowing asks"
+        yield estimated(text, sizes[name], ">", 1.0, role=LIMITS, otherwise=condition, choice=larger)
+        yield estimated(f"{name}: E(q.k)^2 over the formula with C", _median(sampling, model[kind]["with_c"]))
 
 
 def _median(sampling: Sampling, heads: Sequence[float]) -> tuple[float, float]:

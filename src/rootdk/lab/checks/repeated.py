@@ -6,16 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from scipy.optimize import brentq
 from scipy.special import gammaln
 
+from rootdk import theory
 from rootdk.lab.training import Results, shipped
 from rootdk.lab.training.results import tasks_of, widths
-from rootdk.theory import (
-    attention_moments,
-    exact_score_moments,
-    qk_norm_variance,
-    relative_gradient,
-    saturation,
-    top_probability,
-)
 
 from .comparison import EQUAL, LIMITS, SHOWN, Comparison
 from .learning import Gap
@@ -26,7 +19,6 @@ from .sharpness import KEYS
 
 FEW, BILLION = 100, 10**9
 _BASE = 512  # the number of keys at which the ln n rule is 1/sqrt(d_k)
-_KEPT = "a quarter more or less counts as the same"
 
 
 @LEDGER.claim(
@@ -41,15 +33,11 @@ def grow_in_expectation(
     _sampling: Sampling, laws: Laws = ENUMERABLE, d_ks: Sequence[int] = (1, 8)
 ) -> Iterator[Comparison]:
     """laws map values to probabilities."""
+    against = "the mean of q.k is 0 at every d_k; what grows is its size, E|q.k|, like sqrt(d_k)"
     for name, law in laws.items():
-        small, large = (float(exact_score_moments(d_k, law)["mean"]) for d_k in (min(d_ks), max(d_ks)))
-        yield Comparison(
-            f"{name}: mean of q.k, d_k = {max(d_ks)} less {min(d_ks)}",
-            large - small,
-            ">",
-            0.0,
-            otherwise="the mean of q.k is 0 at every d_k; what grows is its size, E|q.k|, like sqrt(d_k)",
-        )
+        small, large = (float(theory.exact_score_moments(d_k, law)["mean"]) for d_k in (min(d_ks), max(d_ks)))
+        text = f"{name}: mean of q.k, d_k = {max(d_ks)} less {min(d_ks)}"
+        yield Comparison(text, large - small, ">", 0.0, otherwise=against)
     for d_k in (16, 1024):
         length = math.sqrt(2.0) * math.exp(gammaln((d_k + 1) / 2) - gammaln(d_k / 2))
         size = length * math.sqrt(2 / math.pi) / math.sqrt(d_k)
@@ -71,21 +59,18 @@ def any_constant(
 ) -> Iterator[Comparison]:
     """divisors give what the scores of a d_k are divided by."""
     small, large = min(d_ks), max(d_ks)
+    reason = "a quarter more or less counts as the same"
+    against = (
+        f"a constant fits one width: 8 is sqrt(d_k) at d_k = 64 and nowhere else; from d_k = {small} to {large} the "
+        f"deviation of the scores grows {math.sqrt(large / small):g} times under any"
+    )
     for divisor in divisors:
-        deviations = {d_k: math.sqrt(d_k) / divisor(d_k) for d_k in d_ks}
+        first, last = (math.sqrt(d_k) / divisor(d_k) for d_k in (small, large))
         name = f"divided by {divisor(small):g}"
-        yield Comparison(
-            f"{name}: deviation at d_k = {large} over that at {small}",
-            deviations[large] / deviations[small],
-            "=",
-            1.0,
-            slack=EQUAL,
-            choice=_KEPT,
-            otherwise=f"a constant fits one width: 8 is sqrt(d_k) at d_k = 64 and nowhere else; from d_k = {small} to "
-            f"{large} the deviation of the scores grows {math.sqrt(large / small):g} times under any",
-        )
+        text = f"{name}: deviation at d_k = {large} over that at {small}"
+        yield Comparison(text, last / first, "=", 1.0, slack=EQUAL, otherwise=against, choice=reason)
         for d_k in d_ks:
-            share = float(attention_moments(KEYS, d_k, 1 / divisor(d_k)).entropy) / math.log(KEYS)
+            share = float(theory.attention_moments(KEYS, d_k, 1 / divisor(d_k)).entropy) / math.log(KEYS)
             yield Comparison(f"{name}, d_k = {d_k}: entropy share", share, role=SHOWN)
 
 
@@ -104,27 +89,26 @@ def log_n_keeps_entropy(
     growth: Callable[[float], float] = lambda keys: math.log(keys) / math.log(_BASE),
 ) -> Iterator[Comparison]:
     """growth is the factor beside 1/sqrt(d_k) at that many keys."""
-    nats = {keys: float(attention_moments(keys, d_k, growth(keys) / math.sqrt(d_k)).entropy) for keys in (FEW, BILLION)}
+    nats = {}
+    for keys in (FEW, BILLION):
+        nats[keys] = float(theory.attention_moments(keys, d_k, growth(keys) / math.sqrt(d_k)).entropy)
     shares = {keys: entropy / math.log(keys) for keys, entropy in nats.items()}
     ratios = {"entropy": nats[BILLION] / nats[FEW], "share of ln n": shares[BILLION] / shares[FEW]}
     best_kept = min(ratios, key=lambda name: abs(ratios[name] - 1))
-    yield Comparison(
-        f"{best_kept}, the better kept of the two: at {BILLION:.0e} keys over that at {FEW}",
-        ratios[best_kept],
-        "=",
-        1.0,
-        slack=0.1,
-        choice="a tenth more or less counts as the same",
-        otherwise=f"it keeps neither: from {FEW} keys to a billion the entropy rises from {nats[FEW]:.1f} to "
-        f"{nats[BILLION]:.1f} nats, and its share of ln n falls from {shares[FEW]:.2f} to {shares[BILLION]:.2f}; a "
-        "constant share needs a deviation that grows like sqrt(ln n)",
+    text = f"{best_kept}, the better kept of the two: at {BILLION:.0e} keys over that at {FEW}"
+    reason = "a tenth more or less counts as the same"
+    against = (
+        f"it keeps neither: from {FEW} keys to a billion the entropy rises from {nats[FEW]:.1f} to {nats[BILLION]:.1f} "
+        f"nats, and its share of ln n falls from {shares[FEW]:.2f} to {shares[BILLION]:.2f}; a constant share needs a "
+        "deviation that grows like sqrt(ln n)"
     )
+    yield Comparison(text, ratios[best_kept], "=", 1.0, slack=0.1, otherwise=against, choice=reason)
     for keys, entropy in nats.items():
         yield Comparison(f"{keys:.0e} keys: entropy, nats", entropy, role=SHOWN)
         yield Comparison(f"{keys:.0e} keys: entropy share", shares[keys], role=SHOWN)
     for keys in nats:
         root = math.sqrt(math.log(keys) / math.log(FEW) / d_k)
-        share = float(attention_moments(keys, d_k, root).entropy) / math.log(keys)
+        share = float(theory.attention_moments(keys, d_k, root).entropy) / math.log(keys)
         yield Comparison(f"{keys:.0e} keys, deviation like sqrt(ln n): entropy share", share, role=SHOWN)
 
 
@@ -143,21 +127,18 @@ def scale_of_one(
     gain: Callable[[int], float] = lambda d_k: d_k**-0.25,
 ) -> Iterator[Comparison]:
     """gain is that of QK-norm, of every component of q and of k."""
-    plain = float(saturation(KEYS, scale * math.sqrt(d_k)))
-    many = "one row in ten counts as saturated"
-    yield Comparison("q and k of variance 1: rows of one key", plain, ">", 0.1, choice=many)
-    variance, largest = (float(number) for number in qk_norm_variance(scale, *([[gain(d_k)] * d_k] * 2)))
-    normed = float(saturation(KEYS, math.sqrt(variance)))
-    yield Comparison(
-        f"QK-norm with gains {gain(d_k):g}: rows of one key",
-        normed,
-        ">",
-        0.1,
-        role=LIMITS,
-        otherwise=f"unless QK-norm comes before it: with gains of {gain(d_k):g} each the logits have variance "
-        f"{variance:g} and none can pass {largest:.0f}; the gains are the scale there, and they are learned",
-        choice=many,
+    plain = float(theory.saturation(KEYS, scale * math.sqrt(d_k)))
+    reason = "one row in ten counts as saturated"
+    yield Comparison("q and k of variance 1: rows of one key", plain, ">", 0.1, choice=reason)
+    gains = [gain(d_k)] * d_k
+    variance, largest = map(float, theory.qk_norm_variance(scale, gains, gains))
+    normed = float(theory.saturation(KEYS, math.sqrt(variance)))
+    condition = (
+        f"unless QK-norm comes before it: with gains of {gain(d_k):g} each the logits have variance {variance:g} and "
+        f"none can pass {largest:.0f}; the gains are the scale there, and they are learned"
     )
+    text = f"QK-norm with gains {gain(d_k):g}: rows of one key"
+    yield Comparison(text, normed, ">", 0.1, role=LIMITS, otherwise=condition, choice=reason)
 
 
 @LEDGER.claim(
@@ -172,27 +153,27 @@ def scale_of_one(
     "that grows as 0.43 ln n (SSMax).",
 )
 def must_disperse(
-    _sampling: Sampling, deviation: float = 1.0, unscaled: float = 512**0.5, apart: float = 10.0
+    _sampling: Sampling, deviation: float = 1.0, unscaled: float = 512**0.5, gap: float = 10.0
 ) -> Iterator[Comparison]:
-    """deviation is that of normal logits, the same for any number of keys; apart is the distance of the bounds."""
-    little = "a weight of a thousandth counts as going to 0"
-    few, many = (_leader(keys, apart) for keys in (FEW, BILLION))
-    bounds = f"logits within {apart:g} of each other"
-    yield Comparison(f"{bounds}: largest weight of {BILLION:.0e} keys", many, "<", 1e-3, choice=little)
-    yield Comparison(f"{bounds}: largest weight of {FEW} keys", few, role=SHOWN)
-    few, many = (float(top_probability(keys, deviation)) for keys in (FEW, BILLION))
-    yield Comparison(f"deviation {deviation:g}: largest weight of {BILLION:.0e} keys", many, "<", 1e-3, choice=little)
-    yield Comparison(f"deviation {deviation:g}: largest weight of {FEW} keys", few, role=SHOWN)
-    still = float(top_probability(BILLION, unscaled))
+    """deviation is that of normal logits, the same for any number of keys; gap is the distance of the bounds."""
+    reason = "a weight of a thousandth counts as going to 0"
+    largest = {
+        f"logits within {gap:g} of each other": [_leader(keys, gap) for keys in (FEW, BILLION)],
+        f"deviation {deviation:g}": [float(theory.top_probability(keys, deviation)) for keys in (FEW, BILLION)],
+    }
+    for name, (of_few, of_a_billion) in largest.items():
+        yield Comparison(f"{name}: largest weight of {BILLION:.0e} keys", of_a_billion, "<", 1e-3, choice=reason)
+        yield Comparison(f"{name}: largest weight of {FEW} keys", of_few, role=SHOWN)
+    still = float(theory.top_probability(BILLION, unscaled))
     condition = (
         "at a fixed deviation sigma, and only past some e^(sigma^2/2) keys: without a scale at d_k = 512 the largest "
         f"weight of a billion keys is still {still:.2f}, and with a deviation that grows like ln n it does not fade"
     )
     text = f"deviation {unscaled:.3g}: largest weight of {BILLION:.0e} keys"
-    yield Comparison(text, still, "<", 1e-3, role=LIMITS, otherwise=condition, choice=little)
-    grown = [float(top_probability(keys, 0.43 * math.log(keys))) for keys in (FEW, BILLION)]
-    for keys, weight in zip((FEW, BILLION), grown, strict=True):
-        yield Comparison(f"deviation 0.43 ln n: largest weight of {keys:.0e} keys", weight, role=SHOWN)
+    yield Comparison(text, still, "<", 1e-3, role=LIMITS, otherwise=condition, choice=reason)
+    for keys in (FEW, BILLION):
+        grown = float(theory.top_probability(keys, 0.43 * math.log(keys)))
+        yield Comparison(f"deviation 0.43 ln n: largest weight of {keys:.0e} keys", grown, role=SHOWN)
 
 
 @LEDGER.claim(
@@ -206,18 +187,16 @@ def gradients_explode(
     _sampling: Sampling, scale: Callable[[int], float] = lambda _: 1.0, d_ks: Sequence[int] = (16, 1024)
 ) -> Iterator[Comparison]:
     """scale is the factor of the scores."""
-    flows = {d_k: float(relative_gradient(KEYS, d_k, scale(d_k))) for d_k in d_ks}
+    flows = {d_k: float(theory.relative_gradient(KEYS, d_k, scale(d_k))) for d_k in d_ks}
     small, large = min(d_ks), max(d_ks)
     growth = flows[large] / flows[small]
-    yield Comparison(
-        f"|do/dq|/|o| at d_k = {large} over that at {small}",
-        growth,
-        ">",
-        10.0,
-        choice="ten times over a width that grows 64 times is the least that may be called an explosion",
-        otherwise=f"the root mean square grows {growth:.1f} times from d_k = {small} to {large}, like the fourth root "
-        "of d_k, and in the typical row the gradient vanishes (claim 2)",
+    text = f"|do/dq|/|o| at d_k = {large} over that at {small}"
+    reason = "ten times over a width that grows 64 times is the least that may be called an explosion"
+    against = (
+        f"the root mean square grows {growth:.1f} times from d_k = {small} to {large}, like the fourth root of d_k, "
+        "and in the typical row the gradient vanishes (claim 2)"
     )
+    yield Comparison(text, growth, ">", 10.0, otherwise=against, choice=reason)
     for d_k, flow in flows.items():
         yield Comparison(f"d_k = {d_k}: |do/dq|/|o|", flow, role=SHOWN)
 
@@ -269,9 +248,9 @@ def scalable_softmax(
     at = {keys: (_leader(keys, gap), _leader(keys, gap * s * math.log(keys))) for keys in (1000, BILLION)}
     for name, weight, figure, digit in zip(("softmax", "SSMax"), at[1000], figures, (5e-4, 5e-5), strict=True):
         yield Comparison(f"1000 keys: weight of the one, {name}", weight, "=", figure, slack=digit)
-    near = "a weight of a thousandth counts as going to 0, and one of .99 as staying"
-    yield Comparison("1e+09 keys: weight of the one, softmax", at[BILLION][0], "<", 1e-3, choice=near)
-    yield Comparison("1e+09 keys: weight of the one, SSMax", at[BILLION][1], ">", 0.99, choice=near)
+    reason = "a weight of a thousandth counts as going to 0, and one of .99 as staying"
+    yield Comparison("1e+09 keys: weight of the one, softmax", at[BILLION][0], "<", 1e-3, choice=reason)
+    yield Comparison("1e+09 keys: weight of the one, SSMax", at[BILLION][1], ">", 0.99, choice=reason)
     lead = 0.8 / s
     less = _leader(BILLION, lead * s * math.log(BILLION))
     condition = (
@@ -279,7 +258,7 @@ def scalable_softmax(
         f"keys is {less:.2g}, and goes to 0 as well"
     )
     text = f"a lead of {lead:.2f}, 1e+09 keys: weight of the one, SSMax"
-    yield Comparison(text, less, ">", 0.99, role=LIMITS, otherwise=condition, choice=near)
+    yield Comparison(text, less, ">", 0.99, role=LIMITS, otherwise=condition, choice=reason)
 
 
 def _leader(keys: float, lead: float) -> float:
@@ -317,9 +296,9 @@ def gap_counting(
             f"from {few:.0e} to {many:.0e} keys the power for {name} is {near:.2f}, and from there to a thousand "
             f"times as many {later:.2f}, not {power:g} within a tenth"
         )
-        preset = "a tenth of the power off is still that power: set before the powers were computed"
+        reason = "a tenth of the power off is still that power: set before the powers were computed"
         text = f"{name}: power of ln n"
-        yield Comparison(text, near, "=", power, slack=0.1 * power, otherwise=against, choice=preset)
+        yield Comparison(text, near, "=", power, slack=0.1 * power, otherwise=against, choice=reason)
         yield Comparison(f"{name}: the same, from {many:.0e} keys to {1e3 * many:.0e}", later, role=SHOWN)
         yield Comparison(f"{name}, {many:.0e} keys: factor for a weight of 1/2", factor(many), role=SHOWN)
         # Of normal scores some e^(g m - g^2/2) lie within g of the largest, m = sqrt(2 ln n): ln N(g)/g starts at m.
@@ -332,4 +311,4 @@ def _power_of_log(factor: Callable[[float], float], few: float, many: float) -> 
 
 def _normal_factor(keys: float) -> float:
     """The deviation of normal logits at which the largest weight is 1/2 on average."""
-    return float(brentq(lambda deviation: float(top_probability(int(keys), deviation)) - 0.5, 0.5, 50.0))
+    return float(brentq(lambda deviation: float(theory.top_probability(int(keys), deviation)) - 0.5, 0.5, 50.0))

@@ -1,7 +1,7 @@
 """Scores in number formats: the experiment "formats", and claim 13. A small score loses no digits."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from rootdk.lab.drawing import POWERS, Picture, grouped_by, plot, predicted_and_
 from rootdk.theory import format_effect
 from rootdk.theory.formats import FORMATS as KINDS
 
-from .comparison import LIMITS, SHOWN, Comparison, Parameters, Result
+from .comparison import LIMITS, SHOWN, Comparison, Parameters, Result, estimated
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, names, positives, register
 from .ledger import COMMON, LEDGER
 from .sampler import Floats, Sampling, compare_ratio, compare_share, generator, over_groups
@@ -30,10 +30,9 @@ class FormatsSpec(Spec):
     seed: int = a_seed()
 
 
-def run(spec: FormatsSpec, progress: Progress) -> Result:
+def run(spec: FormatsSpec, progress: Progress) -> Iterator[Comparison]:
     """Rounding error of a score and of its weight e^z, relative to the score's spread, and the share that overflows."""
     x = generator(spec.seed, 8).standard_normal(spec.rows)
-    comparisons: list[Comparison] = []
     for number, sigma in enumerate(spec.sigma):
         z = x * sigma
         for name in spec.formats:
@@ -43,14 +42,12 @@ def run(spec: FormatsSpec, progress: Progress) -> Result:
             finite = np.isfinite(stored)
             error = stored[finite] - z[finite]
             unit = np.full(error.shape, sigma**2)
-            comparisons.append(compare_ratio("relative error", setting, predicted.score_error / sigma, error**2, unit))
+            yield compare_ratio("relative error", setting, predicted.score_error / sigma, error**2, unit)
             if predicted.weight_error < 0.1:  # above it the formula assumes a normal error, but the error is uniform
-                spread = np.expm1(error) ** 2
-                ones = np.ones(error.shape)
-                comparisons.append(compare_ratio("error of a weight", setting, predicted.weight_error, spread, ones))
-            comparisons.append(compare_share("overflow", setting, predicted.overflow, ~finite))
+                squares, ones = np.expm1(error) ** 2, np.ones(error.shape)
+                yield compare_ratio("error of a weight", setting, predicted.weight_error, squares, ones)
+            yield compare_share("overflow", setting, predicted.overflow, ~finite)
         progress((number + 1) / len(spec.sigma))
-    return Result("formats", asdict(spec), tuple(comparisons))
 
 
 def _pictures(result: Result) -> list[Picture]:
@@ -67,7 +64,6 @@ register(
     Experiment(
         name="formats",
         place=7,
-        question="What does rounding do to small scores?",
         spec=FormatsSpec,
         run=run,
         seconds=0.1,
@@ -130,18 +126,17 @@ def small_values(
             for result, (off, below) in suspected.items():
                 ratios[f"{name}, d_k = {d_k}: {result}"] = over_groups(off / usual[result][0])
                 tiny[f"{name}, d_k = {d_k}: {result}"] = below
-    worst = max(ratios, key=lambda text: ratios[text][0])
-    clear = {text: Comparison(text, ratio, ">", twice, error).agrees for text, (ratio, error) in ratios.items()}
+    clear = {text: estimated(text, ratio, ">", twice).agrees for text, ratio in ratios.items()}
     fine, unstable = ({t: r for t, (r, _) in ratios.items() if clear[t] == bad} for bad in (False, True))
     lost = max(fine.values(), default=0.0)
     harmless = f"the relative error is at most {lost:.2f} times that of 1/sqrt(d_k), for small scores have small errors"
     everywhere = f"in {', '.join(known)} {harmless}"
     only = f"only in {_where(unstable, tiny)}; elsewhere {harmless}"
     # "May be unstable" is true if the worst ratio is large; every ratio that is not large limits where it is true.
-    ratio, error = ratios[worst]
-    yield Comparison("largest ratio of all", ratio, ">", twice, error, otherwise=everywhere, choice=_UNSTABLE)
-    for text, (ratio, error) in ratios.items():
-        yield Comparison(text, ratio, ">", twice, error, role=LIMITS, otherwise=only, choice=_UNSTABLE)
+    worst = max(ratios.values(), key=lambda ratio: ratio[0])
+    yield estimated("largest ratio of all", worst, ">", twice, otherwise=everywhere, choice=_UNSTABLE)
+    for text, ratio in ratios.items():
+        yield estimated(text, ratio, ">", twice, role=LIMITS, otherwise=only, choice=_UNSTABLE)
     for name in formats:
         small, unit = (float(format_effect(sigma, name).score_error) / sigma for sigma in (max(d_ks) ** -0.5, 1.0))
         yield Comparison(f"{name}, d_k = {max(d_ks)}: stored score", small / unit, role=SHOWN)

@@ -5,8 +5,8 @@ trace of J move with the number of keys, to a billion.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -47,35 +47,30 @@ class RulesSpec(Spec):
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        if self.keys * max(*self.d_k, *self.curve) > _LARGEST_GROUP:
-            largest = max(*self.d_k, *self.curve)
-            raise ArgumentError(
-                f"keys: must be at most {_LARGEST_GROUP // largest} at d_k = {largest}, got {self.keys}"
-            )
+        largest = max(*self.d_k, *self.curve)
+        most = _LARGEST_GROUP // largest
+        if self.keys > most:
+            raise ArgumentError(f"keys: must be at most {most} at d_k = {largest}, got {self.keys}")
         for rule, d_k in product(self.rules, (*self.d_k, *self.curve, *self.computed)):
             factor_of(rule, d_k, self.keys)  # a rule that fails is an error before anything is drawn
 
 
-def run_rules(spec: RulesSpec, progress: Progress) -> Result:
+def run_rules(spec: RulesSpec, progress: Progress) -> Iterator[Comparison | Series]:
     """Variance, entropy, trace and norm of J, largest weight and frozen rows, under each rule."""
-    comparisons: list[Comparison] = []
-    series: list[Series] = []
     sizes = sorted({*spec.d_k, *spec.curve})
     # Drawing takes time in proportion to d_k, and theory about as long as 300 components.
     cost = np.cumsum([size + 300 for size in sizes])
     for number, d_k in enumerate(sizes):
         for rule, (reading, weights) in _measured(spec, d_k).items():
             scale = factor_of(rule, d_k, spec.keys)
-            comparisons += _along(spec, d_k, rule, reading)
+            yield from _along(spec, d_k, rule, reading)
             if d_k in spec.d_k:
-                comparisons += _at(reading, spec, d_k, rule, scale)
-                series.append(weights)
+                yield from _at(reading, spec, d_k, rule, scale)
+                yield weights
         progress(float(cost[number] / cost[-1]))
-    for d_k in spec.computed:
+    for d_k, rule in product(spec.computed, spec.rules):
         if d_k not in sizes:
-            for rule in spec.rules:
-                comparisons += _along(spec, d_k, rule)
-    return Result("rules", asdict(spec), tuple(comparisons), tuple(series))
+            yield from _along(spec, d_k, rule)
 
 
 def _measured(spec: RulesSpec, d_k: int) -> dict[str, tuple[Reading, Series]]:
@@ -96,28 +91,32 @@ def _measured(spec: RulesSpec, d_k: int) -> dict[str, tuple[Reading, Series]]:
     return {rule: (Reading.concatenate(parts[rule], axis=0), weights[rule]) for rule in spec.rules}
 
 
-def _along(spec: RulesSpec, d_k: int, rule: str, reading: Reading | None = None) -> list[Comparison]:
-    setting: Parameters = {"d_k": d_k, "rule": rule, "keys": spec.keys}
+def _along(spec: RulesSpec, d_k: int, rule: str, reading: Reading | None = None) -> Iterator[Comparison]:
     moments = attention_moments(spec.keys, d_k, factor_of(rule, d_k, spec.keys))
     predicted = {
         "entropy share": float(moments.entropy) / float(np.log(spec.keys)),
-        "Jacobian trace": float(moments.jacobian_trace),
-        "|J|^2": float(moments.jacobian_norm_squared),
+        "Jacobian trace": moments.jacobian_trace,
+        "|J|^2": moments.jacobian_norm_squared,
     }
-    if reading is None:
-        return [computed(name, setting, value) for name, value in predicted.items()]
-    rows = (reading.entropy_ratio, reading.jacobian_trace, reading.jacobian_norm**2)
-    return [compare(name, setting, predicted[name], samples) for name, samples in zip(predicted, rows, strict=True)]
+    rows = (reading.entropy_ratio, reading.jacobian_trace, reading.jacobian_norm**2) if reading is not None else None
+    return _beside({"d_k": d_k, "rule": rule, "keys": spec.keys}, predicted, rows)
 
 
-def _at(reading: Reading, spec: RulesSpec, d_k: int, rule: str, scale: float) -> list[Comparison]:
+def _beside(setting: Parameters, predicted: Mapping[str, Any], samples: Sequence[Any] | None) -> Iterator[Comparison]:
+    """What theory predicts of each quantity, beside its samples where there are any."""
+    for place, (quantity, value) in enumerate(predicted.items()):
+        if samples is None:
+            yield computed(quantity, setting, value)
+        else:
+            yield compare(quantity, setting, value, samples[place])
+
+
+def _at(reading: Reading, spec: RulesSpec, d_k: int, rule: str, scale: float) -> Iterator[Comparison]:
     setting: Parameters = {"d_k": d_k, "rule": rule, "keys": spec.keys}
     predicted = predict(d_k, spec.keys, scale)
-    return [
-        compare("score variance", setting, predicted.mean_variance[0], reading.variance),
-        compare("largest weight", setting, predicted.mean_top_probability[0], reading.top_probability),
-        compare_share("rows of one key", setting, predicted.saturated[0], reading.saturated(0.99)),
-    ]
+    yield compare("score variance", setting, predicted.mean_variance[0], reading.variance)
+    yield compare("largest weight", setting, predicted.mean_top_probability[0], reading.top_probability)
+    yield compare_share("rows of one key", setting, predicted.saturated[0], reading.saturated(0.99))
 
 
 def _weights(query: Floats, key: Floats, d_k: int, rule: str) -> Series:
@@ -168,7 +167,6 @@ register(
     Experiment(
         name="rules",
         place=5,
-        question="What does each scale rule do?",
         spec=RulesSpec,
         run=run_rules,
         seconds=2.2,
@@ -196,49 +194,43 @@ class LengthSpec(Spec):
     seed: int = a_seed()
 
 
-def run_length(spec: LengthSpec, progress: Progress) -> Result:
+def run_length(spec: LengthSpec, progress: Progress) -> Iterator[Comparison]:
     """Entropy in nats, entropy share and Jacobian trace for each rule and number of keys."""
-    comparisons: list[Comparison] = []
-    for keys in spec.computed:
+    for keys, rule in product(spec.computed, spec.rules):
         if keys not in spec.measured:
-            comparisons += _length_predicted(spec, keys)
+            yield from _at_length(spec, keys, rule)
     # Short rows get more groups, so that no number of keys has less than a quarter of a million logits of its own.
     progress(0.1)
     for number, keys in enumerate(spec.measured):
         groups = max(spec.groups, min(200, 250_000 // (keys * spec.rows)))
-        comparisons += _at_length(spec, keys, groups)
+        for rule, means in _measured_means(spec, keys, groups).items():
+            yield from _at_length(spec, keys, rule, means)
         progress(0.1 + 0.9 * sum(spec.measured[: number + 1]) / sum(spec.measured))
-    return Result("length", asdict(spec), tuple(comparisons))
 
 
-def _length_predicted(spec: LengthSpec, keys: int) -> list[Comparison]:
-    comparisons = []
-    for rule in spec.rules:
-        moments = attention_moments(keys, spec.d_k, factor_of(rule, spec.d_k, keys))
-        setting: Parameters = {"keys": keys, "rule": rule, "d_k": spec.d_k}
-        comparisons.append(computed("entropy", setting, moments.entropy))
-        comparisons.append(computed("entropy share", setting, float(moments.entropy) / math.log(keys)))
-        comparisons.append(computed("Jacobian trace", setting, moments.jacobian_trace))
-    return comparisons
+def _at_length(spec: LengthSpec, keys: int, rule: str, means: Floats | None = None) -> Iterator[Comparison]:
+    moments = attention_moments(keys, spec.d_k, factor_of(rule, spec.d_k, keys))
+    predicted = {
+        "entropy": moments.entropy,
+        "entropy share": float(moments.entropy) / math.log(keys),
+        "Jacobian trace": moments.jacobian_trace,
+    }
+    samples = None if means is None else (means[0], means[0] / math.log(keys), means[1])
+    return _beside({"keys": keys, "rule": rule, "d_k": spec.d_k}, predicted, samples)
 
 
-def _at_length(spec: LengthSpec, keys: int, groups: int) -> list[Comparison]:
+def _measured_means(spec: LengthSpec, keys: int, groups: int) -> dict[str, Floats]:
+    """By rule: the mean entropy of each group, and its mean Jacobian trace."""
     rng = generator(spec.seed, 7, keys)
-    by_rule: dict[str, list[tuple[float, float]]] = {rule: [] for rule in spec.rules}
+    by_rule: dict[str, list[tuple[Any, Any]]] = {rule: [] for rule in spec.rules}
     value = np.ones((1, keys, 1), np.float32)
     for _ in range(groups):
         query = normal(rng, (1, spec.rows, spec.d_k))
         key = normal(rng, (1, keys, spec.d_k))
         for rule in spec.rules:
             _, reading = measure(query, key, value, scale=factor_of(rule, spec.d_k, keys))
-            by_rule[rule].append((float(np.mean(reading.entropy)), float(np.mean(reading.jacobian_trace))))
-    comparisons = []
-    for comparison in _length_predicted(spec, keys):
-        entropy, trace = np.array(by_rule[str(comparison.setting["rule"])]).T
-        by_name = {"entropy": entropy, "entropy share": entropy / math.log(keys), "Jacobian trace": trace}
-        samples = by_name[comparison.quantity]
-        comparisons.append(compare(comparison.quantity, comparison.setting, comparison.predicted, samples))
-    return comparisons
+            by_rule[rule].append((np.mean(reading.entropy), np.mean(reading.jacobian_trace)))
+    return {rule: np.array(pairs, np.float64).T for rule, pairs in by_rule.items()}
 
 
 def _length_pictures(result: Result) -> list[Picture]:
@@ -266,7 +258,6 @@ register(
     Experiment(
         name="length",
         place=6,
-        question="What happens when there are more keys?",
         spec=LengthSpec,
         run=run_length,
         seconds=2.0,

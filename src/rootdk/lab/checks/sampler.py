@@ -19,7 +19,7 @@ from rootdk.errors import ArgumentError, ArgumentTypeError
 from rootdk.reading import Reading
 from rootdk.scaling import factor_at, rule
 
-from .comparison import SHOWN, Comparison, Parameters
+from .comparison import SHOWN, Comparison, Parameters, estimated
 
 Floats = NDArray[Any]
 Generator = np.random.Generator
@@ -179,16 +179,24 @@ def over_groups(by_group: Any, statistic: Callable[[Any], Any] = np.mean) -> tup
     return float(statistic(array)), _standard_error(np.array([statistic(group) for group in array]))
 
 
+def mean_of(samples: Any) -> tuple[float, float]:
+    """The mean over the first axis of independent samples, and its standard error; further axes are averaged first.
+
+    >>> mean_of([[0.0, 2.0], [2.0, 4.0]])
+    (2.0, 1.0)
+    """
+    means = _group_means(samples)
+    return float(means.mean()), _standard_error(means)
+
+
 def compare(quantity: str, setting: Parameters, predicted: Any, samples: Any) -> Comparison:
-    """The mean over the first axis of independent samples beside what theory says; further axes are averaged first.
+    """The mean of samples beside what theory says.
 
     >>> mean = compare("mean", {}, 2.0, [1.0, 3.0, 2.0, 2.0])
     >>> mean.measured, round(mean.standard_error, 4)
     (2.0, 0.4082)
     """
-    means = _group_means(samples)
-    error = _standard_error(means)
-    return Comparison(quantity, float(means.mean()), "~", float(predicted), error, role=SHOWN, setting=setting)
+    return estimated(quantity, mean_of(samples), "~", float(predicted), role=SHOWN, setting=setting)
 
 
 def compare_share(quantity: str, setting: Parameters, predicted: Any, hits: Any) -> Comparison:
@@ -196,10 +204,10 @@ def compare_share(quantity: str, setting: Parameters, predicted: Any, hits: Any)
 
     If no row was hit, the samples are all equal and would seem exact.
     """
-    means, share = _group_means(hits), min(max(float(predicted), 0.0), 1.0)
+    mean, error = mean_of(hits)
+    share = min(max(float(predicted), 0.0), 1.0)
     least = (share * (1 - share) / np.asarray(hits).size) ** 0.5
-    error = max(_standard_error(means), float(least))
-    return Comparison(quantity, float(means.mean()), "~", float(predicted), error, role=SHOWN, setting=setting)
+    return estimated(quantity, (mean, max(error, least)), "~", float(predicted), role=SHOWN, setting=setting)
 
 
 def compare_ratio(quantity: str, setting: Parameters, predicted: Any, top: Any, bottom: Any) -> Comparison:
@@ -212,8 +220,8 @@ def compare_ratio(quantity: str, setting: Parameters, predicted: Any, top: Any, 
     ratio = above.mean() / below.mean()
     spread = _standard_error(above - ratio * below) / below.mean()
     root = float(np.sqrt(ratio))
-    error = float(spread) / (2 * root)
-    return Comparison(quantity, root, "~", float(predicted), error, role=SHOWN, setting=setting)
+    estimate = (root, float(spread) / (2 * root))
+    return estimated(quantity, estimate, "~", float(predicted), role=SHOWN, setting=setting)
 
 
 def computed(quantity: str, setting: Parameters, predicted: Any) -> Comparison:

@@ -2,23 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
+from rootdk import theory
 from rootdk.attention import measure
 from rootdk.lab.drawing import Picture, plot, predicted_and_measured, ticks_along, upright
 from rootdk.lab.formulas import FREEZING
-from rootdk.theory import (
-    attention_moments,
-    relative_gradient,
-    rule_variance,
-    saturation,
-    softmax_moments,
-    top_probability,
-)
 
-from .comparison import LIMITS, SHOWN, Comparison, Parameters, Result
+from .comparison import LIMITS, Comparison, Parameters, Result, estimated
 from .experiment import Experiment, Progress, Spec, a_count, a_seed, positives, register
 from .ledger import COMMON, LEDGER
 from .sampler import (
@@ -56,10 +49,10 @@ _MEANS = {
     "p_squared": "sum p^2",
     "jacobian_trace": "Jacobian trace",
 }
-_LABELS = _MEANS | {"norm": "|J|^2", "top": "largest weight", "frozen": "rows of one key"}
+_FROZEN = "rows of one key"
 
 
-def run(spec: SharpnessSpec, progress: Progress) -> Result:
+def run(spec: SharpnessSpec, progress: Progress) -> Iterator[Comparison]:
     """Means over rows through rootdk.measure: a query of one component per sigma, a key of one component per logit."""
     rng = generator(spec.seed, 3)
     names = (*_MEANS, "jacobian_norm", "top_probability")
@@ -75,40 +68,36 @@ def run(spec: SharpnessSpec, progress: Progress) -> Result:
         done += rows
         progress(done / spec.rows)
     by_sigma = {name: np.concatenate(parts) for name, parts in blocks.items()}
-    comparisons: list[Comparison] = []
-    for number, (sigma, predicted) in enumerate(zip(spec.sigma, _theory(spec.sigma, spec.keys), strict=True)):
-        rows_of = {name: column[:, number] for name, column in by_sigma.items()}
-        setting: Parameters = {"sigma": sigma, "keys": spec.keys}
-        comparisons += [compare(label, setting, predicted[name], rows_of[name]) for name, label in _MEANS.items()]
-        comparisons.append(compare(_LABELS["norm"], setting, predicted["norm"], rows_of["jacobian_norm"] ** 2))
-        comparisons.append(compare(_LABELS["top"], setting, predicted["top"], rows_of["top_probability"]))
-        if "frozen" in predicted:
-            frozen = rows_of["top_probability"] > 0.99
-            comparisons.append(compare_share(_LABELS["frozen"], setting, predicted["frozen"], frozen))
-    for sigma, predicted in zip(spec.computed, _theory(spec.computed, spec.keys), strict=True):
-        setting = {"sigma": sigma, "keys": spec.keys}
-        comparisons += [computed(_LABELS[name], setting, predicted[name]) for name in _LABELS if name in predicted]
-    return Result("sharpness", asdict(spec), tuple(comparisons))
+    for number, (setting, predicted) in enumerate(_theory(spec.sigma, spec.keys)):
+        samples = {label: by_sigma[name][:, number] for name, label in _MEANS.items()}
+        samples["|J|^2"] = by_sigma["jacobian_norm"][:, number] ** 2
+        samples["largest weight"] = by_sigma["top_probability"][:, number]
+        for quantity, values in samples.items():
+            yield compare(quantity, setting, predicted[quantity], values)
+        if _FROZEN in predicted:
+            yield compare_share(_FROZEN, setting, predicted[_FROZEN], samples["largest weight"] > 0.99)
+    for setting, predicted in _theory(spec.computed, spec.keys):
+        for quantity, value in predicted.items():
+            yield computed(quantity, setting, value)
 
 
-def _theory(sigmas: tuple[float, ...], keys: int) -> list[dict[str, float]]:
-    moments = softmax_moments(keys, np.array(sigmas))
-    by_sigma = []
+def _theory(sigmas: tuple[float, ...], keys: int) -> Iterator[tuple[Parameters, dict[str, float]]]:
+    """The setting of each sigma, and what theory says of every quantity there."""
+    moments = theory.softmax_moments(keys, np.array(sigmas))
     for number, sigma in enumerate(sigmas):
-        predicted = {name: float(getattr(moments, name)[number]) for name in _MEANS}
-        predicted["norm"] = float(moments.jacobian_norm_squared[number])
-        predicted["top"] = float(top_probability(keys, sigma))
+        predicted = {label: float(getattr(moments, name)[number]) for name, label in _MEANS.items()}
+        predicted["|J|^2"] = float(moments.jacobian_norm_squared[number])
+        predicted["largest weight"] = float(theory.top_probability(keys, sigma))
         if sigma >= 0.35 or keys >= 10:  # elsewhere the theory does not hold
-            predicted["frozen"] = float(saturation(keys, sigma))
-        by_sigma.append(predicted)
-    return by_sigma
+            predicted[_FROZEN] = float(theory.saturation(keys, sigma))
+        yield {"sigma": sigma, "keys": keys}, predicted
 
 
 _MARKED = "Lines: theory. Markers: measured, with two standard errors."
 
 
 def _pictures(result: Result) -> list[Picture]:
-    left = ("Jacobian trace", "|J|^2", "largest weight", "rows of one key")
+    left = ("Jacobian trace", "|J|^2", "largest weight", _FROZEN)
     rises = "The trace falls; the norm first rises and then falls. "
     return [
         _along_sigma(result, ("entropy",), "entropy-sigma", "Entropy, in nats", "Dotted: σ = √(2 ln n). " + _MARKED),
@@ -128,7 +117,6 @@ register(
     Experiment(
         name="sharpness",
         place=3,
-        question="How sharp is softmax when scores spread far?",
         spec=SharpnessSpec,
         run=run,
         seconds=0.6,
@@ -183,19 +171,17 @@ def small_d_k(
     yield Comparison("q.k", score, "=", 1.0)
     yield Comparison("q.k / sqrt(d_k)", score / math.sqrt(len(query)), "=", 0.5)
     d_ks = np.array([small, *larger])
-    entropy = [
-        attention_moments(KEYS, d_ks, np.array([scale(d_k) for d_k in d_ks.tolist()])).entropy
-        for scale in (root, without)
-    ]
-    lost = ((entropy[0] - entropy[1]) / math.log(KEYS)).tolist()
+    scales = (np.array([scale(d_k) for d_k in d_ks.tolist()]) for scale in (root, without))
+    scaled, not_scaled = (theory.attention_moments(KEYS, d_ks, factors).entropy for factors in scales)
+    lost = ((scaled - not_scaled) / math.log(KEYS)).tolist()
+    reason = "less than half of what is lost at the larger d_k is clearly less"
     for d_k, share in zip(larger, lost[1:], strict=True):
-        clearly = "less than half of what is lost at the larger d_k is clearly less"
-        yield Comparison(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2, choice=clearly)
+        yield Comparison(f"lost at d_k = {small}, under half that of {d_k}", lost[0], "<", share / 2, choice=reason)
+    others = " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
     condition = f"in comparison only: at d_k = {small} the entropy is still {lost[0]:.0%} of ln n lower without the "
-    condition += "scale, "
-    condition += " and ".join(f"{share:.0%} at {d_k}" for d_k, share in zip(larger, lost[1:], strict=True))
-    little = "hardly is taken to mean at most a twentieth of ln n, 0.31 nats for 512 keys"
-    yield Comparison(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=condition, choice=little)
+    condition += f"scale, {others}"
+    reason = "hardly is taken to mean at most a twentieth of ln n, 0.31 nats for 512 keys"
+    yield Comparison(f"lost at d_k = {small}", lost[0], "<", hardly, role=LIMITS, otherwise=condition, choice=reason)
 
 
 @LEDGER.claim(
@@ -215,28 +201,27 @@ def one_key_takes_all(
 ) -> Iterator[Comparison]:
     """usual is the d_k at which the claim is illustrated; the largest of d_ks decides whether it is ever true."""
     middle, largest = keys[len(keys) // 2], max(d_ks)
-    taken = {d_k: _taken(sampling, d_k, middle, scale(d_k)) for d_k in d_ks}
+
+    def taken(d_k: int, n: int) -> tuple[float, float]:
+        return over_groups(reading(sampling, d_k, n, scale(d_k)).saturated(0.99))
+
+    def effective(d_k: int) -> tuple[float, float]:
+        return over_groups(reading(sampling, d_k, middle, scale(d_k)).effective_keys, np.median)
+
     for d_k in sorted({*d_ks} - {usual, largest}):
-        share, error = taken[d_k]
-        yield Comparison(f"rows of one key, d_k = {d_k}, {middle} keys", share, standard_error=error, role=SHOWN)
-    text, (share, error) = f"rows of one key, d_k = {largest}, {middle} keys", taken[largest]
-    yield Comparison(text, share, ">", 0.5, error, choice=_MOST)
-    effective, error = over_groups(reading(sampling, largest, middle, scale(largest)).effective_keys, np.median)
-    fewer = "two keys that share a row evenly make 2; one that takes nearly all makes less"
-    yield Comparison(f"effective keys, d_k = {largest}, {middle} keys", effective, "<", 2.0, error, choice=fewer)
-    most = [d_k for d_k, (share, error) in sorted(taken.items()) if Comparison("", share, ">", 0.5, error).agrees]
-    condition = f"in most rows for large d_k only: with {middle} keys in {taken[usual][0]:.0%} of rows at d_k = {usual}"
+        yield estimated(f"rows of one key, d_k = {d_k}, {middle} keys", taken(d_k, middle))
+    text = f"rows of one key, d_k = {largest}, {middle} keys"
+    yield estimated(text, taken(largest, middle), ">", 0.5, choice=_MOST)
+    reason = "two keys that share a row evenly make 2; one that takes nearly all makes less"
+    yield estimated(f"effective keys, d_k = {largest}, {middle} keys", effective(largest), "<", 2.0, choice=reason)
+    most = [d_k for d_k in sorted(d_ks) if estimated("", taken(d_k, middle), ">", 0.5).agrees]
+    share, _ = taken(usual, middle)
+    condition = f"in most rows for large d_k only: with {middle} keys in {share:.0%} of rows at d_k = {usual}"
     condition += f", clearly in more than half at d_k = {most[0]}" if most else ", nowhere clearly in more than half"
     for n in keys:
-        share, error = taken[usual] if n == middle else _taken(sampling, usual, n, scale(usual))
         text = f"rows of one key, d_k = {usual}, {n} keys"
-        yield Comparison(text, share, ">", 0.5, error, role=LIMITS, otherwise=condition, choice=_MOST)
-    effective, error = over_groups(reading(sampling, usual, middle, scale(usual)).effective_keys, np.median)
-    yield Comparison(f"effective keys, d_k = {usual}, {middle} keys", effective, standard_error=error, role=SHOWN)
-
-
-def _taken(sampling: Sampling, d_k: int, keys: int, scale: float) -> tuple[float, float]:
-    return over_groups(reading(sampling, d_k, keys, scale).saturated(0.99))
+        yield estimated(text, taken(usual, n), ">", 0.5, role=LIMITS, otherwise=condition, choice=_MOST)
+    yield estimated(f"effective keys, d_k = {usual}, {middle} keys", effective(usual))
 
 
 @LEDGER.claim(
@@ -255,21 +240,18 @@ def divided_by_d_k(
     growth: Scale = lambda d_k: d_k**0.25,
 ) -> Iterator[Comparison]:
     """growth is the factor by which training may have scaled q and k, each."""
+    near = "twice 1/n at most is near 1/n; with 1/sqrt(d_k) the largest weight is several times that"
+    less = "a quarter of what passes with 1/sqrt(d_k) is clearly less able"
     for d_k in d_ks:
-        yield Comparison(
-            f"d_k = {d_k}: variance times d_k", float(rule_variance(rule, d_k)) * d_k, "=", 1.0, slack=1e-15
-        )
+        variance = float(theory.rule_variance(rule, d_k))
+        yield Comparison(f"d_k = {d_k}: variance times d_k", variance * d_k, "=", 1.0, slack=1e-15)
         rows = reading(sampling, d_k, KEYS, rule)
-        ratio, error = over_groups(rows.entropy_ratio)
-        yield Comparison(f"d_k = {d_k}: entropy share", ratio, ">", 0.99, error, choice=_EVEN)
-        top, error = over_groups(rows.top_probability * KEYS)
-        near = "twice 1/n at most is near 1/n; with 1/sqrt(d_k) the largest weight is several times that"
-        yield Comparison(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, error, choice=near)
-        gradient = float(
-            relative_gradient(KEYS, d_k, factor_of(rule, d_k, KEYS)) / relative_gradient(KEYS, d_k, root(d_k))
-        )
-        less = "a quarter of what passes with 1/sqrt(d_k) is clearly less able"
-        yield Comparison(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", gradient, "<", 0.25, choice=less)
+        yield estimated(f"d_k = {d_k}: entropy share", over_groups(rows.entropy_ratio), ">", 0.99, choice=_EVEN)
+        top = over_groups(rows.top_probability * KEYS)
+        yield estimated(f"d_k = {d_k}: largest weight times n", top, "<", 2.0, choice=near)
+        passed = theory.relative_gradient(KEYS, d_k, factor_of(rule, d_k, KEYS))
+        share = float(passed / theory.relative_gradient(KEYS, d_k, root(d_k)))
+        yield Comparison(f"d_k = {d_k}: |do/dq|/|o| against sqrt rule", share, "<", 0.25, choice=less)
     grown = {
         d_k: over_groups(reading(sampling, d_k, KEYS, factor_of(rule, d_k, KEYS) * growth(d_k) ** 2).entropy_ratio)
         for d_k in d_ks
@@ -277,6 +259,6 @@ def divided_by_d_k(
     condition = "while q and k have variance 1, as at the start: training can grow them, and "
     condition += " and ".join(f"{growth(d_k):.3g} times as large at d_k = {d_k}" for d_k in d_ks)
     condition += f" they leave an entropy of {', '.join(f'{ratio:.2f}' for ratio, _ in grown.values())} ln n"
-    for d_k, (ratio, error) in grown.items():
+    for d_k, ratio in grown.items():
         text = f"d_k = {d_k}, grown q and k: entropy share"
-        yield Comparison(text, ratio, ">", 0.99, error, role=LIMITS, otherwise=condition, choice=_EVEN)
+        yield estimated(text, ratio, ">", 0.99, role=LIMITS, otherwise=condition, choice=_EVEN)

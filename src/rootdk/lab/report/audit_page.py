@@ -6,6 +6,7 @@ The maps: a heat map of layers and heads for each metric, and how the heads of e
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from statistics import median
 from typing import Any
 
 from rootdk import rendering
@@ -13,6 +14,7 @@ from rootdk.audit.metrics import METRICS, FindingGroup, Metric, grid, grouped, p
 from rootdk.audit.result import SEVERITIES, WORDS
 from rootdk.files import shown_values
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
+from rootdk.rendering import brief
 
 from ..drawing import badge, card, document, figures, foot, number, rich, table
 
@@ -67,12 +69,14 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
         if count
     )
     heads = max((len(layer["heads"]) for layer in layers), default=0)
+    key_heads = model.get("key_heads")
+    shared = f", {key_heads} key heads" if key_heads and key_heads != model.get("heads") else ""
     cards = [
         card(
             f"<span class='{_BADGES[audit['verdict']]}'>{escape(WORDS.get(audit['verdict'], audit['verdict']))}</span>",
             words or "nothing found",
         ),
-        card(f"{len(layers)} × {heads}", "layers × heads" + _grouped_heads(model)),
+        card(f"{len(layers)} × {heads}", f"layers × heads{shared}"),
     ]
     if model.get("scale"):
         root = float(model["d_k"]) ** -0.5
@@ -81,11 +85,6 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     if model.get("softcap"):
         cards.append(card(rendering.short(model["softcap"]), "softcap; all numbers here are before it"))
     return cards
-
-
-def _grouped_heads(model: Mapping[str, Any]) -> str:
-    keys, heads = model.get("key_heads"), model.get("heads")
-    return f", {keys} key heads" if keys and keys != heads else ""
 
 
 def _findings(audit: Mapping[str, Any]) -> str:
@@ -117,11 +116,14 @@ def _unknown(audit: Mapping[str, Any]) -> str:
 def _numbers(audit: Mapping[str, Any]) -> str:
     """Layers at a glance, and every head where that is not too many."""
     layers = audit["layers"]
-    metrics = _held(layers)
+    held = dict.fromkeys(name for layer in layers for head in layer["heads"] for name in head)
+    mapped = [metric.name for metric in METRICS if metric.name in held]
+    metrics = [*mapped, *(name for name in held if name not in mapped)]
     grids = {name: grid(layers, name) for name in metrics}
-    rows = [
-        [str(layer["name"]), *(_middle(grids[name][place]) for name in metrics)] for place, layer in enumerate(layers)
-    ]
+    rows = []
+    for place, layer in enumerate(layers):
+        known = ([value for value in grids[name][place] if not math.isnan(value)] for name in metrics)
+        rows.append([str(layer["name"]), *(number(_median(values)) for values in known)])
     medians = f"<p>The median over the heads of each layer.</p>{table(['layer', *metrics], rows)}"
     if sum(len(layer["heads"]) for layer in layers) > _MOST_ROWS:
         return f"{medians}<p class='dim'>Every head: rootdk audit --json.</p>"
@@ -131,17 +133,6 @@ def _numbers(audit: Mapping[str, Any]) -> str:
         for head, values in enumerate(layer["heads"])
     ]
     return f"{medians}<details><summary>every head</summary>{table(['layer', 'head', *metrics], each)}</details>"
-
-
-def _held(layers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """All metrics that a head has, those with a map first."""
-    names = dict.fromkeys(name for layer in layers for head in layer["heads"] for name in head)
-    known = [metric.name for metric in METRICS if metric.name in names]
-    return known + [name for name in names if name not in known]
-
-
-def _middle(row: Sequence[float]) -> str:
-    return number(_median([value for value in row if not math.isnan(value)]))
 
 
 def audit_pictures(audit: Mapping[str, Any]) -> list[Picture]:
@@ -168,12 +159,11 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
         "x": list(range(len(rows[0]))),
         "y": list(range(len(names))),
         "colorscale": _SCALE,
-        "customdata": [[[_number(value), name] for value in row] for row, name in zip(rows, names, strict=True)],
+        "customdata": [[[brief(value), name] for value in row] for row, name in zip(rows, names, strict=True)],
         "hovertemplate": "%{customdata[1]}, head %{x}<br>%{customdata[0]}<extra></extra>",
         "xgap": 1,
         "ygap": 1,
-        "colorbar": {"thickness": 10, "outlinewidth": 0, **_ticks(known, logarithmic, metric.share)},
-        **_range(known, logarithmic, metric.share),
+        **_colours(known, logarithmic, metric.share),
     }
     heads = {"dtick": 1 if len(rows[0]) <= 8 else 2} if len(rows[0]) <= 16 else {}
     axes = {"xaxis": {**heads, "showgrid": False, "tickangle": 0}, "yaxis": _layer_axis(layers)}
@@ -202,28 +192,22 @@ def _placed(value: float, logarithmic: bool) -> float | None:
     return math.log10(value) if logarithmic else value
 
 
-def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, float]:
+def _colours(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, Any]:
     """At least a factor of 4, or a tenth of the whole: colours must not exaggerate rounding."""
     low, high = min(known), max(known)
+    bar: dict[str, Any] = {"thickness": 10, "outlinewidth": 0}
     if logarithmic:
         left, right = math.log10(low), math.log10(high)  # their product may overflow float64
         middle, half = (left + right) / 2, max(right - left, math.log10(4)) / 2
     else:
         middle, half = low / 2 + high / 2, max(high / 2 - low / 2, 0.05 if share else 5e-13)
-    return {"zmin": middle - half, "zmax": middle + half}
-
-
-def _ticks(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, Any]:
-    """The bar of a logarithmic map shows the numbers themselves."""
-    if not logarithmic:
-        return {"tickformat": ".2f" if share else ".3g"}
-    bounds = _range(known, logarithmic, share)
-    places = [bounds["zmin"] + (bounds["zmax"] - bounds["zmin"]) * part / 4 for part in range(5)]
-    return {"tickvals": places, "ticktext": [_number(10 ** min(place, 308.0)) for place in places]}
-
-
-def _number(value: float) -> str:
-    return rendering.brief(value)
+    least, most = middle - half, middle + half
+    if logarithmic:  # the bar shows the numbers themselves
+        places = [least + (most - least) * part / 4 for part in range(5)]
+        bar |= {"tickvals": places, "ticktext": [brief(10 ** min(place, 308.0)) for place in places]}
+    else:
+        bar["tickformat"] = ".2f" if share else ".3g"
+    return {"colorbar": bar, "zmin": least, "zmax": most}
 
 
 def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
@@ -262,7 +246,4 @@ def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Pictu
 
 
 def _median(values: Sequence[float]) -> float | None:
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    return (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2
+    return median(values) if values else None

@@ -111,13 +111,12 @@ def _section(result: Result) -> str:
     experiment = EXPERIMENTS.get(result.experiment)
     text, formula = (rich(experiment.text), experiment.formula) if experiment else ("", "")
     pictures = experiment.pictures(result) if experiment else ()
-    worst = result.worst.disagreement
-    line = f"{result.compared} numbers compared" + (
-        f"; theory and measurement differ by at most {abs(worst):.1f} standard errors." if worst is not None else "."
-    )
+    worst, line = result.worst.disagreement, f"{result.compared} numbers compared"
+    if worst is not None:
+        line += f"; theory and measurement differ by at most {abs(worst):.1f} standard errors"
     return (
         f"<section><h2 id='{escape(result.experiment)}'>{rich(_heading(result))}</h2><p>{text}</p>{formula}"
-        f"{figures(pictures) if pictures else ''}<p class='dim'>{line}</p>"
+        f"{figures(pictures) if pictures else ''}<p class='dim'>{line}.</p>"
         f"<details><summary>all numbers</summary>{comparisons(result.comparisons)}</details></section>"
     )
 
@@ -125,16 +124,15 @@ def _section(result: Result) -> str:
 def _cards(cards: Sequence[tuple[str, str]], claims: Sequence[Mapping[str, Any]]) -> str:
     shown = [card(rich(large), rich(small)) for large, small in cards]
     if claims:
-        verdicts = " ".join(
-            badge(_BADGES.get(verdict, "open"), f"{len(group)} {_plural(verdict, len(group))}")
-            for verdict, group in _by_verdict(claims).items()
-        )
+        groups = _by_verdict(claims).items()
+        verdicts = " ".join(badge(_BADGES.get(verdict, "open"), _counted(verdict, group)) for verdict, group in groups)
         shown.append(card(f"{len(claims)} claims", verdicts))
     return f"<div class='cards'>{''.join(shown)}</div>" if shown else ""
 
 
-def _plural(verdict: str, count: int) -> str:
-    return verdict if count == 1 else verdict.replace("holds", "hold").replace("does not", "do not")
+def _counted(verdict: str, group: Sequence[Any]) -> str:
+    words = verdict if len(group) == 1 else verdict.replace("holds", "hold").replace("does not", "do not")
+    return f"{len(group)} {words}"
 
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
@@ -142,7 +140,7 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
         return ""
     many, few = "", ""
     for verdict, group in _by_verdict(claims).items():
-        block = f"<h3>{len(group)} {escape(_plural(verdict, len(group)))}</h3>{ledger(group)}"
+        block = f"<h3>{escape(_counted(verdict, group))}</h3>{ledger(group)}"
         # A verdict on one claim or two does not fill a row: these stand side by side.
         if len(group) > 2:
             many += block
@@ -168,31 +166,26 @@ def overview(results: Sequence[Result]) -> str:
     for result in results:
         worst = result.worst
         where = ", ".join(f"{name} {_plain(value)}" for name, value in worst.setting.items())
-        off = f"{worst.disagreement:+.1f}" if worst.disagreement is not None else "–"
-        rows.append([f"<a href='#{result.experiment}'>{escape(result.experiment)}</a>", str(result.compared), off,
-                     f"{escape(worst.quantity)} <span class='dim'>({escape(where)})</span>"])  # fmt: skip
+        link = f"<a href='#{result.experiment}'>{escape(result.experiment)}</a>"
+        place = f"{escape(worst.quantity)} <span class='dim'>({escape(where)})</span>"
+        rows.append([link, str(result.compared), _off(worst), place])
     return table(["experiment", "numbers compared", "largest difference, s.e.", "where"], rows, raw=True)
 
 
-def comparisons(numbers: Sequence[Comparison]) -> str:
+def comparisons(compared: Sequence[Comparison]) -> str:
     """Every number of one experiment."""
-    names = list(dict.fromkeys(name for comparison in numbers for name in comparison.setting))
+    names = list(dict.fromkeys(name for comparison in compared for name in comparison.setting))
     head = ["quantity", *names, "theory", "measured", "± 1 s.e.", "difference, s.e."]
     rows = []
-    for comparison in numbers:
-        off = "–" if comparison.disagreement is None else f"{comparison.disagreement:+.1f}"
+    for comparison in compared:
         setting = [_plain(comparison.setting.get(name, "")) for name in names]
-        rows.append(
-            [
-                comparison.quantity,
-                *setting,
-                number(comparison.predicted),
-                number(comparison.measured),
-                number(comparison.standard_error),
-                off,
-            ]
-        )
+        numbers = (comparison.predicted, comparison.measured, comparison.standard_error)
+        rows.append([comparison.quantity, *setting, *map(number, numbers), _off(comparison)])
     return table(head, rows)
+
+
+def _off(comparison: Comparison) -> str:
+    return "–" if comparison.disagreement is None else f"{comparison.disagreement:+.1f}"
 
 
 def ledger(claims: Sequence[Mapping[str, Any]]) -> str:
@@ -219,11 +212,11 @@ def _evidence(claim: Mapping[str, Any]) -> str:
     rows = []
     for comparison in claim.get("evidence", ()):
         error = "exact" if comparison["standard_error"] is None else f"± {float(comparison['standard_error']):.1g}"
-        relation = (
-            f"{comparison['relation']} {number(float(comparison['predicted']))}" if comparison["relation"] else ""
-        )
-        verdict = {AGREES: "yes", DISAGREES: "no"}.get(comparison["state"], "not decided") if relation else ""
         measured = None if comparison["measured"] is None else float(comparison["measured"])
+        relation, verdict = "", ""
+        if comparison["relation"]:
+            relation = f"{comparison['relation']} {number(float(comparison['predicted']))}"
+            verdict = {AGREES: "yes", DISAGREES: "no"}.get(comparison["state"], "not decided")
         rows.append([str(comparison["quantity"]), number(measured), error, relation, verdict])
     return table(["evidence", "measured", "s.e.", "claim", "true?"], rows) + _choices(claim["evidence"]) if rows else ""
 
