@@ -227,7 +227,7 @@ def test_the_command(cluster: Cluster, place: Path) -> None:
         cwd=place, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 run. Loss at the end")
+    assert done.stdout.startswith("1 run; one seed")
     assert len(list((place / "runs").glob("*.json"))) == 1
 
 
