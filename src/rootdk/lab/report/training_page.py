@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rootdk.lab.drawing import COLOURS, Picture
+from rootdk.lab.drawing import COLOURS, Picture, card, document, figures, foot, number, rich, table
 from rootdk.lab.training import Group, Results, grouped, panels
 from rootdk.lab.training.run import ADDITIVE, TASKS
 
-from ..drawing import card, document, figures, foot, number, rich, table
 from . import training_pictures as draw
 
 _LEAD = (
