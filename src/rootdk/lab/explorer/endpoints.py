@@ -28,6 +28,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from rootdk.errors import RootdkError
 from rootdk.lab.drawing import check_plotly
@@ -53,28 +54,6 @@ def refusal(status: int, error: str, name: str = "") -> Response:
     return answer({"error": error, "name": name}, status)
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """A file in memory, with the tag by which a browser recognises a copy that it has already."""
-
-    content: bytes
-    media_type: str
-    tag: str
-
-    def response(self, request: Request) -> Response:
-        """The file, or 304 if the browser has it already."""
-        # Asked for again each time, so that a newer rootdk on the same port is seen.
-        headers = {"ETag": self.tag, "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(None, 304, headers)
-        return Response(self.content, 200, headers, self.media_type)
-
-
-def asset(content: bytes, suffix: str) -> Asset:
-    """An Asset with the media type of the suffix."""
-    return Asset(content, f"{_TYPES[suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-
-
 @cache
 def plotly_js() -> str:
     """plotly.js from the installed plotly."""
@@ -92,14 +71,25 @@ def static_text() -> Mapping[str, str]:
     return {**texts, "palette.css": files("rootdk.lab").joinpath("palette.css").read_text("utf-8")}
 
 
-def static_assets() -> dict[str, Asset]:
-    """{path under which it is served: Asset}."""
-    assets = {
-        f"/static/{name}": asset(text.encode(), f".{name.rpartition('.')[2]}") for name, text in static_text().items()
-    }
-    assets["/"] = assets.pop("/static/index.html")
-    assets["/plotly.js"] = asset(plotly_js().encode(), ".js")
-    return assets
+def static_routes() -> list[Route]:
+    """The files of the page, each under the path that it is served at."""
+    texts = {f"/static/{name}": text for name, text in static_text().items()}
+    routes = [_file("/", texts.pop("/static/index.html"), ".html"), _file("/plotly.js", plotly_js(), ".js")]
+    return routes + [_file(path, text, f".{path.rpartition('.')[2]}") for path, text in texts.items()]
+
+
+def _file(path: str, text: str, suffix: str) -> Route:
+    content = text.encode()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    # Asked for again each time, so that a newer rootdk on the same port is seen.
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(None, 304, headers)  # the browser has it already
+        return Response(content, 200, headers, f"{_TYPES[suffix]}; charset=utf-8")
+
+    return Route(path, serve)
 
 
 @dataclass
@@ -129,7 +119,7 @@ class Api:
         return chapter.compute(values).to_dict()
 
     async def list_chapters(self, request: Request) -> Response:  # noqa: ARG002 -- the signature is Starlette's
-        """GET /api/chapters."""
+        """What the page asks for at its start."""
         return answer(self.described())
 
     async def view(self, request: Request) -> Response:

@@ -63,19 +63,16 @@ def exported_page(
     return _inlined(static_text(), precomputed(Api(chapters, audit, tour), progress) | {"start": start})
 
 
-def precomputed(api: Api, progress: Progress = lambda name, share: None) -> dict[str, Any]:
+def precomputed(api: Api, progress: Progress) -> dict[str, Any]:
     """What the server would answer: the description of the chapters, and their views by knob and value."""
     described = api.described()
-    total = sum(1 + sum(len(texts_of(control)) for control in chapter.controls) for chapter in api.chapters)
-    views: dict[str, dict[str, list[Any]]] = {}
-    done = 0
-    for place, chapter in enumerate(api.chapters):
-        described["chapters"][place]["controls"] = [with_stops(control) for control in chapter.controls]
-        by_knob = views[chapter.id] = {}
-        for name, raw in _settings(chapter):
-            by_knob.setdefault(name, []).append(_shown(api, chapter, raw))
-            done += 1
-            progress(chapter.title, done / total)
+    for record, chapter in zip(described["chapters"], api.chapters, strict=True):
+        record["controls"] = [with_stops(control) for control in chapter.controls]
+    settings = [(chapter, *setting) for chapter in api.chapters for setting in _settings(chapter)]
+    views: dict[str, dict[str, list[Any]]] = {chapter.id: {} for chapter in api.chapters}
+    for done, (chapter, name, raw) in enumerate(settings, start=1):
+        views[chapter.id].setdefault(name, []).append(_shown(api, chapter, raw))
+        progress(chapter.title, done / len(settings))
     return {**described, "views": views}
 
 

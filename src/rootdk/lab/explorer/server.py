@@ -32,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 from rootdk.errors import ArgumentError
 
 from .chapter import Chapter
-from .endpoints import Api, App, Asset, Guard, plotly_js, policy, refusal, static_assets
+from .endpoints import Api, App, Guard, plotly_js, policy, refusal, static_routes
 from .shared import with_rules
 from .values import read_values
 
@@ -64,8 +64,8 @@ def application(
     from .chapters import CHAPTERS, TOUR
 
     api = Api(with_rules(CHAPTERS, rules), audit, TOUR) if chapters is None else Api(chapters, audit, tour)
-    routes = [Route(path, _served(asset)) for path, asset in static_assets().items()]
-    routes += [
+    routes = [
+        *static_routes(),
         Route("/api/chapters", api.list_chapters),
         Route("/api/view/{chapter}", api.view),
         Route("/api/model", api.model, methods=["POST"]),
@@ -101,13 +101,6 @@ def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUE
         await server.serve(sockets=[listener])
 
     asyncio.run(serve())
-
-
-def _served(asset: Asset) -> Callable[[Request], Any]:
-    async def serve(request: Request) -> Response:
-        return asset.response(request)
-
-    return serve
 
 
 async def _said(request: Request, error: Exception) -> Response:

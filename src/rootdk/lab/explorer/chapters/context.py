@@ -1,17 +1,15 @@
 """Long contexts: what the number of keys does, up to a billion, and what rules with ln n make of it."""
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk import scaling
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, POWERS, line, plot, points, upright
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Values, View, choice, number, written
 from rootdk.lab.explorer.shared import colour, d_k_knob
 from rootdk.lab.formulas import FREEZING
 from rootdk.theory import critical_sigma, rule_variance, softmax_moments
@@ -25,6 +23,7 @@ _NAMES = {
     "qwen_log_n": ("Qwen: ln n past 2048 keys", HUES[4]),
     "llama4": ("Llama 4", COLOURS["llama4"]),
 }
+_SSMAX = "Scalable softmax; its paper lets each head learn s."
 _AXIS = POWERS | {"dtick": 2, "range": [0.8, 9.2]}
 
 
@@ -34,20 +33,20 @@ def _rule(name: str, s: float) -> scaling.ScaleRule:
     return scaling.qwen_log_n(2048) if name == "qwen_log_n" else scaling.rule(name)
 
 
-def _sigma(name: str, s: float, d_k: int, keys: Any) -> NDArray[Any]:
+def _sigma(name: str, s: float, d_k: int, keys: Any) -> Array:
     """The spread of the scores of the last query; of the rules above, only "none" depends on d_k."""
     return np.asarray(np.sqrt(rule_variance(_rule(name, s), d_k, keys, np.asarray(keys) - 1)))
 
 
 @lru_cache(maxsize=256)
-def _curve(name: str, s: float, d_k: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _curve(name: str, s: float, d_k: int) -> tuple[Array, Array, Array]:
     """sigma, entropy / ln n and 1 / E sum p^2 at every length."""
     sigma = _sigma(name, s, d_k, _LENGTHS)
     moments = softmax_moments(_LENGTHS, sigma)
     return sigma, np.asarray(moments.entropy / np.log(_LENGTHS)), np.asarray(1 / moments.p_squared)
 
 
-def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
+def compute(values: Values, added: tuple[str, ...] = ()) -> View:
     """Rows whose scores are N(0, sigma^2): every query of length sqrt(d_k). Exact for any number of keys."""
     keys, d_k, s = values["keys"], values["d_k"], values["s"]
     names = _NAMES | {
@@ -83,7 +82,7 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     frozen = line(_LENGTHS, critical_sigma(_LENGTHS), "√(2 ln n)", GREY, "dash")
     spread = plot([*lines(0, showlegend=False), frozen], "keys n", "σ", yaxis=ONES_AND_THREES, **axis_and_mark)
 
-    def listed(by_rule: NDArray[Any]) -> str:
+    def listed(by_rule: Array) -> str:
         pairs = zip(names.values(), by_rule, strict=True)
         return ", ".join(f"{words} {written(float(y), 3)}" for (words, _), y in pairs)
 
@@ -98,7 +97,7 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     return View(figures, tuple(numbers), _python(values, tuple(names)[len(_NAMES) :]))
 
 
-def _python(values: Mapping[str, Any], added: tuple[str, ...]) -> str:
+def _python(values: Values, added: tuple[str, ...]) -> str:
     keys, d_k = values["keys"], values["d_k"]
     lines = f"""\
 import numpy as np
@@ -131,24 +130,8 @@ CHAPTER = Chapter(
     controls=(
         Control("keys", "keys n", "int", 1_000_000, 10, 1_000_000_000, 1, log=True, help="Keys that the query sees."),
         d_k_knob(64),
-        Control(
-            "s",
-            "s, of s ln n / √d_k",
-            "float",
-            0.43,
-            0.05,
-            1.0,
-            0.01,
-            help="Scalable softmax; its paper lets each head learn s.",
-        ),
-        Control(
-            "shown",
-            "drawn over n",
-            "choice",
-            "entropy",
-            choices=("entropy", "effective"),
-            labels=("entropy share", "effective keys"),
-        ),
+        Control("s", "s, of s ln n / √d_k", "float", 0.43, 0.05, 1.0, 0.01, help=_SSMAX),
+        choice("shown", "drawn over n", {"entropy": "entropy share", "effective": "effective keys"}),
     ),
     compute=compute,
     adds_rules=True,

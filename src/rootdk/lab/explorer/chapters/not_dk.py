@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
 from rootdk.lab.explorer import shared
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Values, View, number, written
 from rootdk.lab.explorer.shared import WIDTHS, median
 from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import SCALED
@@ -21,7 +19,7 @@ _MOST_KEYS = 128
 _BOTH = ("sqrt", "dk")
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """The same row under both scales. To make q and k g times as large is to make the scale g^2 times as large."""
     d_k, keys, grown = values["d_k"], values["keys"], values["grown"]
     query, key = shared.vectors(values["seed"], keys, d_k)
@@ -47,7 +45,7 @@ def compute(values: Mapping[str, Any]) -> View:
     return View((_weights(query, key, scales), _gradient(values, gradient)), tuple(numbers), _python(values))
 
 
-def _weights(query: NDArray[Any], key: NDArray[Any], scales: Mapping[str, float]) -> Figure:
+def _weights(query: Array, key: Array, scales: Mapping[str, float]) -> Figure:
     keys = len(key)
     places = shared.keys_in_order(query, key)[:_MOST_KEYS]
     data, tops = [], []
@@ -64,7 +62,7 @@ def _weights(query: NDArray[Any], key: NDArray[Any], scales: Mapping[str, float]
     return Figure("weights", "The weights of one row", figure, text)
 
 
-def _gradient(values: Mapping[str, Any], gradient: Mapping[str, float]) -> Figure:
+def _gradient(values: Values, gradient: Mapping[str, float]) -> Figure:
     data, ends = [], []
     for rule in _BOTH:
         y = shared.over_widths("flow", _CURVE_KEYS, rule)
@@ -79,7 +77,7 @@ def _gradient(values: Mapping[str, Any], gradient: Mapping[str, float]) -> Figur
     return Figure("gradient", f"What a change of q does, {_CURVE_KEYS} keys", figure, text)
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     d_k, keys, grown = values["d_k"], values["keys"], values["grown"]
     return f"""\
 {shared.vectors_in_python(values["seed"], keys, d_k)}
