@@ -106,6 +106,10 @@ def learning_slows(
         yield Comparison(text, more.value, ">", 0.0, more.error, role=role, otherwise=condition, doubt=doubt)
 
 
+def _difference(first: Arm, second: Arm) -> Estimate:
+    return estimate(lambda a, b: a - b, first, second)
+
+
 def _shown(text: str, value: float, error: float) -> Comparison:
     """A number for the reader, with its standard error."""
     return Comparison(text, value, standard_error=error, role=SHOWN)
@@ -122,12 +126,14 @@ class Gap:
         self.clear, self.choice = (SLOWER, _SLOWER) if self.steps else (0.0, "")
 
     def _arms(self, d_k: int) -> list[Arm]:
-        groups = (setting(self.results, task=self.task, rule=rule, d_k=d_k) for rule in self.rules)
-        return [Arm(group, self.metric) for group in groups]
+        return [self._arm(rule, d_k) for rule in self.rules]
+
+    def _arm(self, rule: str, d_k: int, **spec: float) -> Arm:
+        return Arm(setting(self.results, task=self.task, rule=rule, d_k=d_k, **spec), self.metric)
 
     def at(self, d_k: int) -> Estimate:
         """The gap at this d_k."""
-        return estimate(lambda a, b: a - b, *self._arms(d_k))
+        return _difference(*self._arms(d_k))
 
     def growth(self, small: int, large: int) -> Estimate:
         """How much larger the gap is at the larger d_k."""
@@ -139,9 +145,7 @@ class Gap:
         size = d_k**-0.25
         if not self.steps or not self.results.select(task=self.task, rule=without, d_k=d_k, qk_size=size):
             return None
-        small = setting(self.results, task=self.task, rule=without, d_k=d_k, qk_size=size)
-        usual = setting(self.results, task=self.task, rule=scaled, d_k=d_k)
-        return estimate(lambda a, b: a - b, Arm(small, self.metric), Arm(usual, self.metric))
+        return _difference(self._arm(without, d_k, qk_size=size), self._arm(scaled, d_k))
 
     def text(self, d_k: int) -> str:
         """`at` in words."""
@@ -242,9 +246,9 @@ def additive_against_dot_product(
     small, large = d_ks[0], d_ks[-1]
     close = "a tenth of a nat is under a twentieth of what is learned"
     for d_k in d_ks:
-        product = setting(results, task="digits", rule=dot, d_k=d_k)
-        sums = setting(results, task="digits", rule=additive, d_k=d_k)
-        behind = estimate(lambda a, b: a - b, Arm(product, "loss"), Arm(sums, "loss"))
+        product = Arm(setting(results, task="digits", rule=dot, d_k=d_k), "loss")
+        sums = Arm(setting(results, task="digits", rule=additive, d_k=d_k), "loss")
+        behind = _difference(product, sums)
         text = f"d_k = {d_k}: loss of dot product less additive"
         if d_k == small:
             yield Comparison(text, behind.value, "=", 0.0, behind.error, slack=alike, choice=close)
@@ -254,8 +258,8 @@ def additive_against_dot_product(
             yield _shown(text, behind.value, behind.error)
         size = d_k**0.5
         if results.select(task="digits", rule=additive, d_k=d_k, v_size=size):
-            sums = setting(results, task="digits", rule=additive, d_k=d_k, v_size=size)
-            behind = estimate(lambda a, b: a - b, Arm(product, "loss"), Arm(sums, "loss"))
+            sums = Arm(setting(results, task="digits", rule=additive, d_k=d_k, v_size=size), "loss")
+            behind = _difference(product, sums)
             text = f"d_k = {d_k}, the same start: dot product less additive"
             condition = (
                 f"where the start differs: with scores that begin with the variance of q.k, additive attention is "
@@ -395,8 +399,8 @@ def collapse_goes_with_instability(
     )
     text = "share unstable, collapsed runs less others"
     yield Comparison(text, more.value, ">", 0.5, more.error, otherwise=against, choice=together)
-    well = [run for run in results.select(task="recall", rule=rule) if (lowest(run).accuracy or 0.0) > 0.99]
-    sharp = interval(float(sharpest_ever(run) < collapsed) for run in well)
+    learned = [run for run in results.select(task="recall", rule=rule) if (lowest(run).accuracy or 0.0) > 0.99]
+    sharp = interval(float(sharpest_ever(run) < collapsed) for run in learned)
     condition = (
         f"not the other way round: {sharp.mean:.0%} of the runs of recall that answer more than 99 % right have such a "
         "layer, because looking up one pair is what they learned"
@@ -413,6 +417,6 @@ def _more_unstable(runs: Sequence[tuple[bool, bool]]) -> float:
     """
     shares = []
     for kind in (True, False):
-        flags = [shaken for collapsed, shaken in runs if collapsed == kind]
+        flags = [is_unstable for collapsed, is_unstable in runs if collapsed == kind]
         shares.append(sum(flags) / len(flags) if flags else math.nan)
     return shares[0] - shares[1]

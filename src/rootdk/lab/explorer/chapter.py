@@ -165,7 +165,7 @@ def number(name: str, label: str, value: Any, kind: str = "", digits: int = 4) -
     return Number(name, label, value, written(value, digits), kind)
 
 
-def written(value: float | str, digits: int = 4) -> str:
+def written(value: Any, digits: int = 4) -> str:
     """A value as a person reads it: whole numbers in full up to ten million, the rest in a few digits.
 
     >>> written(4096), written(0.000123456), written(1e9), written(float("inf"))

@@ -19,6 +19,7 @@ import hashlib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -148,11 +149,10 @@ class Api:
     async def _compute(self, request: Request, chapter: Chapter, body: bytes | None = None) -> Response:
         if len(request.url.query) > _LONGEST_QUERY:
             return refusal(422, f"query: must be at most {_LONGEST_QUERY} characters long", "query")
-        pairs = request.query_params.multi_items()
-        raw = dict(pairs)
-        if len(raw) < len(pairs):
-            twice = next(name for name in raw if sum(name == other for other, _ in pairs) > 1)
-            return refusal(422, f"{twice[:40]}: must be given once", twice[:40])
+        raw = dict(request.query_params)
+        for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+            if count > 1:
+                return refusal(422, f"{name[:40]}: must be given once", name[:40])
 
         def work() -> Response:
             try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rootdk.lab.drawing import HUES, POWERS, Picture, colour_of, plot, short, ticks_at
 from rootdk.lab.training import Group, Interval, Run, interval
-from rootdk.lab.training.results import METRICS, steps_to
+from rootdk.lab.training.results import METRICS, steps_in_budget, steps_to
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
@@ -170,7 +170,7 @@ def _final(group: Group, x: float, rate: float) -> Point:
     """Steps to 90 %, or the loss where that of the validation set is lowest; none of a run that diverged."""
     runs = group.at(rate).runs
     if group.spec.stop == "learned":
-        return point_of(x, (float(steps_to(run) or run.spec.steps) for run in runs))
+        return point_of(x, map(steps_in_budget, runs))
     return point_of(x, (None if run.diverged else METRICS["loss"](run) for run in runs))
 
 

@@ -151,7 +151,7 @@ def steps_to(run: Run, name: str = "accuracy") -> int | None:
     return next((moment.step for moment in run.moments if (getattr(moment, name) or 0.0) >= LEARNED), None)
 
 
-def _within_budget(run: Run, name: str = "accuracy") -> float:
+def steps_in_budget(run: Run, name: str = "accuracy") -> float:
     """The steps to 90 %, or the budget where they were not enough: a bound from below."""
     step = steps_to(run, name)
     return float(run.spec.steps if step is None else step)
@@ -163,7 +163,7 @@ def choice_of(run: Run) -> float:
     Steps to 90 % right of the validation set where runs end when they have learned, else the lowest validation loss.
     """
     if run.spec.stop == "learned":
-        return _within_budget(run, "valid_accuracy")
+        return steps_in_budget(run, "valid_accuracy")
     return math.inf if run.diverged else known(lowest(run).valid_loss)
 
 
@@ -237,7 +237,7 @@ def unstable(run: Run) -> bool:
 METRICS: dict[str, Callable[[Run], float]] = {
     "loss": lambda run: math.inf if run.diverged else known(lowest(run).loss),
     "start": lambda run: known(run.moments[0].loss),
-    "log_steps": lambda run: math.log(_within_budget(run)),
+    "log_steps": lambda run: math.log(steps_in_budget(run)),
 }
 
 

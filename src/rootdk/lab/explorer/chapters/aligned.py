@@ -60,7 +60,7 @@ def _sizes(values: Values, measured: float) -> Figure:
         points([d_k], [measured / d_k], "measured", COLOURS["dk"], showlegend=False),
     ]
     figure = plot(data, "d_k", "size of the scaled score", xaxis=WIDTH_AXIS, yaxis=ONES_AND_THREES, shapes=[level(1.0)])
-    ends = [written(float(end), 3) for end in (*(sizes / np.sqrt(widths))[[0, -1]], *(sizes / widths)[[0, -1]])]
+    ends = [written(end, 3) for end in (*(sizes / np.sqrt(widths))[[0, -1]], *(sizes / widths)[[0, -1]])]
     text = (
         f"Root mean square of q·k for d_k from {WIDTHS[0]} to {WIDTHS[-1]}, at correlation {r:g}: divided by √d_k from "
         f"{ends[0]} to {ends[1]}, divided by d_k from {ends[2]} to {ends[3]}."
@@ -93,7 +93,7 @@ def _table() -> Table:
     """The same in trained models: the mean of q·k of a token with itself, in deviations."""
     rows = []
     for name, model in trained_models().items():
-        trained, new = (written(float(np.mean(model[kind]["mean"])), 3) for kind in ("trained", "new"))
+        trained, new = (written(np.mean(model[kind]["mean"]), 3) for kind in ("trained", "new"))
         rows.append((name, str(model["d_k"]), str(len(model["trained"]["mean"])), trained, new))
     return Table(("trained model", "d_k", "heads", "mean of q·k, in deviations", "the same, newly made"), tuple(rows))
 

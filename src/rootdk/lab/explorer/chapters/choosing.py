@@ -46,13 +46,13 @@ def _over_widths(label: str, curves: Mapping[float, Array], further: Mapping[str
     data += [line(WIDTHS, y, rule, colour(rule, 2 - place), "dash") for place, (rule, y) in enumerate(further.items())]
     axis: dict[str, Any] = {"range": [0, 1.05]} if values["shown"] == "entropy" else ONES_AND_THREES
     figure = plot(data, "d_k", label, xaxis=WIDTH_AXIS, yaxis=axis)
-    first, last, root = (written(float(y), 3) for y in (chosen[0], chosen[-1], curves[0.5][-1]))
+    first, last, root = (written(y, 3) for y in (chosen[0], chosen[-1], curves[0.5][-1]))
     text = (
         f"{label} over d_k, theory. With a = {values['exponent']:g} it goes from {first} at d_k = {WIDTHS[0]} to "
         f"{last} at {WIDTHS[-1]}; with a = 1/2 it is {root} there."
     )
     for rule, y in further.items():
-        text += f" Under {rule}: from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}."
+        text += f" Under {rule}: from {written(y[0], 3)} to {written(y[-1], 3)}."
     return Figure("curves", "Scales d_k to the power -a", figure, text)
 
 

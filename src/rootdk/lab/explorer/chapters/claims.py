@@ -29,8 +29,8 @@ def compute(values: Values) -> View:
     numbers = tuple(number(verdict.replace(" ", "_"), verdict, count) for verdict, count in counts.items())
     totals = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
     # Horizontal bars, because the labels are long.
-    lying = {"orientation": "h", "marker": {"color": [_COLOURS[verdict] for verdict in counts]}}
-    trace = {"type": "bar", "x": list(counts.values()), "y": list(counts), "name": "claims"} | lying
+    horizontal = {"orientation": "h", "marker": {"color": [_COLOURS[verdict] for verdict in counts]}}
+    trace = {"type": "bar", "x": list(counts.values()), "y": list(counts), "name": "claims"} | horizontal
     chart = plot([trace], "claims", "", xaxis={"dtick": 5}, yaxis={"autorange": "reversed"})
     figure = Figure("verdicts", "Verdicts", chart, f"Verdicts on {len(records)} claims: {totals}.")
     rows = tuple(

@@ -64,7 +64,7 @@ def _errors(values: Values, sigma: float) -> Figure:
         data.append(line(_SIGMAS[shown], y[shown], name, colour, "solid" if name == values["format"] else "dot"))
     marks = [upright(sigma), level(1.0)]
     figure = plot(data, "standard deviation σ of the scores", "relative error of a weight", shapes=marks, **_AXES)
-    errors = ", ".join(f"{written(float(format_effect(sigma, name).weight_error), 2)} in {name}" for name in FORMATS)
+    errors = ", ".join(f"{written(format_effect(sigma, name).weight_error, 2)} in {name}" for name in FORMATS)
     text = (
         f"Relative error of a weight when its score is rounded, at σ = {written(sigma, 3)}: {errors}. Above 1, the "
         "dotted horizontal line, weights are noise."
@@ -90,7 +90,7 @@ def _table(sigma: float, raw: float) -> Table:
         effect, kind = format_effect(sigma, name), KINDS[name]
         cells = (kind.digits, kind.largest, spacing(sigma, name), effect.weight_error, effect.overflow,
                  format_effect(raw, name).overflow)  # fmt: skip
-        rows.append((name, *(written(float(cell), 3) for cell in cells)))
+        rows.append((name, *(written(cell, 3) for cell in cells)))
     headings = ("format", "binary digits", "largest number", "distance at σ", "error of a weight", "overflow",
                 "overflow of q·k unscaled")  # fmt: skip
     return Table(headings, tuple(rows))

@@ -66,7 +66,7 @@ def compute(values: Values) -> View:
     rows = zip(names, scores, scaled, np.exp(scaled - scaled.max()), weights, strict=True)
     table = Table(
         ("", "q·k", "scaled score z", "e^(z - largest z)", "weight"),
-        tuple((name, *(written(float(cell)) for cell in cells)) for name, *cells in rows),
+        tuple((name, *(written(cell) for cell in cells)) for name, *cells in rows),
     )
     return View(figures, numbers, _python(values), table)
 

@@ -60,8 +60,8 @@ def _map(values: Values, factor: float) -> Figure:
     hover = "∂p %{y} / ∂z %{x}: %{z:.3g}"
     small = float((np.abs(jacobian) < 1e-3).mean())
     text = (
-        f"Jacobian of one row of {len(jacobian)} keys: its trace is {written(float(np.trace(jacobian)), 3)}, its "
-        f"Frobenius norm {written(float(np.linalg.norm(jacobian)), 3)}. {small:.0%} of its entries are below 0.001."
+        f"Jacobian of one row of {len(jacobian)} keys: its trace is {written(np.trace(jacobian), 3)}, its "
+        f"Frobenius norm {written(np.linalg.norm(jacobian), 3)}. {small:.0%} of its entries are below 0.001."
     )
     figure = square_map(jacobian, (-0.25, 0.25), "score, largest first", "weight", hover)
     return Figure("jacobian", "The Jacobian of one row", figure, text)
@@ -73,7 +73,7 @@ def _curves(values: Values, measured: Mapping[str, float]) -> Figure:
     for rule, words in shared.compared(values["rule"]).items():
         y = shared.over_widths(shown, KEYS, rule)
         data.append(line(WIDTHS, y, words, shared.colour(rule)))
-        first, last = (written(float(y[end]), 3) for end in (0, -1))
+        first, last = (written(y[end], 3) for end in (0, -1))
         ends.append(f"{words}: {first} at d_k = {WIDTHS[0]}, {last} at {WIDTHS[-1]}")
     data.append(points([values["d_k"]], [measured[shown]], "measured here", shared.colour(values["rule"])))
     axis: dict[str, Any] = ONES_AND_THREES if shown == "flow" else {"rangemode": "tozero"}

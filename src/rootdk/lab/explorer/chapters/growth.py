@@ -140,7 +140,7 @@ def _histogram(
         f"({share:.0%} of the scores are nearer to the mean than that)."
     )
     if density.max() > axes[1]:
-        text += f" The top of the curve, at {written(float(density.max()), 3)}, is outside the figure."
+        text += f" The top of the curve, at {written(density.max(), 3)}, is outside the figure."
     return Figure(name, title, figure, text)
 
 

@@ -52,7 +52,7 @@ def _weights(query: Array, key: Array, scales: Mapping[str, float]) -> Figure:
     for rule, scale in scales.items():
         weights = shared.weights_at(query, key, places, scale)
         data.append(line(np.arange(1, len(places) + 1), weights, RULE_WORDS[rule], COLOURS[rule]))
-        tops.append(f"{written(float(weights[0]) * keys, 3)} times that with {RULE_WORDS[rule]}")
+        tops.append(f"{written(weights[0] * keys, 3)} times that with {RULE_WORDS[rule]}")
     across = f"the {len(places)} keys with the largest weights"
     figure = plot(data, across, "weight", yaxis={"rangemode": "tozero"}, shapes=[level(1 / keys)])
     text = (
@@ -68,7 +68,7 @@ def _gradient(values: Values, gradient: Mapping[str, float]) -> Figure:
         y = shared.over_widths("flow", _CURVE_KEYS, rule)
         data.append(line(WIDTHS, y, RULE_WORDS[rule], COLOURS[rule]))
         data.append(points([values["d_k"]], [gradient[rule]], "your values", COLOURS[rule], showlegend=False))
-        ends.append(f"{RULE_WORDS[rule]} from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}")
+        ends.append(f"{RULE_WORDS[rule]} from {written(y[0], 3)} to {written(y[-1], 3)}")
     figure = plot(data, "d_k", "|∂o/∂q| / |o|", xaxis=shared.WIDTH_AXIS, yaxis=ONES_AND_THREES)
     text = (
         f"Gradient of the query relative to the output, q and k as at the start, {_CURVE_KEYS} keys, for d_k from "

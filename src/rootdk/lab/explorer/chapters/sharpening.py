@@ -62,7 +62,7 @@ def _weights(query: Array, key: Array, values: Values) -> Figure:
         shapes=[level(1 / keys)],
     )
     text = (
-        f"Weights of one row of {keys} keys. The largest is {written(float(chosen.max()), 3)}. Equal weights would be "
+        f"Weights of one row of {keys} keys. The largest is {written(chosen.max(), 3)}. Equal weights would be "
         f"{written(1 / keys, 3)} each, the dotted horizontal line."
     )
     if len(places) < keys:
