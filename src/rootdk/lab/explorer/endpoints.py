@@ -120,11 +120,11 @@ class Api:
         return chapter.compute(values).to_dict()
 
     async def list_chapters(self, request: Request) -> Response:  # noqa: ARG002 -- the signature is Starlette's
-        """What the page asks for at its start."""
+        """GET /api/chapters: texts and knobs."""
         return answer(self.described())
 
     async def view(self, request: Request) -> Response:
-        """GET /api/view/<chapter>?name=value."""
+        """GET /api/view/<chapter>?name=value: figures and numbers; 422 names a value that cannot be used."""
         by_id = {chapter.id: chapter for chapter in self.chapters}
         chapter = by_id.get(request.path_params["chapter"])
         if chapter is None:

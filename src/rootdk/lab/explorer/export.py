@@ -71,7 +71,11 @@ def precomputed(api: Api, progress: Progress) -> dict[str, Any]:
     settings = [(chapter, *setting) for chapter in api.chapters for setting in _settings(chapter)]
     views: dict[str, dict[str, list[Any]]] = {chapter.id: {} for chapter in api.chapters}
     for done, (chapter, name, raw) in enumerate(settings, start=1):
-        views[chapter.id].setdefault(name, []).append(_shown(api, chapter, raw))
+        try:
+            view = api.shown(chapter, raw)
+        except RootdkError as error:  # what the server would answer with 422
+            view = {"error": str(error), "name": str(error).partition(":")[0]}
+        views[chapter.id].setdefault(name, []).append(view)
         progress(chapter.title, done / len(settings))
     return {**described, "views": views}
 
@@ -82,14 +86,6 @@ def _settings(chapter: Chapter) -> Iterator[tuple[str, dict[str, str]]]:
     for control in chapter.controls:
         for text in texts_of(control):
             yield control.name, {control.name: text}
-
-
-def _shown(api: Api, chapter: Chapter, raw: Mapping[str, str]) -> dict[str, Any]:
-    """A view, or why there is none: what the server would answer with 422."""
-    try:
-        return api.shown(chapter, raw)
-    except RootdkError as error:
-        return {"error": str(error), "name": str(error).partition(":")[0]}
 
 
 def _inlined(texts: Mapping[str, str], data: Mapping[str, Any]) -> str:

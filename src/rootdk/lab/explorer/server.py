@@ -1,12 +1,5 @@
 """The server of the page: which address answers with what, and a run of it until Ctrl-C.
 
-GET  /                    the page
-GET  /static/<file>       its parts, those that the package has and no other
-GET  /plotly.js           from the installed plotly
-GET  /api/chapters        texts and knobs
-GET  /api/view/<chapter>  figures and numbers for the knobs' values; 422 names a value that cannot be used
-POST /api/model           the same for an audit that is sent along
-
 Connections are limited: to so many at once, and to so many seconds for a request. uvicorn itself waits for ever for a
 request that has begun to arrive, and accepts connections until no more files can be opened; then asyncio prints a
 traceback for each connection that it cannot accept.
@@ -59,7 +52,8 @@ def application(
 ) -> App:
     """The ASGI application for a server on that port; by default with all chapters and the tour through them.
 
-    rules are offered beside the usual ones.
+    rules are offered beside the usual ones. Besides what is below, it serves the page at /, its parts under /static,
+    those that the package has and no other, and the installed plotly's /plotly.js.
     """
     from .chapters import CHAPTERS, TOUR
 
@@ -91,13 +85,18 @@ def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUE
         # seen.
         timeout_graceful_shutdown=0,
     )
+    server, printed = uvicorn.Server(config), set[str]()
+
+    def say_once(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # One line, once, where asyncio would print a traceback each time, such as for too many open files. Connections
+        # that are cut off by the end itself are not reported.
+        line = f"rootdk explore: {context.get('message')}: {context.get('exception')}"
+        if line not in printed and not server.should_exit:
+            printed.add(line)
+            print(line, file=sys.stderr)
 
     async def serve() -> None:
-        server, printed = uvicorn.Server(config), set[str]()
-        # Connections that are cut off by the end itself are not reported.
-        asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: None if server.should_exit else say_once(printed, context)
-        )
+        asyncio.get_running_loop().set_exception_handler(say_once)
         await server.serve(sockets=[listener])
 
     asyncio.run(serve())
@@ -160,14 +159,6 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen wit
             self.transport.abort()
 
 
-def say_once(printed: set[str], context: dict[str, Any]) -> None:
-    """Print one line, once, where asyncio would print a traceback each time, such as for too many open files."""
-    line = f"rootdk explore: {context.get('message')}: {context.get('exception')}"
-    if line not in printed:
-        printed.add(line)
-        print(line, file=sys.stderr)
-
-
 def listening(first: int = PORT) -> socket.socket:
     """A socket on `first`, or on the next port that is free.
 
@@ -202,7 +193,7 @@ def warm_up(stop: Callable[[], bool] = lambda: False) -> None:
     from .chapters import CHAPTERS
 
     for chapter in CHAPTERS:
-        for raw in [*_choices(chapter), *_few_steps(chapter)]:
+        for raw in _ahead(chapter):
             if stop():
                 return
             try:
@@ -211,14 +202,11 @@ def warm_up(stop: Callable[[], bool] = lambda: False) -> None:
                 continue  # a metric that the example lacks: the reader gets this error on choosing it
 
 
-def _choices(chapter: Chapter) -> Iterator[dict[str, str]]:
+def _ahead(chapter: Chapter) -> Iterator[dict[str, str]]:
+    """All choices; if nothing is drawn at random, also the positions of sliders that have few: all can be kept."""
     choices = [control for control in chapter.controls if control.kind == "choice"]
     for chosen in product(*(control.choices for control in choices)):
         yield {control.name: value for control, value in zip(choices, chosen, strict=True)}
-
-
-def _few_steps(chapter: Chapter) -> Iterator[dict[str, str]]:
-    """If nothing is drawn at random, the positions of sliders that have few of them: all of them can be kept."""
     if any(control.name == "seed" for control in chapter.controls):
         return
     for control in chapter.controls:

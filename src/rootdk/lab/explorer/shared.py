@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.attention import measure, weights
 from rootdk.lab.checks.sampler import factor_of
@@ -74,7 +73,6 @@ def factor_in_python(rule: str, d_k: int, keys: int) -> str:
 
 SEED = Control("seed", "seed", "int", 0, 0, 999, 1, help="Which random numbers are drawn.")
 QUERIES, WIDEST = 64, 1024
-Floats32 = NDArray[np.float32]
 
 _BLOCK = 512
 _KEYS = 7  # beside the seed and the block: no other draw of a chapter has three numbers for its seed
@@ -105,7 +103,7 @@ class _Vectors:
         self.query = np.random.default_rng(seed).standard_normal((QUERIES, WIDEST), np.float32)
         self._key = np.empty((0, WIDEST), np.float32)
 
-    def keys(self, count: int) -> Floats32:
+    def keys(self, count: int) -> Array:
         with self._lock:  # requests come from several threads
             blocks, wanted = len(self._key) // _BLOCK, -(-count // _BLOCK)
             if wanted > blocks:
@@ -116,14 +114,14 @@ class _Vectors:
                 self._key = grown
             return self._key[:count]
 
-    def _draw(self, block: int, into: Floats32) -> None:
+    def _draw(self, block: int, into: Array) -> None:
         np.random.default_rng([self._seed, _KEYS, block]).standard_normal(dtype=np.float32, out=into)
 
 
 _vectors_of = lru_cache(maxsize=4)(_Vectors)
 
 
-def vectors(seed: int, keys: int, d_k: int) -> tuple[Floats32, Floats32]:
+def vectors(seed: int, keys: int, d_k: int) -> tuple[Array, Array]:
     """Standard normal queries (64, d_k) and keys (keys, d_k), as the lines of `vectors_in_python` draw them.
 
     >>> query, key = vectors(0, 3, 8)

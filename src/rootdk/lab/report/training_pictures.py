@@ -122,6 +122,7 @@ def transplants(panel: str, groups: Sequence[Group], d_k: int) -> list[Picture]:
 def ladder(panel: str, group: Group) -> list[Picture]:
     """One setting at every learning rate: loss, and the entropy of the sharpest layer, along training."""
     spec = group.spec
+    lost = f" Diverged: {group.diverged} of {len(group.runs)} runs." if group.diverged else ""
     pictures = []
     for name, label, along in (
         ("loss", "loss", lambda run: run.along("loss")),
@@ -133,7 +134,7 @@ def ladder(panel: str, group: Group) -> list[Picture]:
         means = [trace["y"] for trace in traces if trace.get("name")]
         span = _span_of_curves(means) if name == "loss" else {"range": [0, 1.02]}
         figure = plain_figure(traces, "step", label, yaxis=span)
-        caption = f"{_seeds([group])} The legend has the learning rates.{_lost(group)}{_cut(span, means)}"
+        caption = f"{_seeds([group])} The legend has the learning rates.{lost}{_cut(span, means)}"
         title = f"{_sentence(label)} by learning rate: {panel}, {group.line}, d_k = {spec.d_k}"
         pictures.append(Picture(f"ladder-{name}-{slug(panel)}-{spec.d_k}", title, caption, figure))
     return pictures
@@ -230,10 +231,6 @@ def _censored(groups: Sequence[Group], *rates: float) -> str:
             for run in group.at(rate).runs]  # fmt: skip
     late = sum(steps_to(run) is None for run in runs)
     return f" {late} of {len(runs)} runs did not come so far, and stand at their budget." if late else ""
-
-
-def _lost(group: Group) -> str:
-    return f" Diverged: {group.diverged} of {len(group.runs)} runs." if group.diverged else ""
 
 
 def _diverged(groups: Sequence[Group]) -> str:

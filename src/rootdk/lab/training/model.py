@@ -73,7 +73,9 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
         """The output; attn_mask is True where a key is hidden."""
         projected = ((query, self.q_proj_weight), (key, self.k_proj_weight), (value, self.v_proj_weight))
         q, k, v = (nn.functional.linear(x, w).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x, w in projected)
-        scores = torch.cat([self._scores(rows, k) for rows in q.split(_rows_at_once(k), dim=2)], dim=2)
+        # In pieces: memory for larger ones is taken from the system and given back at every step.
+        rows_at_once = max(1, 2**22 // int(k.numel()))
+        scores = torch.cat([self._scores(rows, k) for rows in q.split(rows_at_once, dim=2)], dim=2)
         mask = None if attn_mask is None else ~attn_mask
         nothing = q.new_zeros((*q.shape[:-1], 1)), k.new_zeros((*k.shape[:-1], 1))
         if self.measure:
@@ -91,11 +93,6 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
 
 # E Var[tanh(q + k) | q] for independent standard normal q and k; a test integrates it again.
 _SPREAD_OF_TANH = 0.28396841
-
-
-def _rows_at_once(k: Tensor) -> int:
-    """Queries per piece: memory for larger pieces is taken from the system and given back at every step."""
-    return max(1, 2**22 // int(k.numel()))
 
 
 class TransplantAttention(MultiHeadAttention):
