@@ -20,7 +20,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,6 +30,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rootdk.errors import RootdkError
 from rootdk.lab.drawing import check_plotly
@@ -176,11 +177,6 @@ def _gone() -> Response:
     return refusal(499, "the page no longer waits for this", "")
 
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 _METHODS = {"GET", "HEAD", "POST"}
 # A style sheet that plotly.js writes into the page as text: it belongs to a library of maps that plotly.js contains.
 _SHEET_AS_TEXT = re.compile(r"\.textContent='([^'\\]*\{[^'\\]*)'")
@@ -234,7 +230,7 @@ def names_of_this_machine(port: int) -> frozenset[str]:
 class Guard:
     """The outermost layer: checks where a request comes from, and puts the headers on every answer."""
 
-    def __init__(self, app: App, port: int, content_policy: str) -> None:
+    def __init__(self, app: ASGIApp, port: int, content_policy: str) -> None:
         self.app = app
         self.hosts = names_of_this_machine(port)
         self.headers = [
@@ -254,7 +250,7 @@ class Guard:
 
         begun = False
 
-        async def with_headers(message: MutableMapping[str, Any]) -> None:
+        async def with_headers(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), *self.headers]

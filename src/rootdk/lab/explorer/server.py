@@ -20,12 +20,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 
 from rootdk.errors import ArgumentError
 
 from .chapter import Chapter
-from .endpoints import Api, App, Guard, plotly_js, policy, refusal, static_routes
+from .endpoints import Api, Guard, plotly_js, policy, refusal, static_routes
 from .shared import with_rules
 from .values import read_values
 
@@ -49,7 +50,7 @@ def application(
     audit: Mapping[str, Any] | None = None,
     tour: tuple[tuple[str, str], ...] = (),
     rules: Sequence[str] = (),
-) -> App:
+) -> ASGIApp:
     """The ASGI application for a server on that port; by default with all chapters and the tour through them.
 
     rules are offered beside the usual ones. Besides what is below, it serves the page at /, its parts under /static,
@@ -69,7 +70,7 @@ def application(
     return Guard(app, port, policy(plotly_js()))
 
 
-def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUEST) -> None:
+def run(app: ASGIApp, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUEST) -> None:
     """Serve until Ctrl-C, a KeyboardInterrupt. A request must come within `patience` seconds."""
     config = uvicorn.Config(
         app,
