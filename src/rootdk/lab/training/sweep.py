@@ -248,20 +248,13 @@ def plan(size: str = "default", tasks: Sequence[str] = TASKS, rules: Sequence[st
         arms = [{"rule": rule} for rule in rules or RULES]
         parts = [(grid.seeds, grid.cells(arms)) for grid in _GRIDS[size]]
         if not rules:
-            digits = _GRIDS[size][1]
+            _, digits, _ = _GRIDS[size]
             parts.append((digits.seeds, digits.cells([{"rule": ADDITIVE}])))
     else:
         parts = list(_default())
     # Seed by seed, so that an interrupted study has equally many runs of each setting.
-    return tuple(
-        dict.fromkeys(
-            replace(spec, seed=seed)
-            for seeds, specs in parts
-            for seed in range(seeds)
-            for spec in specs
-            if spec.task in tasks
-        )
-    )
+    in_order = (replace(spec, seed=seed) for seeds, specs in parts for seed in range(seeds) for spec in specs)
+    return tuple(dict.fromkeys(spec for spec in in_order if spec.task in tasks))
 
 
 def _default() -> Iterator[tuple[int, list[RunSpec]]]:
@@ -279,11 +272,7 @@ def _default() -> Iterator[tuple[int, list[RunSpec]]]:
     )
     quarter = MATCHED_D_K**0.25
     # Adam's steps do not depend on the size of the gradient, so that the rate is matched by the fourth root of d_k.
-    causes = [
-        {"qk_gradient": quarter**2},
-        {"qk_rate": quarter},
-        {"qk_rate": quarter, "qk_size": quarter},
-    ]
+    causes = [{"qk_gradient": quarter**2}, {"qk_rate": quarter}, {"qk_rate": quarter, "qk_size": quarter}]
     starts = [{**no_scale, "qk_size": 1 / quarter}, {**over_d_k, "qk_size": quarter}, {**root, "qk_norm": True}]
     yield (
         recall.seeds,
@@ -293,26 +282,19 @@ def _default() -> Iterator[tuple[int, list[RunSpec]]]:
         + recall.cells(starts[1:2], wide, (3e-2,)),
     )
     yield digits.seeds, digits.cells(usual)
-    starts_of_v = {d_k: [{"rule": ADDITIVE}, {"rule": ADDITIVE, "v_size": d_k**0.5}] for d_k in digits.d_k}
-    additive = (digits.cells(arms, (d_k,)) for d_k, arms in starts_of_v.items())
-    yield digits.seeds, [spec for cells in additive for spec in cells]
-    yield (
-        text.seeds,
-        text.cells([root, no_scale]) + text.cells([over_d_k], text.d_k[:1]),
-    )
+    additive = []
+    for d_k in digits.d_k:
+        additive += digits.cells([{"rule": ADDITIVE}, {"rule": ADDITIVE, "v_size": d_k**0.5}], (d_k,))
+    yield digits.seeds, additive
+    yield text.seeds, text.cells([root, no_scale]) + text.cells([over_d_k], text.d_k[:1])
     # More seeds where, with 8 of them, a single seed could change a verdict.
-    yield (
-        2 * recall.seeds,
-        recall.cells([root, over_d_k], wide) + recall.cells([over_d_k], wide, (3e-2,)),
-    )
+    yield 2 * recall.seeds, recall.cells([root, over_d_k], wide) + recall.cells([over_d_k], wide, (3e-2,))
     yield 2 * text.seeds, text.cells([root])
     yield 4 * text.seeds, text.cells([root], text.d_k[-1:])
     for change in ({"warmup": _WARMUP}, {"layers": 1, "width": 64}):
-        arms = [{**root, **change}, {**no_scale, **change}]
-        yield (
-            5,
-            recall.cells(arms, wide) + recall.cells(arms[:1], wide, (3e-2,)) + recall.cells(arms[1:], wide, (3e-4,)),
-        )
+        with_root, without = {**root, **change}, {**no_scale, **change}
+        specs = recall.cells([with_root, without], wide)
+        yield 5, specs + recall.cells([with_root], wide, (3e-2,)) + recall.cells([without], wide, (3e-4,))
 
 
 def read_specs(path: Path) -> tuple[RunSpec, ...]:
