@@ -99,11 +99,8 @@ class Results:
         >>> {run.spec.rule for run in shipped().select(task="recall", rule="sqrt")}
         {'sqrt'}
         """
-        return tuple(
-            run
-            for run in self.runs
-            if all(getattr(run.spec, name) == value for name, value in spec.items()) and (where is None or where(run))
-        )
+        like = [run for run in self.runs if all(getattr(run.spec, name) == value for name, value in spec.items())]
+        return tuple(like if where is None else filter(where, like))
 
     def values(self, name: str, **spec: Any) -> list[Any]:
         """The values that the runs with this spec have for another entry of it, in order."""

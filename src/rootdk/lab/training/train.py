@@ -157,10 +157,8 @@ def _groups(spec: RunSpec, model: Transformer) -> list[dict[str, Any]]:
     qk_weights = [weight for block in model.blocks for weight in projections(block)]
     ids = {id(weight) for weight in qk_weights}
     rest = [weight for weight in model.parameters() if id(weight) not in ids]
-    return [
-        {"params": rest, "lr": spec.learning_rate},
-        {"params": qk_weights, "lr": spec.learning_rate * spec.qk_rate},
-    ]
+    rate = spec.learning_rate
+    return [{"params": rest, "lr": rate}, {"params": qk_weights, "lr": rate * spec.qk_rate}]
 
 
 def answers(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:

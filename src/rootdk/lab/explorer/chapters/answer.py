@@ -26,14 +26,13 @@ def compute(values: Values, added: tuple[str, ...] = ()) -> View:
     query, key = shared.vectors(values["seed"], keys, d_k)
     scales = {rule: factor_of(rule, d_k, keys) for rule in words}
     readings = {rule: shared.reading_of(query, key, scale) for rule, scale in scales.items()}
-    numbers = [
-        number(f"variance_{rule}", f"{words[rule]}: score variance", reading.variance.mean(dtype=float),
-               "measured")
-        for rule, reading in readings.items()
-    ]  # fmt: skip
+    numbers = []
+    for rule, reading in readings.items():
+        variance = reading.variance.mean(dtype=float)
+        numbers.append(number(f"variance_{rule}", f"{words[rule]}: score variance", variance, "measured"))
     for rule, reading in readings.items():
         label = f"{words[rule]}: rows of one key, which has over 99 % of the weight, as a share of 64"
-        numbers.append(number(f"alone_{rule}", label, float(reading.saturated().mean()), "measured", 3))
+        numbers.append(number(f"alone_{rule}", label, reading.saturated().mean(), "measured", 3))
     row = one_row(query, key[:_ROW], scales)
     places = np.arange(1, len(row["none"]) + 1)
     data = [bars(places, weights, words[rule], colours[rule]) for rule, weights in row.items()]

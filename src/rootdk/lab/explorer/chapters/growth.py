@@ -126,14 +126,9 @@ def _histogram(
     measured = bars((edges[1:] + edges[:-1]) / 2, heights, "measured", colour, opacity=0.45, width=width)
     # Where the premise fails scores may leave the axes; then these grow.
     half = max(axes[0], abs(mean) + 4 * sigma) if any(values[premise] for premise in _PREMISES) else axes[0]
-    figure = plot(
-        [*ghosts, measured, line(x, density, law, GREY)],
-        "score",
-        "density",
-        bargap=0,
-        xaxis={"range": [-half, half]},
-        yaxis={"range": [0, axes[1]]},
-    )
+    data = [*ghosts, measured, line(x, density, law, GREY)]
+    across, up = {"range": [-half, half]}, {"range": [0, axes[1]]}
+    figure = plot(data, "score", "density", bargap=0, xaxis=across, yaxis=up)
     share = float((np.abs(z - mean) < sigma).mean())
     text = (
         f"Histogram of {z.size} scores. Theory: mean {written(mean, 3)}, standard deviation {written(sigma, 3)} "

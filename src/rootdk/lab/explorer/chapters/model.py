@@ -113,12 +113,9 @@ def _chosen(metrics: Sequence[Metric], name: str) -> Metric:
 
 def _map_text(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> str:
     """Which heads stand out."""
-    cells = [
-        (value, str(layer["name"]), head)
-        for layer, row in zip(layers, grid(layers, metric.name), strict=True)
-        for head, value in enumerate(row)
-        if math.isfinite(value)
-    ]
+    cells = []
+    for layer, row in zip(layers, grid(layers, metric.name), strict=True):
+        cells += [(value, str(layer["name"]), head) for head, value in enumerate(row) if math.isfinite(value)]
     low, high = min(cells), max(cells)
     return (
         f"Map of {metric.short} of {len(cells)} heads in {len(layers)} layers: from {written(low[0], 3)} "

@@ -68,14 +68,8 @@ def _settling(parts: Mapping[str, Array], d: int, samples: int) -> Figure:
         data.append(line(counts, mean, label, colour))
         if label != "sum / d":
             data.append(points(counts[-1:], mean[-1:], label, colour, error[-1:], showlegend=False))
-    figure = plot(
-        data,
-        "samples",
-        "average so far",
-        xaxis=POWERS | {"range": [0.2, np.log10(_MOST) + 0.1]},
-        yaxis={"range": [-0.5, 2.5]},
-        shapes=[level(1.0), level(0.0)],
-    )
+    axes = {"xaxis": POWERS | {"range": [0.2, np.log10(_MOST) + 0.1]}, "yaxis": {"range": [-0.5, 2.5]}}
+    figure = plot(data, "samples", "average so far", shapes=[level(1.0), level(0.0)], **axes)
     ends = ", ".join(f"{label} {written(part.mean(), 3)}" for label, part in shown.items())
     return Figure("settling", "Averages as samples are added", figure, f"After {samples} samples: {ends}.")
 

@@ -53,14 +53,9 @@ def _weights(query: Array, key: Array, values: Values) -> Figure:
     }
     chosen = weights.pop(values["rule"])
     ghosts = [line(places, y, RULE_WORDS[rule], COLOURS[rule], "dot") for rule, y in weights.items()]
-    figure = plot(
-        [bars(places, chosen, "weight", shared.colour(values["rule"])), *ghosts],
-        "keys, largest weight first" if values["sorted"] else "keys, in their order",
-        "weight",
-        bargap=0.1,
-        yaxis={"range": [0, 1]},
-        shapes=[level(1 / keys)],
-    )
+    data = [bars(places, chosen, "weight", shared.colour(values["rule"])), *ghosts]
+    across = "keys, largest weight first" if values["sorted"] else "keys, in their order"
+    figure = plot(data, across, "weight", bargap=0.1, yaxis={"range": [0, 1]}, shapes=[level(1 / keys)])
     text = (
         f"Weights of one row of {keys} keys. The largest is {written(chosen.max(), 3)}. Equal weights would be "
         f"{written(1 / keys, 3)} each, the dotted horizontal line."
@@ -90,14 +85,8 @@ def _curve(keys: int, d_k: int, rule: str) -> Figure:
         colour = shared.colour(name)
         marker = {"color": colour, "size": 12, "symbol": "circle" if name == rule else "circle-open"}
         data.append(points([sigma], [shares[name]], words[name], colour, marker=marker))
-    figure = plot(
-        data,
-        "standard deviation σ of the scores",
-        "entropy share",
-        xaxis=shared.SPREAD_AXIS,
-        yaxis={"range": [0, 1.05]},
-        shapes=[upright(critical)],
-    )
+    axes = {"xaxis": shared.SPREAD_AXIS, "yaxis": {"range": [0, 1.05]}}
+    figure = plot(data, "standard deviation σ of the scores", "entropy share", shapes=[upright(critical)], **axes)
     text = (
         f"Entropy share (entropy / ln n; 1 is equal weights) by theory. At σ = {written(spreads[rule], 3)} it is "
         f"{written(shares[rule], 3)}. Right of the dotted line, σ = √(2 ln n) = {written(critical, 3)}, a few keys "
