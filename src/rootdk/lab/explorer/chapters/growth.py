@@ -49,7 +49,8 @@ def compute(values: Values) -> View:
         number("inside", "variance inside a row after the scale: what softmax gets", factor**2 * row, "measured"),
         number("inside_theory", "variance inside a row after the scale", factor**2 * inside, "theory"),
     )
-    return View((_before(scores, values, mean, whole), _after(scores, values, mean, whole)), numbers, _python(values))
+    law = mean, whole
+    return View((_before(scores, values, law), _after(scores, values, law, factor)), numbers, _python(values))
 
 
 @lru_cache(maxsize=4)
@@ -87,33 +88,33 @@ def _theory(values: Values) -> tuple[float, float, float]:
     return m_query * m_key, whole, float(row_variance(*along, m_query)) + across
 
 
-def _before(scores: Array, values: Values, mean: float, variance: float) -> Figure:
+_Law = tuple[float, float]  # mean and variance of q·k
+
+
+def _before(scores: Array, values: Values, law: _Law) -> Figure:
     """On axes that hold every d_k, with the narrowest and the widest law behind: so only the scores move."""
     x = np.linspace(-100, 100, 401)
     ghosts = [line(x, score_density(x, d_k), f"d_k = {d_k}", GREY, "dot") for d_k in (4, 1024)]
-    return _histogram("scores", "q·k", scores, values, mean, variance, 1.0, COLOURS["none"], ghosts, (100.0, 0.26))
+    return _histogram("scores", "q·k", scores, values, law, 1.0, COLOURS["none"], ghosts, (100.0, 0.26))
 
 
-def _after(scores: Array, values: Values, mean: float, variance: float) -> Figure:
+def _after(scores: Array, values: Values, law: _Law, factor: float) -> Figure:
     """On the same axes under every rule, with the same scores under the other rules behind."""
-    d_k, rule = values["d_k"], values["rule"]
-    by, ghosts = factor_of(rule, d_k, _KEYS), []
-    for other in RULE_WORDS:
-        if other != rule:
-            x, _, density = _density(values, mean, variance, factor_of(other, d_k, _KEYS))
-            ghosts.append(line(x, density, RULE_WORDS[other], COLOURS[other], "dot"))
-    title = "After the scale"
-    return _histogram(
-        "scaled", title, scores * by, values, mean * by, variance * by**2, by, colour(rule), ghosts, (12.0, 0.55)
-    )
+    ghosts = []
+    for rule, words in RULE_WORDS.items():
+        if rule != values["rule"]:
+            x, _, density = _density(values, law, factor_of(rule, values["d_k"], _KEYS))
+            ghosts.append(line(x, density, words, COLOURS[rule], "dot"))
+    hue = colour(values["rule"])
+    return _histogram("scaled", "After the scale", scores, values, law, factor, hue, ghosts, (12.0, 0.55))
 
 
 def _histogram(
-    name: str, title: str, z: Array, values: Values, mean: float, variance: float, by: float,
-    colour: str, ghosts: list[dict[str, Any]], axes: tuple[float, float],
+    name: str, title: str, scores: Array, values: Values, law: _Law, by: float,
+    hue: str, ghosts: list[dict[str, Any]], axes: tuple[float, float],
 ) -> Figure:  # fmt: skip
-    """Bars of what was measured, the curve of theory, ghosts behind; axes are half the width and the height."""
-    sigma = math.sqrt(variance)
+    """Bars of the scores times `by`, the curve of theory, ghosts behind; axes are half the width and the height."""
+    z, mean, sigma = scores * by, law[0] * by, math.sqrt(law[1] * by**2)
     width = 0.25 * sigma
     if values["law"] == "sign":
         # Products of signs are 2 apart: bins that hold a whole number of them, else some bins would always be empty.
@@ -122,11 +123,11 @@ def _histogram(
     edges = mean + width * (np.arange(-steps, steps + 2) - 0.5)
     counts, _ = np.histogram(z, edges)
     heights = counts / z.size / width
-    x, law, density = _density(values, mean / by, variance / by**2, by)
-    measured = bars((edges[1:] + edges[:-1]) / 2, heights, "measured", colour, opacity=0.45, width=width)
+    x, curve, density = _density(values, law, by)
+    measured = bars((edges[1:] + edges[:-1]) / 2, heights, "measured", hue, opacity=0.45, width=width)
     # Where the premise fails scores may leave the axes; then these grow.
     half = max(axes[0], abs(mean) + 4 * sigma) if any(values[premise] for premise in _PREMISES) else axes[0]
-    data = [*ghosts, measured, line(x, density, law, GREY)]
+    data = [*ghosts, measured, line(x, density, curve, GREY)]
     across, up = {"range": [-half, half]}, {"range": [0, axes[1]]}
     figure = plot(data, "score", "density", bargap=0, xaxis=across, yaxis=up)
     share = float((np.abs(z - mean) < sigma).mean())
@@ -139,9 +140,9 @@ def _histogram(
     return Figure(name, title, figure, text)
 
 
-def _density(values: Values, mean: float, variance: float, by: float) -> tuple[Array, str, Any]:
-    """Places, the name of the law, and its density there, for scores times `by`."""
-    sigma, middle = by * math.sqrt(variance), by * mean
+def _density(values: Values, law: _Law, by: float) -> tuple[Array, str, Any]:
+    """Places, the name of a curve, and the density there, for scores times `by`."""
+    middle, sigma = by * law[0], by * math.sqrt(law[1])
     x = middle + sigma * np.linspace(-5, 5, 161)
     if values["law"] == "normal" and not any(values[premise] for premise in _PREMISES):
         return x, "theory: exact density", score_density(x, values["d_k"], by)
