@@ -171,11 +171,11 @@ def _ends(results: "Results") -> Iterator[dict[str, Any]]:
     from rootdk.lab.training.results import lowest, steps_to
 
     for run in results.runs:
-        spec = {name: value for name, value in run.spec.to_dict().items() if name != "transplant"}
+        row = {name: value for name, value in run.spec.to_dict().items() if name != "transplant"}
         best = lowest(run)
-        end = {"loss": best.loss, "accuracy": best.accuracy, "valid_loss": best.valid_loss, "best_step": best.step}
-        how = {"last_step": run.last.step, "end": run.end, "steps_to_90": steps_to(run), "spikes": run.spikes}
-        yield spec | end | how | {"seconds": run.seconds}
+        row |= {"loss": best.loss, "accuracy": best.accuracy, "valid_loss": best.valid_loss, "best_step": best.step}
+        row |= {"last_step": run.last.step, "end": run.end, "steps_to_90": steps_to(run), "spikes": run.spikes}
+        yield row | {"seconds": run.seconds}
 
 
 def _about(study: str, tasks: Sequence[str], seconds: float) -> dict[str, str]:
@@ -257,13 +257,11 @@ def lines(results: "Results") -> Iterator[str]:
 
     groups = grouped(results.runs)
     seeds = sorted({len(group.best.runs) for group in groups})
-    counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
-    count = f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}"
-    yield f"{count}; {sure}"
-    yield from textwrap.wrap(
-        f"Loss: of the test set where that of the validation set is lowest. {_of_rates(groups)}", WIDTH
-    )
+    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    interval = f"{number} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
+    yield f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}; {interval}"
+    explained = f"Loss: of the test set where that of the validation set is lowest. {_of_rates(groups)}"
+    yield from textwrap.wrap(explained, WIDTH)
     for heading, panel in panels(groups).items():
         yield ""
         yield from textwrap.wrap(heading, WIDTH, subsequent_indent="  ")

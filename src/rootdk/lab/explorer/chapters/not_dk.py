@@ -29,16 +29,15 @@ def compute(values: Values) -> View:
     numbers = []
     for rule, scale in scales.items():
         words, reading = RULE_WORDS[rule], shared.reading_of(query, key, scale)
-        error = format_effect(scale * math.sqrt(d_k), "float16").weight_error
+        entropy, top = median(reading.entropy_ratio), median(reading.top_probability) * keys
+        error = float(format_effect(scale * math.sqrt(d_k), "float16").weight_error)
+        stored = f"{words}: error of a weight if its score is stored in float16"
         numbers += [
-            number(f"entropy_{rule}", f"{words}: entropy share, median of 64 rows", median(reading.entropy_ratio),
-                   "measured"),
-            number(f"top_{rule}", f"{words}: largest weight times n, median", median(reading.top_probability) * keys,
-                   "measured"),
+            number(f"entropy_{rule}", f"{words}: entropy share, median of 64 rows", entropy, "measured"),
+            number(f"top_{rule}", f"{words}: largest weight times n, median", top, "measured"),
             number(f"flow_{rule}", f"{words}: |∂o/∂q| / |o|", gradient[rule], "theory"),
-            number(f"error_{rule}", f"{words}: error of a weight if its score is stored in float16", float(error),
-                   "theory", 2),
-        ]  # fmt: skip
+            number(f"error_{rule}", stored, error, "theory", 2),
+        ]
     ratio = gradient["sqrt"] / gradient["dk"]
     numbers.append(number("ratio", "gradient with 1/√d_k, divided by that with 1/d_k", ratio, "theory"))
     numbers.append(number("root", "√d_k", math.sqrt(d_k), "theory"))
