@@ -16,13 +16,11 @@ from rootdk.lab.training.results import (
     LEARNED,
     Arm,
     Estimate,
-    best,
     estimate,
     grouped,
     known,
     largest,
     lowest,
-    outcomes,
     setting,
     sharpest_ever,
     unstable,
@@ -247,7 +245,7 @@ def additive(results: Results) -> str:
 
 
 def transplants(results: Results, d_k: int) -> str:
-    runs = best(results, task="text", rule="sqrt", d_k=d_k).runs
+    runs = setting(results, task="text", rule="sqrt", d_k=d_k).best.runs
     rows = []
     for at, (kappa, _, _) in enumerate(runs[0].transplant):
         loss = interval(run.transplant[at][1] for run in runs)
@@ -260,7 +258,7 @@ def transplants(results: Results, d_k: int) -> str:
 
 def ladder(results: Results, d_k: int) -> str:
     rows = []
-    for outcome in outcomes(results, task="text", rule="sqrt", d_k=d_k):
+    for outcome in setting(results, task="text", rule="sqrt", d_k=d_k).outcomes:
         logits = interval(largest(run) for run in outcome.runs)
         count = len(outcome.runs)
         rows.append(
@@ -456,7 +454,7 @@ BLEU at width 128, and 18.22 against 22.10 at 1024.
 def of_text(results: Results) -> str:
     if not has(results, task="text", **arm("sqrt", 128)):
         return ""
-    learned = best(results, task="text", rule="sqrt", d_k=128).runs
+    learned = setting(results, task="text", rule="sqrt", d_k=128).best.runs
     rise = interval(known(run.transplant[-1][1]) - known(run.last.loss) for run in learned)
     worth = interval(known(run.transplant[0][1]) - known(run.last.loss) for run in learned)
     right = [run for run in results.select(task="recall", rule="sqrt") if (lowest(run).accuracy or 0.0) > 0.99]

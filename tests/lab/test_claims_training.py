@@ -15,9 +15,7 @@ from rootdk.lab.training import Interval, Layer, Moment, Results, Run, RunSpec, 
 from rootdk.lab.training.results import (
     METRICS,
     Arm,
-    best,
     estimate,
-    outcomes,
     resampled,
     setting,
     unstable,
@@ -80,8 +78,8 @@ def test_a_run_that_diverged_has_an_infinite_loss_and_nothing_right() -> None:
 
 def test_the_best_learning_rate_is_chosen_for_every_rule_alike() -> None:
     results = study(lambda spec: 1.0 + (spec.learning_rate == 1e-3) * (spec.rule == "sqrt"), rates=(1e-3, 1e-2))
-    assert best(results, task="text", rule="sqrt", d_k=64).rate == 1e-2
-    assert [outcome.rate for outcome in outcomes(results, task="text", rule="none", d_k=64)] == [1e-3, 1e-2]
+    assert setting(results, task="text", rule="sqrt", d_k=64).best.rate == 1e-2
+    assert [outcome.rate for outcome in setting(results, task="text", rule="none", d_k=64).outcomes] == [1e-3, 1e-2]
 
 
 def test_the_validation_set_chooses_and_the_test_set_is_reported() -> None:
@@ -160,7 +158,7 @@ def test_seeds_that_differ_are_not_compared() -> None:
 def test_runs_that_are_missing_are_named() -> None:
     results = gap({16: 0.0, 64: 1.0, 512: 2.0})
     with pytest.raises(ArgumentError, match=r"results: must hold at least two runs with .*rule = dk"):
-        best(results, task="text", rule="dk", d_k=16)
+        setting(results, task="text", rule="dk", d_k=16)
     with pytest.raises(ArgumentError, match=r"results: must hold text with rule 'dk' at 2 d_k"):
         widths(results, "text", "dk")
 

@@ -10,8 +10,9 @@ import training_stand_in as stand_in
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.explorer.chapter import Chapter
-from rootdk.lab.explorer.chapters.training import slug, training_chapter
+from rootdk.lab.explorer.chapters.training import training_chapter
 from rootdk.lab.explorer.values import read_values
+from rootdk.lab.report.training_pictures import slug
 from rootdk.lab.training import Results, RunSpec, interval
 
 RATES, SEEDS = (1e-3, 1e-2), (0, 1, 2)

@@ -252,14 +252,10 @@ if __name__ == "__main__":
     assert done.stdout.split() == ["True", "False"]
 
 
-def test_train_study_runs_these_rules_alone() -> None:
-    from rootdk.cli.train_study import Order
+def test_a_plan_of_these_rules_alone() -> None:
+    from rootdk.lab.training.sweep import plan
 
-    order = Order(
-        "quick", ("text",), ("mup(64)", "0.2"), missing=False,
-        spec=None, runs=None, workers=None, engine="local", address=None, fresh=False,
-    )  # fmt: skip
-    assert {spec.rule for spec in order.specs()} == {"mup(64)", "0.2"}
+    assert {spec.rule for spec in plan("quick", ("text",), ("mup(64)", "0.2"))} == {"mup(64)", "0.2"}
 
 
 def test_in_a_process_of_its_own_the_module_is_found_in_the_current_folder_last(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rootdk.errors import RootdkError
 from rootdk.lab.training import Outcome, Results, Run, RunSpec, grouped, shipped
-from rootdk.lab.training.results import best, setting
+from rootdk.lab.training.results import setting
 from rootdk.lab.training.sweep import plan
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -132,7 +132,7 @@ def test_the_text_is_what_the_runs_say(maker: ModuleType) -> None:
 
 
 def steps(rule: str, d_k: int, **more: object) -> Outcome:
-    return best(shipped(), task="recall", rule=rule, d_k=d_k, **more)
+    return setting(shipped(), task="recall", rule=rule, d_k=d_k, **more).best
 
 
 def test_without_the_scale_it_is_late_and_not_dead() -> None:

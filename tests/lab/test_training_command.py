@@ -20,9 +20,9 @@ from processes import below, runs
 from rich.console import Console
 from training_stand_in import noted
 
-from rootdk.cli import main
+from rootdk.cli import main, train_study
 from rootdk.cli.lifetime import Bars
-from rootdk.cli.train_study import Order, _draw, lines
+from rootdk.cli.train_study import _draw, lines
 from rootdk.lab.training import Results, RunSpec
 from rootdk.lab.training.engine import Advanced, Failed, Finished, LocalEngine
 from rootdk.lab.training.sweep import Tally, cost, plan
@@ -45,7 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "notes").mkdir()
     monkeypatch.setenv("TRAINING_STAND_IN", str(tmp_path / "notes"))
     monkeypatch.setenv("ROOTDK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Order, "start_engine", lambda self: LocalEngine(self.workers, stand_in.train))
+    monkeypatch.setattr(train_study, "start_engine", lambda _, workers, __: LocalEngine(workers, stand_in.train))
     write(SPECS)
     return tmp_path
 
@@ -355,10 +355,8 @@ import ctypes, sys
 from pathlib import Path
 sys.path.insert(0, {str(SUPPORT)!r})
 import training_stand_in as stand_in
-from rootdk.cli import main
+from rootdk.cli import main, train_study
 from rootdk.lab.training.engine import LocalEngine
-from rootdk.lab.training.sweep import plan
-from rootdk.cli.train_study import Order, _draw, lines
 def stuck(tasks):
     # As in a call of C++ that takes long: a lock that is taken twice.
     for event in LocalEngine(1, stand_in.train)(tasks):
@@ -369,7 +367,8 @@ def stuck(tasks):
         library.pthread_mutex_lock(lock)
 if __name__ == "__main__":
     stand_in.hears_ctrl_c()
-    Order.start_engine = lambda self: stuck if "stuck" in sys.argv else LocalEngine(self.workers, stand_in.train)
+    local = lambda _, workers, __: LocalEngine(workers, stand_in.train)
+    train_study.start_engine = (lambda *_: stuck) if "stuck" in sys.argv else local
     main(["train-study", "--spec", "spec.json", "--runs", "here"])
 """
 

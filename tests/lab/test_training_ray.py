@@ -227,7 +227,7 @@ def test_the_command(cluster: Cluster, place: Path) -> None:
         cwd=place, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 run. Loss at the end")
+    assert done.stdout.startswith("1 run; one seed")
     assert len(list((place / "runs").glob("*.json"))) == 1
 
 
@@ -263,11 +263,11 @@ from processes import below, listening
 from rootdk.cli import main
 from rootdk.lab.training.ray_engine import RayEngine
 from rootdk.lab.training import sweep as sweeping
-from rootdk.cli.train_study import Order
+from rootdk.cli import train_study
 if sys.argv[1] == "loaded before":
     import ray
 stand_in.hears_ctrl_c()
-Order.start_engine = lambda self: RayEngine(None, 1, stand_in.train)
+train_study.start_engine = lambda *_: RayEngine(None, 1, stand_in.train)
 true = sweeping.sweep
 def sweep(specs, store, engine, tell, *rest):
     def noted(event):

@@ -7,7 +7,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +74,9 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 @options.data("Print JSON instead of the summary.", "one row per run, with its last numbers")
 @click.pass_context
 def train_study(
-    ctx: click.Context, /, size: str | None, out: Path | None, report: Path | None, as_json: bool, as_csv: bool,
-    **settings: Any,
+    ctx: click.Context, /, size: str | None, missing: bool, tasks: tuple[str, ...], rule: tuple[str, ...],
+    spec: Path | None, runs: Path | None, workers: int | None, engine: str, address: str | None, out: Path | None,
+    report: Path | None, fresh: bool, as_json: bool, as_csv: bool,
 ) -> None:  # fmt: skip
     """What the scale does when a model learns.
 
@@ -86,127 +86,99 @@ def train_study(
     Exit code 0: done; 1: a run or a file failed, or another study uses the folder of runs; 2: an option is wrong; 130:
     interrupted.
     """
-    order = Order(size=size or "default", **settings)
-    if order.spec is not None and (size or order.tasks or order.rule or order.missing):
-        other = f"--{size}" if size else "--task" if order.tasks else "--rule" if order.rule else "--missing"
+    if spec is not None and (size or tasks or rule or missing):
+        other = f"--{size}" if size else "--task" if tasks else "--rule" if rule else "--missing"
         raise click.UsageError(f"--spec and {other} exclude each other", ctx)
-    if order.address is not None and order.engine != "ray":
+    if address is not None and engine != "ray":
         raise click.UsageError("--address needs --engine ray", ctx)
+    from rootdk.lab.training import Results
+    from rootdk.lab.training.engine import check_installed
     from rootdk.lab.training.store import Store
+    from rootdk.lab.training.sweep import sweep
 
     from .lifetime import last_words
 
-    hint = f"finished runs are kept in {shown_text(Store(order.runs).place)}, and the same command continues from there"
+    notes = list[str]()
+    store = Store(runs, notes.append)
+    hint = f"finished runs are kept in {shown_text(store.place)}, and the same command continues from there"
     with last_words(f"interrupted; {hint}"):
-        _answer(order, out, report, "json" if as_json else "csv" if as_csv else "text")
+        # If the request is wrong, there is an error before anything runs.
+        specs = _specs(spec, size or "default", tasks, rule, missing)
+        if not specs:
+            click.echo("Nothing is missing: the shipped results have every run of this plan.")
+            return
+        check_installed(specs)
+        if out is not None:
+            options.check_writable(out, "--out")
+        if report is not None:
+            from rootdk.lab.report import check_plotly
+
+            check_plotly()
+            options.check_writable(report, "--report")
+        start = time.monotonic()
+        try:
+            chosen = start_engine(engine, workers, address)
+            with _shown(specs) as show:
+                made = sweep(specs, store, chosen, show, fresh)
+        finally:
+            for note in dict.fromkeys(notes):
+                click.echo(note, err=True)
+        study = size or "default" if spec is None else spec.name
+        results = Results.of(made, **_about(study, tasks, time.monotonic() - start))
+        if as_json:
+            click.echo(results.to_json(), nl=False)
+        elif as_csv:
+            click.echo(csv_text(_ends(results)), nl=False)
+        else:
+            click.echo("\n".join(lines(results)))
+        if out is not None:
+            options.write(out, results.to_json(), "--out")
+            click.echo(f"Results: {out}", err=as_json or as_csv)
+        if report is not None:
+            from rootdk.lab.report import render_training
+
+            options.write(report, render_training(results), "--report")
+            click.echo(f"Report: {report}", err=as_json or as_csv)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """The study as requested."""
+def _specs(
+    spec: Path | None, size: str, tasks: Sequence[str], rules: Sequence[str], missing: bool
+) -> tuple["RunSpec", ...]:
+    """The runs to do, checked."""
+    from rootdk.lab.training import shipped
+    from rootdk.lab.training.run import TASKS
+    from rootdk.lab.training.sweep import plan, read_specs
 
-    size: str
-    tasks: tuple[str, ...]
-    rule: tuple[str, ...]
-    missing: bool
-    spec: Path | None
-    runs: Path | None
-    workers: int | None
-    engine: str
-    address: str | None
-    fresh: bool
-
-    def specs(self) -> tuple["RunSpec", ...]:
-        """The runs to do, checked."""
-        from rootdk.lab.training.run import TASKS
-        from rootdk.lab.training.sweep import plan, read_specs
-
-        if self.spec is not None:
-            return read_specs(self.spec)
-        specs = plan(self.size, self.tasks or TASKS, self.rule)
-        if self.missing:
-            from rootdk.lab.training import shipped
-
-            have = {run.spec for run in shipped().runs}
-            specs = tuple(spec for spec in specs if spec not in have)
-        return specs
-
-    def start_engine(self) -> "Engine":
-        """The engine that does the runs."""
-        if self.engine == "ray":
-            from rootdk.lab.training.engine import check_ray
-
-            check_ray()
-            from rootdk.lab.training.ray_engine import RayEngine
-
-            return RayEngine(self.address, self.workers)
-        from rootdk.lab.training.engine import LocalEngine
-
-        return LocalEngine(self.workers)
+    if spec is not None:
+        return read_specs(spec)
+    have = {run.spec for run in shipped().runs} if missing else set()
+    return tuple(spec for spec in plan(size, tasks or TASKS, rules) if spec not in have)
 
 
-def _answer(order: Order, out: Path | None, report: Path | None, form: str) -> None:
-    """Do the study. If the request is wrong, there is an error before anything runs."""
-    from rootdk.lab.training.engine import check_installed
+def start_engine(engine: str, workers: int | None, address: str | None) -> "Engine":
+    """The engine that does the runs."""
+    from rootdk.lab.training.engine import LocalEngine, check_ray
 
-    specs = order.specs()
-    if not specs:
-        click.echo("Nothing is missing: the shipped results have every run of this plan.")
-        return
-    check_installed(specs)
-    if out is not None:
-        options.check_writable(out, "--out")
-    if report is not None:
-        from rootdk.lab.report import check_plotly
+    if engine == "local":
+        return LocalEngine(workers)
+    check_ray()
+    from rootdk.lab.training.ray_engine import RayEngine
 
-        check_plotly()
-        options.check_writable(report, "--report")
-    results = _results(order, specs)
-    if form == "json":
-        click.echo(results.to_json(), nl=False)
-    elif form == "csv":
-        click.echo(csv_text(_ends(results)), nl=False)
-    else:
-        click.echo("\n".join(lines(results)))
-    if out is not None:
-        options.write(out, results.to_json(), "--out")
-        click.echo(f"Results: {out}", err=form != "text")
-    if report is not None:
-        from rootdk.lab.report import render_training
-
-        options.write(report, render_training(results), "--report")
-        click.echo(f"Report: {report}", err=form != "text")
+    return RayEngine(address, workers)
 
 
 def _ends(results: "Results") -> Iterator[dict[str, Any]]:
     from rootdk.lab.training.results import lowest, steps_to
 
     for run in results.runs:
-        spec = {name: value for name, value in run.spec.to_dict().items() if name != "transplant"}
+        row = {name: value for name, value in run.spec.to_dict().items() if name != "transplant"}
         best = lowest(run)
-        end = {"loss": best.loss, "accuracy": best.accuracy, "valid_loss": best.valid_loss, "best_step": best.step}
-        how = {"last_step": run.last.step, "end": run.end, "steps_to_90": steps_to(run), "spikes": run.spikes}
-        yield spec | end | how | {"seconds": run.seconds}
+        row |= {"loss": best.loss, "accuracy": best.accuracy, "valid_loss": best.valid_loss, "best_step": best.step}
+        row |= {"last_step": run.last.step, "end": run.end, "steps_to_90": steps_to(run), "spikes": run.spikes}
+        yield row | {"seconds": run.seconds}
 
 
-def _results(order: Order, specs: Sequence["RunSpec"]) -> "Results":
-    from rootdk.lab.training import Results
-    from rootdk.lab.training.store import Store
-    from rootdk.lab.training.sweep import sweep
-
-    start, notes = time.monotonic(), list[str]()
-    store = Store(order.runs, notes.append)
-    try:
-        engine = order.start_engine()
-        with _shown(specs) as show:
-            runs = sweep(specs, store, engine, show, order.fresh)
-    finally:
-        for note in dict.fromkeys(notes):
-            click.echo(note, err=True)
-    return Results.of(runs, **_about(order, time.monotonic() - start))
-
-
-def _about(order: Order, seconds: float) -> dict[str, str]:
+def _about(study: str, tasks: Sequence[str], seconds: float) -> dict[str, str]:
     """How the runs were made. Each run has its own time; seconds is for all together, kept runs count as 0."""
     from importlib.metadata import version
 
@@ -218,8 +190,8 @@ def _about(order: Order, seconds: float) -> dict[str, str]:
         "torch": version("torch"),
         "numpy": version("numpy"),
         "python": platform.python_version(),
-        "size": order.size if order.spec is None else order.spec.name,
-        "tasks": " ".join(order.tasks) or "all",
+        "size": study,
+        "tasks": " ".join(tasks) or "all",
         "cpus": str(os.cpu_count()),
         "machine": platform.machine(),
         "kernel": kernel().target(),
@@ -285,13 +257,11 @@ def lines(results: "Results") -> Iterator[str]:
 
     groups = grouped(results.runs)
     seeds = sorted({len(group.best.runs) for group in groups})
-    counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    sure = f"{counted} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
-    count = f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}"
-    yield f"{count}; {sure}"
-    yield from textwrap.wrap(
-        f"Loss: of the test set where that of the validation set is lowest. {_of_rates(groups)}", WIDTH
-    )
+    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    interval = f"{number} seeds ± 95% interval" if seeds[-1] > 1 else "one seed"
+    yield f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}; {interval}"
+    explained = f"Loss: of the test set where that of the validation set is lowest. {_of_rates(groups)}"
+    yield from textwrap.wrap(explained, WIDTH)
     for heading, panel in panels(groups).items():
         yield ""
         yield from textwrap.wrap(heading, WIDTH, subsequent_indent="  ")

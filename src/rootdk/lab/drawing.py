@@ -37,7 +37,7 @@ COLOURS = {
 HUES = ("#2b8cd0", "#e0662f", "#1fa37a", "#9b6bd6", "#b58a1b", "#d6609a")
 GREY = "#8a93a0"
 # Below 0, 0, above 0: a value of 0 is transparent, on a white page or a black one.
-EITHER_SIDE = [[0.0, "#d1495b"], [0.5, "rgba(209, 73, 91, 0)"], [0.5, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
+_EITHER_SIDE = [[0.0, "#d1495b"], [0.5, "rgba(209, 73, 91, 0)"], [0.5, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
 _SHADES = [[0.0, "rgba(43, 140, 208, 0)"], [1.0, "#2b8cd0"]]
 POWERS = {"type": "log", "dtick": 1, "exponentformat": "power"}
 # A logarithmic axis with ticks at 1 and 3 of every decade, for data that span one to four of them.
@@ -102,7 +102,7 @@ def bars(x: Any, y: Any, name: str, colour: str, **more: Any) -> dict[str, Any]:
 
 def heat(z: Any, limits: tuple[float, float], both_sides: bool = False, **more: Any) -> dict[str, Any]:
     """A map of a matrix, first row on top; 0 shows the page. both_sides: blue above 0 and red below."""
-    shades = EITHER_SIDE if both_sides else _SHADES
+    shades = _EITHER_SIDE if both_sides else _SHADES
     bar = {"thickness": 10, "outlinewidth": 0}
     shown = {"zmin": limits[0], "zmax": limits[1], "colorscale": shades, "colorbar": bar}
     return {"type": "heatmap", "z": short(z)} | shown | more

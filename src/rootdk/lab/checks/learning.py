@@ -13,7 +13,6 @@ from rootdk.lab.training.results import (
     Arm,
     Estimate,
     Outcome,
-    best,
     estimate,
     known,
     largest,
@@ -25,7 +24,7 @@ from rootdk.lab.training.results import (
     unstable,
     widths,
 )
-from rootdk.lab.training.run import ADDITIVE
+from rootdk.lab.training.run import ADDITIVE, Transplant
 from rootdk.theory import attention_moments, relative_gradient
 
 from .comparison import CLEAR, DECIDES, LIMITS, SHOWN, Comparison
@@ -40,7 +39,6 @@ _SLOWER = "half as many steps again is slower"
 THOUSANDS = (1e3, 1e4)
 HUNDRED = 100.0
 COLLAPSED = 0.05  # rootdk.audit calls a layer collapsed below this
-Curve = tuple[tuple[float, float | None, float | None], ...]
 
 
 @LEDGER.claim(
@@ -72,13 +70,13 @@ def learning_slows(
         small, large = d_ks[0], d_ks[-1]
         gap = Gap(results, task, without, scaled)
         for d_k in d_ks[1:-1]:
-            shown = gap.at(d_k)
-            yield Comparison(gap.text(d_k), shown.value, standard_error=shown.error, role=SHOWN)
+            between = gap.at(d_k)
+            yield _shown(gap.text(d_k), between.value, between.error)
         most = gap.at(large)
         yield Comparison(gap.text(large), most.value, ">", gap.clear, most.error, choice=gap.choice)
         for name, rule in (("without", without), ("with", scaled)):
-            outcome = best(results, task=task, rule=rule, d_k=large)
-            yield _accuracy(f"{task}, d_k = {large}: accuracy {name} it", outcome)
+            right = setting(results, task=task, rule=rule, d_k=large).best.accuracy
+            yield _shown(f"{task}, d_k = {large}: accuracy {name} it", right.mean, right.error)
         least = gap.at(small)
         condition = f"on {task} hardly any difference at d_k = {small}: {gap.words(least)}"
         doubt = f"at d_k = {small} not clear on {task}: {gap.words(least)}"
@@ -100,18 +98,21 @@ def learning_slows(
             )  # fmt: skip
     clearest = max(grown, key=lambda task: grown[task].value / max(grown[task].error, 1e-12))
     for task, more in grown.items():
-        change = f"with d_k: {more.value:.2g} from the smallest to the largest"
-        condition = f"on {task} the gain does not grow {change}"
-        yield Comparison(
-            f"{task}: the same, largest d_k less smallest",
-            more.value,
-            ">",
-            0.0,
-            standard_error=more.error,
-            role=DECIDES if task == clearest else LIMITS,
-            otherwise=condition,
-            doubt="" if task == clearest else f"on {task} it is not clear that the gain grows with d_k",
-        )
+        condition = f"on {task} the gain does not grow with d_k: {more.value:.2g} from the smallest to the largest"
+        role, doubt = LIMITS, f"on {task} it is not clear that the gain grows with d_k"
+        if task == clearest:
+            role, doubt = DECIDES, ""
+        text = f"{task}: the same, largest d_k less smallest"
+        yield Comparison(text, more.value, ">", 0.0, more.error, role=role, otherwise=condition, doubt=doubt)
+
+
+def _difference(first: Arm, second: Arm) -> Estimate:
+    return estimate(lambda a, b: a - b, first, second)
+
+
+def _shown(text: str, value: float, error: float) -> Comparison:
+    """A number for the reader, with its standard error."""
+    return Comparison(text, value, standard_error=error, role=SHOWN)
 
 
 class Gap:
@@ -125,12 +126,14 @@ class Gap:
         self.clear, self.choice = (SLOWER, _SLOWER) if self.steps else (0.0, "")
 
     def _arms(self, d_k: int) -> list[Arm]:
-        groups = (setting(self.results, task=self.task, rule=rule, d_k=d_k) for rule in self.rules)
-        return [Arm(group, self.metric) for group in groups]
+        return [self._arm(rule, d_k) for rule in self.rules]
+
+    def _arm(self, rule: str, d_k: int, **spec: float) -> Arm:
+        return Arm(setting(self.results, task=self.task, rule=rule, d_k=d_k, **spec), self.metric)
 
     def at(self, d_k: int) -> Estimate:
         """The gap at this d_k."""
-        return estimate(lambda a, b: a - b, *self._arms(d_k))
+        return _difference(*self._arms(d_k))
 
     def growth(self, small: int, large: int) -> Estimate:
         """How much larger the gap is at the larger d_k."""
@@ -142,9 +145,7 @@ class Gap:
         size = d_k**-0.25
         if not self.steps or not self.results.select(task=self.task, rule=without, d_k=d_k, qk_size=size):
             return None
-        small = setting(self.results, task=self.task, rule=without, d_k=d_k, qk_size=size)
-        usual = setting(self.results, task=self.task, rule=scaled, d_k=d_k)
-        return estimate(lambda a, b: a - b, Arm(small, self.metric), Arm(usual, self.metric))
+        return _difference(self._arm(without, d_k, qk_size=size), self._arm(scaled, d_k))
 
     def text(self, d_k: int) -> str:
         """`at` in words."""
@@ -194,7 +195,7 @@ def wide_range(
         losses = {d_k: groups[d_k].best.loss.mean for d_k in mine}
         top, worst = min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)
         learned = Arm(groups[top], "loss"), Arm(groups[top], "start")
-        less = estimate(_share_lost, Arm(groups[worst], "loss"), *learned)
+        less = estimate(lambda loss, low, start: (loss - low) / (start - low), Arm(groups[worst], "loss"), *learned)
         text = f"{task}: learned less at the worst d_k = {worst}"
         yield Comparison(text, less.value, "<", LITTLE, less.error, choice=_LITTLE)
         ends = groups[mine[0]], groups[mine[-1]]
@@ -217,11 +218,6 @@ def wide_range(
         yield Comparison(
             text, less.value, "<", LITTLE, less.error, role=LIMITS, otherwise=condition, doubt=doubt, choice=_LITTLE
         )
-
-
-def _share_lost(loss: float, low: float, start: float) -> float:
-    """The part of the fall of the loss from start to low that is missing, as a share."""
-    return (loss - low) / (start - low)
 
 
 @LEDGER.claim(
@@ -250,20 +246,20 @@ def additive_against_dot_product(
     small, large = d_ks[0], d_ks[-1]
     close = "a tenth of a nat is under a twentieth of what is learned"
     for d_k in d_ks:
-        product = setting(results, task="digits", rule=dot, d_k=d_k)
-        sums = setting(results, task="digits", rule=additive, d_k=d_k)
-        behind = estimate(lambda a, b: a - b, Arm(product, "loss"), Arm(sums, "loss"))
+        product = Arm(setting(results, task="digits", rule=dot, d_k=d_k), "loss")
+        sums = Arm(setting(results, task="digits", rule=additive, d_k=d_k), "loss")
+        behind = _difference(product, sums)
         text = f"d_k = {d_k}: loss of dot product less additive"
         if d_k == small:
             yield Comparison(text, behind.value, "=", 0.0, behind.error, slack=alike, choice=close)
         elif d_k == large:
             yield Comparison(text, behind.value, ">", 0.0, behind.error)
         else:
-            yield Comparison(text, behind.value, standard_error=behind.error, role=SHOWN)
+            yield _shown(text, behind.value, behind.error)
         size = d_k**0.5
         if results.select(task="digits", rule=additive, d_k=d_k, v_size=size):
-            sums = setting(results, task="digits", rule=additive, d_k=d_k, v_size=size)
-            behind = estimate(lambda a, b: a - b, Arm(product, "loss"), Arm(sums, "loss"))
+            sums = Arm(setting(results, task="digits", rule=additive, d_k=d_k, v_size=size), "loss")
+            behind = _difference(product, sums)
             text = f"d_k = {d_k}, the same start: dot product less additive"
             condition = (
                 f"where the start differs: with scores that begin with the variance of q.k, additive attention is "
@@ -272,14 +268,11 @@ def additive_against_dot_product(
             if d_k == large:
                 yield Comparison(text, behind.value, ">", 0.0, behind.error, role=LIMITS, otherwise=condition)
             else:
-                yield Comparison(text, behind.value, standard_error=behind.error, role=SHOWN)
+                yield _shown(text, behind.value, behind.error)
     for rule, name in ((additive, "additive"), (dot, "dot product"), (scaled, "with the scale")):
         for d_k in (small, large):
-            yield _accuracy(f"d_k = {d_k}: accuracy, {name}", best(results, task="digits", rule=rule, d_k=d_k))
-
-
-def _accuracy(text: str, outcome: Outcome) -> Comparison:
-    return Comparison(text, outcome.accuracy.mean, standard_error=outcome.accuracy.error, role=SHOWN)
+            right = setting(results, task="digits", rule=rule, d_k=d_k).best.accuracy
+            yield _shown(f"d_k = {d_k}: accuracy, {name}", right.mean, right.error)
 
 
 @LEDGER.claim(
@@ -302,9 +295,8 @@ def loss_breaks(
     yield Comparison(f"runs of text under {rule}, tried with other sizes", len(tried), role=SHOWN)
     if not tried:
         return  # not checked
-    rises = {
-        d_k: _Rise.of(best(results, task="text", rule=rule, d_k=d_k)) for d_k in sorted({run.spec.d_k for run in tried})
-    }
+    d_ks = sorted({run.spec.d_k for run in tried})
+    rises = {d_k: _Rise.of(setting(results, task="text", rule=rule, d_k=d_k).best) for d_k in d_ks}
     worth, early = ([getattr(rise, name) for rise in rises.values()] for name in ("share", "early"))
     means = [rise.rise.mean for rise in rises.values()]
     little = (
@@ -322,13 +314,10 @@ def loss_breaks(
         if d_k == most:  # the case that speaks most for the claim decides
             yield Comparison(text, rise.share, ">", half, error, otherwise=little, choice=broken)
         else:
-            yield Comparison(text, rise.share, standard_error=error, role=SHOWN)
-        text = f"{where}: share of the rise at logits under 100"
-        error = rise.early_error
+            yield _shown(text, rise.share, error)
+        text, error = f"{where}: share of the rise at logits under 100", rise.early_error
         yield Comparison(text, rise.early, "<", 0.5, error, role=LIMITS, otherwise=sooner, choice=late)
-        yield Comparison(
-            f"{where}: loss risen at the largest kappa", rise.end.mean, standard_error=rise.end.error, role=SHOWN
-        )
+        yield _shown(f"{where}: loss risen at the largest kappa", rise.end.mean, rise.end.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +348,7 @@ def _part(of: Interval, whole: Interval) -> tuple[float, float]:
     return share, math.hypot(of.error, share * whole.error) / whole.mean
 
 
-def _loss(curve: Curve, low: float, high: float = math.inf) -> float:
+def _loss(curve: Transplant, low: float, high: float = math.inf) -> float:
     """The loss at the largest kappa whose largest logit lies between low and high."""
     inside = [loss for _, loss, largest in curve if loss is not None and largest is not None and low < largest < high]
     return inside[-1] if inside else math.nan
@@ -397,8 +386,7 @@ def collapse_goes_with_instability(
             "loss": outcome.loss,
         }
         for name, over in numbers.items():
-            text = f"rate {outcome.rate:g}, {count} runs: {name}"
-            yield Comparison(text, over.mean, standard_error=over.error, role=SHOWN)
+            yield _shown(f"rate {outcome.rate:g}, {count} runs: {name}", over.mean, over.error)
     kinds = [[(sharpest_ever(run) < collapsed, unstable(run)) for run in outcome.runs] for outcome in ladder]
     more = resampled(
         lambda places: _more_unstable([facts[at] for facts in kinds for at in places]),
@@ -411,8 +399,8 @@ def collapse_goes_with_instability(
     )
     text = "share unstable, collapsed runs less others"
     yield Comparison(text, more.value, ">", 0.5, more.error, otherwise=against, choice=together)
-    well = [run for run in results.select(task="recall", rule=rule) if (lowest(run).accuracy or 0.0) > 0.99]
-    sharp = interval(float(sharpest_ever(run) < collapsed) for run in well)
+    learned = [run for run in results.select(task="recall", rule=rule) if (lowest(run).accuracy or 0.0) > 0.99]
+    sharp = interval(float(sharpest_ever(run) < collapsed) for run in learned)
     condition = (
         f"not the other way round: {sharp.mean:.0%} of the runs of recall that answer more than 99 % right have such a "
         "layer, because looking up one pair is what they learned"
@@ -429,6 +417,6 @@ def _more_unstable(runs: Sequence[tuple[bool, bool]]) -> float:
     """
     shares = []
     for kind in (True, False):
-        flags = [shaken for collapsed, shaken in runs if collapsed == kind]
+        flags = [is_unstable for collapsed, is_unstable in runs if collapsed == kind]
         shares.append(sum(flags) / len(flags) if flags else math.nan)
     return shares[0] - shares[1]

@@ -7,13 +7,15 @@ In every text that a person reads, "d_k" stands for d with the subscript k; the 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-KINDS = ("int", "float", "choice", "flag", "numbers")
+Values = Mapping[str, Any]  # what the knobs of a chapter say, by name
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,16 @@ class Control:
     rows_with: str = ""
     columns_with: str = ""
     play: bool = False
+
+
+def choice(name: str, label: str, choices: Iterable[str], default: str = "", **more: Any) -> Control:
+    """A knob that chooses; a mapping gives each value what a person reads, and the default is the first unless given.
+
+    >>> choice("shown", "drawn", {"rms": "root mean square", "norm": "norm"}).labels
+    ('root mean square', 'norm')
+    """
+    values, labels = tuple(choices), tuple(choices.values()) if isinstance(choices, Mapping) else ()
+    return Control(name, label, "choice", default or values[0], choices=values, labels=labels, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +146,7 @@ class Chapter:
     true: str
     controls: tuple[Control, ...]
     compute: Callable[..., View]
-    show_audit: Callable[[Mapping[str, Any], Mapping[str, Any]], View] | None = None
+    show_audit: Callable[[Mapping[str, Any], Values], View] | None = None
     adds_rules: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,7 +165,7 @@ def number(name: str, label: str, value: Any, kind: str = "", digits: int = 4) -
     return Number(name, label, value, written(value, digits), kind)
 
 
-def written(value: float | str, digits: int = 4) -> str:
+def written(value: Any, digits: int = 4) -> str:
     """A value as a person reads it: whole numbers in full up to ten million, the rest in a few digits.
 
     >>> written(4096), written(0.000123456), written(1e9), written(float("inf"))

@@ -19,7 +19,8 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +29,8 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rootdk.errors import RootdkError
 from rootdk.lab.drawing import check_plotly
@@ -53,28 +56,6 @@ def refusal(status: int, error: str, name: str = "") -> Response:
     return answer({"error": error, "name": name}, status)
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """A file in memory, with the tag by which a browser recognises a copy that it has already."""
-
-    content: bytes
-    media_type: str
-    tag: str
-
-    def response(self, request: Request) -> Response:
-        """The file, or 304 if the browser has it already."""
-        # Asked for again each time, so that a newer rootdk on the same port is seen.
-        headers = {"ETag": self.tag, "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(None, 304, headers)
-        return Response(self.content, 200, headers, self.media_type)
-
-
-def asset(content: bytes, suffix: str) -> Asset:
-    """An Asset with the media type of the suffix."""
-    return Asset(content, f"{_TYPES[suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-
-
 @cache
 def plotly_js() -> str:
     """plotly.js from the installed plotly."""
@@ -92,14 +73,25 @@ def static_text() -> Mapping[str, str]:
     return {**texts, "palette.css": files("rootdk.lab").joinpath("palette.css").read_text("utf-8")}
 
 
-def static_assets() -> dict[str, Asset]:
-    """{path under which it is served: Asset}."""
-    assets = {
-        f"/static/{name}": asset(text.encode(), f".{name.rpartition('.')[2]}") for name, text in static_text().items()
-    }
-    assets["/"] = assets.pop("/static/index.html")
-    assets["/plotly.js"] = asset(plotly_js().encode(), ".js")
-    return assets
+def static_routes() -> list[Route]:
+    """The files of the page, each under the path that it is served at."""
+    texts = {f"/static/{name}": text for name, text in static_text().items()}
+    routes = [_file("/", texts.pop("/static/index.html"), ".html"), _file("/plotly.js", plotly_js(), ".js")]
+    return routes + [_file(path, text, f".{path.rpartition('.')[2]}") for path, text in texts.items()]
+
+
+def _file(path: str, text: str, suffix: str) -> Route:
+    content = text.encode()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    # Asked for again each time, so that a newer rootdk on the same port is seen.
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(None, 304, headers)  # the browser has it already
+        return Response(content, 200, headers, f"{_TYPES[suffix]}; charset=utf-8")
+
+    return Route(path, serve)
 
 
 @dataclass
@@ -129,11 +121,11 @@ class Api:
         return chapter.compute(values).to_dict()
 
     async def list_chapters(self, request: Request) -> Response:  # noqa: ARG002 -- the signature is Starlette's
-        """GET /api/chapters."""
+        """GET /api/chapters: texts and knobs."""
         return answer(self.described())
 
     async def view(self, request: Request) -> Response:
-        """GET /api/view/<chapter>?name=value."""
+        """GET /api/view/<chapter>?name=value: figures and numbers; 422 names a value that cannot be used."""
         by_id = {chapter.id: chapter for chapter in self.chapters}
         chapter = by_id.get(request.path_params["chapter"])
         if chapter is None:
@@ -158,11 +150,10 @@ class Api:
     async def _compute(self, request: Request, chapter: Chapter, body: bytes | None = None) -> Response:
         if len(request.url.query) > _LONGEST_QUERY:
             return refusal(422, f"query: must be at most {_LONGEST_QUERY} characters long", "query")
-        pairs = request.query_params.multi_items()
-        raw = dict(pairs)
-        if len(raw) < len(pairs):
-            twice = next(name for name in raw if sum(name == other for other, _ in pairs) > 1)
-            return refusal(422, f"{twice[:40]}: must be given once", twice[:40])
+        raw = dict(request.query_params)
+        for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+            if count > 1:
+                return refusal(422, f"{name[:40]}: must be given once", name[:40])
 
         def work() -> Response:
             try:
@@ -185,11 +176,6 @@ class Api:
 def _gone() -> Response:
     return refusal(499, "the page no longer waits for this", "")
 
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _METHODS = {"GET", "HEAD", "POST"}
 # A style sheet that plotly.js writes into the page as text: it belongs to a library of maps that plotly.js contains.
@@ -244,7 +230,7 @@ def names_of_this_machine(port: int) -> frozenset[str]:
 class Guard:
     """The outermost layer: checks where a request comes from, and puts the headers on every answer."""
 
-    def __init__(self, app: App, port: int, content_policy: str) -> None:
+    def __init__(self, app: ASGIApp, port: int, content_policy: str) -> None:
         self.app = app
         self.hosts = names_of_this_machine(port)
         self.headers = [
@@ -264,7 +250,7 @@ class Guard:
 
         begun = False
 
-        async def with_headers(message: MutableMapping[str, Any]) -> None:
+        async def with_headers(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), *self.headers]

@@ -63,19 +63,20 @@ def exported_page(
     return _inlined(static_text(), precomputed(Api(chapters, audit, tour), progress) | {"start": start})
 
 
-def precomputed(api: Api, progress: Progress = lambda name, share: None) -> dict[str, Any]:
+def precomputed(api: Api, progress: Progress) -> dict[str, Any]:
     """What the server would answer: the description of the chapters, and their views by knob and value."""
     described = api.described()
-    total = sum(1 + sum(len(texts_of(control)) for control in chapter.controls) for chapter in api.chapters)
-    views: dict[str, dict[str, list[Any]]] = {}
-    done = 0
-    for place, chapter in enumerate(api.chapters):
-        described["chapters"][place]["controls"] = [with_stops(control) for control in chapter.controls]
-        by_knob = views[chapter.id] = {}
-        for name, raw in _settings(chapter):
-            by_knob.setdefault(name, []).append(_shown(api, chapter, raw))
-            done += 1
-            progress(chapter.title, done / total)
+    for record, chapter in zip(described["chapters"], api.chapters, strict=True):
+        record["controls"] = [with_stops(control) for control in chapter.controls]
+    settings = [(chapter, *setting) for chapter in api.chapters for setting in _settings(chapter)]
+    views: dict[str, dict[str, list[Any]]] = {chapter.id: {} for chapter in api.chapters}
+    for done, (chapter, name, raw) in enumerate(settings, start=1):
+        try:
+            view = api.shown(chapter, raw)
+        except RootdkError as error:  # what the server would answer with 422
+            view = {"error": str(error), "name": str(error).partition(":")[0]}
+        views[chapter.id].setdefault(name, []).append(view)
+        progress(chapter.title, done / len(settings))
     return {**described, "views": views}
 
 
@@ -85,14 +86,6 @@ def _settings(chapter: Chapter) -> Iterator[tuple[str, dict[str, str]]]:
     for control in chapter.controls:
         for text in texts_of(control):
             yield control.name, {control.name: text}
-
-
-def _shown(api: Api, chapter: Chapter, raw: Mapping[str, str]) -> dict[str, Any]:
-    """A view, or why there is none: what the server would answer with 422."""
-    try:
-        return api.shown(chapter, raw)
-    except RootdkError as error:
-        return {"error": str(error), "name": str(error).partition(":")[0]}
 
 
 def _inlined(texts: Mapping[str, str], data: Mapping[str, Any]) -> str:

@@ -1,12 +1,5 @@
 """The server of the page: which address answers with what, and a run of it until Ctrl-C.
 
-GET  /                    the page
-GET  /static/<file>       its parts, those that the package has and no other
-GET  /plotly.js           from the installed plotly
-GET  /api/chapters        texts and knobs
-GET  /api/view/<chapter>  figures and numbers for the knobs' values; 422 names a value that cannot be used
-POST /api/model           the same for an audit that is sent along
-
 Connections are limited: to so many at once, and to so many seconds for a request. uvicorn itself waits for ever for a
 request that has begun to arrive, and accepts connections until no more files can be opened; then asyncio prints a
 traceback for each connection that it cannot accept.
@@ -27,12 +20,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 
 from rootdk.errors import ArgumentError
 
 from .chapter import Chapter
-from .endpoints import Api, App, Asset, Guard, plotly_js, policy, refusal, static_assets
+from .endpoints import Api, Guard, plotly_js, policy, refusal, static_routes
 from .shared import with_rules
 from .values import read_values
 
@@ -56,16 +50,17 @@ def application(
     audit: Mapping[str, Any] | None = None,
     tour: tuple[tuple[str, str], ...] = (),
     rules: Sequence[str] = (),
-) -> App:
+) -> ASGIApp:
     """The ASGI application for a server on that port; by default with all chapters and the tour through them.
 
-    rules are offered beside the usual ones.
+    rules are offered beside the usual ones. Besides what is below, it serves the page at /, its parts under /static,
+    those that the package has and no other, and the installed plotly's /plotly.js.
     """
     from .chapters import CHAPTERS, TOUR
 
     api = Api(with_rules(CHAPTERS, rules), audit, TOUR) if chapters is None else Api(chapters, audit, tour)
-    routes = [Route(path, _served(asset)) for path, asset in static_assets().items()]
-    routes += [
+    routes = [
+        *static_routes(),
         Route("/api/chapters", api.list_chapters),
         Route("/api/view/{chapter}", api.view),
         Route("/api/model", api.model, methods=["POST"]),
@@ -75,7 +70,7 @@ def application(
     return Guard(app, port, policy(plotly_js()))
 
 
-def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUEST) -> None:
+def run(app: ASGIApp, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUEST) -> None:
     """Serve until Ctrl-C, a KeyboardInterrupt. A request must come within `patience` seconds."""
     config = uvicorn.Config(
         app,
@@ -91,23 +86,21 @@ def run(app: App, listener: socket.socket, patience: float = SECONDS_FOR_A_REQUE
         # seen.
         timeout_graceful_shutdown=0,
     )
+    server, printed = uvicorn.Server(config), set[str]()
+
+    def say_once(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # One line, once, where asyncio would print a traceback each time, such as for too many open files. Connections
+        # that are cut off by the end itself are not reported.
+        line = f"rootdk explore: {context.get('message')}: {context.get('exception')}"
+        if line not in printed and not server.should_exit:
+            printed.add(line)
+            print(line, file=sys.stderr)
 
     async def serve() -> None:
-        server, printed = uvicorn.Server(config), set[str]()
-        # Connections that are cut off by the end itself are not reported.
-        asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: None if server.should_exit else say_once(printed, context)
-        )
+        asyncio.get_running_loop().set_exception_handler(say_once)
         await server.serve(sockets=[listener])
 
     asyncio.run(serve())
-
-
-def _served(asset: Asset) -> Callable[[Request], Any]:
-    async def serve(request: Request) -> Response:
-        return asset.response(request)
-
-    return serve
 
 
 async def _said(request: Request, error: Exception) -> Response:
@@ -167,14 +160,6 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is seen wit
             self.transport.abort()
 
 
-def say_once(printed: set[str], context: dict[str, Any]) -> None:
-    """Print one line, once, where asyncio would print a traceback each time, such as for too many open files."""
-    line = f"rootdk explore: {context.get('message')}: {context.get('exception')}"
-    if line not in printed:
-        printed.add(line)
-        print(line, file=sys.stderr)
-
-
 def listening(first: int = PORT) -> socket.socket:
     """A socket on `first`, or on the next port that is free.
 
@@ -209,7 +194,7 @@ def warm_up(stop: Callable[[], bool] = lambda: False) -> None:
     from .chapters import CHAPTERS
 
     for chapter in CHAPTERS:
-        for raw in [*_choices(chapter), *_few_steps(chapter)]:
+        for raw in _ahead(chapter):
             if stop():
                 return
             try:
@@ -218,14 +203,11 @@ def warm_up(stop: Callable[[], bool] = lambda: False) -> None:
                 continue  # a metric that the example lacks: the reader gets this error on choosing it
 
 
-def _choices(chapter: Chapter) -> Iterator[dict[str, str]]:
+def _ahead(chapter: Chapter) -> Iterator[dict[str, str]]:
+    """All choices; if nothing is drawn at random, also the positions of sliders that have few: all can be kept."""
     choices = [control for control in chapter.controls if control.kind == "choice"]
     for chosen in product(*(control.choices for control in choices)):
         yield {control.name: value for control, value in zip(choices, chosen, strict=True)}
-
-
-def _few_steps(chapter: Chapter) -> Iterator[dict[str, str]]:
-    """If nothing is drawn at random, the positions of sliders that have few of them: all of them can be kept."""
     if any(control.name == "seed" for control in chapter.controls):
         return
     for control in chapter.controls:

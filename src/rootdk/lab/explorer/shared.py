@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.attention import measure, weights
 from rootdk.lab.checks.sampler import factor_of
@@ -26,17 +25,10 @@ from rootdk.reading import Reading
 from rootdk.theory import attention_moments, relative_gradient
 from rootdk.theory.row_law import RowLaw, row_law
 
-from .chapter import Chapter, Control
+from .chapter import Array, Chapter, Control, choice
 
-RULES = Control(
-    "rule",
-    "scale",
-    "choice",
-    "sqrt",
-    choices=("sqrt", "none", "dk"),
-    labels=tuple(RULE_WORDS[name] for name in ("sqrt", "none", "dk")),
-    help="What every score is multiplied by before softmax.",
-)
+_WORDS = {name: RULE_WORDS[name] for name in ("sqrt", "none", "dk")}
+RULES = choice("rule", "scale", _WORDS, help="What every score is multiplied by before softmax.")
 
 
 def with_rules(chapters: tuple[Chapter, ...], names: Sequence[str]) -> tuple[Chapter, ...]:
@@ -81,7 +73,6 @@ def factor_in_python(rule: str, d_k: int, keys: int) -> str:
 
 SEED = Control("seed", "seed", "int", 0, 0, 999, 1, help="Which random numbers are drawn.")
 QUERIES, WIDEST = 64, 1024
-Floats32 = NDArray[np.float32]
 
 _BLOCK = 512
 _KEYS = 7  # beside the seed and the block: no other draw of a chapter has three numbers for its seed
@@ -112,7 +103,7 @@ class _Vectors:
         self.query = np.random.default_rng(seed).standard_normal((QUERIES, WIDEST), np.float32)
         self._key = np.empty((0, WIDEST), np.float32)
 
-    def keys(self, count: int) -> Floats32:
+    def keys(self, count: int) -> Array:
         with self._lock:  # requests come from several threads
             blocks, wanted = len(self._key) // _BLOCK, -(-count // _BLOCK)
             if wanted > blocks:
@@ -123,14 +114,14 @@ class _Vectors:
                 self._key = grown
             return self._key[:count]
 
-    def _draw(self, block: int, into: Floats32) -> None:
+    def _draw(self, block: int, into: Array) -> None:
         np.random.default_rng([self._seed, _KEYS, block]).standard_normal(dtype=np.float32, out=into)
 
 
 _vectors_of = lru_cache(maxsize=4)(_Vectors)
 
 
-def vectors(seed: int, keys: int, d_k: int) -> tuple[Floats32, Floats32]:
+def vectors(seed: int, keys: int, d_k: int) -> tuple[Array, Array]:
     """Standard normal queries (64, d_k) and keys (keys, d_k), as the lines of `vectors_in_python` draw them.
 
     >>> query, key = vectors(0, 3, 8)
@@ -155,7 +146,7 @@ key = np.concatenate([rng.standard_normal(({_BLOCK}, {WIDEST}), np.float32) for 
 """
 
 
-def reading_of(query: NDArray[Any], key: NDArray[Any], scale: Any) -> Reading:
+def reading_of(query: Array, key: Array, scale: Any) -> Reading:
     """What the operator measures; it depends on queries and keys alone, so one column of values is enough."""
     return measure(query, key, np.ones((*key.shape[:-1], 1), np.float32), scale=scale)[1]
 
@@ -165,13 +156,13 @@ def median(rows: Any) -> float:
     return float(np.median(np.asarray(rows, np.float64)))
 
 
-def keys_in_order(query: NDArray[Any], key: NDArray[Any]) -> NDArray[Any]:
+def keys_in_order(query: Array, key: Array) -> Array:
     """Which key scores highest, second, ... for the first query; no positive scale changes that."""
     # einsum and not @: BLAS would share even such a small product among threads, and waiting for them takes longer.
     return np.argsort(-np.einsum("d,nd->n", query[0], key))
 
 
-def weights_at(query: NDArray[Any], key: NDArray[Any], places: NDArray[Any], scale: Any) -> NDArray[Any]:
+def weights_at(query: Array, key: Array, places: Array, scale: Any) -> Array:
     """The weights that the first query gives these keys.
 
     >>> weights_at(np.ones((1, 4)), np.zeros((8, 4)), np.array([0, 7]), "sqrt").tolist()
@@ -206,12 +197,11 @@ QUANTITIES = {
 
 def quantity_knob(default: str, names: tuple[str, ...]) -> Control:
     """Which of these QUANTITIES is drawn."""
-    labels = tuple(QUANTITIES[name] for name in names)
-    return Control("shown", "drawn over d_k", "choice", default, choices=names, labels=labels)
+    return choice("shown", "drawn over d_k", {name: QUANTITIES[name] for name in names}, default)
 
 
 @lru_cache(maxsize=1024)
-def over_widths(quantity: str, keys: int, rule: str | float) -> NDArray[Any]:
+def over_widths(quantity: str, keys: int, rule: str | float) -> Array:
     """One of QUANTITIES at every width, under the rule, or under the scale d_k^-a for a number a."""
     widths = np.array(WIDTHS)
     scales = widths**-rule if isinstance(rule, float) else np.array([factor_of(rule, d_k, keys) for d_k in WIDTHS])

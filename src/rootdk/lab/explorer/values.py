@@ -159,7 +159,7 @@ def _moved(chapter: Chapter, raw: dict[str, str]) -> Chapter:
     return replace(chapter, controls=tuple(controls))
 
 
-_TEXTS = ("layer", "metric", "source", "remedy")
+TEXTS = ("layer", "metric", "source", "remedy")
 # More than any model has: what is larger is a mistake, and would take long to draw. A map has a row for each layer, and
 # all rows are as long as the longest: 256 layers of 128 heads take about two seconds.
 MOST_CELLS, MOST_FINDINGS, _LONGEST_WORD = 32_768, 100_000, 1000
@@ -208,7 +208,7 @@ def _finding(place: str, finding: Any) -> None:
     if not isinstance(finding, Mapping):
         raise ArgumentError(f"{place}: must be an object, got {_kind(finding)}")
     _choice(f"{place}.severity", finding.get("severity"), SEVERITIES)
-    for name in _TEXTS:
+    for name in TEXTS:
         _text(f"{place}.{name}", finding.get(name))
     for name in ("head", "value", "threshold"):
         if name not in finding:

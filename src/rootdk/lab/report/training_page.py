@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rootdk.lab.drawing import COLOURS, Picture
+from rootdk.lab.drawing import COLOURS, Picture, card, document, figures, foot, number, rich, table
 from rootdk.lab.training import Group, Results, grouped, panels
 from rootdk.lab.training.run import ADDITIVE, TASKS
 
-from ..drawing import card, document, figures, foot, number, rich, table
 from . import training_pictures as draw
 
 _LEAD = (
@@ -128,11 +127,12 @@ def chapters(results: Results, *, brief: bool = False) -> list[tuple[Chapter, li
     order = {name: place for place, name in enumerate(COLOURS)}
     groups = sorted(grouped(results.runs), key=lambda group: order.get(group.spec.rule, len(order)))
     by_panel = panels(sorted(groups, key=lambda group: TASKS.index(group.spec.task)))
-    drawn = [
-        (chapter, [picture for panel, groups in by_panel.items() for picture in chapter.pictures(panel, groups, brief)])
-        for chapter in CHAPTERS
-    ]
-    return [(chapter, pictures) for chapter, pictures in drawn if pictures]
+    drawn = []
+    for chapter in CHAPTERS:
+        pictures = [picture for name, panel in by_panel.items() for picture in chapter.pictures(name, panel, brief)]
+        if pictures:
+            drawn.append((chapter, pictures))
+    return drawn
 
 
 def render_training(results: Results) -> str:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from rootdk.lab.drawing import HUES, POWERS, Picture, colour_of, plot, short, ticks_at
 from rootdk.lab.training import Group, Interval, Run, interval
-from rootdk.lab.training.results import METRICS, steps_to
+from rootdk.lab.training.results import METRICS, steps_in_budget, steps_to
 
-_STEPS = "step"
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
@@ -34,9 +33,9 @@ def learning_curves(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
     traces = curves_of(by_rule(chosen, lambda run: run.along("loss")))
     means = [trace["y"] for trace in traces if trace.get("name")]
     span = _span_of_curves(means)
-    figure = plain_figure(traces, _STEPS, "loss", yaxis=span)
+    figure = plain_figure(traces, "step", "loss", yaxis=span)
     caption = f"{_seeds(chosen)} {_rates(chosen)}{_ended(chosen)}{_diverged(chosen)}{_cut(span, means)}"
-    return Picture(f"curves-{_slug(panel)}-{d_k}", f"Loss along training: {panel}, d_k = {d_k}", caption, figure)
+    return Picture(f"curves-{slug(panel)}-{d_k}", f"Loss along training: {panel}, d_k = {d_k}", caption, figure)
 
 
 def layer_curves(
@@ -47,12 +46,12 @@ def layer_curves(
     pictures = []
     for layer in range(min(group.spec.layers for group in chosen)):
         traces = curves_of(by_rule(chosen, lambda run, layer=layer: run.along(name, layer)), log=log)  # type: ignore[misc]
-        figure = plain_figure(traces, _STEPS, label, yaxis=POWERS if log else {"range": [0, 1.02]})
+        figure = plain_figure(traces, "step", label, yaxis=POWERS if log else {"range": [0, 1.02]})
         mean = " Means are geometric." if log else ""
         pictures.append(
             Picture(
-                f"{name}-{_slug(panel)}-{d_k}-{layer}",
-                f"{label[0].upper()}{label[1:]}, layer {layer + 1} of {chosen[0].spec.layers}: {panel}, d_k = {d_k}",
+                f"{name}-{slug(panel)}-{d_k}-{layer}",
+                f"{_sentence(label)}, layer {layer + 1} of {chosen[0].spec.layers}: {panel}, d_k = {d_k}",
                 f"{_seeds(chosen)}{mean} {_rates(chosen)}{_ended(chosen)}",
                 figure,
             )
@@ -65,16 +64,16 @@ def over_d_k(panel: str, groups: Sequence[Group], rate: float | None = None) -> 
     chosen = [group for group in groups if rate is None or rate in group.rates]
     points = points_of(chosen, lambda group: [_final(group, group.spec.d_k, group.best.rate if rate is None else rate)])
     label = judged_by(chosen[0])
-    figure = loss_figure(points, "d<sub>k</sub>", label=label)
-    quantity = f"{label[0].upper()}{label[1:]}"
+    figure = loss_figure(points, "d_k", label=label)
+    quantity = _sentence(label)
     if rate is None:
         several = any(len(group.rates) > 1 for group in chosen)
         each = "Each point has the learning rate, of those tried, that the validation set chose."
         caption = f"{_seeds(chosen)} {each if several else _rates(chosen)}{_edges(chosen)}"
         title = f"{quantity}, {'best learning rate' if several else 'one learning rate each'}: {panel}"
-        return Picture(f"best-{_slug(panel)}", title, f"{caption}{_missing(points)}{_censored(chosen)}", figure)
+        return Picture(f"best-{slug(panel)}", title, f"{caption}{_missing(points)}{_censored(chosen)}", figure)
     title, caption = f"{quantity}, one learning rate: {panel}", f"{_seeds(chosen)} Learning rate {rate:g} for all."
-    return Picture(f"equal-{_slug(panel)}", title, f"{caption}{_missing(points)}{_censored(chosen, rate)}", figure)
+    return Picture(f"equal-{slug(panel)}", title, f"{caption}{_missing(points)}{_censored(chosen, rate)}", figure)
 
 
 def over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
@@ -85,8 +84,8 @@ def over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture:
     figure = loss_figure(points, "learning rate", label=label)
     rates = {rate for group in chosen for rate in group.rates}
     caption = f"{_seeds(chosen)}{_missing(points)}{_censored(chosen, *rates)}"
-    title = f"{label[0].upper()}{label[1:]} against learning rate: {panel}, d_k = {d_k}"
-    return Picture(f"rates-{_slug(panel)}-{d_k}", title, caption, figure)
+    title = f"{_sentence(label)} against learning rate: {panel}, d_k = {d_k}"
+    return Picture(f"rates-{slug(panel)}-{d_k}", title, caption, figure)
 
 
 def judged_by(group: Group) -> str:
@@ -98,11 +97,11 @@ def entropy_over_rates(panel: str, groups: Sequence[Group], d_k: int) -> Picture
     """The entropy of the sharpest layer at the end against the learning rate."""
     chosen = _at(groups, d_k)
     points = points_of(chosen, lambda group: [_sharpest_at_the_end(group, rate) for rate in group.rates])
-    axes = {"xaxis": ticks_of(points), "yaxis": {"range": [0, 1.02]}}
+    axes = {"xaxis": ticks_at(_xs(points)), "yaxis": {"range": [0, 1.02]}}
     figure = plain_figure(marked(points), "learning rate", "entropy share", **axes)
     caption = f"{_seeds(chosen)} The layer with the smallest entropy, on held-out batches."
     title = f"Entropy at the end against learning rate: {panel}, d_k = {d_k}"
-    return Picture(f"collapse-{_slug(panel)}-{d_k}", title, caption, figure)
+    return Picture(f"collapse-{slug(panel)}-{d_k}", title, caption, figure)
 
 
 def transplants(panel: str, groups: Sequence[Group], d_k: int) -> list[Picture]:
@@ -111,17 +110,19 @@ def transplants(panel: str, groups: Sequence[Group], d_k: int) -> list[Picture]:
     pictures = []
     for name, label, along in (("kappa", "κ", 0), ("logit", "largest |logit|", 2)):
         points = points_of(chosen, lambda group, along=along: _transplanted(group.best.runs, along))  # type: ignore[misc]
-        figure = loss_figure(points, label, POWERS | {"dtick": 2 if decades(points) > 4 else 1})
+        xs = _xs(points)
+        figure = loss_figure(points, label, POWERS | {"dtick": 2 if xs and max(xs) > 1e4 * min(xs) else 1})
         untouched = "; ".join(f"{group.line} {group.best.loss.mean:.3g}" for group in chosen)
         caption = f"{_seeds(chosen)} Without transplant the loss is: {untouched}."
         title = f"Transplant, loss against {label}: {panel}, d_k = {d_k}"
-        pictures.append(Picture(f"transplant-{name}-{_slug(panel)}-{d_k}", title, caption, figure))
+        pictures.append(Picture(f"transplant-{name}-{slug(panel)}-{d_k}", title, caption, figure))
     return pictures
 
 
 def ladder(panel: str, group: Group) -> list[Picture]:
     """One setting at every learning rate: loss, and the entropy of the sharpest layer, along training."""
     spec = group.spec
+    lost = f" Diverged: {group.diverged} of {len(group.runs)} runs." if group.diverged else ""
     pictures = []
     for name, label, along in (
         ("loss", "loss", lambda run: run.along("loss")),
@@ -132,10 +133,10 @@ def ladder(panel: str, group: Group) -> list[Picture]:
         traces = curves_of(lines)
         means = [trace["y"] for trace in traces if trace.get("name")]
         span = _span_of_curves(means) if name == "loss" else {"range": [0, 1.02]}
-        figure = plain_figure(traces, _STEPS, label, yaxis=span)
-        caption = f"{_seeds([group])} The legend has the learning rates.{_lost(group)}{_cut(span, means)}"
-        title = f"{label[0].upper()}{label[1:]} by learning rate: {panel}, {group.line}, d_k = {spec.d_k}"
-        pictures.append(Picture(f"ladder-{name}-{_slug(panel)}-{spec.d_k}", title, caption, figure))
+        figure = plain_figure(traces, "step", label, yaxis=span)
+        caption = f"{_seeds([group])} The legend has the learning rates.{lost}{_cut(span, means)}"
+        title = f"{_sentence(label)} by learning rate: {panel}, {group.line}, d_k = {spec.d_k}"
+        pictures.append(Picture(f"ladder-{name}-{slug(panel)}-{spec.d_k}", title, caption, figure))
     return pictures
 
 
@@ -170,7 +171,7 @@ def _final(group: Group, x: float, rate: float) -> Point:
     """Steps to 90 %, or the loss where that of the validation set is lowest; none of a run that diverged."""
     runs = group.at(rate).runs
     if group.spec.stop == "learned":
-        return point_of(x, (float(steps_to(run) or run.spec.steps) for run in runs))
+        return point_of(x, map(steps_in_budget, runs))
     return point_of(x, (None if run.diverged else METRICS["loss"](run) for run in runs))
 
 
@@ -208,17 +209,15 @@ def _rates(groups: Sequence[Group]) -> str:
 
 def _edges(groups: Sequence[Group]) -> str:
     """Where a better learning rate may lie beyond those tried: the best is at an end of them, or the only one."""
-    ends = [
-        f"{group.line}, d_k = {group.spec.d_k} ({group.edge})"
-        for group in groups
-        if group.edge in {"lowest", "highest"}
-    ]
-    only = [f"{group.line}, d_k = {group.spec.d_k}" for group in groups if group.edge == "only"]
-    only = [f"{len(only)} lines"] if len(groups) > _NAMED and len(only) > 1 else only
+    names = [(f"{group.line}, d_k = {group.spec.d_k}", group.edge) for group in groups]
+    ends = [f"{name} ({edge})" for name, edge in names if edge in {"lowest", "highest"}]
+    only = [name for name, edge in names if edge == "only"]
     text = f" At an end of the rates tried: {'; '.join(ends)}." if ends else ""
     # Where no line has a second rate, the caption has said so.
-    only_some = 0 < sum(group.edge == "only" for group in groups) < len(groups)
-    return text + (f" One rate alone was tried: {'; '.join(only)}." if only_some else "")
+    if 0 < len(only) < len(groups):
+        words = f"{len(only)} lines" if len(groups) > _NAMED and len(only) > 1 else "; ".join(only)
+        text += f" One rate alone was tried: {words}."
+    return text
 
 
 def _ended(groups: Sequence[Group]) -> str:
@@ -234,10 +233,6 @@ def _censored(groups: Sequence[Group], *rates: float) -> str:
     return f" {late} of {len(runs)} runs did not come so far, and stand at their budget." if late else ""
 
 
-def _lost(group: Group) -> str:
-    return f" Diverged: {group.diverged} of {len(group.runs)} runs." if group.diverged else ""
-
-
 def _diverged(groups: Sequence[Group]) -> str:
     lost = [(group, group.best.diverged) for group in groups]
     words = [f"{count} of {len(group.best.runs)} runs of {group.line}" for group, count in lost if count]
@@ -250,8 +245,17 @@ def _missing(points: Points) -> str:
     return f" {lost} point{'s' if lost > 1 else ''} with a diverged run not shown." if lost else ""
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())
+def slug(text: str) -> str:
+    """A name as it is in an address.
+
+    >>> slug("recall, 300 steps")
+    'recall-300-steps'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _sentence(label: str) -> str:
+    return label[0].upper() + label[1:]
 
 
 def point_of(x: float, values: Iterable[float | None]) -> Point:
@@ -268,19 +272,8 @@ def points_of(groups: Iterable[Group], of: Callable[[Group], Iterable[Point]]) -
     return {name: sorted(points, key=lambda point: point.x) for name, points in by_line.items()}
 
 
-def ticks_of(points: Points) -> dict[str, Any]:
-    """A logarithmic axis with ticks where something was measured."""
-    return ticks_at(_xs(points))
-
-
 def _xs(points: Points) -> list[float]:
     return [point.x for line in points.values() for point in line]
-
-
-def decades(points: Points) -> float:
-    """How many powers of ten the points stretch over."""
-    xs = _xs(points)
-    return math.log10(max(xs) / min(xs)) if xs else 0.0
 
 
 def plain_figure(traces: list[Any], x: str, y: str, **axes: Any) -> dict[str, Any]:
@@ -291,7 +284,7 @@ def plain_figure(traces: list[Any], x: str, y: str, **axes: Any) -> dict[str, An
 def loss_figure(points: Points, x: str, axis: dict[str, Any] | None = None, label: str = "loss") -> dict[str, Any]:
     """Loss against x, which is logarithmic: ticks where something was measured, if no others are asked for."""
     losses = [y for line in points.values() for point in line for y in (point.over.mean, *point.seeds)]
-    return plain_figure(marked(points), x, label, xaxis=axis or ticks_of(points), yaxis=span_of(losses))
+    return plain_figure(marked(points), x, label, xaxis=axis or ticks_at(_xs(points)), yaxis=span_of(losses))
 
 
 def _style(name: str, number: int, names: Sequence[str]) -> tuple[str, str]:
@@ -320,7 +313,7 @@ def marked(points: Points) -> list[dict[str, Any]]:
         traces.append(
             {
                 "type": "scatter", "x": short([point.x * aside for point in line]),
-                "y": short([_finite(point.over.mean) for point in line]), "name": _shown(name),
+                "y": short([_finite(point.over.mean) for point in line]), "name": name.replace("qk_", "qk "),
                 "mode": "lines+markers", "line": {"color": colour, "width": 2, "dash": dash}, "marker": {"size": 7},
                 "error_y": {"type": "data", "array": short(halves), "color": colour}, "legendgroup": name,
                 "hovertemplate": "%{y:.4g}",
@@ -350,7 +343,7 @@ def curves_of(lines: Sequence[Line], *, log: bool = False) -> list[dict[str, Any
             thin = {"line": {"color": colour, "width": 0.8}, "opacity": 0.55}
             traces += [{"x": list(x), "y": short(y), **thin, **faint} for x, y in curves]
         drawn = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 2.5, "dash": dash}}
-        shown = {"name": _shown(name), "legendgroup": name, "hovertemplate": "%{y:.4g}"}
+        shown = {"name": name.replace("qk_", "qk "), "legendgroup": name, "hovertemplate": "%{y:.4g}"}
         traces.append({"x": steps, "y": short(means), **drawn, **shown})
     return traces
 
@@ -382,11 +375,6 @@ def _finite(value: float | None) -> float | None:
 def _faint(colour: str) -> str:
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, 0.14)"
-
-
-def _shown(name: str) -> str:
-    """A name in a legend of plotly, with subscripts."""
-    return name.replace("d_k", "d<sub>k</sub>").replace("qk_", "qk ")
 
 
 def span_of(values: Iterable[float | None]) -> dict[str, Any]:

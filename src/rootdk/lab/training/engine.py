@@ -20,10 +20,10 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rootdk.errors import ArgumentError, RootdkError
-from rootdk.processes import holding_ctrl_c, standing_elsewhere
+from rootdk.processes import cpus_allowed, holding_ctrl_c, standing_elsewhere
 from rootdk.scaling import ScaleRule, register
 
 from .run import Run, RunSpec
@@ -31,10 +31,10 @@ from .run import Run, RunSpec
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A run to be done, the file for its state while it lasts, and its rule if that is a registered one."""
+    """A run to be done, the file for its state while it lasts, if any, and its rule if that is a registered one."""
 
     spec: RunSpec
-    keep: Path
+    keep: Path | None
     rule: ScaleRule | None = None
 
 
@@ -73,21 +73,10 @@ class Again:
 Event = Advanced | Finished | Failed | Again
 
 
-class Trainer(Protocol):
-    """Does one run; `rootdk.lab.training.train.train` is one."""
-
-    def __call__(self, spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:
-        """Train; keep is for the state, progress is called with the number of steps that are done."""
-        ...
-
-
-class Engine(Protocol):
-    """Does runs. Closing the iterator ends the runs that are not done; their state is kept."""
-
-    def __call__(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Do the tasks and yield events. Every task ends in a Finished or a Failed."""
-        ...
-
+# Does one run: called as `rootdk.lab.training.train.train` is.
+Trainer = Callable[..., Run]
+# Does runs: every task ends in a Finished or a Failed. Closing the iterator ends what is not done; its state is kept.
+Engine = Callable[[Sequence[Task]], Iterator[Event]]
 
 # Before torch or a BLAS is loaded: a process of a sweep has one core, and its neighbours have the others.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -112,7 +101,7 @@ def attempt(trainer: Trainer, task: Task, progress: Callable[[int], None]) -> Fi
 
     A damaged state must not stop its run for ever: a run that fails when it continues is tried once from the start.
     """
-    went_on = task.keep.exists()
+    state = task.keep if task.keep is not None and task.keep.exists() else None
     try:
         if task.rule is not None:
             register(task.rule)
@@ -121,10 +110,13 @@ def attempt(trainer: Trainer, task: Task, progress: Callable[[int], None]) -> Fi
         raise  # the other end is closed
     except Exception as error:  # noqa: BLE001 -- one run's error is not the end of the others
         no_space = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-        if went_on and not no_space:
-            task.keep.unlink(missing_ok=True)
+        if state is not None and not no_space:
+            state.unlink(missing_ok=True)
             return attempt(trainer, task, progress)
-        return Failed(task.spec, _in_one_line(error), no_space)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        words = " ".join(str(error).split())
+        reason = f"{type(error).__name__}: {words} ({Path(where.filename).name}, line {where.lineno})"
+        return Failed(task.spec, reason, no_space)
 
 
 def now_and_then(notify: Callable[[int], None], last: int, seconds: float) -> Callable[[int], None]:
@@ -145,12 +137,6 @@ def check_workers(workers: int | None) -> None:
     """How many runs at a time; None leaves it to the engine."""
     if workers is not None and workers < 1:
         raise ArgumentError(f"workers: must be at least 1, got {workers}")
-
-
-def _in_one_line(error: Exception) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words} ({Path(where.filename).name}, line {where.lineno})"
 
 
 def title(spec: RunSpec) -> str:
@@ -182,11 +168,7 @@ def check_ray() -> None:
 
 
 def _need(what: str, module: str, package: str, extra: str) -> None:
-    try:
-        module_spec = find_spec(module)
-    except ValueError:  # a module that was loaded by other means than a file
-        module_spec = None
-    if module_spec is None:
+    if find_spec(module) is None:
         raise TrainingMissingError(
             f"{what}: needs {package}, which is not installed; get it with: pip install 'rootdk[{extra}]'"
         )
@@ -205,7 +187,7 @@ class LocalEngine:
 
     def __init__(self, workers: int | None = None, trainer: Trainer = train_on_one_core) -> None:
         check_workers(workers)
-        self.workers = workers or cores()
+        self.workers = workers or cpus_allowed()
         self.trainer = trainer
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Event]:
@@ -228,7 +210,13 @@ class LocalEngine:
                     task, event = worker.receive()
                     if event is None:
                         workers.remove(worker)
-                        yield self._gone(task, worker.end(), waiting, died)
+                        how = f"its process {worker.end()}"
+                        if task in died:
+                            yield Failed(task.spec, f"{how}, twice")
+                        else:
+                            died.add(task)
+                            waiting.appendleft(task)
+                            yield Again(task.spec, how)
                         if waiting:
                             workers.append(_Worker(self.trainer))
                             workers[-1].give(waiting.popleft())
@@ -239,23 +227,10 @@ class LocalEngine:
                         worker.give(waiting.popleft())
         finally:
             for worker in workers:
-                worker.stop()
+                worker.process.terminate()
             latest = time.monotonic() + _SECONDS_TO_END  # for all together: who pressed Ctrl-C is waiting
             for worker in workers:
                 worker.end(latest)
-
-    @staticmethod
-    def _gone(task: Task, how: str, waiting: deque[Task], died: set[Task]) -> Event:
-        if task in died:
-            return Failed(task.spec, f"its process {how}, twice")
-        died.add(task)
-        waiting.appendleft(task)
-        return Again(task.spec, f"its process {how}")
-
-
-def cores() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Worker:
@@ -291,9 +266,6 @@ class _Worker:
         if not isinstance(event, Advanced):
             self.task = None
         return task, event
-
-    def stop(self) -> None:
-        self.process.terminate()
 
     def end(self, latest: float | None = None) -> str:
         """Wait until the process has ended, and return how it ended."""

@@ -73,7 +73,9 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
         """The output; attn_mask is True where a key is hidden."""
         projected = ((query, self.q_proj_weight), (key, self.k_proj_weight), (value, self.v_proj_weight))
         q, k, v = (nn.functional.linear(x, w).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x, w in projected)
-        scores = torch.cat([self._scores(rows, k) for rows in q.split(_rows_at_once(k), dim=2)], dim=2)
+        # In pieces: memory for larger ones is taken from the system and given back at every step.
+        rows_at_once = max(1, 2**22 // int(k.numel()))
+        scores = torch.cat([self._scores(rows, k) for rows in q.split(rows_at_once, dim=2)], dim=2)
         mask = None if attn_mask is None else ~attn_mask
         nothing = q.new_zeros((*q.shape[:-1], 1)), k.new_zeros((*k.shape[:-1], 1))
         if self.measure:
@@ -91,11 +93,6 @@ class AdditiveAttention(nn.Module):  # type: ignore[misc]
 
 # E Var[tanh(q + k) | q] for independent standard normal q and k; a test integrates it again.
 _SPREAD_OF_TANH = 0.28396841
-
-
-def _rows_at_once(k: Tensor) -> int:
-    """Queries per piece: memory for larger pieces is taken from the system and given back at every step."""
-    return max(1, 2**22 // int(k.numel()))
 
 
 class TransplantAttention(MultiHeadAttention):
@@ -134,10 +131,8 @@ class Block(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x is (batch, n, width); mask, if any, is the causal one."""
         normed = self.attention_norm(x)
-        x = (
-            x
-            + self.attention(normed, normed, normed, need_weights=False, attn_mask=mask, is_causal=mask is not None)[0]
-        )
+        hidden = {"need_weights": False, "attn_mask": mask, "is_causal": mask is not None}
+        x = x + self.attention(normed, normed, normed, **hidden)[0]
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -201,7 +196,6 @@ _HELD_OUT = {VALID: 2**32 - 2, TEST: 2**32 - 1}
 class Task:
     """Inputs and targets. pooled: one answer per sequence, from the mean over its places."""
 
-    name: str
     length: int
     classes: int
     causal: bool
@@ -260,7 +254,7 @@ def _recall(pairs: int = 12, questions: int = 12, names: int = 24, values: int =
         return np.concatenate([shown, question], axis=1), targets
 
     embedding = functools.partial(PairEmbedding, names, values + 1)
-    return Task("recall", pairs + questions, values + 1, False, False, 16, (1, 64), embedding, draw)
+    return Task(pairs + questions, values + 1, False, False, 16, (1, 64), embedding, draw)
 
 
 def _text(length: int = 64) -> Task:
@@ -274,7 +268,7 @@ def _text(length: int = 64) -> Task:
         return windows[:, :-1], windows[:, 1:]
 
     embedding = functools.partial(nn.Embedding, _CHARACTERS)
-    return Task("text", length, _CHARACTERS, True, False, 8, (2, 24), embedding, draw)
+    return Task(length, _CHARACTERS, True, False, 8, (2, 24), embedding, draw)
 
 
 _CHARACTERS = 98  # printable ASCII, the end of a line, and one for everything else
@@ -308,7 +302,7 @@ def _digits() -> Task:
         return patches[which], labels[which]
 
     embedding = functools.partial(nn.Linear, 4, bias=False)
-    return Task("digits", 16, 10, False, True, 16, (1, len(parts[TEST])), embedding, draw)
+    return Task(16, 10, False, True, 16, (1, len(parts[TEST])), embedding, draw)
 
 
 @functools.cache

@@ -13,15 +13,14 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from rootdk import processes
 from rootdk.errors import ArgumentError, RootdkError
-from rootdk.processes import standing_elsewhere
+from rootdk.processes import cpus_allowed, standing_elsewhere
 from rootdk.scaling import ScaleRule
 
 from .engine import (
@@ -35,11 +34,9 @@ from .engine import (
     attempt,
     check_ray,
     check_workers,
-    cores,
     now_and_then,
     train_on_one_core,
 )
-from .run import Run, RunSpec
 from .store import code
 
 _SECONDS_BETWEEN_WORDS = 0.5
@@ -79,7 +76,10 @@ class RayEngine:
             yield from self._events(ray, tasks)
 
     def _events(self, ray: Any, tasks: Sequence[Task]) -> Iterator[Event]:
-        board = _board(ray)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        board = ray.remote(num_cpus=0, scheduling_strategy=this_node)(_Board).remote()
         # A lost worker is handled here, and not by Ray itself, so that it can be reported.
         remote = ray.remote(num_cpus=1, max_retries=0)(_work)
         waiting, lost = deque(tasks), dict.fromkeys(tasks, 0)
@@ -168,12 +168,10 @@ def _work(trainer: Trainer, task: Task, expected: str, board: Any) -> Finished |
     def notify(step: int) -> None:
         board.write.remote(task.spec, step)  # and waits for no answer
 
-    def stateless(spec: RunSpec, *, keep: Path | None, progress: Callable[[int], None]) -> Run:  # noqa: ARG001
-        return trainer(spec, keep=None, progress=progress)
-
     # Without the folder on this host there is nowhere to keep a state: nobody would read it in a new folder.
-    chosen = trainer if task.keep.parent.is_dir() else stateless
-    return attempt(chosen, task, now_and_then(notify, task.spec.steps, _SECONDS_BETWEEN_WORDS))
+    if task.keep is not None and not task.keep.parent.is_dir():
+        task = replace(task, keep=None)
+    return attempt(trainer, task, now_and_then(notify, task.spec.steps, _SECONDS_BETWEEN_WORDS))
 
 
 class _Board:
@@ -188,13 +186,6 @@ class _Board:
     def take(self) -> dict[Any, int]:
         steps, self.steps = self.steps, {}
         return steps
-
-
-def _board(ray: Any) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return ray.remote(num_cpus=0, scheduling_strategy=this_node)(_Board).remote()
 
 
 def _steps(ray: Any, board: Any) -> dict[Any, int]:
@@ -225,7 +216,7 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
                 with standing_elsewhere():
                     ray.init(address, **_QUIET)
             else:
-                _start_here(ray, workers or cores(), mark)
+                _start_here(ray, workers or cpus_allowed(), mark)
         except ClusterError:
             raise
         except Exception as error:

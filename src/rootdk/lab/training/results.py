@@ -99,11 +99,8 @@ class Results:
         >>> {run.spec.rule for run in shipped().select(task="recall", rule="sqrt")}
         {'sqrt'}
         """
-        return tuple(
-            run
-            for run in self.runs
-            if all(getattr(run.spec, name) == value for name, value in spec.items()) and (where is None or where(run))
-        )
+        like = [run for run in self.runs if all(getattr(run.spec, name) == value for name, value in spec.items())]
+        return tuple(like if where is None else filter(where, like))
 
     def values(self, name: str, **spec: Any) -> list[Any]:
         """The values that the runs with this spec have for another entry of it, in order."""
@@ -146,14 +143,14 @@ def lowest(run: Run) -> Moment:
     return min(run.moments, key=lambda moment: known(moment.valid_loss))
 
 
-def steps_to(run: Run, accuracy: float = LEARNED, name: str = "accuracy") -> int | None:
-    """The first look at which so many answers are right; None if the run ended before. Looks are a tenth apart."""
-    return next((moment.step for moment in run.moments if (getattr(moment, name) or 0.0) >= accuracy), None)
+def steps_to(run: Run, name: str = "accuracy") -> int | None:
+    """The first look at which 90 % of the answers are right; None if the run ended before. Looks are a tenth apart."""
+    return next((moment.step for moment in run.moments if (getattr(moment, name) or 0.0) >= LEARNED), None)
 
 
-def _within_budget(run: Run, name: str = "accuracy") -> float:
+def steps_in_budget(run: Run, name: str = "accuracy") -> float:
     """The steps to 90 %, or the budget where they were not enough: a bound from below."""
-    step = steps_to(run, LEARNED, name)
+    step = steps_to(run, name)
     return float(run.spec.steps if step is None else step)
 
 
@@ -163,7 +160,7 @@ def choice_of(run: Run) -> float:
     Steps to 90 % right of the validation set where runs end when they have learned, else the lowest validation loss.
     """
     if run.spec.stop == "learned":
-        return _within_budget(run, "valid_accuracy")
+        return steps_in_budget(run, "valid_accuracy")
     return math.inf if run.diverged else known(lowest(run).valid_loss)
 
 
@@ -192,17 +189,7 @@ class Outcome:
     @property
     def accuracy(self) -> Interval:
         """At the same look; 0 for a run that diverged."""
-        return interval(METRICS["accuracy"](run) for run in self.runs)
-
-    @property
-    def start(self) -> float:
-        """The mean loss before the first step."""
-        return interval(run.moments[0].loss for run in self.runs).mean
-
-    @property
-    def entropy(self) -> Interval:
-        """entropy / ln n of the sharpest layer at the end."""
-        return interval(sharpest(run) for run in self.runs)
+        return interval(0.0 if run.diverged else lowest(run).accuracy or 0.0 for run in self.runs)
 
     @property
     def steps(self) -> list[int | None]:
@@ -227,13 +214,8 @@ class Outcome:
         return sum(run.diverged for run in self.runs)
 
 
-def sharpest(run: Run) -> float:
-    """entropy / ln n of the sharpest layer at the end; infinite if it is unknown: that is no collapse."""
-    return min(known(layer.entropy) for layer in run.last.layers)
-
-
 def sharpest_ever(run: Run) -> float:
-    """The smallest entropy / ln n of any layer at any look."""
+    """The smallest entropy / ln n of any layer at any look; infinite if it is unknown: that is no collapse."""
     return min(known(layer.entropy) for moment in run.moments for layer in moment.layers)
 
 
@@ -251,12 +233,8 @@ def unstable(run: Run) -> bool:
 # One number of a run, for means over seeds.
 METRICS: dict[str, Callable[[Run], float]] = {
     "loss": lambda run: math.inf if run.diverged else known(lowest(run).loss),
-    "accuracy": lambda run: 0.0 if run.diverged else lowest(run).accuracy or 0.0,
     "start": lambda run: known(run.moments[0].loss),
-    "log_steps": lambda run: math.log(_within_budget(run)),
-    "learned": lambda run: float(steps_to(run) is not None),
-    "sharpest": sharpest,
-    "unstable": lambda run: float(unstable(run)),
+    "log_steps": lambda run: math.log(steps_in_budget(run)),
 }
 
 
@@ -268,7 +246,6 @@ class Estimate:
     error: float
     low: float
     high: float
-    seeds: int
 
 
 class Arm:
@@ -329,10 +306,10 @@ def resampled(statistic: Callable[[Sequence[int]], float], count: int) -> Estima
     rng = np.random.default_rng(0)
     drawn = [statistic(places) for places in rng.integers(0, count, (DRAWS, count)).tolist()]
     if not np.isfinite([value, *drawn]).all():
-        return Estimate(value, math.inf, -math.inf, math.inf, count)
+        return Estimate(value, math.inf, -math.inf, math.inf)
     low, high = np.quantile(drawn, [0.025, 0.975])
     error = float(np.std(drawn, ddof=1)) * math.sqrt(count / (count - 1))
-    return Estimate(value, error, float(low), float(high), count)
+    return Estimate(value, error, float(low), float(high))
 
 
 # transplant does not count: it happens after the training and changes none of it.
@@ -465,23 +442,10 @@ def setting(results: Results, **spec: Any) -> Group:
     return group
 
 
-def outcomes(results: Results, **spec: Any) -> tuple[Outcome, ...]:
-    """The runs with this spec, one outcome per learning rate; there must be some, with two seeds at least."""
-    return setting(results, **spec).outcomes
-
-
-def best(results: Results, **spec: Any) -> Outcome:
-    """The outcome at the learning rate that the validation set chooses: the same choice for every rule."""
-    return setting(results, **spec).best
-
-
 def tasks_of(results: Results, *rules: str, fewest: int = 2) -> list[str]:
     """The tasks that each of these rules was run on at so many d_k or more."""
-
-    def enough(task: str, rule: str) -> bool:
-        return len(results.values("d_k", task=task, rule=rule, **_USUAL)) >= fewest
-
-    return [task for task in TASKS if all(enough(task, rule) for rule in rules)]
+    tried = {(task, rule): results.values("d_k", task=task, rule=rule, **_USUAL) for task in TASKS for rule in rules}
+    return [task for task in TASKS if all(len(tried[task, rule]) >= fewest for rule in rules)]
 
 
 def widths(results: Results, task: str, rule: str, fewest: int = 2) -> list[int]:

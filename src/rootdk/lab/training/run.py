@@ -19,6 +19,7 @@ OPTIMIZERS = ("adam", "sgd")
 ADDITIVE = "additive"
 STOPS = ("budget", "learned", "flat")
 DIVERGED = "diverged"
+Transplant = tuple[tuple[float, float | None, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,9 @@ class RunSpec:
             _positive(name, getattr(self, name))
         for kappa in self.transplant:
             _positive("transplant", kappa)
-        if self.transplant and self.rule == ADDITIVE:
-            raise ArgumentError("transplant: needs a rule that takes dot products, got rule 'additive'")
-        if self.qk_norm and self.rule == ADDITIVE:
-            raise ArgumentError("qk_norm: needs a rule that takes dot products, got rule 'additive'")
+        for name in ("transplant", "qk_norm"):
+            if getattr(self, name) and self.rule == ADDITIVE:
+                raise ArgumentError(f"{name}: needs a rule that takes dot products, got rule 'additive'")
         if self.v_size != 1.0 and self.rule != ADDITIVE:
             raise ArgumentError(f"v_size: must be 1 where there is no v, got {self.v_size} with rule {self.rule!r}")
 
@@ -179,7 +179,7 @@ class Run:
     moments: tuple[Moment, ...]
     end: str = "budget"
     spikes: int = 0
-    transplant: tuple[tuple[float, float | None, float | None], ...] = ()
+    transplant: Transplant = ()
     seconds: float = field(default=0.0, compare=False)
 
     @property

@@ -27,20 +27,8 @@ from .run import Run, RunSpec
 
 # The files that decide the numbers of a run. Reports, commands and code that only arranges runs may change without a
 # rerun.
-_DECIDES = (
-    "options.py",
-    "checks.py",
-    "attention.py",
-    "reading.py",
-    "scaling.py",
-    "torch",
-    "backends",
-    "lab/training",
-)
+_DECIDES = ("options.py", "checks.py", "attention.py", "reading.py", "scaling.py", "torch", "backends", "lab/training")
 _ARRANGES = {"__init__", "engine", "ray_engine", "results", "run", "store", "sweep"}
-
-
-_LOCK = ".lock"
 
 
 class StoreError(RootdkError):
@@ -87,7 +75,7 @@ class Store:
         It is a lock of the system, which ends with the process in any case; a file that remains is no lock.
         """
         self.open()
-        path = self.place / _LOCK
+        path = self.place / ".lock"
         try:
             handle = _lock(path)
         except BlockingIOError as error:
@@ -214,22 +202,16 @@ def code() -> str:
 
     Python's own version is among them because the text that is learned is Python's own.
     """
+    home = Path(os.fspath(package.__file__)).parent
+    deciding = [home / name for name in _DECIDES]
+    python = [file for path in deciding for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    compiled = [file for file in home.glob("_kernel*") if file.suffix in {".so", ".pyd"}]
     total = hashlib.sha256()
-    for name, content in _files():
-        total.update(name.encode() + b"\0" + content)
+    for file in sorted([*python, *compiled]):
+        if not (file.parent.name == "training" and file.stem in _ARRANGES):
+            total.update(file.relative_to(home).as_posix().encode() + b"\0" + file.read_bytes())
     try:
         libraries = [f"{name} {version(name)}" for name in ("torch", "numpy")]
     except PackageNotFoundError:
         libraries = []
     return "-".join([package.__version__, *libraries, platform.python_version(), total.hexdigest()])
-
-
-def _files() -> Iterator[tuple[str, bytes]]:
-    home = Path(os.fspath(package.__file__)).parent
-    python = [
-        file for name in _DECIDES for file in ((home / name).rglob("*.py") if (home / name).is_dir() else [home / name])
-    ]
-    compiled = [file for file in home.glob("_kernel*") if file.suffix in {".so", ".pyd"}]
-    for file in sorted([*python, *compiled]):
-        if not (file.parent.name == "training" and file.stem in _ARRANGES):
-            yield file.relative_to(home).as_posix(), file.read_bytes()

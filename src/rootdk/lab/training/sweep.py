@@ -68,36 +68,30 @@ def sweep(
     With fresh, those that are kept are forgotten first. An error lists what failed, after everything else is done.
     Interrupted, it keeps what is finished. A store in which another sweep is running is a StoreError at once.
     """
-    with store.locked():
-        if fresh:
-            for spec in specs:
-                store.forget(spec)
-        return _sweep(specs, store, engine, tell)
-
-
-def _sweep(specs: Sequence[RunSpec], store: Store, engine: Engine, tell: Callable[[Event], None]) -> tuple[Run, ...]:
     runs: dict[RunSpec, Run] = {}
-    for spec in dict.fromkeys(specs):
-        stored = store.get(spec)
-        if stored is not None:
-            runs[spec] = stored
-            tell(Finished(stored))
-    # In the order in which they are asked for: an interrupted study has the first of them.
-    rest = [spec for spec in dict.fromkeys(specs) if spec not in runs]
     failures: list[Failed] = []
-    # A generator of an engine ends its processes when it is closed, whatever the reason.
-    with closing(cast("Any", engine([_task(spec, store) for spec in rest]))) as events:
-        for event in events:
-            if isinstance(event, Finished):
-                store.put(event.run)
-                runs[event.run.spec] = event.run
-            elif isinstance(event, Failed):
-                failures.append(event)
-                if event.no_space:
-                    raise StoreError(
-                        f"runs: cannot write to {store.place}: {event.reason}; the runs that are finished are kept"
-                    )
-            tell(event)
+    with store.locked():
+        for spec in dict.fromkeys(specs):
+            if fresh:
+                store.forget(spec)
+            if (stored := store.get(spec)) is not None:
+                runs[spec] = stored
+                tell(Finished(stored))
+        # In the order in which they are asked for: an interrupted study has the first of them.
+        tasks = [_task(spec, store) for spec in dict.fromkeys(specs) if spec not in runs]
+        # A generator of an engine ends its processes when it is closed, whatever the reason.
+        with closing(cast("Any", engine(tasks))) as events:
+            for event in events:
+                if isinstance(event, Finished):
+                    store.put(event.run)
+                    runs[event.run.spec] = event.run
+                elif isinstance(event, Failed):
+                    failures.append(event)
+                    if event.no_space:
+                        raise StoreError(
+                            f"runs: cannot write to {store.place}: {event.reason}; the runs that are finished are kept"
+                        )
+                tell(event)
     if failures:
         raise SweepError(failures, len(runs))
     return tuple(runs[spec] for spec in specs)
@@ -210,18 +204,30 @@ class _Grid:
     rates: tuple[float, ...]
     seeds: int
 
+    def cells(
+        self, arms: Sequence[dict[str, Any]], d_ks: Sequence[int] | None = None, rates: Sequence[float] | None = None
+    ) -> list[RunSpec]:
+        """Every arm at every d_k and learning rate: those of the grid, if no others are asked for."""
+        return [
+            RunSpec(d_k=d_k, learning_rate=rate, **self.common, **arm)
+            for d_k, rate, arm in product(d_ks or self.d_k, rates or self.rates, arms)
+        ]
 
+
+_RECALL = {"task": "recall", "stop": "learned"}
+_DIGITS = {"task": "digits", "stop": "flat"}
+_TEXT = {"task": "text", "transplant": KAPPAS}
 _GRIDS = {
-    "quick": {
-        "recall": _Grid({"steps": 600, "stop": "learned"}, (16, 256), (3e-3,), 3),
-        "digits": _Grid({"steps": 150, "stop": "flat"}, (16, 128), (3e-3,), 3),
-        "text": _Grid({"steps": 150, "transplant": KAPPAS}, (16, 128), (1e-2,), 3),
-    },
-    "default": {
-        "recall": _Grid({"steps": 1500, "stop": "learned"}, (256, 16), (1e-3, 3e-3, 1e-2), 8),
-        "digits": _Grid({"steps": 400, "stop": "flat"}, (16, 128), (1e-3, 3e-3, 1e-2), 8),
-        "text": _Grid({"steps": 400, "transplant": KAPPAS}, (128, 16), (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), 8),
-    },
+    "quick": (
+        _Grid({**_RECALL, "steps": 600}, (16, 256), (3e-3,), 3),
+        _Grid({**_DIGITS, "steps": 150}, (16, 128), (3e-3,), 3),
+        _Grid({**_TEXT, "steps": 150}, (16, 128), (1e-2,), 3),
+    ),
+    "default": (
+        _Grid({**_RECALL, "steps": 1500}, (256, 16), (1e-3, 3e-3, 1e-2), 8),
+        _Grid({**_DIGITS, "steps": 400}, (16, 128), (1e-3, 3e-3, 1e-2), 8),
+        _Grid({**_TEXT, "steps": 400}, (128, 16), (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), 8),
+    ),
 }
 
 
@@ -238,98 +244,57 @@ def plan(size: str = "default", tasks: Sequence[str] = TASKS, rules: Sequence[st
     for task in tasks:
         if task not in TASKS:
             raise ArgumentError(f"tasks: must be among {', '.join(map(repr, TASKS))}, got {task!r}")
-    parts = _own(size, rules) if rules else _quick() if size == "quick" else _default()
+    if rules or size == "quick":
+        arms = [{"rule": rule} for rule in rules or RULES]
+        parts = [(grid.seeds, grid.cells(arms)) for grid in _GRIDS[size]]
+        if not rules:
+            _, digits, _ = _GRIDS[size]
+            parts.append((digits.seeds, digits.cells([{"rule": ADDITIVE}])))
+    else:
+        parts = list(_default())
     # Seed by seed, so that an interrupted study has equally many runs of each setting.
-    return tuple(
-        dict.fromkeys(
-            replace(spec, seed=seed)
-            for seeds, specs in parts
-            for seed in range(seeds)
-            for spec in specs
-            if spec.task in tasks
-        )
-    )
+    in_order = (replace(spec, seed=seed) for seeds, specs in parts for seed in range(seeds) for spec in specs)
+    return tuple(dict.fromkeys(spec for spec in in_order if spec.task in tasks))
 
 
-_Part = tuple[int, list[RunSpec]]  # how many seeds, and the specs with the first of them
-
-
-def _own(size: str, rules: Sequence[str]) -> Iterator[_Part]:
-    for task, grid in _GRIDS[size].items():
-        yield grid.seeds, _cells(size, task, [{"rule": rule} for rule in rules])
-
-
-def _quick() -> Iterator[_Part]:
-    for task, grid in _GRIDS["quick"].items():
-        yield grid.seeds, _cells("quick", task, [{"rule": rule} for rule in RULES])
-    yield 3, _cells("quick", "digits", [{"rule": ADDITIVE}])
-
-
-def _default() -> Iterator[_Part]:
-    recall, digits, text = (_GRIDS["default"][task] for task in ("recall", "digits", "text"))
+def _default() -> Iterator[tuple[int, list[RunSpec]]]:
+    """Parts of the study: how many seeds, and the specs with the first of them."""
+    recall, digits, text = _GRIDS["default"]
     usual, wide = [{"rule": rule} for rule in RULES], (MATCHED_D_K,)
     root, no_scale, over_d_k = usual
-    yield recall.seeds, _cells("default", "recall", usual)
+    yield recall.seeds, recall.cells(usual)
     yield (
         recall.seeds,
-        _cells("default", "recall", [no_scale], wide, (3e-4,))
-        + _cells("default", "recall", [over_d_k], wide, (3e-2,))
-        + _cells("default", "recall", [root, over_d_k], (16,), (3e-2,))
-        + _cells("default", "recall", [over_d_k], (16,), (1e-1,)),
+        recall.cells([no_scale], wide, (3e-4,))
+        + recall.cells([over_d_k], wide, (3e-2,))
+        + recall.cells([root, over_d_k], (16,), (3e-2,))
+        + recall.cells([over_d_k], (16,), (1e-1,)),
     )
     quarter = MATCHED_D_K**0.25
     # Adam's steps do not depend on the size of the gradient, so that the rate is matched by the fourth root of d_k.
-    causes = [
-        {"qk_gradient": quarter**2},
-        {"qk_rate": quarter},
-        {"qk_rate": quarter, "qk_size": quarter},
-    ]
+    causes = [{"qk_gradient": quarter**2}, {"qk_rate": quarter}, {"qk_rate": quarter, "qk_size": quarter}]
     starts = [{**no_scale, "qk_size": 1 / quarter}, {**over_d_k, "qk_size": quarter}, {**root, "qk_norm": True}]
     yield (
         recall.seeds,
-        _cells("default", "recall", [{**over_d_k, **cause} for cause in causes], wide, (1e-3,))
-        + _cells("default", "recall", starts, wide)
-        + _cells("default", "recall", starts[:1], wide, (3e-4,))
-        + _cells("default", "recall", starts[1:2], wide, (3e-2,)),
+        recall.cells([{**over_d_k, **cause} for cause in causes], wide, (1e-3,))
+        + recall.cells(starts, wide)
+        + recall.cells(starts[:1], wide, (3e-4,))
+        + recall.cells(starts[1:2], wide, (3e-2,)),
     )
-    yield digits.seeds, _cells("default", "digits", usual)
-    starts_of_v = {d_k: [{"rule": ADDITIVE}, {"rule": ADDITIVE, "v_size": d_k**0.5}] for d_k in digits.d_k}
-    additive = (_cells("default", "digits", arms, (d_k,)) for d_k, arms in starts_of_v.items())
-    yield digits.seeds, [spec for cells in additive for spec in cells]
-    yield (
-        text.seeds,
-        _cells("default", "text", [root, no_scale]) + _cells("default", "text", [over_d_k], text.d_k[:1]),
-    )
+    yield digits.seeds, digits.cells(usual)
+    additive = []
+    for d_k in digits.d_k:
+        additive += digits.cells([{"rule": ADDITIVE}, {"rule": ADDITIVE, "v_size": d_k**0.5}], (d_k,))
+    yield digits.seeds, additive
+    yield text.seeds, text.cells([root, no_scale]) + text.cells([over_d_k], text.d_k[:1])
     # More seeds where, with 8 of them, a single seed could change a verdict.
-    yield (
-        2 * recall.seeds,
-        _cells("default", "recall", [root, over_d_k], wide) + _cells("default", "recall", [over_d_k], wide, (3e-2,)),
-    )
-    yield 2 * text.seeds, _cells("default", "text", [root])
-    yield 4 * text.seeds, _cells("default", "text", [root], text.d_k[-1:])
+    yield 2 * recall.seeds, recall.cells([root, over_d_k], wide) + recall.cells([over_d_k], wide, (3e-2,))
+    yield 2 * text.seeds, text.cells([root])
+    yield 4 * text.seeds, text.cells([root], text.d_k[-1:])
     for change in ({"warmup": _WARMUP}, {"layers": 1, "width": 64}):
-        arms = [{**root, **change}, {**no_scale, **change}]
-        yield (
-            5,
-            _cells("default", "recall", arms, wide)
-            + _cells("default", "recall", arms[:1], wide, (3e-2,))
-            + _cells("default", "recall", arms[1:], wide, (3e-4,)),
-        )
-
-
-def _cells(
-    size: str,
-    task: str,
-    arms: Sequence[dict[str, Any]],
-    d_ks: Sequence[int] | None = None,
-    rates: Sequence[float] | None = None,
-) -> list[RunSpec]:
-    """Every arm at every d_k and learning rate: those of the task, if no others are asked for."""
-    grid = _GRIDS[size][task]
-    return [
-        RunSpec(task=task, d_k=d_k, learning_rate=rate, **grid.common, **arm)
-        for d_k, rate, arm in product(d_ks or grid.d_k, rates or grid.rates, arms)
-    ]
+        with_root, without = {**root, **change}, {**no_scale, **change}
+        specs = recall.cells([with_root, without], wide)
+        yield 5, specs + recall.cells([with_root], wide, (3e-2,)) + recall.cells([without], wide, (3e-4,))
 
 
 def read_specs(path: Path) -> tuple[RunSpec, ...]:
@@ -345,9 +310,8 @@ def read_specs(path: Path) -> tuple[RunSpec, ...]:
         raise ArgumentError(f"spec: {path} is not JSON: {error}") from error
     runs: Any = data.get("runs") if isinstance(data, dict) else data
     if not isinstance(runs, list) or not runs:
-        kind = (
-            "an empty list" if runs == [] else f"{type(data).__name__} without it" if runs is None else repr(runs)[:40]
-        )
+        without = f"{type(data).__name__} without it"
+        kind = "an empty list" if runs == [] else without if runs is None else repr(runs)[:40]
         raise ArgumentError(f'spec: {path} must hold a list of runs, alone or under "runs", got {kind}')
     return tuple(_spec(path, number, entry) for number, entry in enumerate(runs))
 

@@ -46,8 +46,8 @@ def train(spec: RunSpec, *, keep: Path | None = None, progress: Callable[[int], 
     held_out = {part: task.held_out(part) for part in (VALID, TEST)}
     looks = looks_of(spec.steps)
     step, moments, losses, recent, spikes, spent, end = 0, list[Moment](), list[float](), list[float](), 0, 0.0, ""
-    state = _read(keep)
-    if state is not None:
+    if keep is not None and keep.exists():
+        state = torch.load(keep, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step, losses, recent, spent = state["step"], state["losses"], state["recent"], state["seconds"]
@@ -78,10 +78,17 @@ def train(spec: RunSpec, *, keep: Path | None = None, progress: Callable[[int], 
         progress(step)
         # A run that has diverged is over: it must not continue from its state.
         if keep is not None and not end and time.perf_counter() - written > _SECONDS_BETWEEN_STATES:
-            run = Run(spec, tuple(moments), spikes=spikes)
-            seconds = spent + time.perf_counter() - start
-            counted = {"step": step, "losses": losses, "recent": recent, "seconds": seconds}
-            _write(keep, model=model, optimizer=optimizer, run=run, **counted)
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "run": Run(spec, tuple(moments), spikes=spikes).to_dict(),
+                "step": step,
+                "losses": losses,
+                "recent": recent,
+                "seconds": spent + time.perf_counter() - start,
+            }
+            torch.save(state, packed := io.BytesIO())
+            write_atomically(keep, packed.getvalue())
             written = time.perf_counter()
     curve = tuple(transplanted(model, task, kappa, held_out[TEST]) for kappa in spec.transplant)
     return Run(spec, tuple(moments), end, spikes, curve, spent + time.perf_counter() - start)
@@ -150,23 +157,8 @@ def _groups(spec: RunSpec, model: Transformer) -> list[dict[str, Any]]:
     qk_weights = [weight for block in model.blocks for weight in projections(block)]
     ids = {id(weight) for weight in qk_weights}
     rest = [weight for weight in model.parameters() if id(weight) not in ids]
-    return [
-        {"params": rest, "lr": spec.learning_rate},
-        {"params": qk_weights, "lr": spec.learning_rate * spec.qk_rate},
-    ]
-
-
-def _read(keep: Path | None) -> Any:
-    if keep is None or not keep.exists():
-        return None
-    return torch.load(keep, weights_only=True)
-
-
-def _write(keep: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, **rest: Any) -> None:
-    into = io.BytesIO()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "run": run.to_dict(), **rest}
-    torch.save(state, into)
-    write_atomically(keep, into.getvalue())
+    rate = spec.learning_rate
+    return [{"params": rest, "lr": rate}, {"params": qk_weights, "lr": rate * spec.qk_rate}]
 
 
 def answers(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -194,20 +186,15 @@ def look(
     valid_loss, valid_accuracy, _ = _judge(model, task, held_out[VALID])
     with _measuring(model) if inside else nullcontext():
         loss, accuracy, spread = _judge(model, task, held_out[TEST])
-    layers: Any = ()
+    layers = []
     if inside:
         inputs, targets = held_out[TEST][0]
-        gradients = _gradients(model, task, (inputs[: task.batch_size], targets[: task.batch_size]))
-        layers = (Layer(*map(rough, (*numbers, *norms))) for numbers, norms in zip(spread, gradients, strict=True))
-    return Moment(
-        step,
-        finite(train_loss),
-        finite(loss),
-        finite(accuracy),
-        finite(valid_loss),
-        finite(valid_accuracy),
-        tuple(layers),
-    )
+        loss_of_batch = loss_of(model, task, (inputs[: task.batch_size], targets[: task.batch_size]))
+        weights = [weight for block in model.blocks for weight in projections(block)]
+        norms = [float(gradient.norm()) for gradient in torch.autograd.grad(loss_of_batch, weights)]
+        for numbers, query_norm, key_norm in zip(spread, norms[::2], norms[1::2], strict=True):
+            layers.append(Layer(*(finite(value, 3) for value in (*numbers, query_norm, key_norm))))
+    return Moment(step, finite(train_loss), loss, accuracy, valid_loss, valid_accuracy, tuple(layers))
 
 
 def transplanted(
@@ -222,10 +209,10 @@ def transplanted(
     finally:
         for block in model.blocks:
             block.attention.kappa = None
-    return kappa, finite(loss), finite(float(spread[:, -1].max()))
+    return kappa, loss, finite(float(spread[:, -1].max()))
 
 
-def _judge(model: Any, task: Task, held_out: Sequence[Batch]) -> tuple[float, float, NDArray[np.float64]]:
+def _judge(model: Any, task: Task, held_out: Sequence[Batch]) -> tuple[float | None, float | None, NDArray[np.float64]]:
     """Loss and accuracy over all batches, and per layer that is measured what `_spread` gives, averaged over them.
 
     For the largest logit it is the maximum.
@@ -242,7 +229,7 @@ def _judge(model: Any, task: Task, held_out: Sequence[Batch]) -> tuple[float, fl
     means = by_batch.mean(axis=0)
     if len(means):
         means[:, -1] = by_batch[..., -1].max(axis=0)
-    return float(np.mean(losses)), float(np.mean(right)), means
+    return finite(float(np.mean(losses))), finite(float(np.mean(right))), means
 
 
 @contextmanager
@@ -266,18 +253,6 @@ def _spread(reading: Reading) -> tuple[float, ...]:
     return (*(float(np.mean(column)) for column in by_head), float(largest.max()))
 
 
-def _gradients(model: Any, task: Task, batch: Batch) -> list[tuple[float, float]]:
-    weights = [weight for block in model.blocks for weight in projections(block)]
-    gradients = torch.autograd.grad(loss_of(model, task, batch), weights)
-    norms = [float(gradient.norm()) for gradient in gradients]
-    return list(zip(norms[::2], norms[1::2], strict=True))
-
-
 def finite(value: float | None, digits: int = 5) -> float | None:
     """So many digits, or None for what is not a number: JSON has nothing else for it."""
     return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
-
-
-def rough(value: float) -> float | None:
-    """Three digits, enough for what happens inside a layer."""
-    return finite(value, 3)

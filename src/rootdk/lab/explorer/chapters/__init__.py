@@ -20,19 +20,7 @@ from . import (
     training,
 )
 
-_BEFORE = (
-    answer,
-    formula,
-    growth,
-    proof,
-    sharpening,
-    gradients,
-    not_dk,
-    choosing,
-    aligned,
-    context,
-    formats,
-)
+_BEFORE = (answer, formula, growth, proof, sharpening, gradients, not_dk, choosing, aligned, context, formats)
 _TRAINING = training.training_chapter(shipped())
 CHAPTERS: tuple[Chapter, ...] = (*(chapter.CHAPTER for chapter in _BEFORE), _TRAINING, model.CHAPTER, claims.CHAPTER)
 

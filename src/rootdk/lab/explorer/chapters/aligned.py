@@ -1,16 +1,13 @@
 """When q and k agree: scores of queries and keys that are not independent, and what remains of the argument."""
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.lab.checks.premises import trained_models
 from rootdk.lab.drawing import COLOURS, GREY, ONES_AND_THREES, bars, level, line, plot, points
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Table, Values, View, number, written
 from rootdk.lab.explorer.shared import SEED, WIDTH_AXIS, WIDTHS, d_k_knob
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import score_density, score_mean, score_variance
@@ -18,13 +15,14 @@ from rootdk.theory import score_density, score_mean, score_variance
 _PAIRS, _WIDEST = 1024, 1024
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """1024 pairs of a query and a key whose components i are correlated; each pair gives one score."""
     d_k, r = values["d_k"], values["correlation"]
     query, noise = (part[:, :d_k] for part in _parts(values["seed"]))
     scores = (query * (r * query + math.sqrt(1 - r * r) * noise)).sum(axis=1)
     mean, variance = _theory(d_k, r)
     size = math.sqrt(mean**2 + variance)
+    exponent = math.log(size) / math.log(d_k)
     measured = math.sqrt(float((scores**2).mean()))
     numbers = (
         number("mean", "mean of q·k", float(scores.mean()), "measured"),
@@ -35,9 +33,7 @@ def compute(values: Mapping[str, Any]) -> View:
         number("size_theory", "size of q·k, root of its mean square", size, "theory"),
         number("over_root", "the same, divided by √d_k", size / math.sqrt(d_k), "theory"),
         number("over_width", "the same, divided by d_k", size / d_k, "theory"),
-        number(
-            "exponent", "a of the scale d_k to the power -a that makes it 1", math.log(size) / math.log(d_k), "theory"
-        ),
+        number("exponent", "a of the scale d_k to the power -a that makes it 1", exponent, "theory"),
     )
     return View((_sizes(values, measured), _scores(values, scores)), numbers, _python(values), _table())
 
@@ -48,12 +44,12 @@ def _theory(d_k: int, r: float) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=4)
-def _parts(seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _parts(seed: int) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     return rng.standard_normal((_PAIRS, _WIDEST)), rng.standard_normal((_PAIRS, _WIDEST))
 
 
-def _sizes(values: Mapping[str, Any], measured: float) -> Figure:
+def _sizes(values: Values, measured: float) -> Figure:
     d_k, r = values["d_k"], values["correlation"]
     sizes = np.array([math.sqrt(mean**2 + variance) for mean, variance in (_theory(width, r) for width in WIDTHS)])
     widths = np.array(WIDTHS, float)
@@ -64,7 +60,7 @@ def _sizes(values: Mapping[str, Any], measured: float) -> Figure:
         points([d_k], [measured / d_k], "measured", COLOURS["dk"], showlegend=False),
     ]
     figure = plot(data, "d_k", "size of the scaled score", xaxis=WIDTH_AXIS, yaxis=ONES_AND_THREES, shapes=[level(1.0)])
-    ends = [written(float(end), 3) for end in (*(sizes / np.sqrt(widths))[[0, -1]], *(sizes / widths)[[0, -1]])]
+    ends = [written(end, 3) for end in (*(sizes / np.sqrt(widths))[[0, -1]], *(sizes / widths)[[0, -1]])]
     text = (
         f"Root mean square of q·k for d_k from {WIDTHS[0]} to {WIDTHS[-1]}, at correlation {r:g}: divided by √d_k from "
         f"{ends[0]} to {ends[1]}, divided by d_k from {ends[2]} to {ends[3]}."
@@ -72,7 +68,7 @@ def _sizes(values: Mapping[str, Any], measured: float) -> Figure:
     return Figure("sizes", "The size of a score over d_k", figure, text)
 
 
-def _scores(values: Mapping[str, Any], scores: NDArray[Any]) -> Figure:
+def _scores(values: Values, scores: Array) -> Figure:
     d_k, root = values["d_k"], math.sqrt(values["d_k"])
     mean, variance = (part / by for part, by in zip(_theory(d_k, values["correlation"]), (root, d_k), strict=True))
     sigma = math.sqrt(variance)
@@ -97,12 +93,12 @@ def _table() -> Table:
     """The same in trained models: the mean of q·k of a token with itself, in deviations."""
     rows = []
     for name, model in trained_models().items():
-        trained, new = (written(float(np.mean(model[kind]["mean"])), 3) for kind in ("trained", "new"))
+        trained, new = (written(np.mean(model[kind]["mean"]), 3) for kind in ("trained", "new"))
         rows.append((name, str(model["d_k"]), str(len(model["trained"]["mean"])), trained, new))
     return Table(("trained model", "d_k", "heads", "mean of q·k, in deviations", "the same, newly made"), tuple(rows))
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     d_k, r = values["d_k"], values["correlation"]
     return f"""\
 import numpy as np
@@ -137,10 +133,6 @@ CHAPTER = Chapter(
     true="While q and k are independent, as at the start. Training makes the query of a token similar to its own key: "
     "the table has the mean that q·k owes to that, in two trained models. If it were the same at every width, 1/d_k "
     "would keep q·k in its place.",
-    controls=(
-        Control("correlation", "correlation of q_i with k_i", "float", 0.3, 0.0, 1.0, 0.01),
-        d_k_knob(64),
-        SEED,
-    ),
+    controls=(Control("correlation", "correlation of q_i with k_i", "float", 0.3, 0.0, 1.0, 0.01), d_k_knob(64), SEED),
     compute=compute,
 )

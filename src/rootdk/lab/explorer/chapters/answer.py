@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from rootdk.lab.answer import answer, one_row
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import bars, line, plot, points
 from rootdk.lab.explorer import shared
-from rootdk.lab.explorer.chapter import Chapter, Figure, View, number
+from rootdk.lab.explorer.chapter import Chapter, Figure, Values, View, number
 from rootdk.lab.first_look import RULE_WORDS, RULES
 from rootdk.lab.formulas import ATTENTION
 from rootdk.theory import saturation
@@ -19,7 +18,7 @@ from rootdk.theory import saturation
 _ROW = 16  # keys of the first figure: bars that a person can tell apart
 
 
-def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
+def compute(values: Values, added: tuple[str, ...] = ()) -> View:
     """One row by the operator, the spread of the scores over d_k, and the shares of rows that one key takes."""
     d_k, keys = values["d_k"], values["keys"]
     words = RULE_WORDS | {rule: rule for rule in added}
@@ -27,14 +26,13 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     query, key = shared.vectors(values["seed"], keys, d_k)
     scales = {rule: factor_of(rule, d_k, keys) for rule in words}
     readings = {rule: shared.reading_of(query, key, scale) for rule, scale in scales.items()}
-    numbers = [
-        number(f"variance_{rule}", f"{words[rule]}: score variance", reading.variance.mean(dtype=float),
-               "measured")
-        for rule, reading in readings.items()
-    ]  # fmt: skip
+    numbers = []
+    for rule, reading in readings.items():
+        variance = reading.variance.mean(dtype=float)
+        numbers.append(number(f"variance_{rule}", f"{words[rule]}: score variance", variance, "measured"))
     for rule, reading in readings.items():
         label = f"{words[rule]}: rows of one key, which has over 99 % of the weight, as a share of 64"
-        numbers.append(number(f"alone_{rule}", label, float(reading.saturated().mean()), "measured", 3))
+        numbers.append(number(f"alone_{rule}", label, reading.saturated().mean(), "measured", 3))
     row = one_row(query, key[:_ROW], scales)
     places = np.arange(1, len(row["none"]) + 1)
     data = [bars(places, weights, words[rule], colours[rule]) for rule, weights in row.items()]
@@ -55,7 +53,7 @@ def _alone(keys: int, sigma: float) -> float:
     return float(saturation(keys, sigma))
 
 
-def _spread(values: Mapping[str, Any], words: Mapping[str, str], colours: Mapping[str, str]) -> Figure:
+def _spread(values: Values, words: Mapping[str, str], colours: Mapping[str, str]) -> Figure:
     """The standard deviation of the scores over d_k; both axes have powers, so that every power is a straight line."""
     d_k, keys, widths = values["d_k"], values["keys"], (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -72,7 +70,7 @@ def _spread(values: Mapping[str, Any], words: Mapping[str, str], colours: Mappin
     return Figure("spread", "How far apart scores are", figure, f"Theory: at d_k = {d_k} it is {spreads}.")
 
 
-def _python(values: Mapping[str, Any], added: tuple[str, ...]) -> str:
+def _python(values: Values, added: tuple[str, ...]) -> str:
     keys, d_k = values["keys"], values["d_k"]
     scales = ", ".join(f'"{rule}": {shared.in_python(rule, d_k, keys)}' for rule in (*RULES, *added))
     return f"""\

@@ -3,17 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from numpy.typing import NDArray
-
 from rootdk.lab.drawing import COLOURS, GREY, HUES, ONES_AND_THREES, level, line, plot, points
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Values, View, choice, number, written
 from rootdk.lab.explorer.shared import QUANTITIES, WIDTH_AXIS, WIDTHS, colour, over_widths, quantity_knob
 from rootdk.lab.formulas import SCALED
 
 _FIXED = (0.0, 0.25, 0.5, 0.75, 1.0)
-_KEYS = ("16", "512", "4096")
-
-
 _LINES = {
     "flow": "from rootdk.theory import relative_gradient\n\ny = relative_gradient({keys}, widths, widths**-{a})",
     "variance": "y = widths * (widths**-{a}) ** 2      # d_k scale^2",
@@ -22,7 +17,7 @@ _LINES = {
 }
 
 
-def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
+def compute(values: Values, added: tuple[str, ...] = ()) -> View:
     """Curves over d_k for five exponents and the one chosen, and how much each changes from one end to the other."""
     keys, exponent = int(values["keys"]), values["exponent"]
     label = QUANTITIES[values["shown"]]
@@ -41,9 +36,7 @@ def compute(values: Mapping[str, Any], added: tuple[str, ...] = ()) -> View:
     return View(figures, numbers, _python(values))
 
 
-def _over_widths(
-    label: str, curves: Mapping[float, NDArray[Any]], further: Mapping[str, NDArray[Any]], values: Mapping[str, Any]
-) -> Figure:
+def _over_widths(label: str, curves: Mapping[float, Array], further: Mapping[str, Array], values: Values) -> Figure:
     data = []
     for a, hue in zip(_FIXED, (COLOURS["none"], HUES[4], COLOURS["sqrt"], HUES[3], COLOURS["dk"]), strict=True):
         data.append(line(WIDTHS, curves[a], f"a = {a:g}", hue, "dot" if a != 0.5 else "solid"))
@@ -53,17 +46,17 @@ def _over_widths(
     data += [line(WIDTHS, y, rule, colour(rule, 2 - place), "dash") for place, (rule, y) in enumerate(further.items())]
     axis: dict[str, Any] = {"range": [0, 1.05]} if values["shown"] == "entropy" else ONES_AND_THREES
     figure = plot(data, "d_k", label, xaxis=WIDTH_AXIS, yaxis=axis)
-    first, last, root = (written(float(y), 3) for y in (chosen[0], chosen[-1], curves[0.5][-1]))
+    first, last, root = (written(y, 3) for y in (chosen[0], chosen[-1], curves[0.5][-1]))
     text = (
         f"{label} over d_k, theory. With a = {values['exponent']:g} it goes from {first} at d_k = {WIDTHS[0]} to "
         f"{last} at {WIDTHS[-1]}; with a = 1/2 it is {root} there."
     )
     for rule, y in further.items():
-        text += f" Under {rule}: from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}."
+        text += f" Under {rule}: from {written(y[0], 3)} to {written(y[-1], 3)}."
     return Figure("curves", "Scales d_k to the power -a", figure, text)
 
 
-def _over_exponents(change: Mapping[float, float], values: Mapping[str, Any]) -> Figure:
+def _over_exponents(change: Mapping[float, float], values: Values) -> Figure:
     a, y = list(change), list(change.values())
     chosen = values["exponent"]
     data = [line(a, y, "change", GREY), points([chosen], [change[chosen]], f"your a = {chosen:g}", COLOURS["sqrt"])]
@@ -74,7 +67,7 @@ def _over_exponents(change: Mapping[float, float], values: Mapping[str, Any]) ->
     return Figure("change", "How much it changes with d_k", figure, text)
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     def curve(a: float) -> str:
         return _LINES[values["shown"]].format(keys=int(values["keys"]), a=a)
 
@@ -104,7 +97,7 @@ CHAPTER = Chapter(
     controls=(
         Control("exponent", "a in d_k to the power -a", "float", 0.5, 0.0, 1.0, 0.05),
         quantity_knob("flow", ("flow", "variance", "entropy")),
-        Control("keys", "keys n", "choice", "512", choices=_KEYS),
+        choice("keys", "keys n", ("16", "512", "4096"), "512"),
     ),
     compute=compute,
     adds_rules=True,

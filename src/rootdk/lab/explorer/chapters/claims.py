@@ -5,15 +5,13 @@ of verdicts that ships with the package would be there at once, but it would sho
 some other version, and a verdict must follow from evidence. `explorer.warm_up` checks them ahead of the reader.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from threading import Lock
-from typing import Any
 
-from rootdk.lab.checks import AGREES, DISAGREES, LEDGER, VERDICTS, CheckedClaim, Comparison, Sampling
+from rootdk.lab.checks import AGREES, DISAGREES, LEDGER, VERDICTS, CheckedClaim, Sampling
 from rootdk.lab.checks.comparison import number as short
 from rootdk.lab.drawing import GREY, HUES, plot
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number
+from rootdk.lab.explorer.chapter import Chapter, Figure, Table, Values, View, choice, number
 from rootdk.lab.formulas import ATTENTION
 
 _ALL = "all"
@@ -22,48 +20,36 @@ _COLOURS = dict(zip(VERDICTS, (HUES[2], HUES[4], HUES[1], HUES[3], HUES[0], GREY
 _lock = Lock()
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """All records, or those of one verdict; the counts are of all."""
-    records = _records()
+    with _lock:  # the cache alone would let two requests that come together check everything twice
+        records = _checked()
     shown = [claim for claim in records if values["verdict"] in (_ALL, claim.verdict)]
     counts = {verdict: sum(claim.verdict == verdict for claim in records) for verdict in VERDICTS}
     numbers = tuple(number(verdict.replace(" ", "_"), verdict, count) for verdict, count in counts.items())
     totals = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
     # Horizontal bars, because the labels are long.
-    lying = {"orientation": "h", "marker": {"color": [_COLOURS[verdict] for verdict in counts]}}
-    trace = {"type": "bar", "x": list(counts.values()), "y": list(counts), "name": "claims"} | lying
+    horizontal = {"orientation": "h", "marker": {"color": [_COLOURS[verdict] for verdict in counts]}}
+    trace = {"type": "bar", "x": list(counts.values()), "y": list(counts), "name": "claims"} | horizontal
     chart = plot([trace], "claims", "", xaxis={"dtick": 5}, yaxis={"autorange": "reversed"})
     figure = Figure("verdicts", "Verdicts", chart, f"Verdicts on {len(records)} claims: {totals}.")
     rows = tuple(
-        (
-            claim.id,
-            claim.statement,
-            claim.verdict,
-            claim.condition,
-            claim.source,
-            _evidence(claim.evidence) or claim.method,
-        )
+        (claim.id, claim.statement, claim.verdict, claim.condition, claim.source, _evidence(claim) or claim.method)
         for claim in shown
     )
     headings = ("number", "claim", "verdict", "condition, or the reason", "said in", "evidence")
     return View((figure,), numbers, _PYTHON, Table(headings, rows))
 
 
-def _records() -> Sequence[CheckedClaim]:
-    # lru_cache alone would let two requests that come together check everything twice.
-    with _lock:
-        return _checked()
-
-
-@lru_cache(maxsize=1)
+@cache
 def _checked() -> tuple[CheckedClaim, ...]:
     return tuple(LEDGER.check(sampling=Sampling(rows=_ROWS)))
 
 
-def _evidence(evidence: Sequence[Comparison]) -> str:
+def _evidence(claim: CheckedClaim) -> str:
     """Every number with its standard error, and what the claim makes of it."""
     parts = []
-    for comparison in evidence:
+    for comparison in claim.evidence:
         error = f" ± {comparison.standard_error:.1g}" if comparison.standard_error else ""
         mark = {AGREES: "", DISAGREES: ": no"}.get(comparison.state, ": not decided")
         relation = f" ({comparison.relation} {short(comparison.predicted)}{mark})" if comparison.relation else ""
@@ -89,6 +75,6 @@ CHAPTER = Chapter(
     to_see="Each claim is checked by code that runs here. The verdict is computed from the evidence beside it.",
     said="The scale is one line of algebra, and everything said about it is settled.",
     true="The algebra is exact. Of the other statements, some are true only under a condition, and some are not true.",
-    controls=(Control("verdict", "verdict", "choice", _ALL, choices=(_ALL, *VERDICTS)),),
+    controls=(choice("verdict", "verdict", (_ALL, *VERDICTS)),),
     compute=compute,
 )

@@ -1,17 +1,14 @@
 """Number formats: how far apart stored scores are, what that does to a weight, and where float16 ends."""
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.lab.checks.rounding import FORMATS, rounded
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import HUES, POWERS, level, line, plot, upright
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Table, Values, View, choice, number, written
 from rootdk.lab.explorer.shared import RULES, SEED, d_k_knob, factor_in_python
 from rootdk.lab.formulas import SCALED
 from rootdk.theory import format_effect
@@ -31,7 +28,7 @@ _ROUNDED = {
 }
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """Scores of law N(0, sigma^2), stored: the error of theory, and that of 20,000 rounded numbers."""
     d_k, name = values["d_k"], values["format"]
     raw = values["spread"] ** 2 * math.sqrt(d_k)
@@ -55,11 +52,11 @@ def compute(values: Mapping[str, Any]) -> View:
 
 
 @lru_cache(maxsize=8)
-def _weight_errors(name: str) -> NDArray[Any]:
+def _weight_errors(name: str) -> Array:
     return np.asarray(format_effect(_SIGMAS, name).weight_error)
 
 
-def _errors(values: Mapping[str, Any], sigma: float) -> Figure:
+def _errors(values: Values, sigma: float) -> Figure:
     data = []
     for name, colour in zip(FORMATS, HUES, strict=False):
         y = _weight_errors(name)
@@ -67,7 +64,7 @@ def _errors(values: Mapping[str, Any], sigma: float) -> Figure:
         data.append(line(_SIGMAS[shown], y[shown], name, colour, "solid" if name == values["format"] else "dot"))
     marks = [upright(sigma), level(1.0)]
     figure = plot(data, "standard deviation σ of the scores", "relative error of a weight", shapes=marks, **_AXES)
-    errors = ", ".join(f"{written(float(format_effect(sigma, name).weight_error), 2)} in {name}" for name in FORMATS)
+    errors = ", ".join(f"{written(format_effect(sigma, name).weight_error, 2)} in {name}" for name in FORMATS)
     text = (
         f"Relative error of a weight when its score is rounded, at σ = {written(sigma, 3)}: {errors}. Above 1, the "
         "dotted horizontal line, weights are noise."
@@ -93,13 +90,13 @@ def _table(sigma: float, raw: float) -> Table:
         effect, kind = format_effect(sigma, name), KINDS[name]
         cells = (kind.digits, kind.largest, spacing(sigma, name), effect.weight_error, effect.overflow,
                  format_effect(raw, name).overflow)  # fmt: skip
-        rows.append((name, *(written(float(cell), 3) for cell in cells)))
+        rows.append((name, *(written(cell, 3) for cell in cells)))
     headings = ("format", "binary digits", "largest number", "distance at σ", "error of a weight", "overflow",
                 "overflow of q·k unscaled")  # fmt: skip
     return Table(headings, tuple(rows))
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     name, d_k = values["format"], values["d_k"]
     return f"""\
 import numpy as np
@@ -133,7 +130,7 @@ CHAPTER = Chapter(
     true="Only the first part. From 128 on, bfloat16 scores are 1 or more apart, and float16 ends at 65504, which q·k "
     "can reach before the scale. Small scores keep their digits.",
     controls=(
-        Control("format", "format", "choice", "float16", choices=FORMATS),
+        choice("format", "format", FORMATS, "float16"),
         d_k_knob(64),
         RULES,
         Control("spread", "standard deviation of the components of q and k", "float", 1.0, 0.1, 100.0, 0.1, log=True),

@@ -1,8 +1,5 @@
 """The formula, step by step on numbers that fit on a hand: scores, scaled scores, weights, output."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from rootdk.attention import attention, measure
@@ -10,7 +7,7 @@ from rootdk.errors import ArgumentError
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, GREY, bars, plot
 from rootdk.lab.explorer import shared
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, Values, View, choice, number, written
 from rootdk.lab.explorer.shared import RULES
 from rootdk.lab.formulas import ATTENTION
 
@@ -21,10 +18,15 @@ _EXAMPLES = {
     "sixty-four": {"query": "2", "keys": "7; 5; 6", "values": _UNIT, "zeros": "63"},
     "hundred": {"query": "10", "keys": "5; 1; 0.5", "values": _UNIT, "zeros": "99"},
 }
-_LABELS = ("your own numbers", "d_k = 4: first score 1", "d_k = 64: scores 14, 10, 12", "d_k = 100: scores 50, 10, 5")
+_LABELS = {
+    "own": "your own numbers",
+    "four": "d_k = 4: first score 1",
+    "sixty-four": "d_k = 64: scores 14, 10, 12",
+    "hundred": "d_k = 100: scores 50, 10, 5",
+}
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """One query through the operator. Values of unit vectors show the weights themselves."""
     query, key, value = (np.array(values[name]) for name in ("query", "keys", "values"))
     if key.shape[1] != query.shape[1]:
@@ -64,12 +66,12 @@ def compute(values: Mapping[str, Any]) -> View:
     rows = zip(names, scores, scaled, np.exp(scaled - scaled.max()), weights, strict=True)
     table = Table(
         ("", "q·k", "scaled score z", "e^(z - largest z)", "weight"),
-        tuple((name, *(written(float(cell)) for cell in cells)) for name, *cells in rows),
+        tuple((name, *(written(cell) for cell in cells)) for name, *cells in rows),
     )
     return View(figures, numbers, _python(values), table)
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     query, keys, value = (str([list(row) for row in values[name]]) for name in ("query", "keys", "values"))
     zeros = values["zeros"]
     padded = ("np.pad(", f", ((0, 0), (0, {zeros})))") if zeros else ("np.array(", ")")
@@ -105,9 +107,7 @@ CHAPTER = Chapter(
     true="Yes. The scale never changes which key is first. At d_k = 4 it halves the scores, at d_k = 64 it divides "
     "them by 8.",
     controls=(
-        Control(
-            "example", "example", "choice", "four", choices=("own", *_EXAMPLES), labels=_LABELS, sets=_EXAMPLES
-        ),
+        choice("example", "example", _LABELS, "four", sets=_EXAMPLES),
         RULES,  # beside the example: both are what the reader is asked to change
         Control("query", "query", "numbers", "1 0 1 0", -1000, 1000, rows=1, columns=8, columns_with="keys"),
         Control(

@@ -10,7 +10,7 @@ from rootdk.lab.checks.gradient_flow import jacobian_of_softmax
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import ONES_AND_THREES, line, plot, points, square_map
 from rootdk.lab.explorer import shared
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Values, View, number, written
 from rootdk.lab.explorer.shared import QUANTITIES, QUERIES, WIDTHS, median
 from rootdk.lab.formulas import JACOBIAN
 
@@ -18,7 +18,7 @@ KEYS = 512  # of the curves and of the numbers; the heat map has room for fewer
 _VALUES = 16  # components of a value
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """One Jacobian by pulling back through the operator; 64 rows of 512 keys beside theory."""
     d_k, rule = values["d_k"], values["rule"]
     factor = factor_of(rule, d_k, KEYS)
@@ -44,7 +44,7 @@ def compute(values: Mapping[str, Any]) -> View:
     return View((_map(values, factor), _curves(values, measured)), numbers, _python(values))
 
 
-def _flow(values: Mapping[str, Any], factor: float) -> float:
+def _flow(values: Values, factor: float) -> float:
     """E |(do/dq)' u|^2 = |do/dq|^2 for a standard normal u, so one pull-back of a row of such u is enough."""
     query, key = shared.vectors(values["seed"], KEYS, values["d_k"])
     rng = np.random.default_rng([values["seed"], 1])
@@ -53,27 +53,27 @@ def _flow(values: Mapping[str, Any], factor: float) -> float:
     return float(np.sqrt((pull_back(pulled)[0].astype(float) ** 2).sum() / (out.astype(float) ** 2).sum()))
 
 
-def _map(values: Mapping[str, Any], factor: float) -> Figure:
+def _map(values: Values, factor: float) -> Figure:
     query, key = shared.vectors(values["seed"], values["keys"], values["d_k"])
     logits = factor * np.einsum("d,nd->n", query[0], key).astype(float)
     jacobian = jacobian_of_softmax(np.sort(logits)[::-1][None])[0]
     hover = "∂p %{y} / ∂z %{x}: %{z:.3g}"
     small = float((np.abs(jacobian) < 1e-3).mean())
     text = (
-        f"Jacobian of one row of {len(jacobian)} keys: its trace is {written(float(np.trace(jacobian)), 3)}, its "
-        f"Frobenius norm {written(float(np.linalg.norm(jacobian)), 3)}. {small:.0%} of its entries are below 0.001."
+        f"Jacobian of one row of {len(jacobian)} keys: its trace is {written(np.trace(jacobian), 3)}, its "
+        f"Frobenius norm {written(np.linalg.norm(jacobian), 3)}. {small:.0%} of its entries are below 0.001."
     )
     figure = square_map(jacobian, (-0.25, 0.25), "score, largest first", "weight", hover)
     return Figure("jacobian", "The Jacobian of one row", figure, text)
 
 
-def _curves(values: Mapping[str, Any], measured: Mapping[str, float]) -> Figure:
+def _curves(values: Values, measured: Mapping[str, float]) -> Figure:
     shown, label = values["shown"], QUANTITIES[values["shown"]]
     data, ends = [], []
     for rule, words in shared.compared(values["rule"]).items():
         y = shared.over_widths(shown, KEYS, rule)
         data.append(line(WIDTHS, y, words, shared.colour(rule)))
-        first, last = (written(float(y[end]), 3) for end in (0, -1))
+        first, last = (written(y[end], 3) for end in (0, -1))
         ends.append(f"{words}: {first} at d_k = {WIDTHS[0]}, {last} at {WIDTHS[-1]}")
     data.append(points([values["d_k"]], [measured[shown]], "measured here", shared.colour(values["rule"])))
     axis: dict[str, Any] = ONES_AND_THREES if shown == "flow" else {"rangemode": "tozero"}
@@ -81,7 +81,7 @@ def _curves(values: Mapping[str, Any], measured: Mapping[str, float]) -> Figure:
     return Figure("sizes", f"{label}, {KEYS} keys", figure, f"{label} by theory. {'; '.join(ends)}.")
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     d_k, seed = values["d_k"], values["seed"]
     rule = shared.in_python(values["rule"], d_k, KEYS)
     return f"""\

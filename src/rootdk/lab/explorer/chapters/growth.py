@@ -1,17 +1,15 @@
 """Dot products grow: the law of the scores, measured and computed, and what happens where the premise fails."""
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.lab.checks import sampler
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, GREY, bars, line, plot
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Values, View, choice, number, written
 from rootdk.lab.explorer.shared import RULES, SEED, colour, d_k_knob, factor_in_python, reading_of
 from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import SCALED
@@ -33,7 +31,7 @@ _LAWS = {
 _PREMISES = ("correlation_query", "correlation_key", "mean_query", "mean_key")
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """3072 scores, their histogram before and after the scale, and the variance that theory gives them."""
     d_k = values["d_k"]
     factor = factor_of(values["rule"], d_k, _KEYS)
@@ -51,11 +49,12 @@ def compute(values: Mapping[str, Any]) -> View:
         number("inside", "variance inside a row after the scale: what softmax gets", factor**2 * row, "measured"),
         number("inside_theory", "variance inside a row after the scale", factor**2 * inside, "theory"),
     )
-    return View((_before(scores, values, mean, whole), _after(scores, values, mean, whole)), numbers, _python(values))
+    law = mean, whole
+    return View((_before(scores, values, law), _after(scores, values, law, factor)), numbers, _python(values))
 
 
 @lru_cache(maxsize=4)
-def _parts(law: str, d_k: int, seed: int) -> tuple[tuple[NDArray[Any], NDArray[Any]], ...]:
+def _parts(law: str, d_k: int, seed: int) -> tuple[tuple[Array, Array], ...]:
     """(own, shared) of the queries and of the keys: kept, so that dragging a mean or a correlation draws nothing."""
     rng = np.random.default_rng(seed)
     return tuple(
@@ -64,7 +63,7 @@ def _parts(law: str, d_k: int, seed: int) -> tuple[tuple[NDArray[Any], NDArray[A
     )
 
 
-def _vectors(values: Mapping[str, Any]) -> list[NDArray[Any]]:
+def _vectors(values: Values) -> list[Array]:
     """Queries and keys: a part of its own in each component, a part that all components of a vector share, a mean."""
     parts = _parts(values["law"], values["d_k"], values["seed"])
     vectors = []
@@ -74,7 +73,7 @@ def _vectors(values: Mapping[str, Any]) -> list[NDArray[Any]]:
     return vectors
 
 
-def _theory(values: Mapping[str, Any]) -> tuple[float, float, float]:
+def _theory(values: Values) -> tuple[float, float, float]:
     """Mean, variance, and variance inside a row of q·k, in the basis where nothing is correlated.
 
     S = (1 - r) I + r 1 1' has the eigenvalue 1 + (d - 1) r along (1, ..., 1), where the mean lies too, and 1 - r
@@ -89,33 +88,33 @@ def _theory(values: Mapping[str, Any]) -> tuple[float, float, float]:
     return m_query * m_key, whole, float(row_variance(*along, m_query)) + across
 
 
-def _before(scores: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float) -> Figure:
+_Law = tuple[float, float]  # mean and variance of q·k
+
+
+def _before(scores: Array, values: Values, law: _Law) -> Figure:
     """On axes that hold every d_k, with the narrowest and the widest law behind: so only the scores move."""
     x = np.linspace(-100, 100, 401)
     ghosts = [line(x, score_density(x, d_k), f"d_k = {d_k}", GREY, "dot") for d_k in (4, 1024)]
-    return _histogram("scores", "q·k", scores, values, mean, variance, 1.0, COLOURS["none"], ghosts, (100.0, 0.26))
+    return _histogram("scores", "q·k", scores, values, law, 1.0, COLOURS["none"], ghosts, (100.0, 0.26))
 
 
-def _after(scores: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float) -> Figure:
+def _after(scores: Array, values: Values, law: _Law, factor: float) -> Figure:
     """On the same axes under every rule, with the same scores under the other rules behind."""
-    d_k, rule = values["d_k"], values["rule"]
-    by, ghosts = factor_of(rule, d_k, _KEYS), []
-    for other in RULE_WORDS:
-        if other != rule:
-            x, _, density = _density(values, mean, variance, factor_of(other, d_k, _KEYS))
-            ghosts.append(line(x, density, RULE_WORDS[other], COLOURS[other], "dot"))
-    title = "After the scale"
-    return _histogram(
-        "scaled", title, scores * by, values, mean * by, variance * by**2, by, colour(rule), ghosts, (12.0, 0.55)
-    )
+    ghosts = []
+    for rule, words in RULE_WORDS.items():
+        if rule != values["rule"]:
+            x, _, density = _density(values, law, factor_of(rule, values["d_k"], _KEYS))
+            ghosts.append(line(x, density, words, COLOURS[rule], "dot"))
+    hue = colour(values["rule"])
+    return _histogram("scaled", "After the scale", scores, values, law, factor, hue, ghosts, (12.0, 0.55))
 
 
 def _histogram(
-    name: str, title: str, z: NDArray[Any], values: Mapping[str, Any], mean: float, variance: float, by: float,
-    colour: str, ghosts: list[dict[str, Any]], axes: tuple[float, float],
+    name: str, title: str, scores: Array, values: Values, law: _Law, by: float,
+    hue: str, ghosts: list[dict[str, Any]], axes: tuple[float, float],
 ) -> Figure:  # fmt: skip
-    """Bars of what was measured, the curve of theory, ghosts behind; axes are half the width and the height."""
-    sigma = math.sqrt(variance)
+    """Bars of the scores times `by`, the curve of theory, ghosts behind; axes are half the width and the height."""
+    z, mean, sigma = scores * by, law[0] * by, math.sqrt(law[1] * by**2)
     width = 0.25 * sigma
     if values["law"] == "sign":
         # Products of signs are 2 apart: bins that hold a whole number of them, else some bins would always be empty.
@@ -124,31 +123,26 @@ def _histogram(
     edges = mean + width * (np.arange(-steps, steps + 2) - 0.5)
     counts, _ = np.histogram(z, edges)
     heights = counts / z.size / width
-    x, law, density = _density(values, mean / by, variance / by**2, by)
-    measured = bars((edges[1:] + edges[:-1]) / 2, heights, "measured", colour, opacity=0.45, width=width)
+    x, curve, density = _density(values, law, by)
+    measured = bars((edges[1:] + edges[:-1]) / 2, heights, "measured", hue, opacity=0.45, width=width)
     # Where the premise fails scores may leave the axes; then these grow.
     half = max(axes[0], abs(mean) + 4 * sigma) if any(values[premise] for premise in _PREMISES) else axes[0]
-    figure = plot(
-        [*ghosts, measured, line(x, density, law, GREY)],
-        "score",
-        "density",
-        bargap=0,
-        xaxis={"range": [-half, half]},
-        yaxis={"range": [0, axes[1]]},
-    )
+    data = [*ghosts, measured, line(x, density, curve, GREY)]
+    across, up = {"range": [-half, half]}, {"range": [0, axes[1]]}
+    figure = plot(data, "score", "density", bargap=0, xaxis=across, yaxis=up)
     share = float((np.abs(z - mean) < sigma).mean())
     text = (
         f"Histogram of {z.size} scores. Theory: mean {written(mean, 3)}, standard deviation {written(sigma, 3)} "
         f"({share:.0%} of the scores are nearer to the mean than that)."
     )
     if density.max() > axes[1]:
-        text += f" The top of the curve, at {written(float(density.max()), 3)}, is outside the figure."
+        text += f" The top of the curve, at {written(density.max(), 3)}, is outside the figure."
     return Figure(name, title, figure, text)
 
 
-def _density(values: Mapping[str, Any], mean: float, variance: float, by: float) -> tuple[NDArray[Any], str, Any]:
-    """Places, the name of the law, and its density there, for scores times `by`."""
-    sigma, middle = by * math.sqrt(variance), by * mean
+def _density(values: Values, law: _Law, by: float) -> tuple[Array, str, Any]:
+    """Places, the name of a curve, and the density there, for scores times `by`."""
+    middle, sigma = by * law[0], by * math.sqrt(law[1])
     x = middle + sigma * np.linspace(-5, 5, 161)
     if values["law"] == "normal" and not any(values[premise] for premise in _PREMISES):
         return x, "theory: exact density", score_density(x, values["d_k"], by)
@@ -157,7 +151,7 @@ def _density(values: Mapping[str, Any], mean: float, variance: float, by: float)
     return x, "normal density of the same variance", normal
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     d_k, lines = values["d_k"], []
     for name, whose, count in (("q", "query", _QUERIES), ("k", "key", _KEYS)):
         r = values[f"correlation_{whose}"]
@@ -205,10 +199,7 @@ CHAPTER = Chapter(
     controls=(
         d_k_knob(64),
         RULES,
-        Control(
-            "law", "distribution of the components", "choice", "normal", choices=tuple(_LAWS),
-            labels=tuple(label for _, label, _ in _LAWS.values()),
-        ),
+        choice("law", "distribution of the components", {name: label for name, (_, label, _) in _LAWS.items()}),
         Control("correlation_query", "correlation inside a query", "float", 0.0, 0.0, 1.0, 0.01),
         Control("correlation_key", "correlation inside a key", "float", 0.0, 0.0, 1.0, 0.01),
         Control("mean_query", "mean of the queries", "float", 0.0, -2.0, 2.0, 0.05),

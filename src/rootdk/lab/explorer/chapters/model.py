@@ -14,8 +14,8 @@ from rootdk.audit.result import SEVERITIES
 from rootdk.audit.running import demonstrate
 from rootdk.errors import ArgumentError
 from rootdk.files import printable
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Table, View, number, written
-from rootdk.lab.explorer.values import checked_audit
+from rootdk.lab.explorer.chapter import Chapter, Figure, Table, Values, View, choice, number, written
+from rootdk.lab.explorer.values import TEXTS, checked_audit
 from rootdk.lab.formulas import FREEZING
 from rootdk.lab.report.audit_page import map_picture, spread_picture
 
@@ -36,7 +36,7 @@ command = [sys.executable, "-m", "rootdk", "audit", "--json"]
 audit = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)"""
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """The view of the example; for the audit of a model call `model_view`."""
     return _view(values["metric"])
 
@@ -49,7 +49,7 @@ def _view(metric: str) -> View:
 _example = lru_cache(maxsize=1)(lambda: demonstrate().to_dict())
 
 
-def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = _FROM_FILE) -> View:
+def model_view(audit: Mapping[str, Any], values: Values, read: str = _FROM_FILE) -> View:
     """What the chapter "your model" shows.
 
     audit    what `rootdk audit --json` writes, or to_dict() of an audit; checked, and an error names what is wrong
@@ -84,29 +84,16 @@ def model_view(audit: Mapping[str, Any], values: Mapping[str, Any], read: str = 
 
 def _readable(audit: Mapping[str, Any]) -> Mapping[str, Any]:
     """With control codes escaped in everything that is shown; the page itself never reads a text as HTML."""
-    shown = ("layer", "metric", "source", "remedy")
-    return {
-        **audit,
-        "layers": [{**layer, "name": printable(layer["name"])} for layer in audit["layers"]],
-        "findings": [
-            {**finding, **{name: printable(finding[name]) for name in shown}} for finding in audit["findings"]
-        ],
-    }
+    layers = [{**layer, "name": printable(layer["name"])} for layer in audit["layers"]]
+    findings = [{**finding, **{name: printable(finding[name]) for name in TEXTS}} for finding in audit["findings"]]
+    return {**audit, "layers": layers, "findings": findings}
 
 
 def _table(audit: Mapping[str, Any]) -> Table | None:
     """Findings, the worst first."""
     groups = grouped(audit)
     rows = [
-        (
-            group.severity,
-            group.metric,
-            group.value,
-            group.limit or "-",
-            group.places,
-            group.remedy,
-            group.source,
-        )
+        (group.severity, group.metric, group.value, group.limit or "-", group.places, group.remedy, group.source)
         for group in groups[:MOST_ROWS]
     ]
     if len(groups) > MOST_ROWS:
@@ -115,28 +102,20 @@ def _table(audit: Mapping[str, Any]) -> Table | None:
 
 
 def _chosen(metrics: Sequence[Metric], name: str) -> Metric:
+    by_name = {metric.name: metric for metric in metrics}
     if not metrics:
-        raise ArgumentError(
-            f"audit.layers: must have heads with one of {', '.join(metric.name for metric in METRICS)}, got none"
-        )
-    if name == FIRST:
-        return metrics[0]
-    for metric in metrics:
-        if metric.name == name:
-            return metric
-    raise ArgumentError(
-        f"metric: must be one that this audit has, {', '.join(metric.name for metric in metrics)}, got {name!r}"
-    )
+        known = ", ".join(metric.name for metric in METRICS)
+        raise ArgumentError(f"audit.layers: must have heads with one of {known}, got none")
+    if name != FIRST and name not in by_name:
+        raise ArgumentError(f"metric: must be one that this audit has, {', '.join(by_name)}, got {name!r}")
+    return by_name.get(name, metrics[0])
 
 
 def _map_text(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> str:
     """Which heads stand out."""
-    cells = [
-        (value, str(layer["name"]), head)
-        for layer, row in zip(layers, grid(layers, metric.name), strict=True)
-        for head, value in enumerate(row)
-        if math.isfinite(value)
-    ]
+    cells = []
+    for layer, row in zip(layers, grid(layers, metric.name), strict=True):
+        cells += [(value, str(layer["name"]), head) for head, value in enumerate(row) if math.isfinite(value)]
     low, high = min(cells), max(cells)
     return (
         f"Map of {metric.short} of {len(cells)} heads in {len(layers)} layers: from {written(low[0], 3)} "
@@ -190,14 +169,7 @@ CHAPTER = Chapter(
     true="The theory describes the start of training only. Trained heads leave it for good reasons, so each finding "
     "names its threshold, the source of that threshold, and what to do.",
     controls=(
-        Control(
-            "metric",
-            "metric",
-            "choice",
-            FIRST,
-            choices=(FIRST, *(metric.name for metric in METRICS)),
-            labels=("first available", *(metric.short for metric in METRICS)),
-        ),
+        choice("metric", "metric", {FIRST: "first available"} | {metric.name: metric.short for metric in METRICS}),
     ),
     compute=compute,
     show_audit=model_view,

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, ONES_AND_THREES, level, line, plot, points
 from rootdk.lab.explorer import shared
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Values, View, number, written
 from rootdk.lab.explorer.shared import WIDTHS, median
 from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import SCALED
@@ -21,7 +19,7 @@ _MOST_KEYS = 128
 _BOTH = ("sqrt", "dk")
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """The same row under both scales. To make q and k g times as large is to make the scale g^2 times as large."""
     d_k, keys, grown = values["d_k"], values["keys"], values["grown"]
     query, key = shared.vectors(values["seed"], keys, d_k)
@@ -31,30 +29,29 @@ def compute(values: Mapping[str, Any]) -> View:
     numbers = []
     for rule, scale in scales.items():
         words, reading = RULE_WORDS[rule], shared.reading_of(query, key, scale)
-        error = format_effect(scale * math.sqrt(d_k), "float16").weight_error
+        entropy, top = median(reading.entropy_ratio), median(reading.top_probability) * keys
+        error = float(format_effect(scale * math.sqrt(d_k), "float16").weight_error)
+        stored = f"{words}: error of a weight if its score is stored in float16"
         numbers += [
-            number(f"entropy_{rule}", f"{words}: entropy share, median of 64 rows", median(reading.entropy_ratio),
-                   "measured"),
-            number(f"top_{rule}", f"{words}: largest weight times n, median", median(reading.top_probability) * keys,
-                   "measured"),
+            number(f"entropy_{rule}", f"{words}: entropy share, median of 64 rows", entropy, "measured"),
+            number(f"top_{rule}", f"{words}: largest weight times n, median", top, "measured"),
             number(f"flow_{rule}", f"{words}: |∂o/∂q| / |o|", gradient[rule], "theory"),
-            number(f"error_{rule}", f"{words}: error of a weight if its score is stored in float16", float(error),
-                   "theory", 2),
-        ]  # fmt: skip
+            number(f"error_{rule}", stored, error, "theory", 2),
+        ]
     ratio = gradient["sqrt"] / gradient["dk"]
     numbers.append(number("ratio", "gradient with 1/√d_k, divided by that with 1/d_k", ratio, "theory"))
     numbers.append(number("root", "√d_k", math.sqrt(d_k), "theory"))
     return View((_weights(query, key, scales), _gradient(values, gradient)), tuple(numbers), _python(values))
 
 
-def _weights(query: NDArray[Any], key: NDArray[Any], scales: Mapping[str, float]) -> Figure:
+def _weights(query: Array, key: Array, scales: Mapping[str, float]) -> Figure:
     keys = len(key)
     places = shared.keys_in_order(query, key)[:_MOST_KEYS]
     data, tops = [], []
     for rule, scale in scales.items():
         weights = shared.weights_at(query, key, places, scale)
         data.append(line(np.arange(1, len(places) + 1), weights, RULE_WORDS[rule], COLOURS[rule]))
-        tops.append(f"{written(float(weights[0]) * keys, 3)} times that with {RULE_WORDS[rule]}")
+        tops.append(f"{written(weights[0] * keys, 3)} times that with {RULE_WORDS[rule]}")
     across = f"the {len(places)} keys with the largest weights"
     figure = plot(data, across, "weight", yaxis={"rangemode": "tozero"}, shapes=[level(1 / keys)])
     text = (
@@ -64,13 +61,13 @@ def _weights(query: NDArray[Any], key: NDArray[Any], scales: Mapping[str, float]
     return Figure("weights", "The weights of one row", figure, text)
 
 
-def _gradient(values: Mapping[str, Any], gradient: Mapping[str, float]) -> Figure:
+def _gradient(values: Values, gradient: Mapping[str, float]) -> Figure:
     data, ends = [], []
     for rule in _BOTH:
         y = shared.over_widths("flow", _CURVE_KEYS, rule)
         data.append(line(WIDTHS, y, RULE_WORDS[rule], COLOURS[rule]))
         data.append(points([values["d_k"]], [gradient[rule]], "your values", COLOURS[rule], showlegend=False))
-        ends.append(f"{RULE_WORDS[rule]} from {written(float(y[0]), 3)} to {written(float(y[-1]), 3)}")
+        ends.append(f"{RULE_WORDS[rule]} from {written(y[0], 3)} to {written(y[-1], 3)}")
     figure = plot(data, "d_k", "|∂o/∂q| / |o|", xaxis=shared.WIDTH_AXIS, yaxis=ONES_AND_THREES)
     text = (
         f"Gradient of the query relative to the output, q and k as at the start, {_CURVE_KEYS} keys, for d_k from "
@@ -79,7 +76,7 @@ def _gradient(values: Mapping[str, Any], gradient: Mapping[str, float]) -> Figur
     return Figure("gradient", f"What a change of q does, {_CURVE_KEYS} keys", figure, text)
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     d_k, keys, grown = values["d_k"], values["keys"], values["grown"]
     return f"""\
 {shared.vectors_in_python(values["seed"], keys, d_k)}

@@ -1,13 +1,11 @@
 """The proof: the square of the sum has d x d terms, and their averages are 1 on the diagonal and 0 elsewhere."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.lab.drawing import HUES, POWERS, level, line, plot, points, square_map
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Values, View, number, written
 from rootdk.lab.explorer.shared import SEED
 from rootdk.lab.formulas import SQUARE
 from rootdk.theory import square_term_counts, square_terms
@@ -15,7 +13,7 @@ from rootdk.theory import square_term_counts, square_terms
 _MOST = 16384
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """The terms q_i k_i q_j k_j averaged over the samples, and how the averages settle as samples are added."""
     d, samples = values["d"], values["samples"]
     products = _products(d, samples, values["seed"])
@@ -40,13 +38,13 @@ def compute(values: Mapping[str, Any]) -> View:
     return View((_grid(table, samples), _settling(parts, d, samples)), tuple(numbers), _python(values))
 
 
-def _products(d: int, samples: int, seed: int) -> NDArray[Any]:
+def _products(d: int, samples: int, seed: int) -> Array:
     """q_i k_i, one sample a row. Drawn one after the other, so that more samples keep the earlier ones."""
     pairs = np.random.default_rng(seed).standard_normal((samples, 2, d))
     return np.asarray(pairs[:, 0] * pairs[:, 1])
 
 
-def _grid(table: NDArray[Any], samples: int) -> Figure:
+def _grid(table: Array, samples: int) -> Figure:
     d = len(table)
     cells = {"texttemplate": "%{z:.2f}"} if d <= 8 else {}
     figure = square_map(table, (-1, 1), "j", "i", "i %{y}, j %{x}: %{z:.3f}", **cells)
@@ -58,7 +56,7 @@ def _grid(table: NDArray[Any], samples: int) -> Figure:
     return Figure("grid", "Averages of qᵢkᵢqⱼkⱼ", figure, text)
 
 
-def _settling(parts: Mapping[str, NDArray[Any]], d: int, samples: int) -> Figure:
+def _settling(parts: Mapping[str, Array], d: int, samples: int) -> Figure:
     """Running means at counts that grow by powers, each with the band of two standard errors."""
     counts = np.unique(np.geomspace(2, samples, 48).astype(int))
     shown = {"diagonal": parts["ones"], "others": parts["zeros"], "sum / d": parts["total"] / d}
@@ -70,19 +68,13 @@ def _settling(parts: Mapping[str, NDArray[Any]], d: int, samples: int) -> Figure
         data.append(line(counts, mean, label, colour))
         if label != "sum / d":
             data.append(points(counts[-1:], mean[-1:], label, colour, error[-1:], showlegend=False))
-    figure = plot(
-        data,
-        "samples",
-        "average so far",
-        xaxis=POWERS | {"range": [0.2, np.log10(_MOST) + 0.1]},
-        yaxis={"range": [-0.5, 2.5]},
-        shapes=[level(1.0), level(0.0)],
-    )
+    axes = {"xaxis": POWERS | {"range": [0.2, np.log10(_MOST) + 0.1]}, "yaxis": {"range": [-0.5, 2.5]}}
+    figure = plot(data, "samples", "average so far", shapes=[level(1.0), level(0.0)], **axes)
     ends = ", ".join(f"{label} {written(part.mean(), 3)}" for label, part in shown.items())
     return Figure("settling", "Averages as samples are added", figure, f"After {samples} samples: {ends}.")
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     d, samples = values["d"], values["samples"]
     return f"""\
 import numpy as np

@@ -1,18 +1,15 @@
 """Softmax sharpens: the weights of one row, and what a typical row is by theory."""
 
 import math
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rootdk.lab.checks.sampler import factor_of
 from rootdk.lab.drawing import COLOURS, GREY, bars, level, line, plot, points, upright
 from rootdk.lab.explorer import shared
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, View, number, written
+from rootdk.lab.explorer.chapter import Array, Chapter, Control, Figure, Values, View, number, written
 from rootdk.lab.explorer.shared import median
 from rootdk.lab.first_look import RULE_WORDS
 from rootdk.lab.formulas import ATTENTION
@@ -22,7 +19,7 @@ _MOST_BARS, _MOST_SORTED = 512, 32  # after sorting, all but the first are almos
 _beside = ThreadPoolExecutor(2, "theory")
 
 
-def compute(values: Mapping[str, Any]) -> View:
+def compute(values: Values) -> View:
     """The first of 64 queries in bars; medians over all 64 beside those of theory."""
     d_k, keys, rule = values["d_k"], values["keys"], values["rule"]
     factor = factor_of(rule, d_k, keys)
@@ -44,7 +41,7 @@ def compute(values: Mapping[str, Any]) -> View:
     return View(figures, numbers, _python(values))
 
 
-def _weights(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) -> Figure:
+def _weights(query: Array, key: Array, values: Values) -> Figure:
     """In bars, from 0 to 1 under every rule, with the weights under the other rules behind."""
     keys = values["keys"]
     order = shared.keys_in_order(query, key) if values["sorted"] else np.arange(keys)
@@ -56,16 +53,11 @@ def _weights(query: NDArray[Any], key: NDArray[Any], values: Mapping[str, Any]) 
     }
     chosen = weights.pop(values["rule"])
     ghosts = [line(places, y, RULE_WORDS[rule], COLOURS[rule], "dot") for rule, y in weights.items()]
-    figure = plot(
-        [bars(places, chosen, "weight", shared.colour(values["rule"])), *ghosts],
-        "keys, largest weight first" if values["sorted"] else "keys, in their order",
-        "weight",
-        bargap=0.1,
-        yaxis={"range": [0, 1]},
-        shapes=[level(1 / keys)],
-    )
+    data = [bars(places, chosen, "weight", shared.colour(values["rule"])), *ghosts]
+    across = "keys, largest weight first" if values["sorted"] else "keys, in their order"
+    figure = plot(data, across, "weight", bargap=0.1, yaxis={"range": [0, 1]}, shapes=[level(1 / keys)])
     text = (
-        f"Weights of one row of {keys} keys. The largest is {written(float(chosen.max()), 3)}. Equal weights would be "
+        f"Weights of one row of {keys} keys. The largest is {written(chosen.max(), 3)}. Equal weights would be "
         f"{written(1 / keys, 3)} each, the dotted horizontal line."
     )
     if len(places) < keys:
@@ -93,14 +85,8 @@ def _curve(keys: int, d_k: int, rule: str) -> Figure:
         colour = shared.colour(name)
         marker = {"color": colour, "size": 12, "symbol": "circle" if name == rule else "circle-open"}
         data.append(points([sigma], [shares[name]], words[name], colour, marker=marker))
-    figure = plot(
-        data,
-        "standard deviation σ of the scores",
-        "entropy share",
-        xaxis=shared.SPREAD_AXIS,
-        yaxis={"range": [0, 1.05]},
-        shapes=[upright(critical)],
-    )
+    axes = {"xaxis": shared.SPREAD_AXIS, "yaxis": {"range": [0, 1.05]}}
+    figure = plot(data, "standard deviation σ of the scores", "entropy share", shapes=[upright(critical)], **axes)
     text = (
         f"Entropy share (entropy / ln n; 1 is equal weights) by theory. At σ = {written(spreads[rule], 3)} it is "
         f"{written(shares[rule], 3)}. Right of the dotted line, σ = √(2 ln n) = {written(critical, 3)}, a few keys "
@@ -109,7 +95,7 @@ def _curve(keys: int, d_k: int, rule: str) -> Figure:
     return Figure("entropy", "From equal weights to one key", figure, text)
 
 
-def _python(values: Mapping[str, Any]) -> str:
+def _python(values: Values) -> str:
     d_k, keys = values["d_k"], values["keys"]
     rule = shared.in_python(values["rule"], d_k, keys)
     return f"""\

@@ -1,16 +1,14 @@
 """Training curves: what the rules did to small models that were trained, from the runs of a study."""
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 from rootdk.errors import ArgumentError
 from rootdk.lab.drawing import Picture
-from rootdk.lab.explorer.chapter import Chapter, Control, Figure, Number, View, written
+from rootdk.lab.explorer.chapter import Chapter, Figure, Number, Values, View, choice, written
 from rootdk.lab.formulas import ATTENTION
-from rootdk.lab.report.training_pictures import learning_curves, over_d_k, over_rates
+from rootdk.lab.report.training_pictures import learning_curves, over_d_k, over_rates, slug
 from rootdk.lab.training import Group, Results, grouped, panels
 
 _READ = "from rootdk.lab.training import shipped\n\nresults = shipped()"
@@ -33,7 +31,7 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
     def view(panel: str, d_k: int) -> View:
         return _view(names[panel], groups_of[names[panel]], d_k, read)
 
-    def compute(values: Mapping[str, Any]) -> View:
+    def compute(values: Values) -> View:
         """Loss along training at one d_k, and at the end over all of them."""
         return view(values["panel"], int(values["d_k"]))
 
@@ -47,23 +45,11 @@ def training_chapter(results: Results, read: str = _READ) -> Chapter:
         true="It is late, not dead: without the scale recall takes several times the steps at large d_k, and less so "
         "at small d_k. These are small models, by which claims 16 and 18 of the ledger are judged.",
         controls=(
-            Control(
-                "panel", "task", "choice", slug(largest), choices=tuple(names), labels=tuple(names.values()),
-                help="What is learned, for how many steps and how.",
-            ),
-            Control("d_k", "d_k", "choice", str(widths[len(widths) // 2]), choices=tuple(sizes)),
+            choice("panel", "task", names, slug(largest), help="What is learned, for how many steps and how."),
+            choice("d_k", "d_k", sizes, str(widths[len(widths) // 2])),
         ),
         compute=compute,
     )  # fmt: skip
-
-
-def slug(text: str) -> str:
-    """A name as it is in the URL.
-
-    >>> slug("recall, 300 steps")
-    'recall-300-steps'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _view(panel: str, groups: Sequence[Group], d_k: int, read: str) -> View:
