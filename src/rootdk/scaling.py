@@ -313,10 +313,11 @@ def ssmax(s: float = _SSMAX, *, causal: bool = False) -> ScaleRule:
     >>> round(ssmax(0.43).factor(64, 1024, None) * 8, 4)
     2.9805
     """
+    unit = _number("s", s)
     return _log_rule(
         "ssmax" if s == _SSMAX and not causal else f"ssmax({_text(s)})",
         "s ln n/sqrt(d_k)",
-        _number("s", s),
+        unit,
         causal,
         variance="(s ln n)^2",
         users="models trained with SSMax",

@@ -176,6 +176,7 @@ def test_an_unknown_name_lists_the_known(name: str, ending: str) -> None:
         (lambda: scaling.qwen_log_n(1), "train_length: must be a finite number > 1, got 1"),
         (lambda: scaling.entropy_invariant(0.5), "base: must be a finite number > 1, got 0.5"),
         (lambda: scaling.ssmax(math.nan), "s: must be a finite number, got nan"),
+        (lambda: scaling.ssmax("2"), "s: must be a number, got '2'"),
         (lambda: scaling.yarn(0), "stretch: must be a finite number > 0, got 0"),
         (lambda: scaling.yarn(2, math.nan), "mscale: must be a finite number, got nan"),
         (lambda: scaling.qk_norm_log(0), "floor: must be a finite number > 0, got 0"),
