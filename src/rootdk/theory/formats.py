@@ -117,11 +117,9 @@ def sum_bias(size: ArrayLike, rest: ArrayLike, name: str) -> Floats:
     if bad.any():
         least, most = math.ldexp(1.0, kind.least_exponent), kind.largest / 4
         raise ArgumentError(f"size: must be from {least:.3g} to {most:.3g} in {name}, got {sizes[bad].flat[0]:g}")
-    if (np.abs(rests) >= unit).any():
-        far = np.abs(rests) >= unit
-        raise ArgumentError(
-            f"rest: must be below the spacing {unit[far].flat[0]:.3g} of the two numbers, got {rests[far].flat[0]:g}"
-        )
+    if (far := np.abs(rests) >= unit).any():
+        spaced, given = unit[far].flat[0], rests[far].flat[0]
+        raise ArgumentError(f"rest: must be below the spacing {spaced:.3g} of the two numbers, got {given:g}")
     return result(np.sign(rests) * unit / 2 - rests)
 
 
