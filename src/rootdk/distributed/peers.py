@@ -234,7 +234,12 @@ def agree(peers: Peers, note: dict[str, Any], wrong: RootdkError | None = None) 
 
     wrong   the error in this rank's own arguments, if any: the others receive it, and refuse too
     """
-    notes = peers.meet(note if wrong is None else {"refused": type(wrong).__name__, "why": str(wrong)[:1500]})
+    if wrong is not None:
+        why = str(wrong)[:1500]
+        while len(json.dumps(why)) > _NOTE - 200:  # a character outside ASCII takes up to twelve bytes
+            why = why[:-50]
+        note = {"refused": type(wrong).__name__, "why": why}
+    notes = peers.meet(note)
     for rank, theirs in enumerate(notes):
         if "refused" in theirs:
             kind = ArgumentTypeError if theirs["refused"] == "ArgumentTypeError" else ArgumentError
