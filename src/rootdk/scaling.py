@@ -375,11 +375,7 @@ def yarn(stretch: float, mscale: float = 1.0) -> ScaleRule:
 
 
 def qk_norm() -> ScaleRule:
-    """1, after QK-norm: q and k have length sqrt(d_k) times their gains, and the gains act as the scale.
-
-    >>> qk_norm().factor(256, None, None), qk_norm().score_variance(256)
-    (1.0, 256.0)
-    """
+    """1, after QK-norm: q and k have length sqrt(d_k) times their gains, and the gains act as the scale."""
     return ScaleRule(
         "qk_norm()",
         "1, after q and k were normed",
@@ -391,11 +387,7 @@ def qk_norm() -> ScaleRule:
 
 
 def qk_norm_log(floor: float, strength: float = 0.1) -> ScaleRule:
-    """(1 + strength ln max(n/floor, 1))/d_k after QK-norm, n = position + 1: sharper only past `floor` keys.
-
-    >>> qk_norm_log(1024).factor(64, None, 1023) * 64, round(qk_norm_log(1024).factor(64, None, 10239) * 64, 4)
-    (1.0, 1.2303)
-    """
+    """(1 + strength ln max(n/floor, 1))/d_k after QK-norm, n = position + 1: sharper only past `floor` keys."""
     floor, strength = _number("floor", floor, above=0), _number("strength", strength, above=0)
     return ScaleRule(
         f"qk_norm_log({_text(floor)}, {_text(strength)})",
@@ -409,11 +401,7 @@ def qk_norm_log(floor: float, strength: float = 0.1) -> ScaleRule:
 
 
 def half_width() -> ScaleRule:
-    """(d_k/2)^(-1/2), where a head sees two streams side by side and is scaled as if it saw one.
-
-    >>> half_width().factor(128, None, None)
-    0.125
-    """
+    """(d_k/2)^(-1/2), where a head sees two streams side by side and is scaled as if it saw one."""
     return ScaleRule(
         "half_width()",
         "(d_k/2)^(-1/2)",
@@ -425,11 +413,7 @@ def half_width() -> ScaleRule:
 
 
 def both_sides() -> ScaleRule:
-    """d_k^(-1/4) on q and again on k: 1/sqrt(d_k) in all, with q and k that stay small in half precision.
-
-    >>> both_sides().factor(64, None, None)
-    0.125
-    """
+    """d_k^(-1/4) on q and again on k: 1/sqrt(d_k) in all, with q and k that stay small in half precision."""
     return ScaleRule(
         "both_sides()",
         "d_k^(-1/4) d_k^(-1/4)",

@@ -17,7 +17,7 @@ from ..options import LEARNED, Options, Problem, check_one_type, check_shapes, g
 from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
-from . import Layout, check_layout, even_lengths, positions_of
+from . import Layout, check_layout, even_lengths, pieces
 from .peers import BLOCK, Peers, agree, digest
 from .ring import RingAttention, forward, plan_of
 
@@ -296,5 +296,5 @@ def _lengths(n: Any, ranks: int) -> list[int]:
 
 
 def _positions(rank: int, lengths: Sequence[int], layout: str) -> Tensor:
-    """Where the rows of a rank stand, as one tensor."""
-    return torch.cat([torch.arange(rows.start, rows.stop) for rows in positions_of(rank, lengths, layout)])
+    """Where the rows of a rank stand in the whole sequence."""
+    return torch.cat([torch.arange(first, first + length) for first, _, length in pieces(lengths, layout)[rank]])

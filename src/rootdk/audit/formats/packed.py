@@ -43,7 +43,7 @@ def unpacked(tensors: Tensors, config: Fields) -> Tensors:
     gptq = config.part("quantization_config") or Fields({}, "")
     less = 0 if gptq.text("checkpoint_format") == "gptq_v2" else 1
     bits = (config.part("quantization") or Fields({}, "")).whole("bits", 1, 8) or 4
-    held: dict[str, Any] = {name: tensors[name] for name in tensors}
+    held: dict[str, Any] = {**tensors}
     for name in list(held):
         stem, _, last = name.rpartition(".")
         replacement = None

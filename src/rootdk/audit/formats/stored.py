@@ -223,43 +223,31 @@ class Contents:
     sources: tuple[Source, ...] = ()
 
 
-class Tensors:
-    """Names, shapes and slices of all tensors of a model, whichever file each lies in."""
+class Tensors(dict[str, Stored]):
+    """All tensors of a model by name, whichever file each lies in."""
 
     def __init__(
         self, stored: Mapping[str, Stored], sources: Collection[Source], config: Mapping[str, Any] | None = None
     ) -> None:
-        self._stored, self._sources, self.config = stored, sources, config
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._stored
-
-    def __getitem__(self, name: str) -> Stored:
-        return self._stored[name]
+        super().__init__(stored)
+        self._sources, self.config = sources, config
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor."""
-        return self._stored[name].shape
+        return self[name].shape
 
     def readable(self, name: str) -> bool:
-        """Whether its numbers can be read."""
-        return self._stored[name].itemsize > 0
+        return self[name].itemsize > 0
 
     def read(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Floats:
         """A slice of a tensor of rank 1 or 2, as float64."""
-        stored = self._stored[name]
-        block = stored.read(rows, columns)
-        return block if len(stored.shape) == 2 else block.ravel()
+        block = self[name].read(rows, columns)
+        return block if len(self.shape(name)) == 2 else block.ravel()
 
     def replaced(self, stored: Mapping[str, Stored]) -> "Tensors":
         """Other tensors in the same files."""
         return Tensors(stored, self._sources, self.config)
 
     def close(self) -> None:
-        """Close the files that are open."""
         for source in self._sources:
             source.close()
 
