@@ -82,7 +82,7 @@ def effective_keys(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     smaller = 2 * log_n + 25 - np.maximum(0.0, log_n - square / 4)
     by_chernoff = flat_sigma * np.sqrt(smaller)
     start = np.where(by_chernoff < square / 2, by_chernoff, smaller + square / 4)
-    for place in alike(flat_keys, flat_sigma) if averages.size else ():
+    for place in alike(flat_keys, flat_sigma):
         n, ends = flat_keys[place], highest(flat_keys[place], flat_sigma[place])
         key = one_key(n, flat_sigma[place], -float(start[place].max()), float(ends.max()), deep=50.0)
         power = np.exp((n - 2)[:, None] * key.log_phi)

@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from rootdk.errors import ArgumentError, ArgumentTypeError
 
-from ._arguments import Floats, broadcast, count, numbers, result, whole
+from ._arguments import Floats, broadcast, count, number, numbers, result, whole
 from .attention import spread_nodes
 
 _LARGEST_TABLE = 4096
@@ -107,7 +107,7 @@ def rotary_score(
     if d % 2:
         raise ArgumentError(f"cov_query: must have an even number of components for pairs of them, got {d}")
     steps = numbers("distance", distance)
-    turns = float(numbers("base", base, above=1.0)) ** (-2.0 * np.arange(d // 2) / d)
+    turns = number("base", base, above=1.0) ** (-2.0 * np.arange(d // 2) / d)
     cosine, sine = np.cos(steps[..., None] * turns), np.sin(steps[..., None] * turns)
     first, second = (np.arange(0, d, 2), np.arange(1, d, 2)) if interleaved else np.split(np.arange(d), 2)
     rotation = np.zeros((*steps.shape, d, d))
@@ -148,6 +148,9 @@ def square_terms(
     )
     if s_query.shape != (d, d):
         raise ArgumentError(f"cov_query: must have shape ({d}, {d}) to match d, got {s_query.shape}")
+    for name, mean in (("mean_query", m_query), ("mean_key", m_key)):
+        if mean.size != d:
+            raise ArgumentError(f"{name}: must be one number or have shape ({d},) to match d, got {mean.shape}")
     return (s_query + np.outer(m_query, m_query)) * (s_key + np.outer(m_key, m_key))
 
 
@@ -205,7 +208,7 @@ def score_tail(x: ArrayLike, d_k: int, scale: float = 1.0) -> Floats:
 
 def _mixture(x: Any, d_k: int, scale: float) -> tuple[Floats, Floats, Floats]:
     points = numbers("x", x)
-    factor = float(numbers("scale", scale, least=-1e50, most=1e50))
+    factor = number("scale", scale, least=-1e50, most=1e50)
     if factor == 0.0:
         raise ArgumentError("scale: must be a number other than 0, got 0: such scores have no density")
     # Finer and further out than the averages need: 1/sigma bends more than they do where d_k is small, and the density

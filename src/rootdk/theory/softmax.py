@@ -87,6 +87,8 @@ class OneKey:
 
 def alike(keys: Floats, sigma: Floats) -> Iterator[NDArray[np.intp]]:
     """The places of pairs that one grid serves without being much too wide for any of them."""
+    if not keys.size:
+        return
     with np.errstate(divide="ignore"):
         across = np.where(sigma < _NARROW, -np.inf, np.floor(np.log(sigma) / (_ALIKE / 4)))
     boxes = np.stack([across, np.floor(np.log(keys) / _ALIKE)])
@@ -281,7 +283,7 @@ def averages_of(keys: Floats, sigma: Floats) -> Floats:
     for place in alike(*different):
         limits = float(low[place].min()), float(high[place].max())
         averages[:, place] = _together(keys_of_pair[place], sigma_of_pair[place], *limits)
-    return averages[:, back.reshape(-1)].reshape(-1, *keys.shape)
+    return averages[:, back.reshape(-1)].reshape(len(AVERAGES), *keys.shape)
 
 
 def record(averages: Floats) -> SoftmaxMoments:
