@@ -483,7 +483,7 @@ def register(rule: ScaleRule) -> ScaleRule:
     """
     if not isinstance(rule, ScaleRule):
         raise ArgumentTypeError(f"rule: must be a ScaleRule, got {type(rule).__name__}")
-    if not _NAME.fullmatch(str(rule.name)):
+    if not isinstance(rule.name, str) or not _NAME.fullmatch(rule.name):
         wanted = "a letter, then up to 39 letters, digits, '_', '.' or '-'"
         raise ArgumentError(f"rule: must have a name of {wanted}, got {rule.name!r}")
     if not callable(rule.factor):

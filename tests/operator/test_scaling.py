@@ -237,6 +237,7 @@ def test_what_cannot_be_registered(own: ScaleRule) -> None:
         (ScaleRule("sqrt", "1", other.factor), "rule: must have a name that is free, got 'sqrt'"),
         (ScaleRule("mup", "1", other.factor), "rule: must have a name that is free, got 'mup'"),
         (ScaleRule("a b", "1", other.factor), f"rule: must have a name of {wanted}, got 'a b'"),
+        (ScaleRule(None, "1", other.factor), f"rule: must have a name of {wanted}, got None"),
         (ScaleRule("x", "1", 2.0), "rule: must have a factor that can be called, got 2.0"),
         (2.0, "rule: must be a ScaleRule, got float"),
     ):  # fmt: skip
