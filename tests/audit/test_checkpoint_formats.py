@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,18 @@ def test_npz(tmp_path: Path) -> None:
     assert numbers(npz(tmp_path, halves)) == expected(tmp_path, halves)
     brain = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
     assert numbers(npz(tmp_path, brain)) == expected(tmp_path, brain)
+
+
+def test_no_word_of_a_header_reaches_the_terminal(tmp_path: Path) -> None:
+    """Python warns of an escape that it does not know, and shows the character: one that terminals obey, perhaps."""
+    header = b"{'descr': '<f4\\\x1b', 'fortran_order': False, 'shape': (1,)}\n"
+    with zipfile.ZipFile(tmp_path / "weights.npz", "w") as archive:
+        archive.writestr("w.npy", b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header + bytes(4))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with pytest.raises(ArgumentError, match="w is no array of numpy"):
+            find_tensors(tmp_path)
+    assert not shown
 
 
 def test_a_compressed_npz_is_refused(tmp_path: Path) -> None:
@@ -285,6 +299,11 @@ def test_parts_of_gguf(tmp_path: Path) -> None:
     (tmp_path / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(ArgumentError, match=r"one of 2 parts, and m-00002-of-00002\.gguf is absent"):
         read_checkpoint(tmp_path)
+
+
+def test_a_name_that_counts_no_parts_is_of_a_whole_file(tmp_path: Path) -> None:
+    path = gguf_file(tmp_path / "m-00001-of-00000.gguf", model())
+    assert numbers(path) == numbers(path.rename(tmp_path / "m.gguf"))
 
 
 def test_heads_that_differ_by_layer_in_gguf(tmp_path: Path) -> None:

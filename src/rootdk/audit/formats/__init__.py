@@ -168,7 +168,7 @@ def _kind(source: Source, path: Path) -> Format:
 def _parts(path: Path) -> list[Path]:
     """The files that belong together: all parts of a GGUF file that was split; else the file itself, if it is whole."""
     split = _PART.match(path.name)
-    if split is None:
+    if split is None or not int(split[3]):
         return [path]
     stem, number, count, suffix = split.groups()
     if suffix == "gguf" and int(count) <= MOST_SHARDS:

@@ -132,8 +132,11 @@ def _array(source: Source, name: str, start: int, length: int) -> Plain:
     size = int.from_bytes(begin[8:at], "little")
     if size > _LARGEST_NPY_HEADER or at + size > length:
         raise wrong
+    text = bytes(source.read(start + at, size)).decode("latin-1").strip()
+    if "\\" in text:  # Python would warn of an escape that it does not know, and show what follows
+        raise wrong
     try:
-        header = ast.literal_eval(bytes(source.read(start + at, size)).decode("latin-1").strip())
+        header = ast.literal_eval(text)
         descr, by_columns, shape = header["descr"], header["fortran_order"], header["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         raise wrong from None
