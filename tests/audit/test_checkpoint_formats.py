@@ -28,7 +28,7 @@ from checkpoint_formats import (
     with_config,
 )
 from checkpoint_zoo import built, saved
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from rootdk.audit import read_checkpoint
 from rootdk.audit.formats import find_tensors
@@ -379,6 +379,17 @@ def test_every_number_of_float8(tmp_path: Path, kind: Any) -> None:
     codes = np.arange(256, dtype=np.uint8).view(kind).reshape(16, 16)
     safetensors(tmp_path, {"w": codes})
     assert np.array_equal(find_tensors(tmp_path).read("w"), codes.astype(np.float64), equal_nan=True)
+
+
+def test_a_block_larger_than_any_is_not_read(tmp_path: Path) -> None:
+    packed_file(tmp_path, model(), "bnb_four_bits")
+    arrays = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in arrays if "quant_state" in name]:
+        state = json.loads(arrays[name].tobytes()) | {"blocksize": 10**30}
+        arrays[name] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    save_file(arrays, tmp_path / "model.safetensors")
+    with pytest.raises(ArgumentError, match="no query and key projection"):
+        read_checkpoint(tmp_path)
 
 
 def test_scales_that_are_missing_leave_weights_unread(tmp_path: Path) -> None:

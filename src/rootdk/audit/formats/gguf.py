@@ -223,7 +223,7 @@ _ROPE = {
 }
 # Models, by architecture and number of blocks, whose queries are scaled by width/heads and not by d_k: Gemma 2 and 3 of
 # 27B. Their metadata do not show it.
-_WIDE = {("gemma2", 46), ("gemma3", 62)}
+_WIDE = (("gemma2", 46), ("gemma3", 62))
 
 
 def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:

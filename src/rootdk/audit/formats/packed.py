@@ -31,6 +31,7 @@ _SHIFTS = {bits: np.arange(0, 32, bits, dtype=np.uint32) for bits in (2, 4, 8)}
 # Where AWQ puts the eight numbers of a word: number i is the _AWQ[i]-th nibble.
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 _LARGEST_STATE = 4096  # bytes of the JSON text of bitsandbytes
+_LARGEST_BLOCK = 2**20  # numbers that share a scale; real ones: 4096
 # A weight, and the names of the parts that it takes the place of.
 Replacement: TypeAlias = tuple[Stored, list[str]]
 
@@ -140,7 +141,7 @@ def _four_bits(held: Mapping[str, Any], name: str) -> Replacement | None:
     shape, block = state.get("shape"), state.get("blocksize")
     if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int and side > 0 for side in shape)):
         return None
-    if type(block) is not int or block < 1 or not isinstance(absmax, Plain):
+    if type(block) is not int or not 1 <= block <= _LARGEST_BLOCK or not isinstance(absmax, Plain):
         return None
     height, width = shape
     if math.prod(weight.shape) * 2 < height * width or math.prod(absmax.shape) < -(-height * width // block):
@@ -176,7 +177,7 @@ def _largest(
     block, offset = state.get("nested_blocksize"), state.get("nested_offset")
     if absmax.dtype != "U8" or levels is None or scales is None or math.prod(levels.shape) != 256:
         return None
-    if type(block) is not int or block < 1 or not isinstance(offset, float):
+    if type(block) is not int or not 1 <= block <= _LARGEST_BLOCK or not isinstance(offset, float):
         return None
     if math.prod(scales.shape) < -(-math.prod(absmax.shape) // block):
         return None

@@ -213,8 +213,7 @@ class _Trace:
         if node.kind in ("Slice", "Gather") and whole:
             return self._taken(node, side)
         if node.kind == "Transpose" and side.stacked > 0:
-            order = node.attributes.get("perm") or []
-            return replace(side, stacked=-side.stacked if order[:1] == [2] else side.stacked)
+            return replace(side, stacked=-side.stacked if _listed(node, "perm")[:1] == [2] else side.stacked)
         return self._shaped(node, side) if node.kind == "Reshape" else side
 
     def _shaped(self, node: Node, side: _Side) -> _Side:
@@ -236,7 +235,7 @@ class _Trace:
             end = begin + 1
         else:
             bounds = [self._integers(name) for name in node.inputs[1:5]]
-            bounds += [node.attributes.get(name, []) for name in ("starts", "ends", "axes")] if not bounds else [[1]]
+            bounds += [_listed(node, name) for name in ("starts", "ends", "axes")] if not bounds else [[1]]
             if any(len(numbers) != 1 for numbers in bounds[:3]) or bounds[3:4] not in ([[1]], [[]], []):
                 return side
             (begin,), (end,), (axis,) = bounds[:3]
@@ -253,12 +252,12 @@ class _Trace:
     def _split(self, node: Node, side: _Side, value: str) -> _Side:
         """One of the parts of a fused projection: its columns of the weight."""
         outputs = side.weight.shape[side.weight.inputs_first]
-        sizes = node.attributes.get("split")
-        if sizes is None and len(node.inputs) > 1:
+        sizes = _listed(node, "split")
+        if not sizes and len(node.inputs) > 1:
             sizes = self._integers(node.inputs[1])
         if not sizes:
             sizes = [outputs // len(node.outputs)] * len(node.outputs)
-        if sum(sizes) != outputs or min(sizes) < 1:
+        if len(sizes) != len(node.outputs) or sum(sizes) != outputs or min(sizes) < 1:
             return side  # of another axis: a rotary embedding cuts heads in halves
         part = node.outputs.index(value)
         return _part_of(side, sum(sizes[:part]), sizes[part])
@@ -281,7 +280,7 @@ class _Trace:
                 held = self._held.get(maker.inputs[0])
                 return None if held is None or len(held.shape) != 2 else held
             elif maker is not None and maker.kind == "DequantizeLinear" and len(maker.inputs) >= 2:
-                packed, *scales = (self._held.get(input_name) for input_name in maker.inputs)
+                packed, *scales = (self._held.get(input_name) for input_name in maker.inputs[:3])
                 axis = maker.attributes.get("axis", 1)
                 return _affine(packed, *scales) if axis in (1, -1) else None
             elif maker is not None and maker.kind == "Mul" and len(maker.inputs) == 2:
@@ -391,6 +390,12 @@ class _Trace:
         if depth <= 0 or self._steps > _MOST_STEPS:
             return None
         return self._makers.get(value)
+
+
+def _listed(node: Node, attribute: str) -> list[int]:
+    """An attribute that is a list of integers; empty if it is absent or of another type."""
+    numbers = node.attributes.get(attribute)
+    return numbers if isinstance(numbers, list) else []
 
 
 def _part_of(side: _Side, begin: int, count: int) -> _Side:
