@@ -381,6 +381,17 @@ def test_every_number_of_float8(tmp_path: Path, kind: Any) -> None:
     assert np.array_equal(find_tensors(tmp_path).read("w"), codes.astype(np.float64), equal_nan=True)
 
 
+@pytest.mark.parametrize("packing", ["bnb_four_bits", "bnb_nested"])
+def test_four_bits_in_a_row_are_those_in_a_column(tmp_path: Path, packing: str) -> None:
+    packed_file(tmp_path, model(), packing)
+    wanted, arrays = numbers(tmp_path), load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name: array if "norm" in name else array.reshape(1, -1) for name, array in arrays.items()},
+        tmp_path / "model.safetensors",
+    )
+    assert numbers(tmp_path) == wanted
+
+
 def test_a_block_larger_than_any_is_not_read(tmp_path: Path) -> None:
     packed_file(tmp_path, model(), "bnb_four_bits")
     arrays = load_file(tmp_path / "model.safetensors")

@@ -15,7 +15,7 @@ name of the weight. What is not understood stays unchanged and is listed.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -132,16 +132,16 @@ def _scaled(held: Mapping[str, Any], stem: str) -> Replacement | None:
 
 def _four_bits(held: Mapping[str, Any], name: str) -> Replacement | None:
     """bitsandbytes: two codes in a byte, row by row; each number is an entry of a map times the scale of its block."""
-    weight, levels = _plain(held, name, "U8"), _plain(held, f"{name}.quant_map", "F32")
+    weight, levels = _flat(held.get(name)), _plain(held, f"{name}.quant_map", "F32")
     places = [f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
     place = next((place for place in places if place in held), None)
-    if weight is None or levels is None or place is None or math.prod(levels.shape) != 16:
+    if weight is None or weight.dtype != "U8" or levels is None or place is None or math.prod(levels.shape) != 16:
         return None
-    state, absmax = _state(held[place]), held.get(f"{name}.absmax")
+    state, absmax = _state(held[place]), _flat(held.get(f"{name}.absmax"))
     shape, block = state.get("shape"), state.get("blocksize")
     if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int and side > 0 for side in shape)):
         return None
-    if type(block) is not int or not 1 <= block <= _LARGEST_BLOCK or not isinstance(absmax, Plain):
+    if type(block) is not int or not 1 <= block <= _LARGEST_BLOCK or absmax is None:
         return None
     height, width = shape
     if math.prod(weight.shape) * 2 < height * width or math.prod(absmax.shape) < -(-height * width // block):
@@ -173,9 +173,11 @@ def _largest(
     """
     if absmax.dtype in READABLE:
         return lambda first, last: absmax.read(slice(first, last)).ravel()
-    levels, scales = _plain(held, f"{name}.nested_quant_map", "F32"), _plain(held, f"{name}.nested_absmax", "F32")
+    levels, scales = _plain(held, f"{name}.nested_quant_map", "F32"), _flat(held.get(f"{name}.nested_absmax"))
     block, offset = state.get("nested_blocksize"), state.get("nested_offset")
-    if absmax.dtype != "U8" or levels is None or scales is None or math.prod(levels.shape) != 256:
+    if absmax.dtype != "U8" or levels is None or math.prod(levels.shape) != 256:
+        return None
+    if scales is None or scales.dtype != "F32":
         return None
     if type(block) is not int or not 1 <= block <= _LARGEST_BLOCK or not isinstance(offset, float):
         return None
@@ -189,6 +191,11 @@ def _largest(
         return np.asarray(entries[absmax.raw(slice(first, last)).ravel()] * block_scales + offset)
 
     return nested
+
+
+def _flat(tensor: Any) -> Plain | None:
+    """The same numbers as one column, whatever shape they were saved in."""
+    return replace(tensor, shape=(math.prod(tensor.shape),)) if isinstance(tensor, Plain) else None
 
 
 def _state(tensor: Any) -> dict[str, Any]:
