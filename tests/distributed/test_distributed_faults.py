@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -267,11 +268,18 @@ def test_arguments() -> None:
         (lambda: distributed.unshard(3), "shard: must be a torch tensor or a Reading, got int"),
         (lambda: distributed.positions(-1), "n: must be at least 0, got -1"),
         (lambda: distributed.positions([1, 2]), "n: must be 1 ints of at least 0, one per rank, got [1, 2]"),
+        (lambda: distributed.positions([True]), "n: must be an int or one int per rank, got [True]"),
         (lambda: distributed.positions("4"), "n: must be an int or one int per rank, got '4'"),
     ):
         with pytest.raises((ArgumentError, ArgumentTypeError)) as raised:
             call()
         assert str(raised.value).startswith(message)
+
+
+@pytest.mark.usefixtures("alone")
+def test_lengths_may_be_integers_of_numpy() -> None:
+    for n in (np.int64(3), [np.int32(3)]):
+        assert distributed.positions(n).tolist() == [0, 1, 2]
 
 
 @pytest.mark.slow
