@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,12 +46,6 @@ __all__ = [
 Factors: TypeAlias = float | NDArray[Any]
 
 
-class Factor(Protocol):
-    """The formula of a rule: see `factor` in ScaleRule."""
-
-    def __call__(self, d_k: int, keys: Any, position: Any, /) -> Factors: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
     """One rule: z = factor(d_k, keys, position) * <q, k>.
@@ -70,7 +64,7 @@ class ScaleRule:
 
     name: str
     formula: str
-    factor: Factor
+    factor: Callable[[int, Any, Any], Factors]
     variance: str = ""
     users: str = ""
     source: str = ""
@@ -289,21 +283,19 @@ def entropy_invariant(base: float = 512, *, causal: bool = False) -> ScaleRule:
     0.125
     """
     unit = 1.0 / math.log(_number("base", base, above=1))
-    return _log_rule(
-        "entropy_invariant" if base == 512 and not causal else f"entropy_invariant({_text(base)})",
+    parameters = f"({_text(base)}{', causal' if causal else ''})"
+    return ScaleRule(
+        "entropy_invariant" if base == 512 and not causal else f"entropy_invariant{parameters}",
         "ln n/(ln base sqrt(d_k))",
-        unit,
-        causal,
+        _Factor(_log_position if causal else _log_keys, (unit,)),
         variance="(ln n/ln base)^2",
         users="GAU-alpha",
         source="Su Jianlin 2021, kexue.fm/archives/8823",
+        varies=_POSITION if causal else _KEYS,
     )
 
 
-_SSMAX = 0.43
-
-
-def ssmax(s: float = _SSMAX, *, causal: bool = False) -> ScaleRule:
+def ssmax(s: float = 0.43, *, causal: bool = False) -> ScaleRule:
     """s ln n/sqrt(d_k), scalable softmax: the largest weight does not fade as n grows. s is learned per head.
 
     Without one it is 0.43, that of the paper's first figure.
@@ -313,24 +305,17 @@ def ssmax(s: float = _SSMAX, *, causal: bool = False) -> ScaleRule:
     >>> round(ssmax(0.43).factor(64, 1024, None) * 8, 4)
     2.9805
     """
-    return _log_rule(
-        "ssmax" if s == _SSMAX and not causal else f"ssmax({_text(s)})",
+    unit = _number("s", s)
+    parameters = f"({_text(s)}{', causal' if causal else ''})"
+    return ScaleRule(
+        "ssmax" if s == 0.43 and not causal else f"ssmax{parameters}",
         "s ln n/sqrt(d_k)",
-        _number("s", s),
-        causal,
+        _Factor(_log_position if causal else _log_keys, (unit,)),
         variance="(s ln n)^2",
         users="models trained with SSMax",
         source="Nakanishi 2025, arXiv:2501.19399, section 2",
+        varies=_POSITION if causal else _KEYS,
     )
-
-
-def _log_rule(
-    name: str, formula: str, unit: float, causal: bool, *, variance: str, users: str, source: str
-) -> ScaleRule:
-    if causal:
-        name = f"{name[:-1]}, causal)"
-    factor = _Factor(_log_position if causal else _log_keys, (unit,))
-    return ScaleRule(name, formula, factor, variance, users, source, _POSITION if causal else _KEYS)
 
 
 def qwen_log_n(train_length: int) -> ScaleRule:
@@ -390,11 +375,7 @@ def yarn(stretch: float, mscale: float = 1.0) -> ScaleRule:
 
 
 def qk_norm() -> ScaleRule:
-    """1, after QK-norm: q and k have length sqrt(d_k) times their gains, and the gains act as the scale.
-
-    >>> qk_norm().factor(256, None, None), qk_norm().score_variance(256)
-    (1.0, 256.0)
-    """
+    """1, after QK-norm: q and k have length sqrt(d_k) times their gains, and the gains act as the scale."""
     return ScaleRule(
         "qk_norm()",
         "1, after q and k were normed",
@@ -406,11 +387,7 @@ def qk_norm() -> ScaleRule:
 
 
 def qk_norm_log(floor: float, strength: float = 0.1) -> ScaleRule:
-    """(1 + strength ln max(n/floor, 1))/d_k after QK-norm, n = position + 1: sharper only past `floor` keys.
-
-    >>> qk_norm_log(1024).factor(64, None, 1023) * 64, round(qk_norm_log(1024).factor(64, None, 10239) * 64, 4)
-    (1.0, 1.2303)
-    """
+    """(1 + strength ln max(n/floor, 1))/d_k after QK-norm, n = position + 1: sharper only past `floor` keys."""
     floor, strength = _number("floor", floor, above=0), _number("strength", strength, above=0)
     return ScaleRule(
         f"qk_norm_log({_text(floor)}, {_text(strength)})",
@@ -424,11 +401,7 @@ def qk_norm_log(floor: float, strength: float = 0.1) -> ScaleRule:
 
 
 def half_width() -> ScaleRule:
-    """(d_k/2)^(-1/2), where a head sees two streams side by side and is scaled as if it saw one.
-
-    >>> half_width().factor(128, None, None)
-    0.125
-    """
+    """(d_k/2)^(-1/2), where a head sees two streams side by side and is scaled as if it saw one."""
     return ScaleRule(
         "half_width()",
         "(d_k/2)^(-1/2)",
@@ -440,11 +413,7 @@ def half_width() -> ScaleRule:
 
 
 def both_sides() -> ScaleRule:
-    """d_k^(-1/4) on q and again on k: 1/sqrt(d_k) in all, with q and k that stay small in half precision.
-
-    >>> both_sides().factor(64, None, None)
-    0.125
-    """
+    """d_k^(-1/4) on q and again on k: 1/sqrt(d_k) in all, with q and k that stay small in half precision."""
     return ScaleRule(
         "both_sides()",
         "d_k^(-1/4) d_k^(-1/4)",
@@ -480,22 +449,13 @@ _BUILT_IN: Mapping[str, ScaleRule] = MappingProxyType(
     {named.name: named for named in (NONE, SQRT, DK, T5, entropy_invariant(), ssmax(), llama4())}
 )
 _registered: dict[str, ScaleRule] = {}
-_FACTORIES = (
-    mup,
-    query_pre_attn_scalar,
-    attention_multiplier,
-    layer_scaled,
-    entropy_invariant,
-    ssmax,
-    qwen_log_n,
-    llama4,
-    yarn,
-    qk_norm,
-    qk_norm_log,
-    half_width,
-    both_sides,
-    cosine,
-)
+_FACTORIES: Mapping[str, Callable[..., ScaleRule]] = {
+    make.__name__: make
+    for make in (
+        *(mup, query_pre_attn_scalar, attention_multiplier, layer_scaled, entropy_invariant, ssmax, qwen_log_n),
+        *(llama4, yarn, qk_norm, qk_norm_log, half_width, both_sides, cosine),
+    )
+}
 _CALL = re.compile(r"(?P<name>[a-z]\w*)\s*\((?P<arguments>[^()]*)\)", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}", re.ASCII)
@@ -523,15 +483,13 @@ def register(rule: ScaleRule) -> ScaleRule:
     """
     if not isinstance(rule, ScaleRule):
         raise ArgumentTypeError(f"rule: must be a ScaleRule, got {type(rule).__name__}")
-    if not _NAME.fullmatch(str(rule.name)):
+    if not isinstance(rule.name, str) or not _NAME.fullmatch(rule.name):
         wanted = "a letter, then up to 39 letters, digits, '_', '.' or '-'"
         raise ArgumentError(f"rule: must have a name of {wanted}, got {rule.name!r}")
     if not callable(rule.factor):
         raise ArgumentTypeError(f"rule: must have a factor that can be called, got {rule.factor!r}")
     taken = rules().get(rule.name)
-    if (taken is not None and not _same(taken, rule)) or rule.name in {make.__name__ for make in _FACTORIES} - {
-        *_BUILT_IN
-    }:
+    if (taken is not None and not _same(taken, rule)) or rule.name in _FACTORIES.keys() - _BUILT_IN.keys():
         raise ArgumentError(f"rule: must have a name that is free, got {rule.name!r}")
     # Of the two forms of one rule the loaded one is kept: it can be pickled.
     if taken is None or isinstance(rule.factor, _Loaded):
@@ -561,17 +519,14 @@ def load(reference: str) -> ScaleRule:
     module, _, name = str(reference).partition(":")
     if not module or not name:
         raise ArgumentError(f"rule: must be written as module:name, got {reference!r}")
+    factor = _Loaded(module, name)
     try:
-        value = _attribute(module, name)
+        value = factor.rule()
     except Exception as error:
         raise ArgumentError(f"rule: cannot load {reference!r}: {type(error).__name__}: {error}") from error
     if not isinstance(value, ScaleRule):
         raise ArgumentTypeError(f"rule: {reference!r} must be a ScaleRule, got {type(value).__name__}")
-    return register(replace(value, factor=_Loaded(module, name)))
-
-
-def _attribute(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)
+    return register(replace(value, factor=factor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,9 +536,12 @@ class _Loaded:
     module: str
     name: str
 
+    def rule(self) -> Any:
+        return getattr(import_module(self.module), self.name)
+
     def itself(self) -> Any:
         """The function that was written there."""
-        return _attribute(self.module, self.name).factor
+        return self.rule().factor
 
     def __call__(self, d_k: int, keys: Any, position: Any) -> Any:
         return self.itself()(d_k, keys, position)
@@ -644,13 +602,12 @@ def rule(name: str) -> ScaleRule:
         return named
     if _NUMBER.fullmatch(name):
         return _number_rule(float(name))
-    factories = {make.__name__: make for make in _FACTORIES}
-    if (call := _CALL.fullmatch(name)) and call["name"] in factories:
-        return _called(factories[call["name"]], name, call["arguments"])
+    if (call := _CALL.fullmatch(name)) and call["name"] in _FACTORIES:
+        return _called(_FACTORIES[call["name"]], name, call["arguments"])
     from difflib import get_close_matches
 
     known = rules()
-    close = get_close_matches(name.lower(), [*known, *factories], n=1)
+    close = get_close_matches(name.lower(), [*known, *_FACTORIES], n=1)
     hint = ""
     if close and close[0] not in known:
         hint = f"; {close[0]} needs a parameter: {close[0]}(...)"

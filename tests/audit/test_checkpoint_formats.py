@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from checkpoint_formats import (
     with_config,
 )
 from checkpoint_zoo import built, saved
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from rootdk.audit import read_checkpoint
 from rootdk.audit.formats import find_tensors
@@ -139,6 +141,18 @@ def test_npz(tmp_path: Path) -> None:
     assert numbers(npz(tmp_path, halves)) == expected(tmp_path, halves)
     brain = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
     assert numbers(npz(tmp_path, brain)) == expected(tmp_path, brain)
+
+
+def test_no_word_of_a_header_reaches_the_terminal(tmp_path: Path) -> None:
+    """Python warns of an escape that it does not know, and shows the character: one that terminals obey, perhaps."""
+    header = b"{'descr': '<f4\\\x1b', 'fortran_order': False, 'shape': (1,)}\n"
+    with zipfile.ZipFile(tmp_path / "weights.npz", "w") as archive:
+        archive.writestr("w.npy", b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header + bytes(4))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with pytest.raises(ArgumentError, match="w is no array of numpy"):
+            find_tensors(tmp_path)
+    assert not shown
 
 
 def test_a_compressed_npz_is_refused(tmp_path: Path) -> None:
@@ -287,6 +301,11 @@ def test_parts_of_gguf(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
+def test_a_name_that_counts_no_parts_is_of_a_whole_file(tmp_path: Path) -> None:
+    path = gguf_file(tmp_path / "m-00001-of-00000.gguf", model())
+    assert numbers(path) == numbers(path.rename(tmp_path / "m.gguf"))
+
+
 def test_heads_that_differ_by_layer_in_gguf(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -360,6 +379,28 @@ def test_every_number_of_float8(tmp_path: Path, kind: Any) -> None:
     codes = np.arange(256, dtype=np.uint8).view(kind).reshape(16, 16)
     safetensors(tmp_path, {"w": codes})
     assert np.array_equal(find_tensors(tmp_path).read("w"), codes.astype(np.float64), equal_nan=True)
+
+
+@pytest.mark.parametrize("packing", ["bnb_four_bits", "bnb_nested"])
+def test_four_bits_in_a_row_are_those_in_a_column(tmp_path: Path, packing: str) -> None:
+    packed_file(tmp_path, model(), packing)
+    wanted, arrays = numbers(tmp_path), load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name: array if "norm" in name else array.reshape(1, -1) for name, array in arrays.items()},
+        tmp_path / "model.safetensors",
+    )
+    assert numbers(tmp_path) == wanted
+
+
+def test_a_block_larger_than_any_is_not_read(tmp_path: Path) -> None:
+    packed_file(tmp_path, model(), "bnb_four_bits")
+    arrays = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in arrays if "quant_state" in name]:
+        state = json.loads(arrays[name].tobytes()) | {"blocksize": 10**30}
+        arrays[name] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    save_file(arrays, tmp_path / "model.safetensors")
+    with pytest.raises(ArgumentError, match="no query and key projection"):
+        read_checkpoint(tmp_path)
 
 
 def test_scales_that_are_missing_leave_weights_unread(tmp_path: Path) -> None:

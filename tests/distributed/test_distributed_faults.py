@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -61,6 +62,7 @@ def misfits(rank: int) -> dict[str, Any]:
         "axes": refused(lambda: attention(q[None], k[None], v[None]) if odd else attention(q, k, v)),
         "own": refused(lambda: attention(q, k[..., :4] if odd else k, v)),
         "own type": refused(lambda: attention(q, k, v.numpy() if odd else v)),
+        "own text": refused(lambda: attention(q, k, v, layout="環" * 2000 if odd else "contiguous")),
         "requires_grad": refused(lambda: attention(q.clone().requires_grad_(odd), k, v)),
         "call": refused(lambda: distributed.measure(q, k, v) if odd else attention(q, k, v)),
         "everywhere": refused(lambda: attention(q, k, v, softcap=-1.0)),
@@ -93,6 +95,7 @@ EXPECTED = {
     "got (2, n, 8) on ranks 0, 1, 3 and (1, 2, n, 8) on rank 2",
     "own": "ArgumentError: key: last axis must be 8 to match query, got 4 (query (2, 5, 8), key (2, 5, 4)) (on rank 2)",
     "own type": "ArgumentTypeError: value: must be a torch tensor like query, got numpy.ndarray (on rank 2)",
+    "own text": "ArgumentError: layout: must be 'contiguous' or 'balanced', got '環環環",
     "requires_grad": "ArgumentError: requires_grad: must be the same on every rank, "
     "got False on ranks 0, 1, 3 and True on rank 2",
     "call": "ArgumentError: call: every rank must make the same calls in the same order, "
@@ -265,11 +268,18 @@ def test_arguments() -> None:
         (lambda: distributed.unshard(3), "shard: must be a torch tensor or a Reading, got int"),
         (lambda: distributed.positions(-1), "n: must be at least 0, got -1"),
         (lambda: distributed.positions([1, 2]), "n: must be 1 ints of at least 0, one per rank, got [1, 2]"),
+        (lambda: distributed.positions([True]), "n: must be an int or one int per rank, got [True]"),
         (lambda: distributed.positions("4"), "n: must be an int or one int per rank, got '4'"),
     ):
         with pytest.raises((ArgumentError, ArgumentTypeError)) as raised:
             call()
         assert str(raised.value).startswith(message)
+
+
+@pytest.mark.usefixtures("alone")
+def test_lengths_may_be_integers_of_numpy() -> None:
+    for n in (np.int64(3), [np.int32(3)]):
+        assert distributed.positions(n).tolist() == [0, 1, 2]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tensors import array, tensor, tensor_options
 import rootdk
 from rootdk import distributed, scaling
 from rootdk.backends import problem_of, reference
-from rootdk.distributed import even_lengths, positions_of
+from rootdk.distributed import even_lengths, pieces
 from rootdk.reading import FIELDS
 
 LAYOUTS = ("contiguous", "balanced")
@@ -105,7 +105,8 @@ NAMES = [f"{layout}: {kind}" for layout in LAYOUTS for kind in KINDS]
 
 
 def own_rows(whole: Any, rank: int, lengths: list[int], layout: str) -> Any:
-    return torch.cat([whole[..., list(rows), :] for rows in positions_of(rank, lengths, layout)], dim=-2)
+    held = pieces(lengths, layout)[rank]
+    return torch.cat([whole[..., first : first + rows, :] for first, _, rows in held], dim=-2)
 
 
 def run_cases(rank: int, ranks: int) -> dict[str, Any]:

@@ -54,8 +54,7 @@ def test_factor_by_hand(rule: ScaleRule, keys: Any, position: Any, expected: flo
 
 def test_every_rule_is_tried_and_tells_where_it_comes_from() -> None:
     tried = {rule.name.partition("(")[0] for rule, *_ in BY_HAND}
-    factories = {make.__name__ for make in scaling._FACTORIES}
-    assert tried == set(scaling.rules()) | factories
+    assert tried == set(scaling.rules()) | set(scaling._FACTORIES)
     for rule, *_ in BY_HAND:
         assert all((rule.formula, rule.variance, rule.users, rule.source)), rule.name
 
@@ -176,6 +175,7 @@ def test_an_unknown_name_lists_the_known(name: str, ending: str) -> None:
         (lambda: scaling.qwen_log_n(1), "train_length: must be a finite number > 1, got 1"),
         (lambda: scaling.entropy_invariant(0.5), "base: must be a finite number > 1, got 0.5"),
         (lambda: scaling.ssmax(math.nan), "s: must be a finite number, got nan"),
+        (lambda: scaling.ssmax("2"), "s: must be a number, got '2'"),
         (lambda: scaling.yarn(0), "stretch: must be a finite number > 0, got 0"),
         (lambda: scaling.yarn(2, math.nan), "mscale: must be a finite number, got nan"),
         (lambda: scaling.qk_norm_log(0), "floor: must be a finite number > 0, got 0"),
@@ -237,6 +237,7 @@ def test_what_cannot_be_registered(own: ScaleRule) -> None:
         (ScaleRule("sqrt", "1", other.factor), "rule: must have a name that is free, got 'sqrt'"),
         (ScaleRule("mup", "1", other.factor), "rule: must have a name that is free, got 'mup'"),
         (ScaleRule("a b", "1", other.factor), f"rule: must have a name of {wanted}, got 'a b'"),
+        (ScaleRule(None, "1", other.factor), f"rule: must have a name of {wanted}, got None"),
         (ScaleRule("x", "1", 2.0), "rule: must have a factor that can be called, got 2.0"),
         (2.0, "rule: must be a ScaleRule, got float"),
     ):  # fmt: skip

@@ -282,6 +282,7 @@ def _ggufs() -> Iterator[Case]:
         "a text of 2^63": _gguf().replace(struct.pack("<Q", 20), struct.pack("<Q", 2**63)),
         "a scale of infinity": _gguf({"llama.attention.scale": float("inf")}),
         "a scale of 0": _gguf({"llama.attention.scale": 0.0}),
+        "layers a list": _gguf({"llama.block_count": _list(4, 2, struct.pack("<2I", 1, 1))}),
         "rope": _gguf({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 1e38}),
         "rope of nothing": _gguf({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": -1.0}),
         "a name twice": _gguf(name="blk.0.attn_k.weight"),
@@ -390,6 +391,14 @@ def _graphs() -> Iterator[Case]:
     def raw(kind: int, dims: list[int]) -> bytes:
         return _graph([soft, product], [TensorProto(name="w", data_type=kind, dims=dims, raw_data=b"x" * 16)])
 
+    def cut(*nodes: Any, **held: Any) -> bytes:
+        """Queries and keys that are parts of one projection."""
+        fused = onnx.numpy_helper.from_array(np.ones((64, 48), np.float32), "all")
+        whole = [fused, *(onnx.numpy_helper.from_array(np.array(numbers), name) for name, numbers in held.items())]
+        return _graph([soft, product, _node("MatMul", ["x", "all"], ["f"]), *nodes], whole)
+
+    eight, scale = (onnx.numpy_helper.from_array(numbers, name) for name, numbers in
+                    (("e", np.ones((64, 64), np.int8)), ("s", np.float32(1))))  # fmt: skip
     size = 3 * 2**20
     text = b"\x3a" + _varint(size + 9) + b"\x0a" + _varint(size + 4) + b"\x0a" + _varint(size) + b"x" * size
     shapes = {"negative": [-64, -64], "great": [2**62, 2**62], "of 17 axes": [1] * 17, "of nothing": [0, 64]}
@@ -413,6 +422,17 @@ def _graphs() -> Iterator[Case]:
         "fused heads of 0": _graph([_node("MultiHeadAttention", ["q", "k"], ["p"], num_heads=0)]),
         "fused heads": _graph([_node("MultiHeadAttention", ["q", "q"], ["p"], num_heads=2**40, scale=-1.0),
                                _node("MatMul", ["x", "w"], ["q"])], [weight]),
+        "a split in a number": cut(_node("Split", ["f"], ["q", "k"], split=5)),
+        "a split in a tensor": cut(_node("Split", ["f"], ["q", "k"], split=weight)),
+        "a split in fewer parts": cut(_node("Split", ["f"], ["q", "k"], split=[48])),
+        "a split in more parts": cut(_node("Split", ["f"], ["q", "k"], split=[16, 16, 16])),
+        "axes in a number": cut(_node("Reshape", ["f", "five"], ["r"]), _node("Transpose", ["r"], ["q"], perm=2),
+                                _node("Identity", ["q"], ["k"]), five=[0, 0, 3, 2, 8]),
+        "bounds in numbers": cut(_node("Slice", ["f"], ["q"], starts=0, ends=16, axes=2),
+                                 _node("Slice", ["f"], ["k"], starts=16, ends=32, axes=2)),
+        "a scale of eight bits too many": _graph(
+            [soft, _node("MatMul", ["x", "d"], ["a"]), _node("MatMul", ["a", "a"], ["a0"]),
+             _node("DequantizeLinear", ["e", "s", "s", "s", "s"], ["d"])], [eight, scale]),
         "a file above": outside(location="../../etc/passwd"),
         "an absolute file": outside(location="/etc/passwd"),
         "an absent file": outside(location="absent"),

@@ -93,6 +93,11 @@ CASES = [
      "d_k: must leave at most 250000 pairs of outcomes to combine, got 360000: fewer values or smaller d_k"),
     (lambda: theory.exact_score_moments(2, {0: 1}),
      "query, key: must give a score that varies, got one that is always the same"),
+    (lambda: theory.score_density(0.0, 64, [0.1, 0.2]), "scale: must be one number, got shape (2,)"),
+    (lambda: theory.rotary_score(1.0, np.eye(2), np.eye(2), base=[1e4, 2e4]),
+     "base: must be one number, got shape (2,)"),
+    (lambda: theory.square_terms(3, mean_query=np.ones((2, 3))),
+     "mean_query: must be one number or have shape (3,) to match d, got (2, 3)"),
     (lambda: theory.rule_variance("sqrtt", 64), f"{NAMES}, got 'sqrtt'; did you mean 'sqrt'?"),
     (lambda: theory.rule_variance(0.5, 64), "scale: must be a name or a rule from rootdk.scaling, got 0.5"),
     (lambda: theory.rule_variance("sqrt", 0), "d_k: must be whole numbers from 1 to 1e+15, got 0.0"),
@@ -110,6 +115,7 @@ CASES = [
     (lambda: theory.sum_bias([1.5, 300.0], 0.0, "float8_e4m3fn"),
      "size: must be from 0.0156 to 112 in float8_e4m3fn, got 300"),
     (lambda: theory.sum_bias(1e-6, 0.0, "float16"), "size: must be from 6.1e-05 to 1.64e+04 in float16, got 1e-06"),
+    (lambda: theory.sum_bias(0.0, 0.0, "bfloat16"), "size: must be from 1.18e-38 to 8.47e+37 in bfloat16, got 0"),
     (lambda: rootdk.predict(0, 64), f"{D_K}, got 0.0"),
     (lambda: rootdk.predict(64, 1), "keys: must be whole numbers from 2 to 1e+12, got 1.0"),
     (lambda: rootdk.predict(64, NAN), "keys: must be finite numbers, got nan"),
@@ -153,6 +159,13 @@ def test_a_prediction_stands_in_a_table_like_a_measurement() -> None:
     assert [row[0] for row in cells] == ["64", "128"]
     assert "entropy share" in headings
     assert not any("nan" in cell for row in cells for cell in row)
+
+
+@pytest.mark.parametrize("call", [theory.softmax_moments, theory.effective_keys, theory.top_probability,
+                                  lambda keys, sigma: theory.attention_moments(keys, 64, sigma)])  # fmt: skip
+def test_no_setting_is_no_result(call: Any) -> None:
+    averages = call([], np.zeros((3, 1)))
+    assert getattr(averages, "entropy", averages).shape == (3, 0)
 
 
 def test_a_masked_array_is_refused() -> None:

@@ -374,12 +374,13 @@ def test_sums_of_stored_numbers_are_rounded_to_one_side(name: str, share: float)
 
 
 def test_formats_are_those_of_the_types() -> None:
-    from rootdk.theory.formats import FORMATS
+    from rootdk.theory.formats import FORMATS, spacing
 
     for name, kind in FORMATS.items():
         info = ml_dtypes.finfo(getattr(ml_dtypes, name, name))
         assert (kind.digits - 1, kind.least_exponent) == (info.nmant, info.minexp)
         assert kind.largest == float(info.max)
+        assert spacing(0.0, name) == float(info.smallest_subnormal)
 
 
 @pytest.mark.parametrize("keys", [16, 512, 1e6, 1e9])

@@ -140,9 +140,11 @@ def _validation(report: Mapping[str, Any], width: int) -> Iterator[str]:
     crowded = [ranks for ranks in sorted({row["ranks"] for row in report["rows"]}) if ranks > report["cores"]]
     if crowded:
         several = " and ".join(map(str, crowded))
-        yield f"{several} ranks share {report['cores']} cores here: each is expected to get its share of them."
+        shared = f"{several} ranks share {report['cores']} cores here: each is expected to get its share of them."
+        yield from textwrap.wrap(shared, width)
     if (report["load_before"] or 0) > 0.5:
-        yield f"Other processes were running (load {report['load_before']:.1f} at the start): look at the processor's."
+        busy = f"Other processes were running (load {report['load_before']:.1f} at the start): look at the processor's."
+        yield from textwrap.wrap(busy, width)
 
 
 def _scaled(number: float) -> str:

@@ -101,12 +101,3 @@ def even_lengths(n: int, ranks: int) -> list[int]:
     [3, 3, 2, 2]
     """
     return [n // ranks + (rank < n % ranks) for rank in range(ranks)]
-
-
-def positions_of(rank: int, lengths: Sequence[int], layout: str) -> list[range]:
-    """Where the rows of a rank stand in the whole sequence, piece by piece.
-
-    >>> positions_of(0, [3, 2], "balanced")
-    [range(0, 2), range(4, 5)]
-    """
-    return [range(piece.first, piece.first + piece.length) for piece in pieces(lengths, layout)[rank]]

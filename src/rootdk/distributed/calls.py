@@ -12,12 +12,13 @@ from torch import Tensor
 from ..backends import torch as adapter
 from ..backends.torch.kernel import tangents
 from ..checks import axis as check_axis
+from ..checks import index
 from ..errors import ArgumentError, ArgumentTypeError
 from ..options import LEARNED, Options, Problem, check_one_type, check_shapes, given_options, resolve, takes
 from ..reading import FIELDS, Reading, converted
 from ..scaling import ScaleRule
 from ..version import __version__
-from . import Layout, check_layout, even_lengths, positions_of
+from . import Layout, check_layout, even_lengths, pieces
 from .peers import BLOCK, Peers, agree, digest
 from .ring import RingAttention, forward, plan_of
 
@@ -284,11 +285,12 @@ def _shape_of(tensor: Tensor, rows: int) -> Tensor:
 
 def _lengths(n: Any, ranks: int) -> list[int]:
     """The lengths that `n` stands for: of an even cut if it is one number, else one number per rank."""
-    if isinstance(n, int) and not isinstance(n, bool):
-        if n < 0:
+    whole = index(n)
+    if whole is not None:
+        if whole < 0:
             raise ArgumentError(f"n: must be at least 0, got {n}")
-        return even_lengths(n, ranks)
-    if not isinstance(n, Sequence) or not all(isinstance(length, int) for length in n):
+        return even_lengths(whole, ranks)
+    if not isinstance(n, Sequence) or any(index(length) is None for length in n):
         raise ArgumentTypeError(f"n: must be an int or one int per rank, got {n!r}")
     if len(n) != ranks or min(n, default=0) < 0:
         raise ArgumentError(f"n: must be {ranks} ints of at least 0, one per rank, got {list(n)!r}")
@@ -296,5 +298,5 @@ def _lengths(n: Any, ranks: int) -> list[int]:
 
 
 def _positions(rank: int, lengths: Sequence[int], layout: str) -> Tensor:
-    """Where the rows of a rank stand, as one tensor."""
-    return torch.cat([torch.arange(rows.start, rows.stop) for rows in positions_of(rank, lengths, layout)])
+    """Where the rows of a rank stand in the whole sequence."""
+    return torch.cat([torch.arange(first, first + length) for first, _, length in pieces(lengths, layout)[rank]])

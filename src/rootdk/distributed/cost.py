@@ -153,10 +153,8 @@ def _rates(task: dict[str, Any]) -> dict[str, float]:
     from ..attention import attention
 
     seconds = _passes(task, lambda tensors: attention(*tensors, causal=task["causal"]), task["tokens"])
-    ring = Ring(task["tokens"], task["heads"], task["d"], 1, 1.0, 1.0, causal=task["causal"])
-    work = 4.0 * ring.d * ring.heads * pairs(ring)
-    more = {"forward": 1.0, "backward": BACKWARD}
-    return {name: more[name.partition("_")[0]] * work / taken for name, taken in seconds.items()}
+    passes = cost(Ring(task["tokens"], task["heads"], task["d"], 1, 1.0, 1.0, causal=task["causal"]))
+    return {name: passes[name.removesuffix("_worked")].flops / taken for name, taken in seconds.items()}
 
 
 def _ring(task: dict[str, Any]) -> dict[str, float]:
@@ -195,23 +193,24 @@ def _passes(task: dict[str, Any], call: Any, rows: int) -> dict[str, float]:
 def _line(task: dict[str, Any]) -> dict[str, float]:
     """For two ranks that send to each other at once: seconds of an empty message, and bytes per second."""
     import torch
+    import torch.distributed as dist
 
     from .peers import BLOCK, Peers
 
-    dist = torch.distributed
     peers = Peers()
-    seconds = []
-    for numbers in (1, task["numbers"]):
+    other = 1 - peers.rank
+
+    def seconds(numbers: int) -> float:
         sent, received = torch.zeros(numbers), torch.zeros(numbers)
-        best = float("inf")
+        best = math.inf
         for _ in range(ROUNDS):
             dist.barrier()
             start = time.perf_counter()
-            other = 1 - peers.rank
             peers.wait(peers.post((dist.isend, sent, other, BLOCK), (dist.irecv, received, other, BLOCK)))
             best = min(best, time.perf_counter() - start)
-        seconds.append(best)
-    latency, whole = seconds
+        return best
+
+    latency, whole = seconds(1), seconds(task["numbers"])
     return {"latency": latency, "bandwidth": 4.0 * task["numbers"] / max(whole - latency, 1e-9)}
 
 

@@ -1,8 +1,7 @@
 """Peers: this process among the ranks of a group. They agree before work starts, send messages, and stop together.
 
-All messages go from rank to rank, also in the small exchanges before and after a pass. A collective would report only
-that some rank is missing; a message shows which one. And a wait for a message has a deadline of its own, while a
-collective that is not answered occupies a thread of the group until the deadline of the group.
+All messages go from rank to rank, also in the small exchanges before and after a pass: an error names the rank that is
+missing, and a wait has a deadline of its own. A collective has neither.
 
 Before work starts every rank sends what it was asked to do, and all of them refuse if these notes differ. Ranks with
 different shapes or options would wait for messages that nobody sends or, worse, receive blocks of another size: then
@@ -234,7 +233,12 @@ def agree(peers: Peers, note: dict[str, Any], wrong: RootdkError | None = None) 
 
     wrong   the error in this rank's own arguments, if any: the others receive it, and refuse too
     """
-    notes = peers.meet(note if wrong is None else {"refused": type(wrong).__name__, "why": str(wrong)[:1500]})
+    if wrong is not None:
+        why = str(wrong)[:1500]
+        while len(json.dumps(why)) > _NOTE - 200:  # a character outside ASCII takes up to twelve bytes
+            why = why[:-50]
+        note = {"refused": type(wrong).__name__, "why": why}
+    notes = peers.meet(note)
     for rank, theirs in enumerate(notes):
         if "refused" in theirs:
             kind = ArgumentTypeError if theirs["refused"] == "ArgumentTypeError" else ArgumentError

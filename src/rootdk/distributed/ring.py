@@ -196,7 +196,7 @@ class _Carrier:
 
     def __init__(self, plan: Plan, key: Tensor, value: Tensor) -> None:
         self.plan, self._key, self._value = plan, key, value
-        size = max(self._size(rank) for rank in range(plan.peers.size)) if plan.peers.size > 1 else 0
+        size = max(self.size(rank) for rank in range(plan.peers.size)) if plan.peers.size > 1 else 0
         self._here, self._next = key.new_empty(size), key.new_empty(size)
         if size:
             own_key, own_value = self.parts(plan.peers.rank, self._here)
@@ -208,14 +208,15 @@ class _Carrier:
         key, value = self._key.shape, self._value.shape
         return (*key[:-2], count, key[-1]), (*value[:-2], count, value[-1])
 
-    def _size(self, rank: int) -> int:
+    def size(self, rank: int) -> int:
+        """How many numbers the keys and values of that rank's block are."""
         return sum(torch.Size(shape).numel() for shape in self._shapes(rank))
 
     def parts(self, rank: int, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of that rank's block, as views of flat memory."""
         key_shape, value_shape = self._shapes(rank)
         size = torch.Size(key_shape).numel()
-        return flat[:size].view(key_shape), flat[size : self._size(rank)].view(value_shape)
+        return flat[:size].view(key_shape), flat[size : self.size(rank)].view(value_shape)
 
     def present(self, rank: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the present block, in the type of the computation."""
@@ -227,17 +228,13 @@ class _Carrier:
         """Begin to send the present block, which `rank` brought, and to receive the one that `coming` brought."""
         peers = self.plan.peers
         return peers.post(
-            (dist.isend, self._here[: self._size(rank)], (peers.rank + 1) % peers.size, BLOCK),
-            (dist.irecv, self._next[: self._size(coming)], (peers.rank - 1) % peers.size, BLOCK),
+            (dist.isend, self._here[: self.size(rank)], (peers.rank + 1) % peers.size, BLOCK),
+            (dist.irecv, self._next[: self.size(coming)], (peers.rank - 1) % peers.size, BLOCK),
         )
 
     def swap(self) -> None:
         """The received block becomes the present one."""
         self._here, self._next = self._next, self._here
-
-    def no_gradient(self, rank: int, like: Tensor) -> Tensor:
-        """Zeros for the gradient of that rank's block."""
-        return like.new_zeros(self._size(rank))
 
 
 def forward(
@@ -283,7 +280,7 @@ def backward(
     gradient = query.new_empty(0)
     for step in range(peers.size):
         owner, coming = (peers.rank - step) % peers.size, (peers.rank - step - 1) % peers.size
-        gradient = carrier.no_gradient(owner, query)
+        gradient = query.new_zeros(carrier.size(owner))
         so_far = torch.empty_like(gradient)
         # In this order: what comes first was also sent first, for backends that do not distinguish messages by a tag.
         growing = peers.post((dist.irecv, so_far, before, GRADIENT)) if step else []
@@ -306,7 +303,7 @@ def backward(
         if peers.size > 1:
             gone = peers.post((dist.isend, gradient, after, GRADIENT))
     if peers.size > 1:
-        gradient = carrier.no_gradient(peers.rank, query)
+        gradient = query.new_zeros(carrier.size(peers.rank))
         peers.wait([*peers.post((dist.irecv, gradient, before, GRADIENT)), *gone])
     return (d_query, *carrier.parts(peers.rank, gradient))
 

@@ -43,12 +43,14 @@ def whole(argument: str, given: Any, least: int, most: float) -> Floats:
     return array
 
 
+def number(argument: str, given: Any, **limits: float) -> float:
+    """One number, within the limits of `numbers`."""
+    return _one(argument, numbers(argument, given, **limits))
+
+
 def count(argument: str, given: Any, least: int, most: int) -> int:
     """One whole number."""
-    array = whole(argument, given, least, most)
-    if array.ndim:
-        raise ArgumentError(f"{argument}: must be one number, got shape {array.shape}")
-    return int(array)
+    return int(_one(argument, whole(argument, given, least, most)))
 
 
 def keys_of(given: Any, least: int = 2) -> Floats:
@@ -85,6 +87,12 @@ def probabilities(given: Any) -> Floats:
     if bad.any():
         raise ArgumentError(f"p: must add up to 1 along the last axis, got a sum of {_first(total, bad)}")
     return array
+
+
+def _one(argument: str, array: Floats) -> float:
+    if array.ndim:
+        raise ArgumentError(f"{argument}: must be one number, got shape {array.shape}")
+    return float(array)
 
 
 def _range(least: float, most: float, above: float) -> str:

@@ -206,9 +206,9 @@ def _step(half: float, keys: float, log_error: float) -> float:
 def _log_quantile(half: float, log_tail: float, upper: bool) -> float:
     """ln of the length |q| that is exceeded (or not reached) with this log probability, or somewhat further out."""
     tail = math.exp(max(log_tail, -690.0))
-    square = 2 * (gammainccinv(half, tail) if upper else gammaincinv(half, tail))
     if not upper:
-        return 0.5 * math.log(max(square, 1e-300))
+        return 0.5 * math.log(max(2 * gammaincinv(half, tail), 1e-300))
+    square = 2 * gammainccinv(half, tail)
     while gammaincc(half, square / 2) > tail * 1.01:  # the inverse gives up far out in the tail
         square *= 1.1
     return 0.5 * math.log(square)

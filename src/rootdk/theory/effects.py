@@ -48,22 +48,18 @@ def correlated_score_variance(
     >>> float(correlated_score_variance(64, 0.5)), float(correlated_score_variance(64, 0.5, 0.0))
     (1072.0, 64.0)
     """
+    if correlation_key is None:
+        correlation_key = correlation_query
     size, r_query, r_key = broadcast(
         d_k=whole("d_k", d_k, 1, 1e15),
         correlation_query=numbers("correlation_query", correlation_query, least=-1.0, most=1.0),
-        correlation_key=numbers(
-            "correlation_key",
-            correlation_query if correlation_key is None else correlation_key,
-            least=-1.0,
-            most=1.0,
-        ),
+        correlation_key=numbers("correlation_key", correlation_key, least=-1.0, most=1.0),
     )
     least = -1.0 / np.maximum(size - 1, 1)
     for name, r in (("correlation_query", r_query), ("correlation_key", r_key)):
-        if (r < least).any():
-            raise ArgumentError(
-                f"{name}: must be at least -1/(d_k - 1) = {least[r < least].flat[0]:.4g}, got {r[r < least].flat[0]:g}"
-            )
+        if (low := r < least).any():
+            bound, given = least[low].flat[0], r[low].flat[0]
+            raise ArgumentError(f"{name}: must be at least -1/(d_k - 1) = {bound:.4g}, got {given:g}")
     return (size * (1 + (size - 1) * r_query * r_key))[()]
 
 

@@ -66,7 +66,7 @@ def spacing(size: float, name: str) -> float:
     (True, 0.5, inf)
     """
     kind = FORMATS[name]
-    exponent = max(math.frexp(size)[1] - 1, kind.least_exponent)
+    exponent = max(math.frexp(size)[1] - 1, kind.least_exponent) if size else kind.least_exponent
     return math.inf if abs(size) > kind.largest else math.ldexp(1.0, exponent + 1 - kind.digits)
 
 
@@ -113,15 +113,13 @@ def sum_bias(size: ArrayLike, rest: ArrayLike, name: str) -> Floats:
     sizes, rests = broadcast(size=numbers("size", size), rest=numbers("rest", rest))
     exponents = np.frexp(np.abs(sizes))[1] - 1
     unit = np.ldexp(1.0, exponents + 1 - kind.digits)
-    bad = (exponents < kind.least_exponent) | (np.ldexp(1.0, exponents + 2) > kind.largest)
+    bad = (sizes == 0) | (exponents < kind.least_exponent) | (np.ldexp(1.0, exponents + 2) > kind.largest)
     if bad.any():
         least, most = math.ldexp(1.0, kind.least_exponent), kind.largest / 4
         raise ArgumentError(f"size: must be from {least:.3g} to {most:.3g} in {name}, got {sizes[bad].flat[0]:g}")
-    if (np.abs(rests) >= unit).any():
-        far = np.abs(rests) >= unit
-        raise ArgumentError(
-            f"rest: must be below the spacing {unit[far].flat[0]:.3g} of the two numbers, got {rests[far].flat[0]:g}"
-        )
+    if (far := np.abs(rests) >= unit).any():
+        spaced, given = unit[far].flat[0], rests[far].flat[0]
+        raise ArgumentError(f"rest: must be below the spacing {spaced:.3g} of the two numbers, got {given:g}")
     return result(np.sign(rests) * unit / 2 - rests)
 
 

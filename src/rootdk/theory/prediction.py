@@ -20,7 +20,7 @@ from scipy.special import gammainc, gammaincinv, gammaln
 from ..errors import ArgumentError
 from ..scaling import ScaleRule, factor_at
 from ..summary import HeadSummary
-from ._arguments import broadcast, numbers, whole
+from ._arguments import broadcast, number, whole
 from .attention import spread_nodes
 from .effects import rule_of
 from .row_law import RowLaw, expected_lowest, expected_maximum_logit, row_law
@@ -95,7 +95,7 @@ def predict(
 
 def _factor(rule: Any, d_k: int, keys: int, position: int) -> float:
     if not isinstance(rule, str) and np.ndim(rule) == 0 and np.asarray(rule).dtype.kind in "fiu":
-        return float(numbers("rule", rule, least=-1e6, most=1e6))
+        return number("rule", rule, least=-1e6, most=1e6)
     chosen = rule_of(rule)
     if chosen.unit_length:
         raise ArgumentError(

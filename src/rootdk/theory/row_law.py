@@ -271,7 +271,7 @@ def _curves(keys: float, sigma: Floats) -> list[Curve]:
     with np.errstate(divide="ignore"):
         start = np.maximum(np.log(0.05 / spread) - log_mean, lowest(counts, sigma))
         end = np.maximum(np.log(12 / spread) - log_mean, np.where(counts < 64, 4 + 9 * sigma, highest(counts, sigma)))
-    for block in alike(counts[wide], sigma[wide]) if len(wide) else ():
+    for block in alike(counts[wide], sigma[wide]):
         place = wide[block]
         key = one_key(counts[place], sigma[place], float(start[place].min()), float(end[place].max()))
         first, second = key.psi[0] * np.exp(-key.log_phi), key.psi[1] * np.exp(-key.log_phi)

@@ -82,7 +82,7 @@ def effective_keys(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     smaller = 2 * log_n + 25 - np.maximum(0.0, log_n - square / 4)
     by_chernoff = flat_sigma * np.sqrt(smaller)
     start = np.where(by_chernoff < square / 2, by_chernoff, smaller + square / 4)
-    for place in alike(flat_keys, flat_sigma) if averages.size else ():
+    for place in alike(flat_keys, flat_sigma):
         n, ends = flat_keys[place], highest(flat_keys[place], flat_sigma[place])
         key = one_key(n, flat_sigma[place], -float(start[place].max()), float(ends.max()), deep=50.0)
         power = np.exp((n - 2)[:, None] * key.log_phi)
@@ -206,7 +206,7 @@ def warm_entropy(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     >>> print(f"{warm_entropy(1024, 1.0):.3f}")
     6.431
     """
-    counts, spreads = _warm(keys, sigma)
+    counts, spreads = _checked(keys, sigma, frozen=False)
     return (np.log(counts) - spreads * spreads / 2)[()]
 
 
@@ -216,7 +216,7 @@ def warm_p_squared(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     >>> print(f"{warm_p_squared(1024, 1.0):.4f}")
     0.0027
     """
-    counts, spreads = _warm(keys, sigma)
+    counts, spreads = _checked(keys, sigma, frozen=False)
     return (np.exp(spreads * spreads) / counts)[()]
 
 
@@ -226,7 +226,7 @@ def frozen_jacobian_trace(keys: ArrayLike, sigma: ArrayLike) -> Floats:
     >>> print(f"{frozen_jacobian_trace(1024, 16.0):.3f}")
     0.233
     """
-    counts, spreads = _frozen(keys, sigma)
+    counts, spreads = _checked(keys, sigma, frozen=True)
     return result(np.sqrt(2 * np.log(counts)) / spreads)
 
 
@@ -241,26 +241,19 @@ def frozen_saturation(keys: ArrayLike, sigma: ArrayLike, gap: ArrayLike) -> Floa
     >>> print(f"{frozen_saturation(1024, 16.0, 0.01):.2f}")
     0.31
     """
-    counts, spreads = _frozen(keys, sigma)
+    counts, spreads = _checked(keys, sigma, frozen=True)
     counts, spreads, gaps = broadcast(keys=counts, sigma=spreads, gap=numbers("gap", gap, least=0.0, most=0.5))
     share = np.sqrt(2 * np.log(counts)) / spreads
     return result(np.sinc(share) * gaps**share)
 
 
-def _warm(keys: Any, sigma: Any) -> tuple[Floats, ...]:
+def _checked(keys: Any, sigma: Any, frozen: bool) -> tuple[Floats, ...]:
+    """Both as arrays, on the side of the transition where a law holds."""
     counts, spreads = keys_and_sigma(keys, sigma)
-    limit = np.sqrt(2 * np.log(counts)) / 2
-    return _inside(counts, spreads, spreads < limit, "below sqrt(2 ln n)/2", limit)
-
-
-def _frozen(keys: Any, sigma: Any) -> tuple[Floats, ...]:
-    counts, spreads = keys_and_sigma(keys, sigma)
-    limit = np.sqrt(2 * np.log(counts))
-    return _inside(counts, spreads, spreads > limit, "above sqrt(2 ln n)", limit)
-
-
-def _inside(counts: Floats, spreads: Floats, good: Any, expected: str, limit: Floats) -> tuple[Floats, ...]:
-    if not good.all():
-        bound, spread = limit[~good].flat[0], spreads[~good].flat[0]
+    limit = np.sqrt(2 * np.log(counts)) / (1 if frozen else 2)
+    outside = spreads <= limit if frozen else spreads >= limit
+    if outside.any():
+        expected = "above sqrt(2 ln n)" if frozen else "below sqrt(2 ln n)/2"
+        bound, spread = limit[outside].flat[0], spreads[outside].flat[0]
         raise ArgumentError(f"sigma: must be {expected} = {bound:.4g} for this law, got {spread:g}")
     return counts, spreads

@@ -6,6 +6,7 @@ values the law is exact, in fractions: no sampling, no rounding.
 """
 
 import math
+import operator
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -16,7 +17,7 @@ from scipy.special import ndtr
 
 from rootdk.errors import ArgumentError, ArgumentTypeError
 
-from ._arguments import Floats, broadcast, count, numbers, result, whole
+from ._arguments import Floats, broadcast, count, number, numbers, result, whole
 from .attention import spread_nodes
 
 _LARGEST_TABLE = 4096
@@ -48,7 +49,7 @@ def score_variance(
     variance = _trace(s_query, s_key) + _form(m_query, s_key) + _form(m_key, s_query)
     if cross_covariance is None:
         return variance[()]
-    cross = _cross("cross_covariance", cross_covariance, s_query, s_key)
+    cross = _cross(cross_covariance, s_query, s_key)
     mixed = ((m_key[..., None, :] @ cross)[..., 0, :] * m_query).sum(axis=-1)
     return result(variance + _trace(cross, cross) + 2.0 * mixed)
 
@@ -59,8 +60,9 @@ def score_mean(cross_covariance: ArrayLike, mean_query: ArrayLike = 0.0, mean_ke
     >>> float(score_mean(np.zeros((64, 64)), mean_query=0.5, mean_key=0.5))
     16.0
     """
-    cross = numbers("cross_covariance", cross_covariance)
-    _, _, m_query, m_key = _laws(_unit(cross), _unit(cross), mean_query, mean_key)
+    cross = _square("cross_covariance", cross_covariance)
+    unit = np.eye(cross.shape[-1])
+    _, _, m_query, m_key = _laws(unit, unit, mean_query, mean_key)
     return result(np.trace(cross, axis1=-2, axis2=-1) + (m_query * m_key).sum(axis=-1))
 
 
@@ -105,17 +107,16 @@ def rotary_score(
     if d % 2:
         raise ArgumentError(f"cov_query: must have an even number of components for pairs of them, got {d}")
     steps = numbers("distance", distance)
-    turns = float(numbers("base", base, above=1.0)) ** (-2.0 * np.arange(d // 2) / d)
+    turns = number("base", base, above=1.0) ** (-2.0 * np.arange(d // 2) / d)
     cosine, sine = np.cos(steps[..., None] * turns), np.sin(steps[..., None] * turns)
     first, second = (np.arange(0, d, 2), np.arange(1, d, 2)) if interleaved else np.split(np.arange(d), 2)
     rotation = np.zeros((*steps.shape, d, d))
     rotation[..., first, first] = rotation[..., second, second] = cosine
     rotation[..., second, first], rotation[..., first, second] = sine, -sine
     back = np.swapaxes(rotation, -1, -2)
-    if cross_covariance is None:
-        cross = np.zeros_like(rotation)
-    else:
-        cross = _cross("cross_covariance", cross_covariance, s_query, s_key) @ back
+    cross = np.zeros_like(rotation)
+    if cross_covariance is not None:
+        cross = _cross(cross_covariance, s_query, s_key) @ back
     variance = _trace(s_query, rotation @ s_key @ back) + _trace(cross, cross)
     return np.trace(cross, axis1=-2, axis2=-1)[()], variance[()]
 
@@ -147,6 +148,9 @@ def square_terms(
     )
     if s_query.shape != (d, d):
         raise ArgumentError(f"cov_query: must have shape ({d}, {d}) to match d, got {s_query.shape}")
+    for name, mean in (("mean_query", m_query), ("mean_key", m_key)):
+        if mean.size != d:
+            raise ArgumentError(f"{name}: must be one number or have shape ({d},) to match d, got {mean.shape}")
     return (s_query + np.outer(m_query, m_query)) * (s_key + np.outer(m_key, m_key))
 
 
@@ -204,7 +208,7 @@ def score_tail(x: ArrayLike, d_k: int, scale: float = 1.0) -> Floats:
 
 def _mixture(x: Any, d_k: int, scale: float) -> tuple[Floats, Floats, Floats]:
     points = numbers("x", x)
-    factor = float(numbers("scale", scale, least=-1e50, most=1e50))
+    factor = number("scale", scale, least=-1e50, most=1e50)
     if factor == 0.0:
         raise ArgumentError("scale: must be a number other than 0, got 0: such scores have no density")
     # Finer and further out than the averages need: 1/sigma bends more than they do where d_k is small, and the density
@@ -232,10 +236,15 @@ def _laws(cov_query: Any, cov_key: Any, mean_query: Any, mean_key: Any) -> tuple
     return s_query, s_key, means[0], means[1]
 
 
-def _covariance(argument: str, given: Any) -> Floats:
+def _square(argument: str, given: Any) -> Floats:
     array = numbers(argument, given)
     if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.shape[-1] == 0:
         raise ArgumentError(f"{argument}: must have shape (..., d, d) with d at least 1, got {array.shape}")
+    return array
+
+
+def _covariance(argument: str, given: Any) -> Floats:
+    array = _square(argument, given)
     size = np.abs(array).max(initial=0.0)
     if np.abs(array - np.swapaxes(array, -1, -2)).max(initial=0.0) > 1e-8 * size:
         raise ArgumentError(f"{argument}: must be symmetric, got a matrix that is not")
@@ -245,27 +254,23 @@ def _covariance(argument: str, given: Any) -> Floats:
     return array
 
 
-def _unit(cross: Floats) -> Floats:
-    if cross.ndim < 2 or cross.shape[-1] != cross.shape[-2] or cross.shape[-1] == 0:
-        raise ArgumentError(f"cross_covariance: must have shape (..., d, d) with d at least 1, got {cross.shape}")
-    return np.eye(cross.shape[-1])
-
-
-def _cross(argument: str, given: Any, s_query: Floats, s_key: Floats) -> Floats:
+def _cross(given: Any, s_query: Floats, s_key: Floats) -> Floats:
     """A cross-covariance that some q and k with these covariances can have."""
-    cross, d = numbers(argument, given), s_query.shape[-1]
+    cross, d = numbers("cross_covariance", given), s_query.shape[-1]
     if cross.shape[-2:] != (d, d):
-        raise ArgumentError(f"{argument}: last axes must be ({d}, {d}) to match cov_query, got {cross.shape[-2:]}")
+        raise ArgumentError(
+            f"cross_covariance: last axes must be ({d}, {d}) to match cov_query, got {cross.shape[-2:]}"
+        )
     try:
         leading = np.broadcast_shapes(s_query.shape, s_key.shape, cross.shape)
     except ValueError:
         shapes = ", ".join(str(array.shape) for array in (s_query, s_key, cross))
-        raise ArgumentError(f"{argument}: must have leading axes that broadcast, got {shapes}") from None
+        raise ArgumentError(f"cross_covariance: must have leading axes that broadcast, got {shapes}") from None
     query, key, mixed = (np.broadcast_to(array, leading) for array in (s_query, s_key, cross))
     lowest = float(np.linalg.eigvalsh(np.block([[query, mixed], [np.swapaxes(mixed, -1, -2), key]])).min(initial=0.0))
     if lowest < -1e-6 * max(np.abs(query).max(initial=0.0), np.abs(key).max(initial=0.0)):
         raise ArgumentError(
-            f"{argument}: must leave q and k a joint covariance without a negative eigenvalue, got {lowest:.3g}"
+            f"cross_covariance: must leave q and k a joint covariance without a negative eigenvalue, got {lowest:.3g}"
         )
     return cross
 
@@ -297,15 +302,14 @@ def score_law(d_k: int, query: Law, key: Law | None = None) -> dict[Fraction, Fr
     d_k = count("d_k", d_k, 1, 10**6)
     law_query = _law("query", query)
     law_key = law_query if key is None else _law("key", key)
-    product = _combine(law_query, law_key, lambda a, b: a * b)
+    total, power, left = {Fraction(0): Fraction(1)}, _combine(law_query, law_key, operator.mul), d_k
     # Powers by squaring: d_k = 1000 takes ten combinations and not a thousand.
-    total, power, left = {Fraction(0): Fraction(1)}, product, d_k
     while left:
         if left & 1:
-            total = _combine(total, power, lambda a, b: a + b)
+            total = _combine(total, power, operator.add)
         left >>= 1
         if left:
-            power = _combine(power, power, lambda a, b: a + b)
+            power = _combine(power, power, operator.add)
     return dict(sorted(total.items()))
 
 
@@ -320,10 +324,12 @@ def exact_score_moments(d_k: int, query: Law, key: Law | None = None) -> dict[st
     5
     """
     law = score_law(d_k, query, key)
-    mean = sum((value * chance for value, chance in law.items()), Fraction(0))
-    second, third, fourth = (
-        sum(((value - mean) ** order * chance for value, chance in law.items()), Fraction(0)) for order in (2, 3, 4)
-    )
+
+    def moment(order: int, centre: Fraction) -> Fraction:
+        return sum(((value - centre) ** order * chance for value, chance in law.items()), Fraction(0))
+
+    mean = moment(1, Fraction(0))
+    second, third, fourth = (moment(order, mean) for order in (2, 3, 4))
     if second == 0:
         raise ArgumentError("query, key: must give a score that varies, got one that is always the same")
     return {

@@ -87,6 +87,8 @@ class OneKey:
 
 def alike(keys: Floats, sigma: Floats) -> Iterator[NDArray[np.intp]]:
     """The places of pairs that one grid serves without being much too wide for any of them."""
+    if not keys.size:
+        return
     with np.errstate(divide="ignore"):
         across = np.where(sigma < _NARROW, -np.inf, np.floor(np.log(sigma) / (_ALIKE / 4)))
     boxes = np.stack([across, np.floor(np.log(keys) / _ALIKE)])
@@ -173,7 +175,11 @@ def _over_y(sigma: Floats, stride: int, first: int, last: int, bottom: int, top:
         # Both tables depend on y - u alone, and u runs over multiples of the step of y: no distance is evaluated twice.
         start = bottom - last * stride
         away = (start + np.arange((rows - 1) * stride + columns, dtype=np.float64)) * STEP / width
-        gauss, below = (_rows(table, columns, stride) for table in _tables(away, width))
+        # One window per u, from the largest u to the smallest.
+        gauss, below = (
+            np.lib.stride_tricks.sliding_window_view(table, columns, axis=-1)[:, ::stride]
+            for table in _tables(away, width)
+        )
     else:
         away = (y - u[::-1, None]) / width[:, None]
         gauss, below = _tables(away, width[:, None])
@@ -200,11 +206,6 @@ def _over_y(sigma: Floats, stride: int, first: int, last: int, bottom: int, top:
 def _tables(away: Floats, sigma: Floats) -> tuple[Floats, Floats]:
     """Density of y at a distance of `away` sigmas from u, and P(y' above it), both times the step."""
     return np.exp(-away * away / 2) * (STEP / (sigma * math.sqrt(2 * math.pi))), ndtr(-away) * STEP
-
-
-def _rows(table: Floats, columns: int, stride: int) -> Floats:
-    """One window per u, from the largest u to the smallest, without evaluating a distance twice."""
-    return np.lib.stride_tricks.sliding_window_view(table, columns, axis=-1)[:, ::stride]
 
 
 def _entropy_kernel(y: Floats) -> Floats:
@@ -282,7 +283,7 @@ def averages_of(keys: Floats, sigma: Floats) -> Floats:
     for place in alike(*different):
         limits = float(low[place].min()), float(high[place].max())
         averages[:, place] = _together(keys_of_pair[place], sigma_of_pair[place], *limits)
-    return averages[:, back.reshape(-1)].reshape(-1, *keys.shape)
+    return averages[:, back.reshape(-1)].reshape(len(AVERAGES), *keys.shape)
 
 
 def record(averages: Floats) -> SoftmaxMoments:

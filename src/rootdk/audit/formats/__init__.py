@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,12 +22,11 @@ from .archives import read_npz
 from .gguf import read_gguf
 from .onnx import read_onnx
 from .pickles import ForeignError, read_old_torch, read_torch_archive
-from .stored import Contents, NotReadError, NotThisError, Source, Stored, Tensors, check_name, read_safetensors
+from .stored import Contents, NotReadError, NotThisError, Source, Tensors, check_name, is_file_name, read_safetensors
 
 __all__ = ["Tensors", "find_tensors", "weights_in"]
 
 Progress = Callable[[str, float], None]
-_LONGEST_FILE = 255  # bytes, the limit of common file systems
 _MOST_FOLDERS = 200  # how many folders are searched for weights
 
 
@@ -110,7 +110,7 @@ def _read(path: Path) -> tuple[Source, Contents]:
     """One file, read in its format; an error in one line if its content does not fit the format."""
     source = Source(path)
     name, size = shown_text(path.name), source.size
-    try:
+    with closing(source):
         kind = _kind(source, path)
         try:
             return source, kind.read(source)
@@ -123,8 +123,6 @@ def _read(path: Path) -> tuple[Source, Contents]:
                 f"path: {name} is no whole {kind.name} file ({error}; {size} bytes): truncated, corrupt or too large; "
                 "fetch or write it again"
             ) from None
-    finally:
-        source.close()
 
 
 def _kind(source: Source, path: Path) -> Format:
@@ -170,7 +168,7 @@ def _kind(source: Source, path: Path) -> Format:
 def _parts(path: Path) -> list[Path]:
     """The files that belong together: all parts of a GGUF file that was split; else the file itself, if it is whole."""
     split = _PART.match(path.name)
-    if split is None:
+    if split is None or not int(split[3]):
         return [path]
     stem, number, count, suffix = split.groups()
     if suffix == "gguf" and int(count) <= MOST_SHARDS:
@@ -254,20 +252,19 @@ def _sharded(index: Path, progress: Progress | None) -> Tensors:
         shards.setdefault(file, []).append(name)
     if len(shards) > MOST_SHARDS:
         raise ArgumentError(f"path: {shown_text(index.name)} must name at most {MOST_SHARDS} shards, got {len(shards)}")
-    for file in sorted(shards):
+    files = sorted(shards)
+    for file in files:
         _check_shard(index, file)
-    stored: dict[str, Stored] = {}
-    sources, files = [], sorted(shards)
+    stored, sources = {}, []
     read = _read_all([index.parent / file for file in files], index, progress)
     for file, (source, contents) in zip(files, read, strict=True):
-        names = shards[file]
-        absent = next((name for name in names if name not in contents.tensors), None)
+        absent = next((name for name in shards[file] if name not in contents.tensors), None)
         if absent is not None:
             raise ArgumentError(
                 f"path: {shown_text(index.name)} says that {shown_text(absent)} is in {shown_text(file)}, "
                 "and it is not there"
             )
-        stored |= {name: contents.tensors[name] for name in names}
+        stored.update({name: contents.tensors[name] for name in shards[file]})
         sources.append(source)
     return Tensors({name: stored[name] for name in places}, sources)
 
@@ -304,8 +301,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _check_shard(index: Path, file: str) -> None:
     """An error unless the file exists in the same folder."""
     name, shown = shown_text(index.name), shown_text(file, 80)
-    inside = file not in ("", ".", "..") and not {"/", "\\", "\0"} & set(file)
-    if not inside or len(os.fsencode(file)) > _LONGEST_FILE:
+    if not is_file_name(file):
         raise ArgumentError(f"path: {name} must name files of its own folder, got '{shown}'")
     try:
         (index.parent / file).stat()

@@ -6,7 +6,7 @@ The list of members is read here, because zipfile trusts any size that the list 
 import ast
 import math
 import struct
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,17 +22,11 @@ _ENTRY = struct.Struct("<4s6H3I5H2I")
 _LOCAL = struct.Struct("<4s5H3I2H")
 _FULL = 0xFFFFFFFF
 _LARGEST_NPY_HEADER = 4096
+# Where bytes begin, and how many they are.
+Span: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One file inside."""
-
-    start: int
-    size: int
-
-
-def members_of(source: Source) -> tuple[dict[str, Member], int]:
+def members_of(source: Source) -> tuple[dict[str, Span], int]:
     """All members by name, and how many bytes their list has. A compressed member is an error."""
     count, length, start = _list_of(source)
     if count > MOST_TENSORS + 64 or length > LARGEST_INDEX or start + length > source.size:
@@ -103,13 +97,13 @@ def _long(extra: bytes, packed: int, size: int, place: int) -> tuple[int, int, i
     return packed, size, place
 
 
-def _member(source: Source, name: str, place: int, size: int) -> Member:
+def _member(source: Source, name: str, place: int, size: int) -> Span:
     """Where the bytes of a member begin: after a header that has extra bytes of its own."""
     if place + _LOCAL.size <= source.size:
         fields = _LOCAL.unpack(source.read(place, _LOCAL.size))
         start = place + _LOCAL.size + fields[9] + fields[10]
         if fields[0] == b"PK\x03\x04" and start + size <= source.size:
-            return Member(start, size)
+            return start, size
     raise NotThisError(f"{shown_text(name)} should have {came(size)} bytes at byte {came(place)}")
 
 
@@ -117,10 +111,10 @@ def read_npz(source: Source) -> Contents:
     """The arrays of numpy.savez and mx.savez."""
     members, length = members_of(source)
     tensors = {}
-    for name, member in members.items():
+    for name, span in members.items():
         tensor = name.removesuffix(".npy")
         check_name(tensor)
-        tensors[tensor] = _array(source, tensor, member)
+        tensors[tensor] = _array(source, tensor, *span)
     return Contents(tensors, length)
 
 
@@ -128,18 +122,21 @@ _NPY = {np.dtype(kind).str: name for name, kind in NUMPY.items() if name not in 
 _NPY |= {"|b1": "BOOL", "<V2": "BF16", "|V2": "BF16"}  # numpy has no name for bfloat16
 
 
-def _array(source: Source, name: str, member: Member) -> Plain:
+def _array(source: Source, name: str, start: int, length: int) -> Plain:
     """One .npy file: a magic word, a version, and descr, fortran_order and shape as Python writes a dictionary."""
     wrong = NotThisError(f"{shown_text(name)} is no array of numpy")
-    begin = bytes(source.read(member.start, min(12, member.size)))
+    begin = bytes(source.read(start, min(12, length)))
     if len(begin) < 12 or begin[:6] != b"\x93NUMPY" or begin[6] not in (1, 2, 3):
         raise wrong
     at = 10 if begin[6] == 1 else 12
     size = int.from_bytes(begin[8:at], "little")
-    if size > _LARGEST_NPY_HEADER or at + size > member.size:
+    if size > _LARGEST_NPY_HEADER or at + size > length:
+        raise wrong
+    text = bytes(source.read(start + at, size)).decode("latin-1").strip()
+    if "\\" in text:  # Python would warn of an escape that it does not know, and show what follows
         raise wrong
     try:
-        header = ast.literal_eval(bytes(source.read(member.start + at, size)).decode("latin-1").strip())
+        header = ast.literal_eval(text)
         descr, by_columns, shape = header["descr"], header["fortran_order"], header["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         raise wrong from None
@@ -147,6 +144,6 @@ def _array(source: Source, name: str, member: Member) -> Plain:
     if not counts or len(shape) > MOST_RANK or not isinstance(descr, str) or not isinstance(by_columns, bool):
         raise wrong
     dtype = _NPY.get(descr, "an unknown type")
-    if dtype in NUMPY and math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize != member.size - at - size:
-        raise NotThisError(f"{shown_text(name)} must have the bytes of shape {came(shape)}, got {member.size}")
-    return Plain(source, dtype, shape, member.start + at + size, by_columns and len(shape) == 2)
+    if dtype in NUMPY and math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize != length - at - size:
+        raise NotThisError(f"{shown_text(name)} must have the bytes of shape {came(shape)}, got {length}")
+    return Plain(source, dtype, shape, start + at + size, by_columns and len(shape) == 2)

@@ -9,7 +9,6 @@ and keys are stored in another order, the same in both, so products do not chang
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from rootdk.audit.limits import LARGEST_INDEX, MOST_TENSORS, came
 from rootdk.errors import RootdkError
 from rootdk.files import MOST_VALUES, shown_text
 
-from .stored import NUMPY, Contents, Floats, NotReadError, NotThisError, Plain, Source, Stored, check_name
+from .stored import NUMPY, Contents, Floats, NotReadError, NotThisError, Plain, Source, Stored, Unpacked, check_name
 
 _PLAIN = {0: "F32", 1: "F16", 28: "F64", 30: "BF16", 24: "I8", 25: "I16", 26: "I32", 27: "I64"}
 # Types of metadata: how struct unpacks them, 8 is a text and 9 a list.
@@ -73,10 +72,8 @@ class _Cursor:
         self._source, self._held, self.at, self._values = source, bytearray(), 0, 0
 
     def take(self, size: int) -> bytes:
-        self._hold(size)
-        part = bytes(self._held[self.at : self.at + size])
-        self.at += size
-        return part
+        self._skip(size)
+        return bytes(self._held[self.at - size : self.at])
 
     def number(self, kind: str) -> Any:
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(kind)))[0]
@@ -106,20 +103,17 @@ class _Cursor:
         if inner in _VALUES:
             size = struct.calcsize(_VALUES[inner])
             if count > _LONGEST_LIST:
-                self._hold(count * size)
-                self.at += count * size
+                self._skip(count * size)
                 return None
             return list(struct.unpack(f"<{count}{_VALUES[inner]}", self.take(count * size)))
         if inner != _TEXT:
             raise NotThisError("metadata with a list of lists")
         for _ in range(self.checked(count)):
-            size = self.number("Q")
-            self._hold(size)
-            self.at += size
+            self._skip(self.number("Q"))
         return None
 
-    def _hold(self, size: int) -> None:
-        """Read on until at least that many bytes are held."""
+    def _skip(self, size: int) -> None:
+        """Go on by that many bytes, which are held then."""
         end = self.at + size
         if end > min(self._source.size, LARGEST_INDEX):
             raise NotThisError(
@@ -128,6 +122,7 @@ class _Cursor:
         while len(self._held) < end:
             rest = min(_CHUNK, self._source.size - len(self._held))
             self._held += self._source.read(len(self._held), rest)
+        self.at = end
 
 
 def _tensor(source: Source, name: str, begin: int, shape: tuple[int, ...], kind: int, offset: int) -> Stored:
@@ -140,43 +135,31 @@ def _tensor(source: Source, name: str, begin: int, shape: tuple[int, ...], kind:
         blocks = _blocks(kind)
         if numbers and shape[-1] % blocks.numbers:
             raise NotThisError(f"the rows of {shown_text(name)} must be blocks of {blocks.numbers}, got {list(shape)}")
-        stored = Blocks(source, blocks.name, shape, begin + offset, kind)
+        stored = _in_blocks(source, shape, begin + offset, blocks)
         size = numbers // blocks.numbers * blocks.bytes
     if begin + offset + size > source.size:
         raise NotThisError(f"{shown_text(name)} should end at byte {came(begin + offset + size)}")
     return stored
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A tensor whose rows are blocks of numbers that share their scales."""
+def _in_blocks(source: Source, shape: tuple[int, ...], start: int, blocks: Any) -> Unpacked:
+    """A tensor whose rows are blocks of numbers that share their scales; only a matrix is read."""
 
-    source: Source
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    kind: int
-    inputs_first: bool = False
-
-    @property
-    def itemsize(self) -> float:
-        """Bytes of one number; 0 if the package cannot unpack the type, or the tensor is no matrix."""
-        blocks = _blocks(self.kind)
-        return blocks.bytes / blocks.numbers if blocks.unpack is not None and len(self.shape) == 2 else 0
-
-    def read(self, rows: slice, columns: slice) -> Floats:
-        """A slice as float64: the blocks that hold it are unpacked, and no others."""
-        blocks = _blocks(self.kind)
-        (first, last, _), (left, right, _) = rows.indices(self.shape[0]), columns.indices(self.shape[1])
+    def read(rows: slice, columns: slice) -> Floats:
+        """The blocks that hold the slice are unpacked, and no others."""
+        (first, last, _), (left, right, _) = rows.indices(shape[0]), columns.indices(shape[1])
         begin, end = left // blocks.numbers, -(-right // blocks.numbers)
-        stride, size = self.shape[1] // blocks.numbers * blocks.bytes, (end - begin) * blocks.bytes
-        at = self.start + first * stride + begin * blocks.bytes
+        stride, size = shape[1] // blocks.numbers * blocks.bytes, (end - begin) * blocks.bytes
+        at = start + first * stride + begin * blocks.bytes
         if size == stride:
-            raw = self.source.read(at, (last - first) * stride)
+            raw = source.read(at, (last - first) * stride)
         else:
-            raw = bytearray().join(self.source.read(at + row * stride, size) for row in range(last - first))
+            raw = bytearray().join(source.read(at + row * stride, size) for row in range(last - first))
         numbers = blocks.unpack(np.frombuffer(raw, np.uint8).reshape(last - first, size))
         return np.asarray(numbers[:, left - begin * blocks.numbers : right - begin * blocks.numbers], np.float64)
+
+    readable = blocks.unpack is not None and len(shape) == 2
+    return Unpacked(blocks.name, shape, blocks.bytes / blocks.numbers if readable else 0, read)
 
 
 @cache
@@ -217,7 +200,6 @@ _MODEL_TYPES = {
     "gemma-embedding": "gemma3",
     "deepseek2": "deepseek_v3",
     "jina-bert-v2": "jina_bert",
-    "internlm2": "internlm2",
     "gemma4": "gemma4_text",
 }
 _FIELDS = {
@@ -241,7 +223,7 @@ _ROPE = {
 }
 # Models, by architecture and number of blocks, whose queries are scaled by width/heads and not by d_k: Gemma 2 and 3 of
 # 27B. Their metadata do not show it.
-_WIDE = {("gemma2", 46), ("gemma3", 62)}
+_WIDE = (("gemma2", 46), ("gemma3", 62))
 
 
 def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:

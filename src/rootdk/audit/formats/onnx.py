@@ -16,7 +16,7 @@ import numpy as np
 from rootdk.audit.limits import LARGEST_INDEX, MOST_RANK, MOST_TENSORS, came
 from rootdk.files import MOST_VALUES, shown_text
 
-from .stored import NUMPY, Contents, NotThisError, Plain, Source
+from .stored import NUMPY, Contents, NotThisError, Plain, Source, is_file_name
 
 _TYPES = {
     1: "F32",
@@ -59,7 +59,7 @@ class Graph:
     """Operations by the value that they make, and initializers; those of the enclosing graph are included."""
 
     nodes: list[Node] = field(default_factory=list)
-    initializers: dict[str, "Plain"] = field(default_factory=dict)
+    initializers: dict[str, Plain] = field(default_factory=dict)
     inner: list["Graph"] = field(default_factory=list)
 
 
@@ -90,13 +90,13 @@ class _Message:
         """(number, kind, value) of a message; the value of bytes is where they start and end."""
         at = start
         while at < end:
-            tag, at = self._varint(at, end)
+            tag, at = self.varint(at, end)
             number, kind = tag >> 3, tag & 7
             if kind == _VARINT:
-                value, at = self._varint(at, end)
+                value, at = self.varint(at, end)
                 yield number, kind, value
                 continue
-            size, at = self._varint(at, end) if kind == _BYTES else ({_FIXED64: 8, _FIXED32: 4}.get(kind, -1), at)
+            size, at = self.varint(at, end) if kind == _BYTES else ({_FIXED64: 8, _FIXED32: 4}.get(kind, -1), at)
             if size < 0 or at + size > end:
                 raise NotThisError(f"its protobuf breaks off at byte {at}")
             yield number, kind, (at, at + size)
@@ -115,7 +115,7 @@ class _Message:
     def text(self, start: int, end: int) -> str:
         return self.bytes(start, min(end, start + _LONGEST_TEXT)).decode("utf-8", "replace")
 
-    def _varint(self, at: int, end: int) -> tuple[int, int]:
+    def varint(self, at: int, end: int) -> tuple[int, int]:
         self._steps += 1
         if self._steps > MOST_VALUES:
             raise NotThisError(f"more than {MOST_VALUES:,} fields")
@@ -188,7 +188,7 @@ def _integers(message: _Message, kind: int, value: Any) -> list[int]:
         return []
     integers = []
     while at < end:
-        number, at = message._varint(at, end)  # noqa: SLF001 -- of the same file
+        number, at = message.varint(at, end)
         integers.append(_signed(number))
     return integers
 
@@ -236,7 +236,7 @@ def _tensor(message: _Message, place: Place) -> tuple[str, Plain]:
 def _outside(message: _Message, name: str, external: dict[str, str]) -> tuple[Source, Place]:
     """The file beside this one that holds the numbers of a tensor."""
     file = external.get("location", "")
-    if file in ("", ".", "..") or {"/", "\\", "\0"} & set(file) or len(file.encode()) > 255:
+    if not is_file_name(file):
         raise NotThisError(f"{shown_text(name)} must lie in a file of the same folder, got '{shown_text(file, 80)}'")
     if file not in message.beside:
         message.beside[file] = Source(message.source.path.with_name(file))

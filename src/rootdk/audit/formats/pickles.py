@@ -8,7 +8,7 @@ as torch writes today and in the older form, where numbers follow the pickles.
 
 import math
 import pickletools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
@@ -19,7 +19,7 @@ import numpy as np
 from rootdk.audit.limits import LARGEST_INDEX, MOST_RANK, MOST_TENSORS, came
 from rootdk.files import MOST_VALUES, shown_text
 
-from .archives import members_of
+from .archives import Span, members_of
 from .stored import NUMPY, Contents, NotReadError, NotThisError, Plain, Source, Stored, check_name
 
 # The first pickle of the older form: a number that marks it.
@@ -63,13 +63,6 @@ class _Name:
 
 
 @dataclass(frozen=True, slots=True)
-class _Object:
-    """Stands for the object that a call would make; the call is never made."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Storage:
     key: str
     dtype: str
@@ -90,21 +83,16 @@ def read_torch_archive(source: Source) -> Contents:
     place = next((name for name in members if name.endswith("/data.pkl") or name == "data.pkl"), None)
     if place is None:
         raise NotReadError("it is an archive without the data.pkl of torch; unpack it first")
-    root, member = place.removesuffix("data.pkl"), members[place]
+    root, (start, size) = place.removesuffix("data.pkl"), members[place]
     order = members.get(f"{root}byteorder")
-    if order is not None and bytes(source.read(order.start, min(order.size, 16))) != b"little":
+    if order is not None and bytes(source.read(order[0], min(order[1], 16))) != b"little":
         raise NotReadError("its numbers are big-endian")
-    if member.size > LARGEST_INDEX:
-        raise NotThisError(f"its data.pkl has {member.size} bytes, more than {LARGEST_INDEX}")
-    value, _ = _follow(bytes(source.read(member.start, member.size)))
-
-    def start_of(storage: _Storage) -> tuple[int, int]:
-        held = members.get(f"{root}data/{storage.key}")
-        if held is None:
-            raise NotThisError(f"the storage {shown_text(storage.key, 40)} is missing")
-        return held.start, held.size
-
-    return Contents(_tensors(source, value, start_of), length + member.size, _config(value))
+    if size > LARGEST_INDEX:
+        raise NotThisError(f"its data.pkl has {size} bytes, more than {LARGEST_INDEX}")
+    value, _ = _follow(bytes(source.read(start, size)))
+    data = f"{root}data/"
+    storages = {name.removeprefix(data): span for name, span in members.items() if name.startswith(data)}
+    return Contents(_tensors(source, value, storages), length + size, _config(value))
 
 
 def read_old_torch(source: Source) -> Contents:
@@ -124,32 +112,29 @@ def read_old_torch(source: Source) -> Contents:
         raise NotThisError(f"its storages must be a list of texts, got {type(keys).__name__}")
     if isinstance(values[1], dict) and values[1].get("little_endian") is False:
         raise NotReadError("its numbers are big-endian")
-    sizes = {tensor.storage.key: tensor.storage for tensor in _all_tensors(values[2])}
-    places: dict[str, tuple[int, int]] = {}
+    described = {tensor.storage.key: tensor.storage for tensor in _all_tensors(values[2])}
+    storages: dict[str, Span] = {}
     for key in keys:
-        storage = sizes.get(key)
+        storage = described.get(key)
         if storage is None or storage.dtype not in NUMPY:
             raise NotThisError(f"the storage {shown_text(key, 40)} belongs to no tensor")
         size = storage.count * np.dtype(NUMPY[storage.dtype]).itemsize
         if at + 8 + size > source.size or int.from_bytes(source.read(at, 8), "little") != storage.count:
             raise NotThisError(f"the storage {shown_text(key, 40)} should have {came(size)} bytes at byte {at + 8}")
-        places[key] = (at + 8, size)
+        storages[key] = (at + 8, size)
         at += 8 + size
-
-    def start_of(storage: _Storage) -> tuple[int, int]:
-        if storage.key not in places:
-            raise NotThisError(f"the storage {shown_text(storage.key, 40)} is missing")
-        return places[storage.key]
-
-    return Contents(_tensors(source, values[2], start_of), at)
+    return Contents(_tensors(source, values[2], storages), at)
 
 
-def _tensors(source: Source, value: Any, start_of: Callable[[_Storage], tuple[int, int]]) -> dict[str, Stored]:
+def _tensors(source: Source, value: Any, storages: Mapping[str, Span]) -> dict[str, Stored]:
     """Every tensor with its place in the file; one stored neither by rows nor by columns is not read."""
     stored: dict[str, Stored] = {}
     for name, tensor in _named(value).items():
         check_name(name)
-        start, size = start_of(tensor.storage)
+        key = tensor.storage.key
+        if key not in storages:
+            raise NotThisError(f"the storage {shown_text(key, 40)} is missing")
+        start, size = storages[key]
         dtype, shape = tensor.storage.dtype, tensor.shape
         itemsize = np.dtype(NUMPY[dtype]).itemsize if dtype in NUMPY else 1
         last = sum((side - 1) * stride for side, stride in zip(shape, tensor.strides, strict=True))
@@ -181,8 +166,11 @@ def _named(value: Any) -> dict[str, _Tensor]:
 def _config(value: Any) -> dict[str, Any] | None:
     """The config that Whisper as first published stores beside its weights, in the names of transformers."""
     dims = value.get("dims") if isinstance(value, dict) else None
-    names = {"n_audio_state": "d_model", "n_audio_head": "encoder_attention_heads"}
-    names |= {"n_text_head": "decoder_attention_heads"}
+    names = {
+        "n_audio_state": "d_model",
+        "n_audio_head": "encoder_attention_heads",
+        "n_text_head": "decoder_attention_heads",
+    }
     if not isinstance(dims, dict) or not all(isinstance(dims.get(name), int) for name in names):
         return None
     return {"model_type": "whisper", **{ours: dims[theirs] for theirs, ours in names.items()}}
@@ -203,12 +191,7 @@ def _all_tensors(value: Any) -> Iterator[_Tensor]:
 # ---- the instructions of a pickle
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": list,
-}
+_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}
 _VALUES = frozenset(
     [
         *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "BINFLOAT", "FLOAT", "BINUNICODE"),
@@ -260,9 +243,9 @@ def _build(name: str, argument: Any, stack: list[Any], marks: list[int]) -> None
         items = stack[at:]
         del stack[at:]
         if name == "SETITEMS":
-            _as_dict(stack[-1]).update(zip(items[::2], items[1::2], strict=True))
+            _checked(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         elif name in ("APPENDS", "ADDITEMS"):
-            _as_list(stack[-1]).extend(items)
+            _checked(stack[-1], list).extend(items)
         elif name == "DICT":
             stack.append(dict(zip(items[::2], items[1::2], strict=True)))
         else:
@@ -272,10 +255,10 @@ def _build(name: str, argument: Any, stack: list[Any], marks: list[int]) -> None
         stack[-count:] = [tuple(stack[-count:])]
     elif name == "SETITEM":
         value, key = stack.pop(), stack.pop()
-        _as_dict(stack[-1])[key] = value
+        _checked(stack[-1], dict)[key] = value
     elif name == "APPEND":
         value = stack.pop()
-        _as_list(stack[-1]).append(value)
+        _checked(stack[-1], list).append(value)
     elif name in ("GLOBAL", "STACK_GLOBAL"):
         if name == "STACK_GLOBAL":
             second, first = stack.pop(), stack.pop()
@@ -286,22 +269,14 @@ def _build(name: str, argument: Any, stack: list[Any], marks: list[int]) -> None
     elif name in ("REDUCE", "NEWOBJ"):
         arguments, called = stack.pop(), stack.pop()
         stack.append(_called(called, arguments))
-    elif name == "BUILD":
-        stack.pop()  # the state of an object: the attributes of a dictionary, or of an object that is not made
-    elif name == "POP":
-        stack.pop()
+    elif name in ("BUILD", "POP"):
+        stack.pop()  # to build is to set the state of an object: attributes of a dictionary, or of what is not made
     else:
         raise ForeignError(f"a pickle with a step that weights do not need ({name})")
 
 
-def _as_dict(value: Any) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise TypeError
-    return value
-
-
-def _as_list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
+def _checked(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
         raise TypeError
     return value
 
@@ -328,7 +303,7 @@ def _storage(given: Any) -> _Storage:
 
 
 def _called(called: Any, arguments: Any) -> Any:
-    """The value or description that stands for the result of a call."""
+    """What stands for the result of a call, which is never made: a value, a description, or None for other objects."""
     if not isinstance(called, _Name) or not isinstance(arguments, tuple):
         raise TypeError
     if called.path in _REBUILD:
@@ -346,4 +321,4 @@ def _called(called: Any, arguments: Any) -> Any:
         return {}
     if called.path == "torch Size" and isinstance(arguments[0], tuple):
         return arguments[0]
-    return _Object(called.path)
+    return None

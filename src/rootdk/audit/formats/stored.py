@@ -12,7 +12,7 @@ instead.
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ NUMPY = {
 }
 # Types whose numbers are plain floating point: the model multiplies with exactly these numbers.
 READABLE = frozenset({"F64", "F32", "F16", "BF16"})
+_LONGEST_FILE = 255  # bytes of a name, the limit of common file systems
 
 
 class NotThisError(Exception):
@@ -67,17 +68,9 @@ def check_name(name: str) -> None:
         )
 
 
-def read_exactly(file: Any, start: int, size: int) -> bytearray:
-    """Bytes from a place on; an OSError if the file ends before."""
-    content = bytearray(size)
-    rest = memoryview(content)
-    file.seek(start)
-    while rest:
-        count = file.readinto(rest)
-        if not count:
-            raise OSError(f"it ends before byte {start + size}: it was truncated while it was read")
-        rest = rest[count:]
-    return content
+def is_file_name(text: str) -> bool:
+    """Whether a text from a file can name a file of the same folder, and no other place."""
+    return text not in ("", ".", "..") and not {"/", "\\", "\0"} & set(text) and len(text.encode()) <= _LONGEST_FILE
 
 
 class Source:
@@ -85,34 +78,43 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _named(self.path):
-            self._file: Any = os.fdopen(open_regular(path), "rb", buffering=0)
-            status = os.fstat(self._file.fileno())
+        with self._named():
+            status = self._opened()
         self.size, self._mark = status.st_size, _mark_of(status)
 
     def read(self, start: int, size: int) -> bytearray:
         """Bytes from a place on; an error in one line if they are missing or the file changed."""
-        with _named(self.path):
-            if self._file is None:
-                self._file = os.fdopen(open_regular(self.path), "rb", buffering=0)
-                if _mark_of(os.fstat(self._file.fileno())) != self._mark:
-                    raise OSError("it has changed since its header was read")
-            return read_exactly(self._file, start, size)
+        content = bytearray(size)
+        rest = memoryview(content)
+        with self._named():
+            if self._file is None and _mark_of(self._opened()) != self._mark:
+                raise OSError("it has changed since its header was read")
+            self._file.seek(start)
+            while rest:
+                count = self._file.readinto(rest)
+                if not count:
+                    raise OSError(f"it ends before byte {start + size}: it was truncated while it was read")
+                rest = rest[count:]
+        return content
+
+    def _opened(self) -> os.stat_result:
+        self._file: Any = os.fdopen(open_regular(self.path), "rb", buffering=0)
+        return os.fstat(self._file.fileno())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """An OSError inside becomes one line with the name of the file."""
+        try:
+            yield
+        except OSError as error:
+            name = shown_text(self.path.name)
+            raise ArgumentError(f"path: {name} cannot be read: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Close the file; the next read opens it again."""
         if self._file is not None:
             self._file.close()
         self._file = None
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """An OSError inside becomes one line with the name of the file."""
-    try:
-        yield
-    except OSError as error:
-        raise ArgumentError(f"path: {shown_text(path.name)} cannot be read: {error.strerror or error}") from error
 
 
 def _mark_of(status: os.stat_result) -> tuple[int, ...]:
@@ -133,7 +135,18 @@ class Stored(Protocol):
     def itemsize(self) -> float: ...
     @property
     def inputs_first(self) -> bool: ...
-    def read(self, rows: slice, columns: slice) -> Floats: ...
+    def read(self, rows: slice, columns: slice, /) -> Floats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A tensor that is packed: its facts, and what reads a slice of it as float64."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    itemsize: float
+    read: Callable[[slice, slice], Floats]
+    inputs_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,43 +223,31 @@ class Contents:
     sources: tuple[Source, ...] = ()
 
 
-class Tensors:
-    """Names, shapes and slices of all tensors of a model, whichever file each lies in."""
+class Tensors(dict[str, Stored]):
+    """All tensors of a model by name, whichever file each lies in."""
 
     def __init__(
         self, stored: Mapping[str, Stored], sources: Collection[Source], config: Mapping[str, Any] | None = None
     ) -> None:
-        self._stored, self._sources, self.config = stored, sources, config
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._stored
-
-    def __getitem__(self, name: str) -> Stored:
-        return self._stored[name]
+        super().__init__(stored)
+        self._sources, self.config = sources, config
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor."""
-        return self._stored[name].shape
+        return self[name].shape
 
     def readable(self, name: str) -> bool:
-        """Whether its numbers can be read."""
-        return self._stored[name].itemsize > 0
+        return self[name].itemsize > 0
 
     def read(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Floats:
         """A slice of a tensor of rank 1 or 2, as float64."""
-        stored = self._stored[name]
-        block = stored.read(rows, columns)
-        return block if len(stored.shape) == 2 else block.ravel()
+        block = self[name].read(rows, columns)
+        return block if len(self.shape(name)) == 2 else block.ravel()
 
     def replaced(self, stored: Mapping[str, Stored]) -> "Tensors":
         """Other tensors in the same files."""
         return Tensors(stored, self._sources, self.config)
 
     def close(self) -> None:
-        """Close the files that are open."""
         for source in self._sources:
             source.close()
 

@@ -17,7 +17,7 @@ from rootdk.files import shown_text
 
 from .onnx import MOST_SMALL, Graph, Node
 from .packed import Affine
-from .stored import NUMPY, NotReadError, Plain, Stored
+from .stored import NUMPY, Floats, NotReadError, Plain, Stored, Unpacked
 
 # Operations that move numbers without changing them, apart from rounding activations to 8 bits.
 _MOVES = frozenset(
@@ -34,7 +34,7 @@ _MOST_GRAPHS = 64
 class _Side:
     """Queries or keys: the projection that makes them, and what was found on the way.
 
-    part      which part of a projection of several, once it is known
+    is_part   whether it is one part of a projection of several
     stacked   how many heads each part has, after a reshape that gives queries, keys and values an axis of their own;
               negative after a transpose that brings this axis to the front: an entry taken from it is then one of the
               three
@@ -46,7 +46,7 @@ class _Side:
     factor: float = 1.0
     width: int | None = None
     rotated: bool = False
-    part: int | None = None
+    is_part: bool = False
     reshaped: bool = False
     stacked: int = 0
 
@@ -54,10 +54,9 @@ class _Side:
 def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
     """Projections under names that `families` recognises, and the facts that a config would hold."""
     tensors: dict[str, Stored] = {}
-    facts: list[tuple[int, int, int, float, bool]] = []
+    facts: list[dict[str, Any]] = []
     known: set[tuple[Stored, Stored]] = set()
     for trace, softmax in _softmaxes(graph, {}, {}):
-        number = len(facts)
         sides = trace.sides(softmax)
         if sides is None:
             if not trace.chooses(softmax):
@@ -71,7 +70,7 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
         if heads is None:
             tensors[f"attention.{softmax.name}.{len(tensors)}"] = _NOTHING
             continue
-        place = _path(softmax, number)
+        place = _path(softmax, len(facts))
         for name, side in (("q_proj", query), ("k_proj", key)):
             tensors[f"{place}.{name}.weight"] = side.weight
             if side.bias is not None:
@@ -79,23 +78,14 @@ def attention_of(graph: Graph) -> tuple[dict[str, Stored], dict[str, Any]]:
         for name, held in zip(("weight", "bias"), trace.norm(query.given), strict=True):
             if held is not None:
                 tensors[f"{place}.input_layernorm.{name}"] = held
-        facts.append((*heads, factor, query.rotated))
+        facts.append({**heads, "attention_multiplier": factor, "rotated": query.rotated})
     if not facts and not tensors:
         raise NotReadError("it has no attention: no softmax in its graph is over products of queries and keys")
     if not facts:
         raise NotReadError("no softmax in its graph has queries and keys that are understood")
-    if len(set(facts)) > 1:
+    if any(of_layer != facts[0] for of_layer in facts):
         raise NotReadError("its layers have different heads or scales")
-    query_heads, key_heads, d_k, factor, rotated = facts[0]
-    return tensors, {
-        "model_type": "onnx",
-        "num_attention_heads": query_heads,
-        "num_key_value_heads": key_heads,
-        "head_dim": d_k,
-        "attention_multiplier": factor,
-        "rotated": rotated,
-        "stored_gains": True,
-    }
+    return tensors, {"model_type": "onnx", **facts[0], "stored_gains": True}
 
 
 def _softmaxes(graph: Graph, makers: Mapping[str, Node], held: Mapping[str, Plain]) -> Iterator[tuple["_Trace", Node]]:
@@ -119,14 +109,16 @@ def _path(softmax: Node, number: int) -> str:
     return f"layers.{number}.attention"
 
 
-def _heads(query: _Side, key: _Side) -> tuple[int, int, int] | None:
-    """Query heads, key heads, d_k; None where the graph does not say, or they do not fit."""
+def _heads(query: _Side, key: _Side) -> dict[str, int] | None:
+    """How many heads there are, and how wide; None where the graph does not say, or they do not fit."""
     d_k = query.width or key.width
     counts = [side.weight.shape[side.weight.inputs_first] for side in (query, key)]
     if d_k is None or any(count % d_k or not count for count in counts):
         return None
     query_heads, key_heads = (count // d_k for count in counts)
-    return (query_heads, key_heads, d_k) if query_heads % key_heads == 0 else None
+    if query_heads % key_heads:
+        return None
+    return {"num_attention_heads": query_heads, "num_key_value_heads": key_heads, "head_dim": d_k}
 
 
 class _Trace:
@@ -145,8 +137,7 @@ class _Trace:
             product, factor = traced
         if len(product.inputs) < 2:
             return None
-        sides = [self._projection(value, 64) for value in product.inputs[:2]]
-        query, key = sides
+        query, key = (self._projection(value, 64) for value in product.inputs[:2])
         if query is None or key is None:
             return None
         if softmax.kind in _FUSED:
@@ -216,20 +207,20 @@ class _Trace:
         side = self._projection(node.inputs[0], depth - 1)
         if side is None:
             return None
-        if node.kind == "Split" and len(node.outputs) > 1 and side.part is None and not side.rotated:
+        whole = not side.is_part and not side.rotated
+        if node.kind == "Split" and len(node.outputs) > 1 and whole:
             return self._split(node, side, value)
-        if node.kind in ("Slice", "Gather") and side.part is None and not side.rotated:
+        if node.kind in ("Slice", "Gather") and whole:
             return self._taken(node, side)
         if node.kind == "Transpose" and side.stacked > 0:
-            order = node.attributes.get("perm") or []
-            return replace(side, stacked=-side.stacked if order[:1] == [2] else side.stacked)
+            return replace(side, stacked=-side.stacked if _listed(node, "perm")[:1] == [2] else side.stacked)
         return self._shaped(node, side) if node.kind == "Reshape" else side
 
     def _shaped(self, node: Node, side: _Side) -> _Side:
         """What a reshape shows: the width of heads, or that queries, keys and values now have an axis of their own."""
         sides = self._sides(node)
         outputs = side.weight.shape[side.weight.inputs_first]
-        if len(sides) == 5 and sides[2] == 3 and sides[4] > 0 and outputs % (3 * sides[4]) == 0 and side.part is None:
+        if len(sides) == 5 and sides[2] == 3 and sides[4] > 0 and outputs % (3 * sides[4]) == 0 and not side.is_part:
             return replace(side, stacked=outputs // (3 * sides[4]), width=sides[4], reshaped=True)
         # (batch, tokens, heads, d_k), or (tokens, batch x heads, d_k) as in torch's own module.
         of_heads = len(sides) == 4 or (len(sides) == 3 and 0 < sides[-1] < outputs)
@@ -244,7 +235,7 @@ class _Trace:
             end = begin + 1
         else:
             bounds = [self._integers(name) for name in node.inputs[1:5]]
-            bounds += [node.attributes.get(name, []) for name in ("starts", "ends", "axes")] if not bounds else [[1]]
+            bounds += [_listed(node, name) for name in ("starts", "ends", "axes")] if not bounds else [[1]]
             if any(len(numbers) != 1 for numbers in bounds[:3]) or bounds[3:4] not in ([[1]], [[]], []):
                 return side
             (begin,), (end,), (axis,) = bounds[:3]
@@ -256,31 +247,24 @@ class _Trace:
             side.reshaped or axis not in (-1, 2) or not 0 <= begin < (end := min(end, outputs)) or node.kind == "Gather"
         ):
             return side
-        bias = None if side.bias is None else Part(side.bias, begin, end - begin)
-        return replace(side, weight=Part(side.weight, begin, end - begin), bias=bias, part=begin, stacked=0)
+        return _part_of(side, begin, end - begin)
 
-    def _split(self, node: Node, side: _Side, value: str) -> _Side | None:
+    def _split(self, node: Node, side: _Side, value: str) -> _Side:
         """One of the parts of a fused projection: its columns of the weight."""
         outputs = side.weight.shape[side.weight.inputs_first]
-        sizes = node.attributes.get("split")
-        if sizes is None and len(node.inputs) > 1:
+        sizes = _listed(node, "split")
+        if not sizes and len(node.inputs) > 1:
             sizes = self._integers(node.inputs[1])
         if not sizes:
             sizes = [outputs // len(node.outputs)] * len(node.outputs)
-        if sum(sizes) != outputs or min(sizes) < 1:
+        if len(sizes) != len(node.outputs) or sum(sizes) != outputs or min(sizes) < 1:
             return side  # of another axis: a rotary embedding cuts heads in halves
-        part = list(node.outputs).index(value)
-        begin = sum(sizes[:part])
-        weight = Part(side.weight, begin, sizes[part])
-        bias = None if side.bias is None else Part(side.bias, begin, sizes[part])
-        return replace(side, weight=weight, bias=bias, part=part)
+        part = node.outputs.index(value)
+        return _part_of(side, sum(sizes[:part]), sizes[part])
 
     def _first(self, node: Node, depth: int) -> _Side | None:
-        for name in node.inputs:
-            side = self._projection(name, depth - 1)
-            if side is not None:
-                return side
-        return None
+        sides = (self._projection(name, depth - 1) for name in node.inputs)
+        return next((side for side in sides if side is not None), None)
 
     def _weight(self, node: Node) -> Stored | None:
         """The matrix of a projection, if one of the inputs is one."""
@@ -296,7 +280,7 @@ class _Trace:
                 held = self._held.get(maker.inputs[0])
                 return None if held is None or len(held.shape) != 2 else held
             elif maker is not None and maker.kind == "DequantizeLinear" and len(maker.inputs) >= 2:
-                packed, *scales = (self._held.get(input_name) for input_name in maker.inputs)
+                packed, *scales = (self._held.get(input_name) for input_name in maker.inputs[:3])
                 axis = maker.attributes.get("axis", 1)
                 return _affine(packed, *scales) if axis in (1, -1) else None
             elif maker is not None and maker.kind == "Mul" and len(maker.inputs) == 2:
@@ -351,16 +335,20 @@ class _Trace:
         if node is None:
             return None, None
         if node.kind in _NORMS and len(node.inputs) > 1:
-            pair = [*(self._vector(name) for name in node.inputs[1:3]), None]
-            return pair[0], pair[1]
+            gain, shift, *_ = [*(self._vector(name) for name in node.inputs[1:3]), None]
+            return gain, shift
         if node.kind == "Add" and len(node.inputs) == 2:
-            shift = next((held for name in node.inputs if (held := self._vector(name)) is not None), None)
+            shift = self._first_vector(node)
             inner = [self._makers[name] for name in node.inputs if name in self._makers]
             node = inner[0] if shift is not None and inner and inner[0].kind == "Mul" else None
         if node is not None and node.kind == "Mul":
-            gain = next((held for name in node.inputs if (held := self._vector(name)) is not None), None)
+            gain = self._first_vector(node)
             return gain, shift if gain is not None else None
         return None, None
+
+    def _first_vector(self, node: Node) -> Stored | None:
+        vectors = (self._vector(name) for name in node.inputs)
+        return next((held for held in vectors if held is not None), None)
 
     def _vector(self, name: str) -> Stored | None:
         held = self._held.get(name)
@@ -404,15 +392,27 @@ class _Trace:
         return self._makers.get(value)
 
 
+def _listed(node: Node, attribute: str) -> list[int]:
+    """An attribute that is a list of integers; empty if it is absent or of another type."""
+    numbers = node.attributes.get(attribute)
+    return numbers if isinstance(numbers, list) else []
+
+
+def _part_of(side: _Side, begin: int, count: int) -> _Side:
+    """Some of the outputs of a projection."""
+    bias = None if side.bias is None else _Part(side.bias, begin, count)
+    return replace(side, weight=_Part(side.weight, begin, count), bias=bias, is_part=True, stacked=0)
+
+
 def _affine(packed: Plain | None, scale: Plain | None = None, zero: Plain | None = None) -> Stored | None:
     if packed is None or scale is None or len(packed.shape) != 2:
         return None
-    return Affine(packed, scale, zero, columns=True)
+    return Affine(packed, scale, zero, inputs_first=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Some of the outputs of a projection."""
+class _Part:
+    """Some of the outputs of a weight or a bias."""
 
     whole: Stored
     begin: int
@@ -432,12 +432,10 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the part."""
         shape = self.whole.shape
         return (*shape[:-1], self.count) if self.inputs_first or len(shape) == 1 else (self.count, *shape[1:])
 
-    def read(self, rows: slice, columns: slice) -> Any:
-        """A slice of the part as float64."""
+    def read(self, rows: slice, columns: slice) -> Floats:
         if self.inputs_first:
             return self.whole.read(rows, self._moved(columns))
         return self.whole.read(self._moved(rows), columns)
@@ -447,18 +445,5 @@ class Part:
         return slice(self.begin + first, self.begin + last)
 
 
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    """Stands for a softmax that is not understood, so that it is listed."""
-
-    dtype: str = "Softmax"
-    shape: tuple[int, ...] = ()
-    itemsize: float = 0.0
-    inputs_first: bool = False
-
-    def read(self, rows: slice, columns: slice) -> Any:
-        """There is nothing to read."""
-        raise NotReadError(f"nothing at {rows}, {columns}")
-
-
-_NOTHING: Stored = _Nothing()
+# Stands for a softmax that is not understood, so that it is listed.
+_NOTHING = Unpacked("Softmax", (), 0.0, lambda _rows, _columns: np.zeros((0, 0)))
