@@ -6,7 +6,7 @@ Problem, by the names of its fields; none of them decides anything.
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache, partial, wraps
 from inspect import cleandoc, signature
 from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
@@ -34,7 +34,9 @@ from .scaling import SQRT, ScaleRule, factor_at, rule
 # float32.
 _LARGEST_SCALE = 1e19
 
-Documented = TypeVar("Documented", bound=Callable[..., Any])
+# Makes a NamedTuple of its values: Options(*values) takes three times as long, which a small call would notice.
+new_record = tuple.__new__
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -125,39 +127,39 @@ class Problem(NamedTuple):
 
     def with_arrays(self, query: Any, key: Any, value: Any) -> "Problem":
         """The same facts about other arrays: what _replace gives, in a fraction of its time."""
-        return _new_tuple(Problem, (query, key, value) + self[_FACTS])  # type: ignore[operator]  # a slice of a tuple is one
+        return new_record(Problem, (query, key, value) + self[_FACTS])  # type: ignore[operator]  # a slice of a tuple is one
 
 
-def with_rows(problem: Problem, rows: Any) -> Problem:
-    """The problem of some of its query rows, each at its old position; rows are ints or a slice."""
-    position = problem.query_positions
-    if position is None:
+_FACTS = slice(Problem._fields.index("value") + 1, None)
+
+
+def _rows_of_view(array: Any, rows: Any, n_rows: int) -> Any:
+    # An axis along which it was broadcast has stride 0: one entry of it is taken, and broadcast again.
+    in_numpy = isinstance(array, np.ndarray)
+    strides = array.strides if in_numpy else array.stride()
+    distinct = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    distinct = distinct if strides[-2] == 0 else distinct[..., rows, :]
+    shape = (*array.shape[:-2], n_rows, array.shape[-1])
+    return np.broadcast_to(distinct, shape) if in_numpy else distinct.expand(shape)
+
+
+def with_rows(problem: Problem, rows: Any, rows_of_pairs: Callable[..., Any] = _rows_of_view) -> Problem:
+    """The problem of some of its query rows, each at its old position; rows are ints or a slice.
+
+    rows_of_pairs(array, rows, n_rows) is these rows of a mask or a bias.
+    """
+    if problem.query_positions is None:
         position = np.arange(problem.query.shape[-2], dtype=np.int64) + problem.query_offset[:, None]
-
-    def of_entries(array: Any) -> Any:
-        return None if array is None else np.ascontiguousarray(array[:, rows])
-
+        problem = problem._replace(query_positions=position)
     query = problem.query[..., rows, :]
-
-    def of_pairs(array: Any) -> Any:
-        if array is None:
-            return None
-        # An axis along which it was broadcast has stride 0: one entry of it is taken, and broadcast again.
-        arrays = isinstance(array, np.ndarray)
-        strides = array.strides if arrays else array.stride()
-        distinct = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
-        distinct = distinct if strides[-2] == 0 else distinct[..., rows, :]
-        shape = (*array.shape[:-2], query.shape[-2], array.shape[-1])
-        return np.broadcast_to(distinct, shape) if arrays else distinct.expand(shape)
-
-    return problem._replace(
-        query=query,
-        query_positions=of_entries(position),
-        query_segments=of_entries(problem.query_segments),
-        row_scale=of_entries(problem.row_scale),
-        mask=of_pairs(problem.mask),
-        bias=of_pairs(problem.bias),
-    )
+    changed = {"query": query}
+    for name in ("query_positions", "query_segments", "row_scale"):
+        if (array := getattr(problem, name)) is not None:
+            changed[name] = np.ascontiguousarray(array[:, rows]) if isinstance(array, np.ndarray) else array[:, rows]
+    for name in ("mask", "bias"):
+        if (array := getattr(problem, name)) is not None:
+            changed[name] = rows_of_pairs(array, rows, query.shape[-2])
+    return problem._replace(**changed)
 
 
 class Learnable(NamedTuple):
@@ -193,19 +195,13 @@ def learnable(*lies: str) -> tuple[str, ...]:
 LEARNED = learnable("number", "heads", "entries", "pairs")
 
 
-def _meanings(record: Any) -> str:
-    """The fields of a record and what they mean, as a docstring shows them."""
+def option_meanings() -> str:
+    """The options and what they mean, as a docstring shows them."""
     lines = []
-    for name, hint in record.__annotations__.items():
+    for name, hint in Options.__annotations__.items():
         meaning = cleandoc(hint.__metadata__[0]).replace("\n", "\n" + " " * 18)
         lines.append(f"    {name:<13} {meaning}")
     return "\n".join(lines).lstrip()
-
-
-def documented(function: Documented) -> Documented:
-    """Put the meanings of the options where the docstring of the function says {options}."""
-    function.__doc__ = (function.__doc__ or "").replace("{options}", _meanings(Options))
-    return function
 
 
 def takes(
@@ -233,11 +229,7 @@ def takes(
 
 def given_options(arguments: dict[str, Any]) -> Options:
     """The options among the arguments of a call, which is its locals(). Options that are missing get their defaults."""
-    return Options(**{name: arguments[name] for name in Options._fields if name in arguments})
-
-
-_new_tuple = tuple.__new__
-_FACTS = slice(Problem._fields.index("value") + 1, None)
+    return new_record(Options, map(arguments.get, Options._fields, Options._field_defaults.values()))
 
 
 def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) -> tuple[Problem, bool]:
@@ -268,12 +260,9 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
     ):
         problem = usual_facts(backend, shape, n_key, scale, causal, query_offset)
     else:
-        own_facts = getattr(backend, "facts", None)  # of a library whose numbers may not be known yet
-        problem = (
-            facts(backend, shape, n_key, one_head, options)
-            if own_facts is None
-            else own_facts(shape, n_key, one_head, options)
-        )
+        # A library whose numbers may not be known yet has its own.
+        facts_of = getattr(backend, "facts", None) or partial(facts, backend)
+        problem = facts_of(shape, n_key, one_head, options)
     return problem.with_arrays(query, key, value), one_head
 
 

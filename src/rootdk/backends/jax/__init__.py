@@ -16,7 +16,7 @@ import numpy as np
 from ... import options as _options
 from ...checks import float_type, shown, three_floats, type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Learnable, Options, Problem, learnable, segment_pair
+from ...options import Learnable, Options, Problem, learnable, segment_pair, with_rows
 from ...reading import FIELDS, Reading, reading_of
 from ...scaling import ScaleRule, rule
 from .primitives import Facts, bind, forward_p, gradients, read_p, real_type, tangent_p, weights_p
@@ -295,29 +295,12 @@ def _rule_by_row(scale: Any, unknown: dict[str, Any]) -> str:
 
 
 def _with_rows(problem: Problem, rows: Any) -> Problem:
-    """The problem of some of its query rows, each at its old position."""
-    position = problem.query_positions
-    if position is None:
+    if problem.query_positions is None:
         if problem.query_segments is not None:
             raise ArgumentError("rows: must be None where segments are traced, got rows")
-        offset = problem.query_offset
-        offset = problem.key_lengths - problem.query.shape[-2] if offset is None else offset
-        position = np.arange(problem.query.shape[-2])[None] + offset[:, None]
-
-    def of_entries(array: Any) -> Any:
-        return None if array is None else array[:, rows]
-
-    def of_pairs(array: Any) -> Any:
-        return array if array is None or array.shape[-2] == 1 else array[..., rows, :]
-
-    return problem._replace(
-        query=problem.query[..., rows, :],
-        query_positions=of_entries(position),
-        query_segments=of_entries(problem.query_segments),
-        row_scale=of_entries(problem.row_scale),
-        mask=of_pairs(problem.mask),
-        bias=of_pairs(problem.bias),
-    )
+        if problem.query_offset is None:  # the kernel would compute it from the lengths, for all rows
+            problem = problem._replace(query_offset=problem.key_lengths - problem.query.shape[-2])
+    return with_rows(problem, rows, lambda array, *_: array if array.shape[-2] == 1 else array[..., rows, :])
 
 
 def _array(argument: str, array: Any) -> Any:
