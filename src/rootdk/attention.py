@@ -147,19 +147,20 @@ def measure(
     """
     given = scale, causal, mask, bias, window, query_offset, key_lengths, softcap, sinks, alibi, segments, dropout, seed
     options = new_record(Options, given)
+    per_key = per_key is not False and truth("per_key", per_key)
     backend = backend_of("query", query)
     if backend.traced(query, key, value, options):
-        if truth("per_key", per_key):
+        if per_key:
             raise ArgumentError("per_key: must be False inside torch.compile and torch.func, got True")
         return backend.traced_call(query, key, value, options, measured=True)
     if (device := backend.elsewhere(query)) is not None:
-        if truth("per_key", per_key):
+        if per_key:
             raise ArgumentError("per_key: must be False on a GPU, got True")
         return device.measure(query, key, value, options)
     problem, one_head = resolve(backend, query, key, value, options)
-    if per_key is not False:
+    if per_key:
         check_one_type(problem.query, problem.key, "per_key=True")
-    out, reading = backend.measure(problem, options, per_key is not False and truth("per_key", per_key))
+    out, reading = backend.measure(problem, options, per_key)
     return (out[0], without_head_axis(reading)) if one_head else (out, reading)
 
 
