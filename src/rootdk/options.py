@@ -291,7 +291,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
     else:
         offset = np.full(math.prod(leading), n_key - n_query, np.int64)
 
-    packed = _NO_SEGMENTS
+    packed = _Segments()
     keys: Any = n_key if lengths is None else lengths[:, None]
     if options.segments is not None:
         of_queries, of_keys = segment_pair(options.segments, n_query, n_key)
@@ -374,9 +374,6 @@ class _Segments(NamedTuple):
     key_segments: Any = None
     query_positions: Any = None
     key_positions: Any = None
-
-
-_NO_SEGMENTS = _Segments()
 
 
 def check_one_type(query: Any, key: Any, purpose: str) -> None:

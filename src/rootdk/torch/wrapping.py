@@ -54,7 +54,8 @@ class Wrapped:
             self._open.remove((make, stand_in))
             (stand_in.wrappers if make in stand_in.wrappers else stand_in.observers).remove(make)
             stand_in.compose()
-            if not stand_in.used and vars(self._owner).get(self._name) is stand_in.function:
+            unused = not (stand_in.wrappers or stand_in.observers)
+            if unused and vars(self._owner).get(self._name) is stand_in.function:
                 stand_in.put_back()
 
     def raise_observer(self, make: Make) -> None:
@@ -96,10 +97,6 @@ class _StandIn:
         if isinstance(known, _StandIn) and known.function is current:
             return known
         return _StandIn(owner, name)
-
-    @property
-    def used(self) -> bool:
-        return bool(self.wrappers or self.observers)
 
     def compose(self) -> None:
         call = self.found
