@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from ..reading import Reading
 
-_SUPPORTED = "an array of NumPy or jax or a torch tensor"
 _found: dict[type, "Backend"] = {}
 
 
@@ -111,7 +110,7 @@ def _find(argument: str, array: Any) -> Backend:
             if not backend.traced():  # a compiler could not repeat this step
                 _found[type(array)] = backend
             return backend
-    raise ArgumentTypeError(f"{argument}: must be {_SUPPORTED}, got {type_name(array)}")
+    raise ArgumentTypeError(f"{argument}: must be an array of NumPy or jax or a torch tensor, got {type_name(array)}")
 
 
 def problem_of(query: Any, key: Any, value: Any, **options: Any) -> Problem:

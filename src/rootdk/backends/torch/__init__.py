@@ -20,16 +20,15 @@ from ...options import LEARNED, Learnable, Options, Problem, learnable, usual_fa
 from ...reading import Reading, reading_of
 from .. import kernel as compiled
 from . import eager, kernel
-from .kernel import FLOATS, refuse_tangents, tangents
+from .kernel import FLOATS, refuse_tangents, tangents, transformed
 
 _BY_VALUE = "where tensors are taken by their values"
 _learned = itemgetter(*map(Options._fields.index, LEARNED))
 # Types of arguments that carry no behaviour of their own.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), float})
 
-# torch has no public names for these three.
+# torch has no public names for these two.
 _modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001
 _tracing = torch._C._get_tracing_state  # noqa: SLF001
 
 
@@ -43,7 +42,7 @@ def traced(*arguments: Any) -> bool:
 
     A tangent must too; outside a level of dual numbers this check costs one comparison.
     """
-    if torch.compiler.is_compiling() or _modes() > 0 or _transformed() or _tracing() is not None:
+    if torch.compiler.is_compiling() or _modes() > 0 or transformed() or _tracing() is not None:
         return True
     if arguments and type(arguments[-1]) is Options:
         arguments = arguments[:-1] + _learned(arguments[-1])
@@ -61,7 +60,7 @@ def known(query: Any, key: Any, value: Any, options: Options) -> Problem | None:
         torch.compiler.is_compiling()
         or not type(query) is type(key) is type(value) is Tensor
         or _modes() > 0
-        or _transformed()
+        or transformed()
         or _tracing() is not None
         or forward_ad._current_level >= 0  # noqa: SLF001
         or torch.is_autocast_enabled("cpu")

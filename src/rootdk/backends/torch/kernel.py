@@ -191,13 +191,14 @@ def refuse_tangent(name: str, where: str) -> NoReturn:
     raise DerivativeError(f"{name}: must have no tangent {where}, got one")
 
 
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch has no public name for it
-_has_memory = torch._C._has_storage  # noqa: SLF001
+# torch has no public names for these two.
+transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001
+has_memory = torch._C._has_storage  # noqa: SLF001
 
 
 def is_batched(*tensors: Any) -> bool:
     """Whether one of them stands for a batch of tensors, outside torch.func."""
-    return not _transformed() and any(isinstance(t, Tensor) and not _has_memory(t) for t in tensors)
+    return not transformed() and any(isinstance(t, Tensor) and not has_memory(t) for t in tensors)
 
 
 def each(run: Callable[..., tuple[Any, ...]], *tensors: Any) -> tuple[Any, ...]:

@@ -62,6 +62,7 @@ def operands(arguments: Any) -> Operands:
 
 _SCHEMA = {name: "Tensor" if name in learnable("rows") else "Tensor?" for name in Learnable._fields}
 _SCHEMA |= {name: get_args(hint)[1] for name, hint in get_type_hints(Facts, include_extras=True).items()}
+_OPTIONS = tuple(name for name in Facts._fields if name in Options._fields)
 _FACT_TENSORS = tuple(name for name in Facts._fields if _SCHEMA[name] == "Tensor?")
 _OPERANDS = ", ".join(f"{kind} {name}" for name, kind in _SCHEMA.items())
 _GRADIENTS = ", ".join("Tensor" for _ in Learnable._fields)
@@ -74,15 +75,12 @@ _PAIRS = learnable("pairs")
 def problem_of(call: Operands) -> Problem:
     """Everything checked and resolved, as for a NumPy call."""
     given, facts = call
-    options = Options(**{name: getattr(given, name) for name in LEARNED})._replace(
+    unchanged = {name: getattr(given, name) for name in LEARNED} | {name: getattr(facts, name) for name in _OPTIONS}
+    options = Options(**unchanged)._replace(
         scale=1.0 if facts.row_scale is not None else facts.factor if given.scale is None else given.scale,
         window=None if facts.left is None and facts.right is None else (facts.left, facts.right),
         query_offset=facts.query_offset if facts.offset is None else facts.offset,
-        key_lengths=facts.key_lengths,
-        softcap=facts.softcap,
-        mask=facts.mask,
         segments=None if facts.query_segments is None else (facts.query_segments, facts.key_segments),
-        dropout=facts.dropout,
         seed=None if facts.seed is None else int(facts.seed) % 2**64,
     )
     problem, _ = resolve(adapter, given.query, given.key, given.value, options)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...options import Learnable, Problem, learnable
 from . import kernel, second
-from .kernel import each, is_batched, primal
+from .kernel import each, is_batched, primal, transformed
 from .operators import (
     NO_FACTS,
     Facts,
@@ -86,7 +86,7 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if not torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        if not transformed():
             return pull_back_twice(ctx, *grads)  # plain operations, which can be differentiated again
         (d_out, _out, _row_state), call = kept(ctx)
         _d_out, _out, _row_state, *wanted, _pairs_asked = ctx.needs_input_grad
@@ -224,21 +224,15 @@ def differentiable_gradients(
     problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, wanted: Learnable
 ) -> Learnable:
     """eager.gradients() as a function that torch can differentiate: a Problem becomes Operands again."""
-    query = problem.query
-    leading, heads, n_query, n_key = query.shape[:-3], query.shape[-3:-2], query.shape[-2], problem.key.shape[-2]
+    leading, heads = problem.query.shape[:-3], problem.query.shape[-3:-2]
     learned = {name: getattr(problem, name) for name in learnable("rows", "pairs")}
     learned |= {name: _as_tensor(getattr(problem, name), heads) for name in learnable("heads")}
     learned |= {name: _as_tensor(getattr(problem, name), (*leading, *heads)) for name in learnable("entries")}
     learned |= dict(kernel.present(wanted, wanted._fields))
     signed_seed = problem.seed - 2**64 if problem.seed >= 2**63 else problem.seed
     facts = Facts(**{name: getattr(problem, name, None) for name in Facts._fields})._replace(
+        **{name: _as_tensor(getattr(problem, name), shape or (1,)) for name, shape in _fact_shapes(problem).items()},
         factor=problem.scale if wanted.scale is None else None,
-        row_scale=_as_tensor(problem.row_scale, (*leading, n_query)),
-        query_offset=_as_tensor(problem.query_offset, leading or (1,)),
-        query_segments=_as_tensor(problem.query_segments, (*leading, n_query)),
-        key_segments=_as_tensor(problem.key_segments, (*leading, n_key)),
-        query_positions=_as_tensor(problem.query_positions, (*leading, n_query)),
-        key_lengths=_as_tensor(problem.key_lengths, leading or (1,)),
         seed=None if problem.dropout == 0.0 else torch.tensor([signed_seed], device="cpu"),
     )
     call = (*Learnable(**learned), *facts)
@@ -247,6 +241,14 @@ def differentiable_gradients(
 
 def _as_tensor(array: Any, shape: tuple[int, ...]) -> Any:
     return None if array is None else torch.tensor(array, device="cpu").reshape(shape)
+
+
+def _fact_shapes(arrays: Problem | Learnable) -> dict[str, tuple[int, ...]]:
+    """The shapes of the facts that have a number for every batch entry, or for each of its query rows or keys."""
+    leading = arrays.query.shape[:-3]
+    rows, keys = (*leading, arrays.query.shape[-2]), (*leading, arrays.key.shape[-2])
+    shapes = dict.fromkeys(("row_scale", "query_segments", "query_positions"), rows)
+    return shapes | {"key_segments": keys, "query_offset": leading, "key_lengths": leading}
 
 
 def _primal(call: Operands) -> Operands:
@@ -260,20 +262,12 @@ _AXES = dict.fromkeys(learnable("pairs"), 3) | dict.fromkeys(learnable("entries"
 def _mapped(dims: Operands, call: Operands, size: int) -> Operands:
     """The same call with the mapped axis as one more leading axis."""
     given = _mapped_learnable(call.given, dims.given, size, call.given.query.dim() - 2 - (dims.given.query is not None))
-    leading, n_query, n_key = given.query.shape[:-3], given.query.shape[-2], given.key.shape[-2]
     changed = {}
-    for name, shape in (
-        ("row_scale", (*leading, n_query)),
-        ("query_segments", (*leading, n_query)),
-        ("key_segments", (*leading, n_key)),
-        ("query_positions", (*leading, n_query)),
-        ("query_offset", leading),
-        ("key_lengths", leading),
-    ):
+    for name, shape in _fact_shapes(given).items():
         if (fact := getattr(call.facts, name)) is not None:
             changed[name] = _aligned(fact, getattr(dims.facts, name), len(shape)).expand(shape)
     if call.facts.mask is not None:
-        changed["mask"] = _aligned(call.facts.mask, dims.facts.mask, len(leading) + 3)
+        changed["mask"] = _aligned(call.facts.mask, dims.facts.mask, given.query.dim())
     return Operands(given, call.facts._replace(**changed))
 
 
