@@ -16,6 +16,7 @@ from .options import (
     Learnable,
     Options,
     check_one_type,
+    fitting,
     given_options,
     new_record,
     option_meanings,
@@ -198,12 +199,11 @@ def weights(
     """
     options = given_options(locals())
     backend = backend_of("query", query)
-    backend.refuse_shapeless(query=query, key=key)
     if backend.traced(query, key, options):
+        backend.refuse_shapeless(query=query, key=key)  # a nested tensor counts as traced
         raise ArgumentError("rootdk.weights: must be called outside torch.compile and torch.func, got a traced call")
-    if not backend.holds(key):
-        backend.inputs(query, key, key)  # raises the error that says what is wrong
-    problem, one_head = resolve(backend, query, key, key[..., :0], options)
+    problem, one_head = resolve(backend, query, key, key, options)
+    problem = problem.with_arrays(problem.query, problem.key, problem.key[..., :0])
     check_one_type(problem.query, problem.key, "its weights")
     whole = rows is None or (isinstance(rows, slice) and rows.step in (None, 1))  # then a view
     chosen = rows if whole else row_numbers(rows, problem.query.shape[-2])
@@ -306,7 +306,7 @@ def attention_vjp(
 
     def pull_back(d_out: Array) -> tuple[Array, Array, Array]:
         """d_query, d_key, d_value for one d_out of the shape and type of the output."""
-        grad = backend.fitting("d_out", d_out, problem.query, "the output", out.shape)
+        grad = fitting(backend, "d_out", d_out, problem.query, "the output", out.shape)
         d_query, d_key, d_value = pull(grad[None] if one_head else grad)
         return (d_query[0], d_key[0], d_value[0]) if one_head else (d_query, d_key, d_value)
 

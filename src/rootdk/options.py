@@ -346,8 +346,8 @@ def resolve_tangents(
             raise ArgumentError(f"{argument}: must be None without {name}, got {type_name(tangent)}")
         if name in _ROWS:
             shape = tuple(of.shape[1:] if one_head else of.shape)
-            fitting = backend.fitting(argument, tangent, problem.query, name, shape)
-            moved[name] = fitting[None] if one_head else fitting
+            checked = fitting(backend, argument, tangent, problem.query, name, shape)
+            moved[name] = checked[None] if one_head else checked
         elif name in _PAIRS:
             moved[name] = spread = backend.broadcast(argument, tangent, tuple(of.shape), False)
             if spread.dtype != of.dtype:
@@ -374,6 +374,14 @@ class _Segments(NamedTuple):
     key_segments: Any = None
     query_positions: Any = None
     key_positions: Any = None
+
+
+def fitting(backend: Any, argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
+    """A gradient or a tangent, checked for the type of query and for the shape of the array that `of` names."""
+    checked = backend.floats(argument, array, query.dtype)
+    if tuple(checked.shape) != tuple(shape):
+        raise ArgumentError(f"{argument}: must have the shape of {of} {tuple(shape)}, got {tuple(checked.shape)}")
+    return checked
 
 
 def check_one_type(query: Any, key: Any, purpose: str) -> None:

@@ -52,19 +52,25 @@ class Backend(Protocol):
     def inputs(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
         """The three arrays with one supported element type, or an error that names the one that does not fit."""
 
+    def floats(self, argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Any:
+        """An array of a supported element type, or of the given one, which is that of the array `like`.
+
+        cache   a half type is allowed with float32 queries
+        """
+
     def refuse_shapeless(self, **arrays: Any) -> None:
-        """An error that names an array without a shape, if the library has such; for code that would not notice it."""
+        """An error that names an array without a shape; only for a library in which there are such."""
 
     def broadcast(self, argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
         """A view of a mask (boolean) or a bias with that shape."""
 
-    def fitting(self, argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
-        """A gradient or a tangent, checked for the type of query and for the shape of the array that `of` names."""
-
     def traced_call(
         self, query: Any, key: Any, value: Any, options: Options, measured: bool, only_reads: bool = False
     ) -> tuple[Any, Any]:
-        """The output, and its Reading if measured, of a call that is traced(). only_reads: the Reading alone."""
+        """The output, and its Reading if measured, of a call that is traced(). only_reads: the Reading alone.
+
+        Only for a library whose calls can be traced().
+        """
 
     def forward(self, problem: Problem, options: Options) -> Any:
         """The output. The options are as the caller gave them, for a library whose arrays have gradients."""

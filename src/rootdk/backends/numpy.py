@@ -50,11 +50,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
         dtype = query.dtype
         if dtype is key.dtype and dtype is value.dtype and dtype in _NATIVE:
             return query, key, value
-    return three_floats(_floats, query, key, value)
-
-
-def refuse_shapeless(**arrays: Any) -> None:
-    """Every array of NumPy has a shape."""
+    return three_floats(floats, query, key, value)
 
 
 def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Array:
@@ -64,7 +60,7 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
         if array.dtype != np.bool_:
             raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {array.dtype}")
     else:
-        array = _floats(argument, array)
+        array = floats(argument, array)
         array = array if array.flags.aligned else array.copy()  # here, before the view has n_query x n_key elements
     try:
         return np.broadcast_to(array, shape)
@@ -72,17 +68,6 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
         raise ArgumentError(
             f"{argument}: must broadcast to (..., heads, n_query, n_key) = {shape}, got {array.shape}"
         ) from None
-
-
-def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Array:
-    checked = _floats(argument, array, query.dtype)
-    if checked.shape != shape:
-        raise ArgumentError(f"{argument}: must have the shape of {of} {shape}, got {checked.shape}")
-    return checked
-
-
-def traced_call(*_: Any) -> tuple[Array, Reading]:
-    raise AssertionError("nothing follows a NumPy call")
 
 
 def forward(problem: Problem, options: Options) -> Array:  # noqa: ARG001 -- arrays have no gradients
@@ -189,7 +174,7 @@ def _raw(array: Array) -> Array:
     return array if array.dtype in _NATIVE else array.view(np.uint16)
 
 
-def _floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Array:
+def floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Array:
     """A plain ndarray of a supported type in the byte order of this machine."""
     if not holds(array):
         raise ArgumentTypeError(f"{argument}: must be a NumPy array like query, got {type_name(array)}")

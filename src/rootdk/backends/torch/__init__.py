@@ -97,7 +97,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
     if plain_types and compiled().alike(query, key, value) and not torch.is_autocast_enabled("cpu"):
         return query, key, value
     query, key, value = autocast(query, key, value)
-    return three_floats(_floats, query, key, value)
+    return three_floats(floats, query, key, value)
 
 
 def refuse_shapeless(**arrays: Any) -> None:
@@ -139,13 +139,6 @@ def expanded(argument: str, array: Tensor, shape: tuple[int, ...], boolean: bool
         raise ArgumentError(
             f"{argument}: must broadcast to (..., heads, n_query, n_key) = {tuple(shape)}, got {tuple(array.shape)}"
         ) from None
-
-
-def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Tensor:
-    checked = _floats(argument, array, query.dtype)
-    if checked.shape != shape:
-        raise ArgumentError(f"{argument}: must have the shape of {of} {tuple(shape)}, got {tuple(checked.shape)}")
-    return checked
 
 
 def traced_call(
@@ -231,7 +224,7 @@ def jvp(problem: Problem, tangents: Learnable) -> tuple[Tensor, Tensor]:
     return out, kernel.tangent(problem, tangents, out)
 
 
-def _floats(argument: str, tensor: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Tensor:
+def floats(argument: str, tensor: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Tensor:
     _check_tensor(argument, tensor)
     _check_place(argument, tensor)
     if tensor.dtype not in FLOATS or dtype not in (None, tensor.dtype):  # names take longer to compare than types

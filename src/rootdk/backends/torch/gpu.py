@@ -30,6 +30,8 @@ _KNOWN = frozenset({
     "query", "key", "value", "scale", "row_scale", "softcap", "left", "right", "query_offset", "key_lengths", "mask",
     "bias", "sinks", "alibi", "dropout", "seed", "query_segments", "key_segments", "query_positions", "key_positions",
 })  # fmt: skip
+# The options that torch's own attention has.
+_OF_TORCH = frozenset({"scale", "causal", "mask", "bias", "query_offset", "dropout"})
 # The outputs that a launch can write.
 _OUTPUTS = ("fields", "keys", "first_weight", "top_key", "top_share", "top_mass")
 # The inputs of a launch for segments.
@@ -132,8 +134,8 @@ def read_layer(
 
 def measure(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Reading]:
     """torch's fused attention for the output, differentiable, and read() for the Reading."""
-    for name in ("window", "key_lengths", "softcap", "sinks", "alibi", "segments", "seed"):
-        if getattr(options, name) is not None:
+    for name, given in options._asdict().items():
+        if name not in _OF_TORCH and given is not None:
             raise ArgumentError(f"{name}: torch's attention, which measure uses on a GPU, has none; use rootdk.read")
     if options.causal and not (options.mask is None and options.bias is None):
         raise ArgumentError("causal: torch's attention, which measure uses on a GPU, takes no mask or bias beside it")
