@@ -136,8 +136,8 @@ MUTATIONS = (
     Mutation(
         "a factor is missing in Chan's formula",
         "src/rootdk/reading.py",
-        "part_a * a + part_b * b + part_a * part_b * apart * apart",
-        "part_a * a + part_b * b + part_a * apart * apart",
+        "part_a * a + part_b * b + part_a * part_b * difference * difference",
+        "part_a * a + part_b * b + part_a * difference * difference",
         ("tests/operator/test_reading.py",),
     ),
     Mutation(

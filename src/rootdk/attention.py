@@ -368,8 +368,8 @@ def attention_jvp(
     backend = backend_of("query", query)
     problem, one_head = resolve(backend, query, key, value, options)
     check_one_type(problem.query, problem.key, "a derivative")
-    moved = Learnable(**{name: arguments[f"d_{name}"] for name in Learnable._fields})
-    out, d_out = backend.jvp(problem, resolve_tangents(backend, problem, options, one_head, moved))
+    tangents = Learnable(**{name: arguments[f"d_{name}"] for name in Learnable._fields})
+    out, d_out = backend.jvp(problem, resolve_tangents(backend, problem, options, one_head, tangents))
     return (out[0], d_out[0]) if one_head else (out, d_out)
 
 

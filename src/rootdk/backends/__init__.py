@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..reading import Reading
 
-_found: dict[type, "Backend"] = {}
+_by_type: dict[type, "Backend"] = {}
 
 
 class Device(Protocol):
@@ -96,7 +96,7 @@ class Backend(Protocol):
 
 def backend_of(argument: str, array: Any) -> Backend:
     """The adapter for this array; an error names the argument if there is none."""
-    backend = _found.get(type(array))
+    backend = _by_type.get(type(array))
     return backend if backend is not None else _find(argument, array)
 
 
@@ -114,7 +114,7 @@ def _find(argument: str, array: Any) -> Backend:
             continue
         if (backend := cast("Backend", adapter)).holds(array):
             if not backend.traced():  # a compiler could not repeat this step
-                _found[type(array)] = backend
+                _by_type[type(array)] = backend
             return backend
     raise ArgumentTypeError(f"{argument}: must be an array of NumPy or jax or a torch tensor, got {type_name(array)}")
 

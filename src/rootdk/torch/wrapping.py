@@ -76,10 +76,10 @@ class _StandIn:
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
         self.inherited = name not in vars(owner)
-        self.found = self._inherited if self.inherited else vars(owner)[name]
+        self.original = self._inherited if self.inherited else vars(owner)[name]
         self.wrappers: list[Make] = []
         self.observers: list[Make] = []
-        self.call = self.found
+        self.call = self.original
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return self.call(*args, **kwargs)
@@ -99,7 +99,7 @@ class _StandIn:
         return _StandIn(owner, name)
 
     def compose(self) -> None:
-        call = self.found
+        call = self.original
         for make in (*self.wrappers, *self.observers):
             call = make(call)
         self.call = call
@@ -108,7 +108,7 @@ class _StandIn:
         if self.inherited:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, self.found)
+            setattr(self.owner, self.name, self.original)
 
     def _inherited(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Looked up when it is called: the class that has it may be patched too.

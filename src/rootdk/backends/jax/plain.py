@@ -107,11 +107,11 @@ def _sight(arrays: dict[str, Any], facts: Any) -> _Sight:
         position = _ranks(of_queries) + (offset if "query_offset" in arrays else counts - own_counts)
         visible = visible & same[..., None, :, :]
     position = arrays.get("query_positions", position)
-    apart = (key_position[..., None, :] - position[..., :, None])[..., None, :, :]
+    relative = (key_position[..., None, :] - position[..., :, None])[..., None, :, :]
     if facts.left >= 0:
-        visible = visible & (apart >= -min(facts.left, _FAR))
+        visible = visible & (relative >= -min(facts.left, _FAR))
     if facts.right >= 0:
-        visible = visible & (apart <= min(facts.right, _FAR))
+        visible = visible & (relative <= min(facts.right, _FAR))
     if "bias" in arrays:
         visible = visible & (arrays["bias"] != -jnp.inf)
     if "mask" in arrays:

@@ -264,15 +264,15 @@ def _forward_jvp(primals: Any, tangents: Any, *, operands: Any, results: Any, fa
         for name, tangent in zip(operands, tangents, strict=True)
         if name in Learnable._fields and not _is_zero(tangent)
     }
-    moves: dict[str, Any] = {}
+    result_tangents = {name: _no_tangent(outputs[name]) for name in results}
     if moved:
         if arrays["key"].dtype != arrays["query"].dtype:
             raise ArgumentTypeError(
                 f"key: must be {arrays['query'].dtype} like query for a derivative, got {arrays['key'].dtype}"
             )
         kept = {name: outputs[name] for name in _KEPT}
-        (moves["out"],) = bind(tangent_p, moved | arrays | kept, ("d_out",), facts)
-    return [outputs[n] for n in results], [moves[n] if n in moves else _no_tangent(outputs[n]) for n in results]
+        (result_tangents["out"],) = bind(tangent_p, moved | arrays | kept, ("d_out",), facts)
+    return [outputs[name] for name in results], [result_tangents[name] for name in results]
 
 
 ad.primitive_jvps[forward_p] = _forward_jvp
@@ -357,11 +357,11 @@ def _second(function: Any, primitive: Any, primals: Any, tangents: Any, paramete
     if facts.dropout > 0:
         raise DerivativeError("dropout: must be 0 for a second derivative in jax, got more; it is not computed")
     arrays = dict(zip(operands, primals, strict=True))
-    values, moves = {}, {}
+    values, directions = {}, {}
     for name, array, tangent in zip(operands, primals, tangents, strict=True):
         if name == "d_out" or name.removeprefix("d_") in Learnable._fields:
-            values[name], moves[name] = array, jnp.zeros_like(array) if _is_zero(tangent) else tangent
-    _, second = jax.jvp(lambda learned: function(arrays | learned), (values,), (moves,))
+            values[name], directions[name] = array, jnp.zeros_like(array) if _is_zero(tangent) else tangent
+    _, second = jax.jvp(lambda learned: function(arrays | learned), (values,), (directions,))
     return outputs, [moved.astype(array.dtype) for array, moved in zip(outputs, second, strict=True)]
 
 

@@ -215,7 +215,7 @@ def _segments(problem: Problem) -> dict[str, Any]:
     """
     shape, n_key = problem.query_segments.shape, problem.key_segments.shape[1]
     starts, ends, places, firsts, row_ids = np.zeros((5, *shape), np.int32)
-    key_ids, apart = np.zeros(problem.key_segments.shape, np.int32), True
+    key_ids, separate = np.zeros(problem.key_segments.shape, np.int32), True
     for b in range(len(starts)):
         length = n_key if problem.key_lengths is None else int(problem.key_lengths[b])
         names, key_ids[b] = np.unique(problem.key_segments[b], return_inverse=True)
@@ -227,7 +227,7 @@ def _segments(problem: Problem) -> dict[str, Any]:
         begins = np.cumsum(counts) - counts
         order = np.append(np.argsort(key_ids[b, :length], kind="stable"), 0)  # one extra, for empty ones
         first, last = order[begins], order[begins + np.maximum(counts, 1) - 1]
-        apart &= bool((last - first < np.maximum(counts, 1)).all())
+        separate &= bool((last - first < np.maximum(counts, 1)).all())
         position, count = problem.query_positions[b], counts[number]
         low = np.zeros_like(count) if problem.left is None else np.clip(position - problem.left, 0, count)
         high = count if problem.right is None else np.clip(position + problem.right + 1, 0, count)
@@ -237,9 +237,9 @@ def _segments(problem: Problem) -> dict[str, Any]:
             for at, more in ((low, 0), (high - 1, 1))
         )
         places[b], firsts[b] = np.clip(position, -(2**30), 2**30), first[number]
-    spans = {"row_starts": starts, "row_ends": ends, "row_places": places + firsts if apart else places}
+    spans = {"row_starts": starts, "row_ends": ends, "row_places": places + firsts if separate else places}
     tangled = {"row_segments": row_ids, "key_segments": key_ids, "key_places": problem.key_positions.astype(np.int32)}
-    return spans | (dict.fromkeys(tangled) if apart else tangled)
+    return spans | (dict.fromkeys(tangled) if separate else tangled)
 
 
 class _DeviceBackend:

@@ -102,9 +102,9 @@ def among(pulled: Any, of: Learnable) -> Learnable:
     return Learnable._make(None if t is None else gradient for gradient, t in zip(pulled, of, strict=True))
 
 
-def asks_for_pairs(wanted: Any) -> bool:
-    """Whether needs_input_grad of Operands asks for a gradient over pairs."""
-    return any(getattr(operands(wanted).given, name) for name in _PAIRS)
+def asks_for_pairs(wanted: Learnable) -> bool:
+    """Whether a part of needs_input_grad asks for a gradient over pairs."""
+    return any(getattr(wanted, name) for name in _PAIRS)
 
 
 def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -127,7 +127,7 @@ def backward_values(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: A
 
 def tangent_values(*arguments: Any) -> Tensor:
     """The tangent of the output, from tangents and Operands."""
-    moved, call = apart(arguments)
+    moved, call = split_tangents(arguments)
     problem = problem_of(call)
     tangents: dict[str, Any] = {}
     for name, tangent in kernel.present(moved, moved._fields):
@@ -144,7 +144,7 @@ def tangent_values(*arguments: Any) -> Tensor:
     return kernel.tangent(problem, Learnable(**tangents))
 
 
-def apart(arguments: Any) -> tuple[Learnable, Operands]:
+def split_tangents(arguments: Any) -> tuple[Learnable, Operands]:
     """Split the arguments of tangent_values."""
     count = len(Learnable._fields)
     return Learnable._make(arguments[:count]), operands(arguments[count:])
@@ -195,7 +195,7 @@ def _(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[T
 
 @attention_tangent.register_fake  # type: ignore[untyped-decorator]
 def _(*arguments: Any) -> Tensor:
-    _moved, call = apart(arguments)
+    _moved, call = split_tangents(arguments)
     return kernel.empty_out(call.given.query, call.given.value)
 
 
@@ -215,7 +215,7 @@ def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
     if d_out is not None:
         (out, row_state), call = kept(ctx)
         *wanted, _measured = ctx.needs_input_grad
-        pairs_asked = asks_for_pairs(wanted)
+        pairs_asked = asks_for_pairs(operands(wanted).given)
         pulled = run(d_out, out, row_state, *call.given, *call.facts, pairs_asked)
         gradients = among(pulled, asked(call.given, pairs_asked))
     return (*gradients, *NO_FACTS, None)
@@ -236,7 +236,7 @@ def pull_back_twice(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         return each(lambda *entry: pull_back_twice(ctx, *entry), *grads)
     (d_out, _out, _row_state), call = kept(ctx)
     _d_out, _out, _row_state, *wanted, _pairs_asked = ctx.needs_input_grad
-    given = asked(call.given, asks_for_pairs(wanted))
+    given = asked(call.given, asks_for_pairs(operands(wanted).given))
     d_d_out, pulled = second.second_derivative(Learnable._make(grads), d_out, problem_of(call), given)
     return (d_d_out, None, None, *pulled, *NO_FACTS, None)
 

@@ -21,7 +21,6 @@ from .operators import (
     Facts,
     Operands,
     among,
-    apart,
     asked,
     asks_for_pairs,
     backward_values,
@@ -35,6 +34,7 @@ from .operators import (
     pull_back,
     pull_back_twice,
     refuse_derivative,
+    split_tangents,
     tangent_values,
 )
 
@@ -91,7 +91,7 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
         (d_out, _out, _row_state), call = kept(ctx)
         _d_out, _out, _row_state, *wanted, _pairs_asked = ctx.needs_input_grad
         grads = tuple(None if g is not None and g.shape == (0,) else g for g in grads)
-        d_d_out, pulled = _second(d_out, Learnable._make(grads), call, asks_for_pairs(wanted))
+        d_d_out, pulled = _second(d_out, Learnable._make(grads), call, asks_for_pairs(operands(wanted).given))
         return (d_d_out, None, None, *pulled, *NO_FACTS, None)
 
     @staticmethod
@@ -135,7 +135,7 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        moved, call = apart(inputs)
+        moved, call = split_tangents(inputs)
         keep_call(ctx, call, *moved)
 
     @staticmethod
@@ -144,15 +144,15 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
             return each(lambda entry: FunctionalTangent.backward(ctx, entry), grad)
         saved, call = kept(ctx)
         moved = Learnable._make(saved)
-        wanted_moved, wanted = apart(ctx.needs_input_grad)
+        wanted_moved, wanted = split_tangents(ctx.needs_input_grad)
         pulled, in_call = Learnable(), Learnable()
         if any(wanted_moved):
             out, row_state, _, _ = FunctionalAttention.apply(*call.given, *call.facts, False)
-            pairs_asked = asks_for_pairs((*wanted_moved, *NO_FACTS))
+            pairs_asked = asks_for_pairs(wanted_moved)
             gradients = FunctionalPullback.apply(grad, out, row_state, *call.given, *call.facts, pairs_asked)
             pulled = Learnable._make(g if w else None for g, w in zip(gradients, wanted_moved, strict=True))
         if any(wanted.given):
-            _, in_call = _second(grad, moved, call, asks_for_pairs((*wanted.given, *NO_FACTS)))
+            _, in_call = _second(grad, moved, call, asks_for_pairs(wanted.given))
         return (*pulled, *in_call, *NO_FACTS)
 
     @staticmethod
@@ -161,7 +161,7 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        (moved, call), (moved_dims, dims) = apart(arguments), apart(in_dims)
+        (moved, call), (moved_dims, dims) = split_tangents(arguments), split_tangents(in_dims)
         if _only_one_by_one(call, dims) or _has_shared(moved_dims):
             return _one_by_one(FunctionalTangent, info, in_dims, arguments)
         given, facts = _mapped(dims, call, info.batch_size)
@@ -179,7 +179,7 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(d_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         *flat, pairs_asked = arguments
-        moved, call = apart(flat)
+        moved, call = split_tangents(flat)
         given = asked(call.given, pairs_asked or _has_pairs(moved))
         d_d_out, pulled = second.second_derivative(moved, d_out, problem_of(call), given)
         results = ((d_out, d_d_out), *zip(given, pulled, strict=True))
@@ -201,7 +201,7 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         d_out, *flat, pairs_asked = arguments
         d_out_dim, *flat_dims, _ = in_dims
-        (moved, call), (moved_dims, dims) = apart(flat), apart(flat_dims)
+        (moved, call), (moved_dims, dims) = split_tangents(flat), split_tangents(flat_dims)
         if _only_one_by_one(call, dims) or _has_shared(call.given):
             return _one_by_one(FunctionalSecond, info, in_dims, arguments)
         size, with_pairs = info.batch_size, pairs_asked or _has_pairs(moved)
