@@ -6,9 +6,9 @@ Problem, by the names of its fields; none of them decides anything.
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache, partial, wraps
+from functools import lru_cache, partial, wraps
 from inspect import cleandoc, signature
-from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,15 +184,13 @@ class Learnable(NamedTuple):
     alibi: Annotated[Any, "entries"] = None
 
 
-@cache
-def learnable(*lies: str) -> tuple[str, ...]:
-    """The names of the inputs with one of these annotations."""
-    hints = get_type_hints(Learnable, include_extras=True)
-    return tuple(name for name in Learnable._fields if hints[name].__metadata__[0] in lies)
-
-
+# The names of the inputs that lie in one of these ways.
+ROWS, NUMBERS, HEADS, ENTRIES, PAIRS = (
+    tuple(name for name, hint in Learnable.__annotations__.items() if hint.__metadata__[0] == lies)
+    for lies in ("rows", "number", "heads", "entries", "pairs")
+)
 # Which options may be tensors with a gradient.
-LEARNED = learnable("number", "heads", "entries", "pairs")
+LEARNED = tuple(name for name in Learnable._fields if name not in ROWS)
 
 
 def option_meanings() -> str:
@@ -344,27 +342,24 @@ def resolve_tangents(
         argument, of = f"d_{name}", getattr(problem, name)
         if of is None:
             raise ArgumentError(f"{argument}: must be None without {name}, got {type_name(tangent)}")
-        if name in _ROWS:
+        if name in ROWS:
             shape = tuple(of.shape[1:] if one_head else of.shape)
             checked = fitting(backend, argument, tangent, problem.query, name, shape)
             moved[name] = checked[None] if one_head else checked
-        elif name in _PAIRS:
+        elif name in PAIRS:
             moved[name] = spread = backend.broadcast(argument, tangent, tuple(of.shape), False)
             if spread.dtype != of.dtype:
                 wanted, got = (str(kind).removeprefix("torch.") for kind in (of.dtype, spread.dtype))
                 raise ArgumentTypeError(f"{argument}: must be {wanted} to match {name}, got {got}")
-        elif name in _HEADS:
+        elif name in HEADS:
             moved[name] = _sinks(argument, backend.plain(argument, tangent), problem.query.shape[-3], one_head)
-        elif name in _ENTRIES:
+        elif name in ENTRIES:
             moved[name] = _alibi(argument, backend.plain(argument, tangent), tuple(problem.query.shape[:-2]))
         else:
             moved[name] = real(argument, backend.plain(argument, tangent), "None or a number")
     if tangents.scale is not None and problem.row_scale is not None:
         raise ArgumentError(f"d_scale: must be None where the scale is a rule by row, got {shown(options.scale)}")
     return Learnable(**moved)
-
-
-_ROWS, _PAIRS, _HEADS, _ENTRIES = (learnable(lies) for lies in ("rows", "pairs", "heads", "entries"))
 
 
 class _Segments(NamedTuple):

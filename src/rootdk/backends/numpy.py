@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import FLOATS, float_type, three_floats, type_name
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import Learnable, Options, Problem, learnable, with_rows
+from ..options import PAIRS, ROWS, Learnable, Options, Problem, with_rows
 from ..reading import Reading
 from . import kernel
 
@@ -131,8 +131,8 @@ def jvp(problem: Problem, tangents: Learnable) -> tuple[Array, Array]:
     query = problem.query
     out, d_out = (np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype) for _ in range(2))
     moved = {name: tangent for name, tangent in tangents._asdict().items() if tangent is not None}
-    handed_down = {name: _walkable(moved[name]) for name in learnable("rows") if name in moved}
-    handed_down |= {name: _raw(moved[name]) for name in learnable("pairs") if name in moved}
+    handed_down = {name: _walkable(moved[name]) for name in ROWS if name in moved}
+    handed_down |= {name: _raw(moved[name]) for name in PAIRS if name in moved}
     kernel().tangent(_walked(problem), _raw(out), _raw(d_out), tangents._replace(**handed_down))
     return out, d_out
 

@@ -16,7 +16,7 @@ import numpy as np
 from ... import options as _options
 from ...checks import float_type, shown, three_floats, type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Learnable, Options, Problem, learnable, segment_pair, with_rows
+from ...options import ROWS, Learnable, Options, Problem, segment_pair, with_rows
 from ...reading import FIELDS, Reading, reading_of
 from ...scaling import ScaleRule, rule
 from .primitives import Facts, bind, forward_p, gradients, read_p, real_type, tangent_p, weights_p
@@ -170,7 +170,7 @@ def vjp(problem: Problem) -> tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]:
     out, row_state = bind(forward_p, arrays, ("out", "row_state"), numbers)
 
     def pull_back(d_out: Any) -> tuple[Any, Any, Any]:
-        wanted = {f"d_{name}": arrays[name] for name in learnable("rows")}
+        wanted = {f"d_{name}": arrays[name] for name in ROWS}
         pulled = gradients(d_out, arrays | {"out": out, "row_state": row_state}, numbers, wanted)
         return pulled["d_query"], pulled["d_key"], pulled["d_value"]
 

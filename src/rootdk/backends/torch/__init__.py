@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from ...checks import float_type, three_floats, type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import LEARNED, Learnable, Options, Problem, learnable, usual_facts, with_rows
+from ...options import LEARNED, PAIRS, ROWS, Learnable, Options, Problem, usual_facts, with_rows
 from ...reading import Reading, reading_of
 from .. import kernel as compiled
 from . import eager, kernel
@@ -168,7 +168,7 @@ def weights(problem: Problem, options: Options, rows: Any) -> Tensor:
     given = eager.given(problem, options)._replace(value=None)
     refuse_tangents("in weights(), whose derivative goes backward only", **given._asdict())
     if rows is not None:
-        spread = {name: t.expand(getattr(problem, name).shape) for name, t in kernel.present(given, learnable("pairs"))}
+        spread = {name: t.expand(getattr(problem, name).shape) for name, t in kernel.present(given, PAIRS)}
         problem = with_rows(problem, rows)
         given = given._replace(query=problem.query, **{name: t[..., rows, :] for name, t in spread.items()})
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
@@ -217,9 +217,8 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
 
 
 def jvp(problem: Problem, tangents: Learnable) -> tuple[Tensor, Tensor]:
-    rows = learnable("rows")
-    refuse_tangents(_BY_VALUE, **{name: getattr(problem, name) for name in rows})
-    refuse_tangents(_BY_VALUE, **{f"d_{name}": getattr(tangents, name) for name in rows})
+    refuse_tangents(_BY_VALUE, **{name: getattr(problem, name) for name in ROWS})
+    refuse_tangents(_BY_VALUE, **{f"d_{name}": getattr(tangents, name) for name in ROWS})
     out = kernel.empty_out(problem.query, problem.value)
     return out, kernel.tangent(problem, tangents, out)
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...options import LEARNED, Learnable, Options, Problem, check_one_type, learnable
+from ...options import HEADS, LEARNED, PAIRS, Learnable, Options, Problem, check_one_type
 from . import kernel
 from .kernel import each, has_memory, is_batched, tangents, transformed
 
-_HEADS_AT = tuple(map(LEARNED.index, learnable("heads")))
-_PAIRS = ("mask", *learnable("pairs"))
-_NO_PAIRS: dict[str, Any] = dict.fromkeys(_PAIRS)
+_HEADS_AT = tuple(map(LEARNED.index, HEADS))
+_OVER_PAIRS = ("mask", *PAIRS)
+_NO_PAIRS: dict[str, Any] = dict.fromkeys(_OVER_PAIRS)
 _kept_options = itemgetter(*map(Options._fields.index, (*LEARNED, "mask")))
 _LOG2_E = 1.4426950408889634
 # A scale within a factor of 2**24 of 1 leaves d_query in the range of float32, for every gradient that matters.
@@ -98,7 +98,7 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
         if options:
             *learned, mask = options
             saved = Learnable(query, key, value, *learned)
-            spread = {name: _spread(problem, getattr(saved, name, mask)) for name in _PAIRS}
+            spread = {name: _spread(problem, getattr(saved, name, mask)) for name in _OVER_PAIRS}
             problem = problem._replace(**spread)
             # Only what is asked for: the gradient of a bias may be of size n x n.
             _problem, _filled, *needed, _mask = ctx.needs_input_grad

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import DerivativeError
-from ...options import LEARNED, Learnable, Options, Problem, check_shapes, learnable, resolve
+from ...options import ENTRIES, LEARNED, PAIRS, ROWS, Learnable, Options, Problem, check_shapes, resolve
 from .. import torch as adapter
 from . import eager, kernel, second
 from .kernel import each, is_batched, refuse_tangents
@@ -60,7 +60,7 @@ def operands(arguments: Any) -> Operands:
     return Operands(Learnable._make(arguments[:count]), Facts._make(arguments[count:]))
 
 
-_SCHEMA = {name: "Tensor" if name in learnable("rows") else "Tensor?" for name in Learnable._fields}
+_SCHEMA = {name: "Tensor" if name in ROWS else "Tensor?" for name in Learnable._fields}
 _SCHEMA |= {name: get_args(hint)[1] for name, hint in get_type_hints(Facts, include_extras=True).items()}
 _OPTIONS = tuple(name for name in Facts._fields if name in Options._fields)
 _FACT_TENSORS = tuple(name for name in Facts._fields if _SCHEMA[name] == "Tensor?")
@@ -69,7 +69,6 @@ _GRADIENTS = ", ".join("Tensor" for _ in Learnable._fields)
 _TANGENTS = ", ".join(f"Tensor? d_{name}" for name in Learnable._fields)
 # Facts have no derivative.
 NO_FACTS = (None,) * len(Facts._fields)
-_PAIRS = learnable("pairs")
 
 
 def problem_of(call: Operands) -> Problem:
@@ -94,7 +93,7 @@ def problem_of(call: Operands) -> Problem:
 
 def asked(given: Learnable, pairs_asked: bool) -> Learnable:
     """The tensors that get a gradient: all that are present, but those over pairs (n x n) only if wanted."""
-    return given if pairs_asked else given._replace(**dict.fromkeys(_PAIRS))
+    return given if pairs_asked else given._replace(**dict.fromkeys(PAIRS))
 
 
 def among(pulled: Any, of: Learnable) -> Learnable:
@@ -104,7 +103,7 @@ def among(pulled: Any, of: Learnable) -> Learnable:
 
 def asks_for_pairs(wanted: Learnable) -> bool:
     """Whether a part of needs_input_grad asks for a gradient over pairs."""
-    return any(getattr(wanted, name) for name in _PAIRS)
+    return any(getattr(wanted, name) for name in PAIRS)
 
 
 def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,12 +130,12 @@ def tangent_values(*arguments: Any) -> Tensor:
     problem = problem_of(call)
     tangents: dict[str, Any] = {}
     for name, tangent in kernel.present(moved, moved._fields):
-        if name in learnable("rows"):
+        if name in ROWS:
             tangents[name] = tangent.to(call.given.query.dtype)
-        elif name in _PAIRS:
+        elif name in PAIRS:
             of = getattr(problem, name)
             tangents[name] = tangent.to(of.dtype).resolve_neg().expand(of.shape)
-        elif name in learnable("entries"):
+        elif name in ENTRIES:
             spread = tangent.double().expand(problem.query.shape[:-2])
             tangents[name] = adapter.plain(name, spread.reshape(getattr(problem, name).shape).contiguous())
         else:

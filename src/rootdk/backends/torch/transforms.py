@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...options import Learnable, Problem, learnable
+from ...options import ENTRIES, HEADS, NUMBERS, PAIRS, ROWS, Learnable, Problem
 from . import kernel, second
 from .kernel import each, is_batched, primal, transformed
 from .operators import (
@@ -225,9 +225,9 @@ def differentiable_gradients(
 ) -> Learnable:
     """eager.gradients() as a function that torch can differentiate: a Problem becomes Operands again."""
     leading, heads = problem.query.shape[:-3], problem.query.shape[-3:-2]
-    learned = {name: getattr(problem, name) for name in learnable("rows", "pairs")}
-    learned |= {name: _as_tensor(getattr(problem, name), heads) for name in learnable("heads")}
-    learned |= {name: _as_tensor(getattr(problem, name), (*leading, *heads)) for name in learnable("entries")}
+    learned = {name: getattr(problem, name) for name in (*ROWS, *PAIRS)}
+    learned |= {name: _as_tensor(getattr(problem, name), heads) for name in HEADS}
+    learned |= {name: _as_tensor(getattr(problem, name), (*leading, *heads)) for name in ENTRIES}
     learned |= dict(kernel.present(wanted, wanted._fields))
     signed_seed = problem.seed - 2**64 if problem.seed >= 2**63 else problem.seed
     facts = Facts(**{name: getattr(problem, name, None) for name in Facts._fields})._replace(
@@ -256,7 +256,7 @@ def _primal(call: Operands) -> Operands:
 
 
 # How many axes follow the leading ones, for tensors that may differ between the entries of a vmap.
-_AXES = dict.fromkeys(learnable("pairs"), 3) | dict.fromkeys(learnable("entries"), 1)
+_AXES = dict.fromkeys(PAIRS, 3) | dict.fromkeys(ENTRIES, 1)
 
 
 def _mapped(dims: Operands, call: Operands, size: int) -> Operands:
@@ -276,7 +276,7 @@ def _mapped_learnable(given: Learnable, dims: Learnable, size: int, leading: int
 
     Those that all entries share are not mapped.
     """
-    changed = {name: _front(t, getattr(dims, name), size) for name, t in kernel.present(given, learnable("rows"))}
+    changed = {name: _front(t, getattr(dims, name), size) for name, t in kernel.present(given, ROWS)}
     for name, t in kernel.present(given, tuple(_AXES)):
         changed[name] = _aligned(t, getattr(dims, name), leading + _AXES[name])
     return given._replace(**changed)
@@ -295,7 +295,7 @@ def _own_shapes(pulled: Any, given: Learnable, with_pairs: bool) -> tuple[Learna
     tensors = dict(kernel.present(asked(given, with_pairs), tuple(_AXES)))
     gradients = Learnable._make(pulled)
     shaped = {name: getattr(gradients, name).reshape(t.shape) for name, t in tensors.items()}
-    return gradients._replace(**shaped), Learnable(**dict.fromkeys((*learnable("rows"), *tensors), 0))
+    return gradients._replace(**shaped), Learnable(**dict.fromkeys((*ROWS, *tensors), 0))
 
 
 def _only_one_by_one(call: Operands, dims: Operands) -> bool:
@@ -304,11 +304,11 @@ def _only_one_by_one(call: Operands, dims: Operands) -> bool:
 
 
 def _has_shared(given: Learnable) -> bool:
-    return any(getattr(given, name) is not None for name in learnable("heads", "number"))
+    return any(getattr(given, name) is not None for name in (*HEADS, *NUMBERS))
 
 
 def _has_pairs(given: Learnable) -> bool:
-    return any(getattr(given, name) is not None for name in learnable("pairs"))
+    return any(getattr(given, name) is not None for name in PAIRS)
 
 
 def _one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
