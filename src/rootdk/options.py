@@ -6,7 +6,7 @@ Problem, by the names of its fields; none of them decides anything.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from inspect import cleandoc, signature
 from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -258,9 +258,11 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
     ):
         problem = usual_facts(backend, shape, n_key, scale, causal, query_offset)
     else:
-        # A library whose numbers may not be known yet has its own.
-        facts_of = getattr(backend, "facts", None) or partial(facts, backend)
-        problem = facts_of(shape, n_key, one_head, options)
+        own_facts = getattr(backend, "facts", None)  # of a library whose numbers may not be known yet
+        if own_facts is not None:
+            problem = own_facts(shape, n_key, one_head, options)
+        else:
+            problem = facts(backend, shape, n_key, one_head, options)
     return problem.with_arrays(query, key, value), one_head
 
 
@@ -289,7 +291,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
     else:
         offset = np.full(math.prod(leading), n_key - n_query, np.int64)
 
-    packed = _Segments()
+    packed = _NO_SEGMENTS
     keys: Any = n_key if lengths is None else lengths[:, None]
     if options.segments is not None:
         of_queries, of_keys = segment_pair(options.segments, n_query, n_key)
@@ -369,6 +371,9 @@ class _Segments(NamedTuple):
     key_segments: Any = None
     query_positions: Any = None
     key_positions: Any = None
+
+
+_NO_SEGMENTS = _Segments()
 
 
 def fitting(backend: Any, argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
