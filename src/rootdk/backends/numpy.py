@@ -103,10 +103,8 @@ def elsewhere(query: Any) -> None:  # noqa: ARG001 -- NumPy has one place
 
 def read(problem: Problem, rows: Any) -> Reading:
     problem = problem if rows is None else with_rows(problem, rows)
-    key = _walkable(problem.key)
-    bias = None if problem.bias is None else _raw(problem.bias)
-    handed_down = problem._replace(query=_walkable(problem.query), key=key, value=key, bias=bias)
-    reading: Reading = kernel().read(handed_down, Reading, None)
+    without_values = problem.with_arrays(problem.query, problem.key, problem.key)
+    reading: Reading = kernel().read(_walked(without_values), Reading, None)
     return reading
 
 
@@ -157,7 +155,8 @@ def _walked(problem: Problem) -> Problem:
         return problem
     if bias is not None:
         problem = problem._replace(bias=_raw(bias))
-    walkable_query, walkable_key, walkable_value = _walkable(query), _walkable(key), _walkable(value)
+    walkable_query, walkable_key = _walkable(query), _walkable(key)
+    walkable_value = walkable_key if value is key else _walkable(value)
     if walkable_query is query and walkable_key is key and walkable_value is value:
         return problem
     return problem.with_arrays(walkable_query, walkable_key, walkable_value)
