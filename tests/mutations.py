@@ -59,8 +59,8 @@ MUTATIONS = (
     Mutation(
         "causal sees one key too many",
         "src/rootdk/options.py",
-        'return left, 0 if truth("causal", options.causal) else right',
-        'return left, 1 if truth("causal", options.causal) else right',
+        'return left, 0 if checks.truth("causal", options.causal) else right',
+        'return left, 1 if checks.truth("causal", options.causal) else right',
         ("tests/operator/test_api.py", "tests/torch/test_against_torch.py"),
     ),
     Mutation(

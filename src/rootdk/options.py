@@ -13,20 +13,8 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import (
-    FAR,
-    Integers,
-    integers,
-    numbers,
-    positive,
-    real,
-    share,
-    shown,
-    truth,
-    type_name,
-    whole_seed,
-    window_limits,
-)
+from . import checks
+from .checks import FAR, Integers, shown, type_name
 from .errors import ArgumentError, ArgumentTypeError
 from .scaling import SQRT, ScaleRule, factor_at, rule
 
@@ -279,13 +267,13 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
     leading, n_query = tuple(shape)[:-3], shape[-2]
     lengths = None
     if options.key_lengths is not None:
-        lengths = integers("key_lengths", backend.plain("key_lengths", options.key_lengths), leading, 0, n_key)
+        lengths = checks.integers("key_lengths", backend.plain("key_lengths", options.key_lengths), leading, 0, n_key)
     query_offset = options.query_offset
     if type(query_offset) is int and abs(query_offset) <= FAR // 2:
         offset = np.full(math.prod(leading), query_offset, np.int64)
     elif query_offset is not None:
         given = backend.plain("query_offset", query_offset)
-        offset = integers("query_offset", given, leading, -FAR // 2, FAR // 2)
+        offset = checks.integers("query_offset", given, leading, -FAR // 2, FAR // 2)
     elif lengths is not None:
         offset = lengths - n_query
     else:
@@ -310,7 +298,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
         scale, row_scale = _scale(backend.plain("scale", options.scale), shape[-1], keys, position)
 
     sinks, alibi, heads = options.sinks, options.alibi, shape[-3]
-    rate, seed = share("dropout", options.dropout), options.seed
+    rate, seed = checks.share("dropout", options.dropout), options.seed
     scores = () if options.mask is None and options.bias is None else (*shape[:-1], n_key)
     return Problem(
         query=None,
@@ -318,7 +306,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
         value=None,
         scale=scale,
         row_scale=row_scale,
-        softcap=None if options.softcap is None else positive("softcap", options.softcap),
+        softcap=None if options.softcap is None else checks.positive("softcap", options.softcap),
         left=left,
         right=right,
         query_offset=offset,
@@ -329,7 +317,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
         sinks=None if sinks is None else _sinks("sinks", backend.plain("sinks", sinks), heads, one_head),
         alibi=None if alibi is None else _alibi("alibi", backend.plain("alibi", alibi), (*leading, heads)),
         dropout=rate,
-        seed=whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
+        seed=checks.whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
     )
 
 
@@ -358,7 +346,7 @@ def resolve_tangents(
         elif name in ENTRIES:
             moved[name] = _alibi(argument, backend.plain(argument, tangent), tuple(problem.query.shape[:-2]))
         else:
-            moved[name] = real(argument, backend.plain(argument, tangent), "None or a number")
+            moved[name] = checks.real(argument, backend.plain(argument, tangent), "None or a number")
     if tangents.scale is not None and problem.row_scale is not None:
         raise ArgumentError(f"d_scale: must be None where the scale is a rule by row, got {shown(options.scale)}")
     return Learnable(**moved)
@@ -404,7 +392,7 @@ def segment_pair(given: Any, n_query: int, n_key: int) -> tuple[Any, Any]:
 
 
 def _segment_ids(given: Any, leading: tuple[int, ...], n: int) -> Integers:
-    array = numbers("segments", given)
+    array = checks.numbers("segments", given)
     if array.dtype.kind not in "iu" and array.size:
         raise ArgumentTypeError(f"segments: must be integers of at most 64 bits, got {shown(given)}")
     try:
@@ -459,8 +447,8 @@ def _counts(ids: Integers, among: Integers) -> Integers:
 
 def limits(options: Options) -> tuple[int | None, int | None]:
     """How far a query sees to the left and to the right of its position; None is no limit."""
-    left, right = (None, None) if options.window is None else window_limits(options.window)
-    return left, 0 if truth("causal", options.causal) else right
+    left, right = (None, None) if options.window is None else checks.window_limits(options.window)
+    return left, 0 if checks.truth("causal", options.causal) else right
 
 
 def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
@@ -514,9 +502,9 @@ def _alibi(argument: str, given: Any, heads: tuple[int, ...]) -> NDArray[np.floa
 
 
 def _real_numbers(argument: str, given: Any) -> NDArray[np.float64]:
-    array = numbers(argument, given)
+    array = checks.numbers(argument, given)
     if array.dtype == object:  # ints beyond 64 bits
-        array = np.array([real(argument, number, "numbers") for number in array.flat]).reshape(array.shape)
+        array = np.array([checks.real(argument, number, "numbers") for number in array.flat]).reshape(array.shape)
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
         raise ArgumentTypeError(f"{argument}: must be numbers, got {shown(given)}")
     return np.asarray(array, np.float64)
@@ -551,7 +539,7 @@ def _scale(given: Any, d_k: int, keys: Any, position: Integers) -> tuple[float, 
 
 def scale_number(given: Any) -> float:
     """A scale that is a number."""
-    number = real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
+    number = checks.real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
     if not abs(number) <= _LARGEST_SCALE:
         raise ArgumentError(f"scale: must be finite and at most {_LARGEST_SCALE:g} in size, got {shown(given)}")
     return number
