@@ -59,8 +59,8 @@ MUTATIONS = (
     Mutation(
         "causal sees one key too many",
         "src/rootdk/options.py",
-        'return left, 0 if truth("causal", options.causal) else right',
-        'return left, 1 if truth("causal", options.causal) else right',
+        'return left, 0 if checks.truth("causal", options.causal) else right',
+        'return left, 1 if checks.truth("causal", options.causal) else right',
         ("tests/operator/test_api.py", "tests/torch/test_against_torch.py"),
     ),
     Mutation(
@@ -136,8 +136,8 @@ MUTATIONS = (
     Mutation(
         "a factor is missing in Chan's formula",
         "src/rootdk/reading.py",
-        "part_a * a + part_b * b + part_a * part_b * apart * apart",
-        "part_a * a + part_b * b + part_a * apart * apart",
+        "part_a * a + part_b * b + part_a * part_b * difference * difference",
+        "part_a * a + part_b * b + part_a * difference * difference",
         ("tests/operator/test_reading.py",),
     ),
     Mutation(

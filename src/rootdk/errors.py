@@ -56,26 +56,20 @@ class KernelMissingError(RootdkError, ImportError):
     """
 
 
-class TorchMissingError(RootdkError, ImportError):
-    """A feature needs torch, which is an extra; the message says how to get it."""
+class ExtraMissingError(RootdkError, ImportError):
+    """A feature needs torch or jax, which are extras; the message says how to get it."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what}: needs torch, which is not installed; get it with: pip install 'rootdk[torch]'")
-
-
-class JaxMissingError(RootdkError, ImportError):
-    """A feature needs jax, which is an extra; the message says how to get it."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what}: needs jax, which is not installed; get it with: pip install 'rootdk[jax]'")
+    def __init__(self, feature: str, library: str) -> None:
+        how = f"pip install 'rootdk[{library}]'"
+        super().__init__(f"{feature}: needs {library}, which is not installed; get it with: {how}")
 
 
-def require_torch(what: str) -> None:
+def require_torch(feature: str) -> None:
     """An error, if torch is missing."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise TorchMissingError(what) from error
+        raise ExtraMissingError(feature, "torch") from error
 
 
 class RankError(RootdkError, RuntimeError):

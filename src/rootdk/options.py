@@ -6,27 +6,15 @@ Problem, by the names of its fields; none of them decides anything.
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache, wraps
+from functools import lru_cache, wraps
 from inspect import cleandoc, signature
-from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import (
-    FAR,
-    Integers,
-    integers,
-    numbers,
-    positive,
-    real,
-    share,
-    shown,
-    truth,
-    type_name,
-    whole_seed,
-    window_limits,
-)
+from . import checks
+from .checks import FAR, Integers, shown, type_name
 from .errors import ArgumentError, ArgumentTypeError
 from .scaling import SQRT, ScaleRule, factor_at, rule
 
@@ -34,7 +22,9 @@ from .scaling import SQRT, ScaleRule, factor_at, rule
 # float32.
 _LARGEST_SCALE = 1e19
 
-Documented = TypeVar("Documented", bound=Callable[..., Any])
+# Makes a NamedTuple of its values: Options(*values) takes three times as long, which a small call would notice.
+new_record = tuple.__new__
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -125,39 +115,39 @@ class Problem(NamedTuple):
 
     def with_arrays(self, query: Any, key: Any, value: Any) -> "Problem":
         """The same facts about other arrays: what _replace gives, in a fraction of its time."""
-        return _new_tuple(Problem, (query, key, value) + self[_FACTS])  # type: ignore[operator]  # a slice of a tuple is one
+        return new_record(Problem, (query, key, value) + self[_FACTS])  # type: ignore[operator]  # a slice of a tuple is one
 
 
-def with_rows(problem: Problem, rows: Any) -> Problem:
-    """The problem of some of its query rows, each at its old position; rows are ints or a slice."""
-    position = problem.query_positions
-    if position is None:
+_FACTS = slice(Problem._fields.index("value") + 1, None)
+
+
+def _rows_of_view(array: Any, rows: Any, n_rows: int) -> Any:
+    # An axis along which it was broadcast has stride 0: one entry of it is taken, and broadcast again.
+    in_numpy = isinstance(array, np.ndarray)
+    strides = array.strides if in_numpy else array.stride()
+    distinct = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    distinct = distinct if strides[-2] == 0 else distinct[..., rows, :]
+    shape = (*array.shape[:-2], n_rows, array.shape[-1])
+    return np.broadcast_to(distinct, shape) if in_numpy else distinct.expand(shape)
+
+
+def with_rows(problem: Problem, rows: Any, rows_of_pairs: Callable[..., Any] = _rows_of_view) -> Problem:
+    """The problem of some of its query rows, each at its old position; rows are ints or a slice.
+
+    rows_of_pairs(array, rows, n_rows) is these rows of a mask or a bias.
+    """
+    if problem.query_positions is None:
         position = np.arange(problem.query.shape[-2], dtype=np.int64) + problem.query_offset[:, None]
-
-    def of_entries(array: Any) -> Any:
-        return None if array is None else np.ascontiguousarray(array[:, rows])
-
+        problem = problem._replace(query_positions=position)
     query = problem.query[..., rows, :]
-
-    def of_pairs(array: Any) -> Any:
-        if array is None:
-            return None
-        # An axis along which it was broadcast has stride 0: one entry of it is taken, and broadcast again.
-        arrays = isinstance(array, np.ndarray)
-        strides = array.strides if arrays else array.stride()
-        distinct = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
-        distinct = distinct if strides[-2] == 0 else distinct[..., rows, :]
-        shape = (*array.shape[:-2], query.shape[-2], array.shape[-1])
-        return np.broadcast_to(distinct, shape) if arrays else distinct.expand(shape)
-
-    return problem._replace(
-        query=query,
-        query_positions=of_entries(position),
-        query_segments=of_entries(problem.query_segments),
-        row_scale=of_entries(problem.row_scale),
-        mask=of_pairs(problem.mask),
-        bias=of_pairs(problem.bias),
-    )
+    changed = {"query": query}
+    for name in ("query_positions", "query_segments", "row_scale"):
+        if (array := getattr(problem, name)) is not None:
+            changed[name] = np.ascontiguousarray(array[:, rows]) if isinstance(array, np.ndarray) else array[:, rows]
+    for name in ("mask", "bias"):
+        if (array := getattr(problem, name)) is not None:
+            changed[name] = rows_of_pairs(array, rows, query.shape[-2])
+    return problem._replace(**changed)
 
 
 class Learnable(NamedTuple):
@@ -182,30 +172,22 @@ class Learnable(NamedTuple):
     alibi: Annotated[Any, "entries"] = None
 
 
-@cache
-def learnable(*lies: str) -> tuple[str, ...]:
-    """The names of the inputs with one of these annotations."""
-    hints = get_type_hints(Learnable, include_extras=True)
-    return tuple(name for name in Learnable._fields if hints[name].__metadata__[0] in lies)
-
-
+# The names of the inputs that lie in one of these ways.
+ROWS, NUMBERS, HEADS, ENTRIES, PAIRS = (
+    tuple(name for name, hint in Learnable.__annotations__.items() if hint.__metadata__[0] == lies)
+    for lies in ("rows", "number", "heads", "entries", "pairs")
+)
 # Which options may be tensors with a gradient.
-LEARNED = learnable("number", "heads", "entries", "pairs")
+LEARNED = tuple(name for name in Learnable._fields if name not in ROWS)
 
 
-def _meanings(record: Any) -> str:
-    """The fields of a record and what they mean, as a docstring shows them."""
+def option_meanings() -> str:
+    """The options and what they mean, as a docstring shows them."""
     lines = []
-    for name, hint in record.__annotations__.items():
+    for name, hint in Options.__annotations__.items():
         meaning = cleandoc(hint.__metadata__[0]).replace("\n", "\n" + " " * 18)
         lines.append(f"    {name:<13} {meaning}")
     return "\n".join(lines).lstrip()
-
-
-def documented(function: Documented) -> Documented:
-    """Put the meanings of the options where the docstring of the function says {options}."""
-    function.__doc__ = (function.__doc__ or "").replace("{options}", _meanings(Options))
-    return function
 
 
 def takes(
@@ -233,11 +215,7 @@ def takes(
 
 def given_options(arguments: dict[str, Any]) -> Options:
     """The options among the arguments of a call, which is its locals(). Options that are missing get their defaults."""
-    return Options(**{name: arguments[name] for name in Options._fields if name in arguments})
-
-
-_new_tuple = tuple.__new__
-_FACTS = slice(Problem._fields.index("value") + 1, None)
+    return new_record(Options, map(arguments.get, Options._fields, Options._field_defaults.values()))
 
 
 def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) -> tuple[Problem, bool]:
@@ -269,11 +247,10 @@ def resolve(backend: Any, query: Any, key: Any, value: Any, options: Options) ->
         problem = usual_facts(backend, shape, n_key, scale, causal, query_offset)
     else:
         own_facts = getattr(backend, "facts", None)  # of a library whose numbers may not be known yet
-        problem = (
-            facts(backend, shape, n_key, one_head, options)
-            if own_facts is None
-            else own_facts(shape, n_key, one_head, options)
-        )
+        if own_facts is not None:
+            problem = own_facts(shape, n_key, one_head, options)
+        else:
+            problem = facts(backend, shape, n_key, one_head, options)
     return problem.with_arrays(query, key, value), one_head
 
 
@@ -290,13 +267,13 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
     leading, n_query = tuple(shape)[:-3], shape[-2]
     lengths = None
     if options.key_lengths is not None:
-        lengths = integers("key_lengths", backend.plain("key_lengths", options.key_lengths), leading, 0, n_key)
+        lengths = checks.integers("key_lengths", backend.plain("key_lengths", options.key_lengths), leading, 0, n_key)
     query_offset = options.query_offset
     if type(query_offset) is int and abs(query_offset) <= FAR // 2:
         offset = np.full(math.prod(leading), query_offset, np.int64)
     elif query_offset is not None:
         given = backend.plain("query_offset", query_offset)
-        offset = integers("query_offset", given, leading, -FAR // 2, FAR // 2)
+        offset = checks.integers("query_offset", given, leading, -FAR // 2, FAR // 2)
     elif lengths is not None:
         offset = lengths - n_query
     else:
@@ -321,7 +298,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
         scale, row_scale = _scale(backend.plain("scale", options.scale), shape[-1], keys, position)
 
     sinks, alibi, heads = options.sinks, options.alibi, shape[-3]
-    rate, seed = share("dropout", options.dropout), options.seed
+    rate, seed = checks.share("dropout", options.dropout), options.seed
     scores = () if options.mask is None and options.bias is None else (*shape[:-1], n_key)
     return Problem(
         query=None,
@@ -329,7 +306,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
         value=None,
         scale=scale,
         row_scale=row_scale,
-        softcap=None if options.softcap is None else positive("softcap", options.softcap),
+        softcap=None if options.softcap is None else checks.positive("softcap", options.softcap),
         left=left,
         right=right,
         query_offset=offset,
@@ -340,7 +317,7 @@ def facts(backend: Any, shape: tuple[int, ...], n_key: int, one_head: bool, opti
         sinks=None if sinks is None else _sinks("sinks", backend.plain("sinks", sinks), heads, one_head),
         alibi=None if alibi is None else _alibi("alibi", backend.plain("alibi", alibi), (*leading, heads)),
         dropout=rate,
-        seed=whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
+        seed=checks.whole_seed(seed) if seed is not None else 0 if rate == 0.0 else backend.new_seed(),
     )
 
 
@@ -355,27 +332,24 @@ def resolve_tangents(
         argument, of = f"d_{name}", getattr(problem, name)
         if of is None:
             raise ArgumentError(f"{argument}: must be None without {name}, got {type_name(tangent)}")
-        if name in _ROWS:
+        if name in ROWS:
             shape = tuple(of.shape[1:] if one_head else of.shape)
-            fitting = backend.fitting(argument, tangent, problem.query, name, shape)
-            moved[name] = fitting[None] if one_head else fitting
-        elif name in _PAIRS:
+            checked = fitting(backend, argument, tangent, problem.query, name, shape)
+            moved[name] = checked[None] if one_head else checked
+        elif name in PAIRS:
             moved[name] = spread = backend.broadcast(argument, tangent, tuple(of.shape), False)
             if spread.dtype != of.dtype:
                 wanted, got = (str(kind).removeprefix("torch.") for kind in (of.dtype, spread.dtype))
                 raise ArgumentTypeError(f"{argument}: must be {wanted} to match {name}, got {got}")
-        elif name in _HEADS:
+        elif name in HEADS:
             moved[name] = _sinks(argument, backend.plain(argument, tangent), problem.query.shape[-3], one_head)
-        elif name in _ENTRIES:
+        elif name in ENTRIES:
             moved[name] = _alibi(argument, backend.plain(argument, tangent), tuple(problem.query.shape[:-2]))
         else:
-            moved[name] = real(argument, backend.plain(argument, tangent), "None or a number")
+            moved[name] = checks.real(argument, backend.plain(argument, tangent), "None or a number")
     if tangents.scale is not None and problem.row_scale is not None:
         raise ArgumentError(f"d_scale: must be None where the scale is a rule by row, got {shown(options.scale)}")
     return Learnable(**moved)
-
-
-_ROWS, _PAIRS, _HEADS, _ENTRIES = (learnable(lies) for lies in ("rows", "pairs", "heads", "entries"))
 
 
 class _Segments(NamedTuple):
@@ -388,6 +362,14 @@ class _Segments(NamedTuple):
 
 
 _NO_SEGMENTS = _Segments()
+
+
+def fitting(backend: Any, argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
+    """A gradient or a tangent, checked for the type of query and for the shape of the array that `of` names."""
+    checked = backend.floats(argument, array, query.dtype)
+    if tuple(checked.shape) != tuple(shape):
+        raise ArgumentError(f"{argument}: must have the shape of {of} {tuple(shape)}, got {tuple(checked.shape)}")
+    return checked
 
 
 def check_one_type(query: Any, key: Any, purpose: str) -> None:
@@ -410,7 +392,7 @@ def segment_pair(given: Any, n_query: int, n_key: int) -> tuple[Any, Any]:
 
 
 def _segment_ids(given: Any, leading: tuple[int, ...], n: int) -> Integers:
-    array = numbers("segments", given)
+    array = checks.numbers("segments", given)
     if array.dtype.kind not in "iu" and array.size:
         raise ArgumentTypeError(f"segments: must be integers of at most 64 bits, got {shown(given)}")
     try:
@@ -465,8 +447,8 @@ def _counts(ids: Integers, among: Integers) -> Integers:
 
 def limits(options: Options) -> tuple[int | None, int | None]:
     """How far a query sees to the left and to the right of its position; None is no limit."""
-    left, right = (None, None) if options.window is None else window_limits(options.window)
-    return left, 0 if truth("causal", options.causal) else right
+    left, right = (None, None) if options.window is None else checks.window_limits(options.window)
+    return left, 0 if checks.truth("causal", options.causal) else right
 
 
 def check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
@@ -520,9 +502,9 @@ def _alibi(argument: str, given: Any, heads: tuple[int, ...]) -> NDArray[np.floa
 
 
 def _real_numbers(argument: str, given: Any) -> NDArray[np.float64]:
-    array = numbers(argument, given)
+    array = checks.numbers(argument, given)
     if array.dtype == object:  # ints beyond 64 bits
-        array = np.array([real(argument, number, "numbers") for number in array.flat]).reshape(array.shape)
+        array = np.array([checks.real(argument, number, "numbers") for number in array.flat]).reshape(array.shape)
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
         raise ArgumentTypeError(f"{argument}: must be numbers, got {shown(given)}")
     return np.asarray(array, np.float64)
@@ -557,7 +539,7 @@ def _scale(given: Any, d_k: int, keys: Any, position: Integers) -> tuple[float, 
 
 def scale_number(given: Any) -> float:
     """A scale that is a number."""
-    number = real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
+    number = checks.real("scale", given, "None, a number, a name or a rule from rootdk.scaling")
     if not abs(number) <= _LARGEST_SCALE:
         raise ArgumentError(f"scale: must be finite and at most {_LARGEST_SCALE:g} in size, got {shown(given)}")
     return number

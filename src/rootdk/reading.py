@@ -86,8 +86,8 @@ def _spread(union: _Union, name: str) -> Any:
     """A variance over keys, by the formula of Chan, Golub and LeVeque."""
     (a, b), (part_a, part_b) = union.both(name), union.part
     unseen = (union.a.keys == 0) | (union.b.keys == 0)
-    apart = union.xp.where(unseen, 0.0, union.b.mean - union.a.mean)
-    return part_a * a + part_b * b + part_a * part_b * apart * apart
+    difference = union.xp.where(unseen, 0.0, union.b.mean - union.a.mean)
+    return part_a * a + part_b * b + part_a * part_b * difference * difference
 
 
 def _surprise(union: _Union, name: str) -> Any:

@@ -1,7 +1,10 @@
 """The public functions: what is handed down to the kernel, what comes back, and that it equals the reference."""
 
+import ast
 import doctest
 import importlib
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -492,6 +495,22 @@ def test_inputs_are_not_changed(rng: np.random.Generator) -> None:
     pull_back(d_out)  # and it can be called again
     for array, copy in zip((*arrays, out, d_out), (*before, kept, np.ones_like(out)), strict=True):
         np.testing.assert_array_equal(array, copy)
+
+
+def names_beside_each_other(node: ast.AST) -> set[Any]:
+    """Parameters, arguments, keywords, fields, keys or elements: what stands in one list in the source."""
+    children = [child.target if isinstance(child, ast.AnnAssign) else child for child in ast.iter_child_nodes(node)]
+    return {getattr(child, place, None) for child in children for place in ("arg", "id", "attr", "value")}
+
+
+def test_the_list_of_options_is_spelled_in_few_places() -> None:
+    """Six signatures and the record for people; three records and a check where a small call would notice."""
+    of_logits = set(Options._fields) - {"dropout", "seed"}
+    places: Counter[str] = Counter()
+    for file in Path(rootdk.__file__).parent.rglob("*.py"):
+        nodes = ast.walk(ast.parse(file.read_text("utf-8")))
+        places[file.name] += sum(of_logits <= names_beside_each_other(node) for node in nodes)
+    assert +places == {"attention.py": 9, "options.py": 2}
 
 
 @pytest.mark.parametrize("module", ["attention", "reading", "scaling", "rendering"])

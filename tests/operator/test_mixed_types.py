@@ -91,6 +91,8 @@ def test_what_needs_one_type_says_so(rng: np.random.Generator) -> None:
             call()
     with pytest.raises(rootdk.ArgumentTypeError, match=line.format("a gradient")):
         rootdk.attention(q.requires_grad_(), k, v)
+    # NumPy's False is no request.
+    assert rootdk.measure(*arrays, per_key=np.False_)[1].received is None
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from ..reading import Reading
 
-_SUPPORTED = "an array of NumPy or jax or a torch tensor"
-_found: dict[type, "Backend"] = {}
+_by_type: dict[type, "Backend"] = {}
 
 
 class Device(Protocol):
@@ -53,19 +52,25 @@ class Backend(Protocol):
     def inputs(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
         """The three arrays with one supported element type, or an error that names the one that does not fit."""
 
+    def floats(self, argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Any:
+        """An array of a supported element type, or of the given one, which is that of the array `like`.
+
+        cache   a half type is allowed with float32 queries
+        """
+
     def refuse_shapeless(self, **arrays: Any) -> None:
-        """An error that names an array without a shape, if the library has such; for code that would not notice it."""
+        """An error that names an array without a shape; only for a library in which there are such."""
 
     def broadcast(self, argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
         """A view of a mask (boolean) or a bias with that shape."""
 
-    def fitting(self, argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
-        """A gradient or a tangent, checked for the type of query and for the shape of the array that `of` names."""
-
     def traced_call(
         self, query: Any, key: Any, value: Any, options: Options, measured: bool, only_reads: bool = False
     ) -> tuple[Any, Any]:
-        """The output, and its Reading if measured, of a call that is traced(). only_reads: the Reading alone."""
+        """The output, and its Reading if measured, of a call that is traced(). only_reads: the Reading alone.
+
+        Only for a library whose calls can be traced().
+        """
 
     def forward(self, problem: Problem, options: Options) -> Any:
         """The output. The options are as the caller gave them, for a library whose arrays have gradients."""
@@ -91,7 +96,7 @@ class Backend(Protocol):
 
 def backend_of(argument: str, array: Any) -> Backend:
     """The adapter for this array; an error names the argument if there is none."""
-    backend = _found.get(type(array))
+    backend = _by_type.get(type(array))
     return backend if backend is not None else _find(argument, array)
 
 
@@ -109,9 +114,9 @@ def _find(argument: str, array: Any) -> Backend:
             continue
         if (backend := cast("Backend", adapter)).holds(array):
             if not backend.traced():  # a compiler could not repeat this step
-                _found[type(array)] = backend
+                _by_type[type(array)] = backend
             return backend
-    raise ArgumentTypeError(f"{argument}: must be {_SUPPORTED}, got {type_name(array)}")
+    raise ArgumentTypeError(f"{argument}: must be an array of NumPy or jax or a torch tensor, got {type_name(array)}")
 
 
 def problem_of(query: Any, key: Any, value: Any, **options: Any) -> Problem:

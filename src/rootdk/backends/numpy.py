@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import FLOATS, float_type, three_floats, type_name
 from ..errors import ArgumentError, ArgumentTypeError
-from ..options import Learnable, Options, Problem, learnable, with_rows
+from ..options import PAIRS, ROWS, Learnable, Options, Problem, with_rows
 from ..reading import Reading
 from . import kernel
 
@@ -50,11 +50,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
         dtype = query.dtype
         if dtype is key.dtype and dtype is value.dtype and dtype in _NATIVE:
             return query, key, value
-    return three_floats(_floats, query, key, value)
-
-
-def refuse_shapeless(**arrays: Any) -> None:
-    """Every array of NumPy has a shape."""
+    return three_floats(floats, query, key, value)
 
 
 def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Array:
@@ -64,7 +60,7 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
         if array.dtype != np.bool_:
             raise ArgumentTypeError(f"{argument}: must be bool, True keeps a pair, got {array.dtype}")
     else:
-        array = _floats(argument, array)
+        array = floats(argument, array)
         array = array if array.flags.aligned else array.copy()  # here, before the view has n_query x n_key elements
     try:
         return np.broadcast_to(array, shape)
@@ -72,17 +68,6 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
         raise ArgumentError(
             f"{argument}: must broadcast to (..., heads, n_query, n_key) = {shape}, got {array.shape}"
         ) from None
-
-
-def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Array:
-    checked = _floats(argument, array, query.dtype)
-    if checked.shape != shape:
-        raise ArgumentError(f"{argument}: must have the shape of {of} {shape}, got {checked.shape}")
-    return checked
-
-
-def traced_call(*_: Any) -> tuple[Array, Reading]:
-    raise AssertionError("nothing follows a NumPy call")
 
 
 def forward(problem: Problem, options: Options) -> Array:  # noqa: ARG001 -- arrays have no gradients
@@ -118,10 +103,8 @@ def elsewhere(query: Any) -> None:  # noqa: ARG001 -- NumPy has one place
 
 def read(problem: Problem, rows: Any) -> Reading:
     problem = problem if rows is None else with_rows(problem, rows)
-    key = _walkable(problem.key)
-    bias = None if problem.bias is None else _raw(problem.bias)
-    handed_down = problem._replace(query=_walkable(problem.query), key=key, value=key, bias=bias)
-    reading: Reading = kernel().read(handed_down, Reading, None)
+    without_values = problem.with_arrays(problem.query, problem.key, problem.key)
+    reading: Reading = kernel().read(_walked(without_values), Reading, None)
     return reading
 
 
@@ -146,8 +129,8 @@ def jvp(problem: Problem, tangents: Learnable) -> tuple[Array, Array]:
     query = problem.query
     out, d_out = (np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype) for _ in range(2))
     moved = {name: tangent for name, tangent in tangents._asdict().items() if tangent is not None}
-    handed_down = {name: _walkable(moved[name]) for name in learnable("rows") if name in moved}
-    handed_down |= {name: _raw(moved[name]) for name in learnable("pairs") if name in moved}
+    handed_down = {name: _walkable(moved[name]) for name in ROWS if name in moved}
+    handed_down |= {name: _raw(moved[name]) for name in PAIRS if name in moved}
     kernel().tangent(_walked(problem), _raw(out), _raw(d_out), tangents._replace(**handed_down))
     return out, d_out
 
@@ -172,7 +155,8 @@ def _walked(problem: Problem) -> Problem:
         return problem
     if bias is not None:
         problem = problem._replace(bias=_raw(bias))
-    walkable_query, walkable_key, walkable_value = _walkable(query), _walkable(key), _walkable(value)
+    walkable_query, walkable_key = _walkable(query), _walkable(key)
+    walkable_value = walkable_key if value is key else _walkable(value)
     if walkable_query is query and walkable_key is key and walkable_value is value:
         return problem
     return problem.with_arrays(walkable_query, walkable_key, walkable_value)
@@ -189,7 +173,7 @@ def _raw(array: Array) -> Array:
     return array if array.dtype in _NATIVE else array.view(np.uint16)
 
 
-def _floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Array:
+def floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Array:
     """A plain ndarray of a supported type in the byte order of this machine."""
     if not holds(array):
         raise ArgumentTypeError(f"{argument}: must be a NumPy array like query, got {type_name(array)}")

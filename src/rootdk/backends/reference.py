@@ -14,7 +14,7 @@ Every function takes `compute`, the NumPy type that it computes in. float64 is t
 is the plain version whose error sets the error budget of the kernel, and in longdouble it checks float64.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,12 +53,12 @@ class _Softmax(NamedTuple):
 
 def forward(problem: Problem, compute: Any = np.float64) -> Floats:
     """The output, (*leading, heads, n_query, d_v)."""
-    out = np.zeros(_flat_shape(problem) + problem.value.shape[-1:], compute)
-    with np.errstate(all="ignore"):
-        for head in _heads(problem, compute):
-            weights_left = _softmax(head).weights * _kept(problem, head, compute)
-            out[head.batch, head.head] = _visible_product(weights_left, head.visible, head.value)
-    return out.reshape(problem.query.shape[:-1] + problem.value.shape[-1:])
+
+    def of_head(head: _Head) -> Floats:
+        weights_left = _softmax(head).weights * _kept(problem, head, compute)
+        return _visible_product(weights_left, head.visible, head.value)
+
+    return _head_by_head(problem, compute, problem.value.shape[-1], of_head)
 
 
 def measure(problem: Problem, compute: Any = np.float64) -> tuple[Floats, dict[str, Any]]:
@@ -75,20 +75,12 @@ def measure(problem: Problem, compute: Any = np.float64) -> tuple[Floats, dict[s
 
 def logits(problem: Problem, compute: Any = np.float64) -> Floats:
     """The logits that enter the softmax, (*leading, heads, n_query, n_key); -inf where hidden."""
-    full = np.zeros(_flat_shape(problem) + problem.key.shape[-2:-1], compute)
-    with np.errstate(all="ignore"):
-        for head in _heads(problem, compute):
-            full[head.batch, head.head] = head.logits
-    return full.reshape(problem.query.shape[:-1] + problem.key.shape[-2:-1])
+    return _head_by_head(problem, compute, problem.key.shape[-2], lambda head: head.logits)
 
 
 def weights(problem: Problem, compute: Any = np.float64) -> Floats:
     """The weights before dropout, (*leading, heads, n_query, n_key); 0 where hidden."""
-    full = np.zeros(_flat_shape(problem) + problem.key.shape[-2:-1], compute)
-    with np.errstate(all="ignore"):
-        for head in _heads(problem, compute):
-            full[head.batch, head.head] = _softmax(head).weights
-    return full.reshape(problem.query.shape[:-1] + problem.key.shape[-2:-1])
+    return _head_by_head(problem, compute, problem.key.shape[-2], lambda head: _softmax(head).weights)
 
 
 def backward(problem: Problem, d_out: Any, compute: Any = np.float64) -> Learnable:
@@ -133,30 +125,32 @@ def backward(problem: Problem, d_out: Any, compute: Any = np.float64) -> Learnab
 
 def jvp(problem: Problem, tangents: Learnable, compute: Any = np.float64) -> Floats:
     """The derivative of the output along the tangents of the inputs, (*leading, heads, n_query, d_v)."""
-    query, key, value = (
-        _flat(np.zeros(array.shape) if tangent is None else tangent, compute)
-        for array, tangent in zip(problem[:3], tangents[:3], strict=True)
-    )
+
+    def moved(name: str) -> Floats:
+        tangent = getattr(tangents, name)
+        return _flat(np.zeros(getattr(problem, name).shape) if tangent is None else tangent, compute)
+
+    query, key, value = moved("query"), moved("key"), moved("value")
     bias = None if tangents.bias is None else _flat(tangents.bias, compute)
-    d_out = np.zeros(_flat_shape(problem) + problem.value.shape[-1:], compute)
-    with np.errstate(all="ignore"):
-        for head in _heads(problem, compute):
-            place, shared, seen = (head.batch, head.head), (head.batch, head.kv_head), head.visible
-            soft, dropout_factor = _softmax(head), _kept(problem, head, compute)
-            d_raw = head.factor * (query[place] @ head.key.T + head.query @ key[shared].T)
-            if tangents.scale is not None:
-                d_raw = d_raw + compute(tangents.scale) * (head.query @ head.key.T)
-            if problem.softcap is not None:
-                d_raw = d_raw * _slope(problem, head, compute)
-            d_logits = d_raw if tangents.alibi is None else d_raw - compute(tangents.alibi[place]) * head.distance
-            d_logits = np.where(seen, d_logits if bias is None else d_logits + bias[place], 0)
-            mean = np.where(seen, soft.weights * d_logits, 0).sum(axis=-1)
-            if tangents.sinks is not None:
-                mean = mean + np.where(seen.any(axis=-1), soft.sink_mass * compute(tangents.sinks[head.head]), 0)
-            d_weights = np.where(seen, soft.weights * (d_logits - mean[:, None]) * dropout_factor, 0)
-            moved = _visible_product(d_weights, seen, head.value)
-            d_out[place] = moved + _visible_product(soft.weights * dropout_factor, seen, value[shared])
-    return d_out.reshape(problem.query.shape[:-1] + problem.value.shape[-1:])
+
+    def of_head(head: _Head) -> Floats:
+        place, shared, seen = (head.batch, head.head), (head.batch, head.kv_head), head.visible
+        soft, dropout_factor = _softmax(head), _kept(problem, head, compute)
+        d_raw = head.factor * (query[place] @ head.key.T + head.query @ key[shared].T)
+        if tangents.scale is not None:
+            d_raw = d_raw + compute(tangents.scale) * (head.query @ head.key.T)
+        if problem.softcap is not None:
+            d_raw = d_raw * _slope(problem, head, compute)
+        d_logits = d_raw if tangents.alibi is None else d_raw - compute(tangents.alibi[place]) * head.distance
+        d_logits = np.where(seen, d_logits if bias is None else d_logits + bias[place], 0)
+        mean = np.where(seen, soft.weights * d_logits, 0).sum(axis=-1)
+        if tangents.sinks is not None:
+            mean = mean + np.where(seen.any(axis=-1), soft.sink_mass * compute(tangents.sinks[head.head]), 0)
+        d_weights = np.where(seen, soft.weights * (d_logits - mean[:, None]) * dropout_factor, 0)
+        through_weights = _visible_product(d_weights, seen, head.value)
+        return through_weights + _visible_product(soft.weights * dropout_factor, seen, value[shared])
+
+    return _head_by_head(problem, compute, problem.value.shape[-1], of_head)
 
 
 def plain(problem: Problem, dtype: Any) -> Floats:
@@ -209,6 +203,15 @@ def _flat_shape(problem: Problem) -> tuple[int, int, int]:
     return int(np.prod(leading, dtype=np.int64)), heads, n_query
 
 
+def _head_by_head(problem: Problem, compute: Any, width: int, of_head: Callable[[_Head], Floats]) -> Floats:
+    """What of_head gives for every head, (n_query, width) each, as (*leading, heads, n_query, width)."""
+    full = np.zeros((*_flat_shape(problem), width), compute)
+    with np.errstate(all="ignore"):
+        for head in _heads(problem, compute):
+            full[head.batch, head.head] = of_head(head)
+    return full.reshape((*problem.query.shape[:-1], width))
+
+
 def _heads(problem: Problem, compute: Any) -> Iterator[_Head]:
     batch, heads, n_query = _flat_shape(problem)
     query, key, value = (_flat(array, compute) for array in (problem.query, problem.key, problem.value))
@@ -242,9 +245,9 @@ def distances(problem: Problem, b: int) -> Any:
 
 
 def _key_positions(problem: Problem, b: int) -> Any:
-    return (
-        np.arange(problem.key.shape[-2], dtype=np.int64) if problem.key_positions is None else problem.key_positions[b]
-    )
+    if problem.key_positions is not None:
+        return problem.key_positions[b]
+    return np.arange(problem.key.shape[-2], dtype=np.int64)
 
 
 def _positions(problem: Problem, b: int) -> Any:

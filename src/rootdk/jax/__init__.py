@@ -13,13 +13,13 @@ transposed.
 
 from typing import Any, Literal, overload
 
-from ..errors import ArgumentError, JaxMissingError
+from ..errors import ArgumentError, ExtraMissingError
 
 try:
     import jax
     import jax.numpy as jnp
 except ImportError as _error:
-    raise JaxMissingError("rootdk.jax") from _error
+    raise ExtraMissingError("rootdk.jax", "jax") from _error
 
 from ..backends import jax as adapter
 from ..options import Options, check_shapes

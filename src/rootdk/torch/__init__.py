@@ -13,9 +13,9 @@ rootdk.attention and rootdk.measure take tensors with or without this import, in
 try:
     import torch as _torch
 except ImportError as _error:
-    from ..errors import TorchMissingError as _Missing
+    from ..errors import ExtraMissingError as _Missing
 
-    raise _Missing("rootdk.torch") from _error
+    raise _Missing("rootdk.torch", "torch") from _error
 
 from ..backends import backend_of as _backend_of
 from ..backends.torch import call as _call  # registers the operators

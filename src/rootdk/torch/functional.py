@@ -1,10 +1,4 @@
-"""Functions of other libraries on rootdk, and the switch that puts one of them in its place.
-
-scaled_dot_product_attention   with torch's signature and torch's meaning of every argument
-flash_attn_varlen_func         with FlashAttention's: rows of all documents one after the other, and where each begins
-use                            every model calls the first of them, for as long as a block lasts
-register_transformers          rootdk as an attention implementation of the transformers library
-"""
+"""Functions of other libraries on rootdk, and the switch that puts one of them in its place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

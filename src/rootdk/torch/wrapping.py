@@ -54,7 +54,8 @@ class Wrapped:
             self._open.remove((make, stand_in))
             (stand_in.wrappers if make in stand_in.wrappers else stand_in.observers).remove(make)
             stand_in.compose()
-            if not stand_in.used and vars(self._owner).get(self._name) is stand_in.function:
+            unused = not (stand_in.wrappers or stand_in.observers)
+            if unused and vars(self._owner).get(self._name) is stand_in.function:
                 stand_in.put_back()
 
     def raise_observer(self, make: Make) -> None:
@@ -75,10 +76,10 @@ class _StandIn:
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
         self.inherited = name not in vars(owner)
-        self.found = self._inherited if self.inherited else vars(owner)[name]
+        self.original = self._inherited if self.inherited else vars(owner)[name]
         self.wrappers: list[Make] = []
         self.observers: list[Make] = []
-        self.call = self.found
+        self.call = self.original
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return self.call(*args, **kwargs)
@@ -97,12 +98,8 @@ class _StandIn:
             return known
         return _StandIn(owner, name)
 
-    @property
-    def used(self) -> bool:
-        return bool(self.wrappers or self.observers)
-
     def compose(self) -> None:
-        call = self.found
+        call = self.original
         for make in (*self.wrappers, *self.observers):
             call = make(call)
         self.call = call
@@ -111,7 +108,7 @@ class _StandIn:
         if self.inherited:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, self.found)
+            setattr(self.owner, self.name, self.original)
 
     def _inherited(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Looked up when it is called: the class that has it may be patched too.

@@ -16,7 +16,7 @@ import numpy as np
 from ... import options as _options
 from ...checks import float_type, shown, three_floats, type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import Learnable, Options, Problem, learnable, segment_pair
+from ...options import ROWS, Learnable, Options, Problem, segment_pair, with_rows
 from ...reading import FIELDS, Reading, reading_of
 from ...scaling import ScaleRule, rule
 from .primitives import Facts, bind, forward_p, gradients, read_p, real_type, tangent_p, weights_p
@@ -35,10 +35,6 @@ def known(*_: Any) -> None:
     """Jax itself keeps the calls that it has traced."""
 
 
-def traced_call(*_: Any) -> Any:
-    raise AssertionError("jax follows primitives by itself")
-
-
 def plain(argument: str, given: Any) -> Any:
     """An array as NumPy takes it; a tracer has no numbers yet."""
     if not holds(given):
@@ -55,11 +51,7 @@ def new_seed() -> int:
 
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-    return three_floats(_floats, query, key, value)
-
-
-def refuse_shapeless(**arrays: Any) -> None:
-    """Every array of jax has a shape."""
+    return three_floats(floats, query, key, value)
 
 
 def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) -> Any:
@@ -78,34 +70,27 @@ def broadcast(argument: str, array: Any, shape: tuple[int, ...], boolean: bool) 
     return array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
 
 
-def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Any:
-    checked = _floats(argument, array, query.dtype)
-    if checked.shape != tuple(shape):
-        raise ArgumentError(f"{argument}: must have the shape of {of} {tuple(shape)}, got {checked.shape}")
-    return checked
-
-
 def facts(shape: tuple[int, ...], n_key: int, one_head: bool, options: Options) -> Problem:
     """A Problem without its arrays. Options that are traced are checked by shape and type, and stay as they are."""
     leading, heads, n_query = tuple(shape)[:-3], shape[-3], shape[-2]
     batch = math.prod(leading)
     unknown: dict[str, Any] = {}
-    known = options
     for name in ("scale", "query_offset", "key_lengths", "sinks", "alibi", "segments", "seed"):
         given = getattr(options, name)
         parts = given if name == "segments" and isinstance(given, tuple) else (given,)
-        if any(_is_traced(part) for part in parts):
+        if any(_is_traced(part) for part in parts) or (name == "seed" and holds(given)):
             unknown[name] = given
-            known = known._replace(**{name: None})
-    if not unknown and not holds(options.seed):
-        return _options.facts(sys.modules[__name__], shape, n_key, one_head, options)
-    by_row = _rule_by_row(options.scale, unknown)
-    seed = unknown.pop("seed", known.seed if holds(known.seed) else None)
-    known = known._replace(seed=0 if seed is not None else known.seed)
+    known = options._replace(**dict.fromkeys(unknown))
+    if "seed" in unknown:
+        known = known._replace(seed=0)
     problem = _options.facts(sys.modules[__name__], shape, n_key, one_head, known)
-    fields: dict[str, Any] = {} if seed is None else {"seed": _traced_seed(seed)}
+    if not unknown:
+        return problem
+    fields: dict[str, Any] = {}
     for name, given in unknown.items():
-        if name in ("key_lengths", "query_offset"):
+        if name == "seed":
+            fields[name] = _traced_seed(given)
+        elif name in ("key_lengths", "query_offset"):
             fields[name] = _entries(name, given, leading).reshape(batch)
         elif name == "sinks":
             sinks = _numbers(name, given)
@@ -127,7 +112,7 @@ def facts(shape: tuple[int, ...], n_key: int, one_head: bool, options: Options) 
             fields["key_segments"] = _segments(of_keys, (*leading, n_key)).reshape(batch, n_key)
     if "key_lengths" in fields and options.query_offset is None:
         fields["query_offset"] = None  # the kernel computes it from the lengths
-    if by_row:
+    if by_row := _rule_by_row(options.scale, unknown):
         raise ArgumentError(
             f"scale: a rule must not vary from row to row where {by_row} is traced, got {options.scale!r}; "
             "multiply the query by the factors of its rows instead"
@@ -185,7 +170,7 @@ def vjp(problem: Problem) -> tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]:
     out, row_state = bind(forward_p, arrays, ("out", "row_state"), numbers)
 
     def pull_back(d_out: Any) -> tuple[Any, Any, Any]:
-        wanted = {f"d_{name}": arrays[name] for name in learnable("rows")}
+        wanted = {f"d_{name}": arrays[name] for name in ROWS}
         pulled = gradients(d_out, arrays | {"out": out, "row_state": row_state}, numbers, wanted)
         return pulled["d_query"], pulled["d_key"], pulled["d_value"]
 
@@ -295,29 +280,12 @@ def _rule_by_row(scale: Any, unknown: dict[str, Any]) -> str:
 
 
 def _with_rows(problem: Problem, rows: Any) -> Problem:
-    """The problem of some of its query rows, each at its old position."""
-    position = problem.query_positions
-    if position is None:
+    if problem.query_positions is None:
         if problem.query_segments is not None:
             raise ArgumentError("rows: must be None where segments are traced, got rows")
-        offset = problem.query_offset
-        offset = problem.key_lengths - problem.query.shape[-2] if offset is None else offset
-        position = np.arange(problem.query.shape[-2])[None] + offset[:, None]
-
-    def of_entries(array: Any) -> Any:
-        return None if array is None else array[:, rows]
-
-    def of_pairs(array: Any) -> Any:
-        return array if array is None or array.shape[-2] == 1 else array[..., rows, :]
-
-    return problem._replace(
-        query=problem.query[..., rows, :],
-        query_positions=of_entries(position),
-        query_segments=of_entries(problem.query_segments),
-        row_scale=of_entries(problem.row_scale),
-        mask=of_pairs(problem.mask),
-        bias=of_pairs(problem.bias),
-    )
+        if problem.query_offset is None:  # the kernel would compute it from the lengths, for all rows
+            problem = problem._replace(query_offset=problem.key_lengths - problem.query.shape[-2])
+    return with_rows(problem, rows, lambda array, *_: array if array.shape[-2] == 1 else array[..., rows, :])
 
 
 def _array(argument: str, array: Any) -> Any:
@@ -336,7 +304,7 @@ def _array(argument: str, array: Any) -> Any:
     return array
 
 
-def _floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Any:
+def floats(argument: str, array: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Any:
     array = _array(argument, array)
     float_type(argument, array.dtype.name, None if dtype is None else dtype.name, like=like, cache=cache)
     return array

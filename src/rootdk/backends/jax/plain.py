@@ -15,8 +15,8 @@ def attention(arrays: dict[str, Any], facts: Any) -> Any:
     """The output, differentiable in every operand that is a float."""
     with jax.numpy_rank_promotion("allow"):  # whatever the caller has set
         sight = _sight(arrays, facts)
-        value = _shown(_per_query_head(arrays, facts, _wide_rows(arrays, facts, "value")), sight.visible.any(axis=-2))
-        spoiled = sight.visible.astype(value.dtype) @ _is_spoiled(value).astype(value.dtype) > 0
+        value = _shown(_per_query_head(arrays, facts, "value"), sight.visible.any(axis=-2))
+        spoiled = sight.visible.astype(value.dtype) @ (~jnp.isfinite(value)).astype(value.dtype) > 0
         out = _weights(arrays, facts, sight) @ _finite(value) * jnp.where(spoiled, jnp.nan, 1.0)
     return (jnp.swapaxes(out, -2, -3) if facts.rows_first else out).astype(arrays["query"].dtype)
 
@@ -38,13 +38,13 @@ class _Sight(NamedTuple):
 def _weights(arrays: dict[str, Any], facts: Any, sight: _Sight) -> Any:
     position, key_position, visible = sight
     query = _shown(_wide_rows(arrays, facts, "query"), visible.any(axis=-1))
-    key = _shown(_per_query_head(arrays, facts, _wide_rows(arrays, facts, "key")), visible.any(axis=-2))
+    key = _shown(_per_query_head(arrays, facts, "key"), visible.any(axis=-2))
     wide = query.dtype
     # NaN and inf count as 0 in the product and the true scores are put back after it: else 0 * NaN would reach rows
     # that do not see them, also in derivatives.
     logits = _finite(query) @ jnp.swapaxes(_finite(key), -1, -2)
-    spoiled = _is_spoiled(query).any(axis=-1)[..., :, None] | _is_spoiled(key).any(axis=-1)[..., None, :]
-    logits = jnp.where(spoiled, jax.lax.stop_gradient(query @ jnp.swapaxes(key, -1, -2)), logits)
+    sound = jnp.isfinite(query).all(axis=-1)[..., :, None] & jnp.isfinite(key).all(axis=-1)[..., None, :]
+    logits = jnp.where(sound, logits, jax.lax.stop_gradient(query @ jnp.swapaxes(key, -1, -2)))
     logits = jnp.where(visible, logits, 0.0)
     own_axes = query.ndim - 3 - facts.vmapped  # the call's own leading axes, without those of vmap
 
@@ -77,24 +77,9 @@ def _weights(arrays: dict[str, Any], facts: Any, sight: _Sight) -> Any:
     return exponentials / jnp.where(total == 0.0, 1.0, total)
 
 
-def _sight(arrays: dict[str, Any], facts: Any) -> _Sight:
-    rows = -3 if facts.rows_first else -2
-    sight = _places(arrays, facts, arrays["query"].shape[rows], arrays["key"].shape[rows])
-    visible = sight.visible
-    if "bias" in arrays:
-        visible = visible & (arrays["bias"] != -jnp.inf)
-    if "mask" in arrays:
-        visible = visible & arrays["mask"]
-    return sight._replace(visible=visible)
-
-
 def _shown(array: Any, seen: Any) -> Any:
     """The rows that occur in a visible pair; 0 for the others, in every derivative too, whatever they hold."""
     return jnp.where(seen[..., None], array, 0.0)
-
-
-def _is_spoiled(array: Any) -> Any:
-    return ~jnp.isfinite(array)
 
 
 def _finite_or_zero(array: Any) -> Any:
@@ -106,8 +91,8 @@ _finite: Any = jax.custom_jvp(_finite_or_zero)
 _finite.defjvp(lambda arrays, tangents: (_finite(*arrays), *tangents))
 
 
-def _places(arrays: dict[str, Any], facts: Any, n_query: int, n_key: int) -> _Sight:
-    """What lengths, segments and limits leave visible: the same for all heads."""
+def _sight(arrays: dict[str, Any], facts: Any) -> _Sight:
+    n_query, n_key = (arrays[name].shape[-3 if facts.rows_first else -2] for name in ("query", "key"))
     length = arrays["key_lengths"][..., None] if "key_lengths" in arrays else n_key
     key_position, index = jnp.arange(n_key), jnp.arange(n_key)
     visible = jnp.broadcast_to(index < length, (*jnp.shape(length)[:-1], n_key))[..., None, None, :]
@@ -122,11 +107,15 @@ def _places(arrays: dict[str, Any], facts: Any, n_query: int, n_key: int) -> _Si
         position = _ranks(of_queries) + (offset if "query_offset" in arrays else counts - own_counts)
         visible = visible & same[..., None, :, :]
     position = arrays.get("query_positions", position)
-    apart = (key_position[..., None, :] - position[..., :, None])[..., None, :, :]
+    relative = (key_position[..., None, :] - position[..., :, None])[..., None, :, :]
     if facts.left >= 0:
-        visible = visible & (apart >= -min(facts.left, _FAR))
+        visible = visible & (relative >= -min(facts.left, _FAR))
     if facts.right >= 0:
-        visible = visible & (apart <= min(facts.right, _FAR))
+        visible = visible & (relative <= min(facts.right, _FAR))
+    if "bias" in arrays:
+        visible = visible & (arrays["bias"] != -jnp.inf)
+    if "mask" in arrays:
+        visible = visible & arrays["mask"]
     return _Sight(position, key_position, visible)
 
 
@@ -142,6 +131,6 @@ def _wide_rows(arrays: dict[str, Any], facts: Any, name: str) -> Any:
     return array.astype(jnp.float64 if arrays["query"].dtype == jnp.float64 else jnp.float32)
 
 
-def _per_query_head(arrays: dict[str, Any], facts: Any, array: Any) -> Any:
-    heads = arrays["query"].shape[-2 if facts.rows_first else -3]
+def _per_query_head(arrays: dict[str, Any], facts: Any, name: str) -> Any:
+    array, heads = _wide_rows(arrays, facts, name), arrays["query"].shape[-2 if facts.rows_first else -3]
     return jnp.repeat(array, heads // array.shape[-3], axis=-3)

@@ -35,9 +35,8 @@ from ...options import Learnable
 from ...reading import FIELDS
 from .. import kernel
 from . import plain, sharding
+from .sharding import PER_CALL, ROW_BLOCKS
 
-_PER_CALL = ("scale", "sinks", "seed", "d_scale", "d_sinks")
-_ROW_BLOCKS = ("row_state", "reading")
 _KEPT = ("out", "row_state")
 _LOG2_E = 1.4426950408889634
 
@@ -74,8 +73,8 @@ def sizes_of(arrays: dict[str, Any], facts: Facts) -> Sizes:
     query, key, value = arrays["query"].shape, arrays["key"].shape, arrays.get("value", arrays["key"]).shape
     leading = [1] * (len(query) - 3)
     for name, array in arrays.items():
-        begin = 1 if name in _ROW_BLOCKS else 0
-        axes = facts.vmapped if name in _PER_CALL else len(leading)
+        begin = 1 if name in ROW_BLOCKS else 0
+        axes = facts.vmapped if name in PER_CALL else len(leading)
         for axis, size in enumerate(array.shape[begin : begin + axes]):
             leading[axis] = size if size != 1 else leading[axis]
     heads, rows = (-2, -3) if facts.rows_first else (-3, -2)
@@ -160,14 +159,7 @@ def _lower(target: str, ctx: Any, *values: Any, operands: Any, results: Any, fac
     avals_out = {name: aval for name, aval in zip(results, ctx.avals_out, strict=True) if name in computed_names}
     spread_out = [aval.update(shape=spread) if n in ("d_bias", "weights") else aval for n, aval in avals_out.items()]
     cut = sharding.partitioned(
-        partial(call, pairs_shape=spread),
-        operands,
-        computed_names,
-        facts,
-        ctx.avals_in,
-        spread_out,
-        _PER_CALL,
-        _ROW_BLOCKS,
+        partial(call, pairs_shape=spread), operands, computed_names, facts, ctx.avals_in, spread_out
     )
 
     def summed(*arrays: Any) -> list[Any]:
@@ -181,10 +173,13 @@ def _ffi_call(target: str, *values: Any, operands: Any, results: Any, facts: Fac
     arrays = dict(zip(operands, values, strict=True))
     if "out" in arrays and target == "rootdk_attention_tangent":  # kept for the transpose
         arrays = {name: array for name, array in arrays.items() if name not in _KEPT}
+    if pairs_shape is not None:  # on one of several devices a result is as long as its operands there, or 1
+        size = sizes_of(arrays, facts)
+        whole = (*size.leading, size.heads, size.n_query, size.n_key)
+        pairs_shape = tuple(1 if wanted == 1 else length for wanted, length in zip(pairs_shape, whole, strict=True))
     avals = _result_avals(
-        *arrays.values(), operands=tuple(arrays), results=results, facts=facts,
-        pairs_shape=sharding.local_pairs(pairs_shape, arrays, facts, sizes_of),
-    )  # fmt: skip
+        *arrays.values(), operands=tuple(arrays), results=results, facts=facts, pairs_shape=pairs_shape
+    )
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     return jax.ffi.ffi_call(target, shapes)(
         *arrays.values(),
@@ -208,7 +203,7 @@ def _batch(
 ) -> tuple[Any, Any]:
     moved, size = [], 1
     for name, array, axis in zip(operands, arrays, axes, strict=True):
-        place = 1 if name in _ROW_BLOCKS else 0
+        place = 1 if name in ROW_BLOCKS else 0
         if axis is None:
             moved.append(jnp.expand_dims(array, place))
         else:
@@ -218,7 +213,7 @@ def _batch(
         *moved, operands=operands, results=results, facts=facts._replace(vmapped=facts.vmapped + 1),
         pairs_shape=None if pairs_shape is None else (size, *pairs_shape),
     )  # fmt: skip
-    return outputs, [1 if name in _ROW_BLOCKS else 0 for name in results]
+    return outputs, [1 if name in ROW_BLOCKS else 0 for name in results]
 
 
 def _primitive(name: str) -> Any:
@@ -269,15 +264,15 @@ def _forward_jvp(primals: Any, tangents: Any, *, operands: Any, results: Any, fa
         for name, tangent in zip(operands, tangents, strict=True)
         if name in Learnable._fields and not _is_zero(tangent)
     }
-    moves: dict[str, Any] = {}
+    result_tangents = {name: _no_tangent(outputs[name]) for name in results}
     if moved:
         if arrays["key"].dtype != arrays["query"].dtype:
             raise ArgumentTypeError(
                 f"key: must be {arrays['query'].dtype} like query for a derivative, got {arrays['key'].dtype}"
             )
         kept = {name: outputs[name] for name in _KEPT}
-        (moves["out"],) = bind(tangent_p, moved | arrays | kept, ("d_out",), facts)
-    return [outputs[n] for n in results], [moves[n] if n in moves else _no_tangent(outputs[n]) for n in results]
+        (result_tangents["out"],) = bind(tangent_p, moved | arrays | kept, ("d_out",), facts)
+    return [outputs[name] for name in results], [result_tangents[name] for name in results]
 
 
 ad.primitive_jvps[forward_p] = _forward_jvp
@@ -355,17 +350,6 @@ def _scale_gradient(d_out: Any, arrays: dict[str, Any], facts: Facts) -> Any:
     return product.sum(axis=tuple(range(facts.vmapped, product.ndim)))
 
 
-def _moved(names: Any, arrays: Any, tangents: Any, among: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The operands with these names, and their tangents; zeros for an operand without one."""
-    values = {name: array for name, array in zip(names, arrays, strict=True) if name in among}
-    moves = {
-        name: jnp.zeros_like(array) if _is_zero(tangent) else tangent
-        for name, array, tangent in zip(names, arrays, tangents, strict=True)
-        if name in among
-    }
-    return values, moves
-
-
 def _second(function: Any, primitive: Any, primals: Any, tangents: Any, parameters: Any) -> Any:
     """The derivative of a derivative: values by the kernel, their tangents by the plain formula."""
     facts, operands = parameters["facts"], parameters["operands"]
@@ -373,9 +357,11 @@ def _second(function: Any, primitive: Any, primals: Any, tangents: Any, paramete
     if facts.dropout > 0:
         raise DerivativeError("dropout: must be 0 for a second derivative in jax, got more; it is not computed")
     arrays = dict(zip(operands, primals, strict=True))
-    among = {"d_out", *Learnable._fields, *(f"d_{name}" for name in Learnable._fields)}
-    values, moves = _moved(operands, primals, tangents, among)
-    _, second = jax.jvp(lambda learned: function(arrays | learned), (values,), (moves,))
+    values, directions = {}, {}
+    for name, array, tangent in zip(operands, primals, tangents, strict=True):
+        if name == "d_out" or name.removeprefix("d_") in Learnable._fields:
+            values[name], directions[name] = array, jnp.zeros_like(array) if _is_zero(tangent) else tangent
+    _, second = jax.jvp(lambda learned: function(arrays | learned), (values,), (directions,))
     return outputs, [moved.astype(array.dtype) for array, moved in zip(outputs, second, strict=True)]
 
 

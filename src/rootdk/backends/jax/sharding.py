@@ -5,7 +5,7 @@ computes each part on the device that holds it, without a gather, as long as key
 with its key.
 """
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import jax
@@ -16,6 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ...errors import ArgumentError
 
+# Operands and results by how they lie; primitives.py has the shapes.
+PER_CALL = ("scale", "sinks", "seed", "d_scale", "d_sinks")
+ROW_BLOCKS = ("row_state", "reading")
 _PAIRS = ("mask", "bias", "d_bias", "weights")
 _ROWS = ("query", "key", "value", "out", "d_out", "d_query", "d_key", "d_value")
 _OF_HEADS = ("alibi", "d_alibi", "sinks", "d_sinks")
@@ -81,34 +84,24 @@ def is_partitioned(ctx: Any) -> bool:
     return (getattr(axes, "num_devices", None) or 1) > 1
 
 
-def local_pairs(pairs_shape: Any, arrays: dict[str, Any], facts: Any, sizes_of: Callable[..., Any]) -> Any:
-    """The shape of a result over pairs on one device: as long as its operands there, or 1."""
-    if pairs_shape is None:
-        return None
-    size = sizes_of(arrays, facts)
-    whole = (*size.leading, size.heads, size.n_query, size.n_key)
-    return tuple(1 if wanted == 1 else length for wanted, length in zip(pairs_shape, whole, strict=True))
-
-
-def partitioned(
-    call: Any, operands: Any, results: Any, facts: Any, avals_in: Any, avals_out: Any, per_call: Any, row_blocks: Any
-) -> Any:
+def partitioned(call: Any, operands: Any, results: Any, facts: Any, avals_in: Any, avals_out: Any) -> Any:
     """The call with the rule by which XLA splits it: along leading axes and heads, and nothing else."""
-    leading = avals_in[operands.index("query")].ndim - 3
+    query_at = operands.index("query")
+    leading = avals_in[query_at].ndim - 3
     heads_at = leading + (1 if facts.rows_first else 0)
     kv_heads = avals_in[operands.index("key")].shape[heads_at]
-    group = avals_in[operands.index("query")].shape[heads_at] // max(kv_heads, 1)
+    group = avals_in[query_at].shape[heads_at] // max(kv_heads, 1)
 
     def roles(name: str, aval: Any) -> list[Any]:
         """For each axis of an operand: which leading axis it is, "heads", or None; None where its size is 1."""
-        axes = facts.vmapped if name in per_call else leading
-        axis_roles: list[Any] = [None] if name in row_blocks else []
+        axes = facts.vmapped if name in PER_CALL else leading
+        axis_roles: list[Any] = [None] if name in ROW_BLOCKS else []
         axis_roles += range(axes)
         axis_roles += [None] * (aval.ndim - len(axis_roles))
         if name in _ROWS:
             axis_roles[heads_at] = "heads"
-        elif name in (*_PAIRS, "keys", *row_blocks, *_OF_HEADS):
-            axis_roles[axes + (1 if name in row_blocks else 0)] = "heads"
+        elif name in (*_PAIRS, "keys", *ROW_BLOCKS, *_OF_HEADS):
+            axis_roles[axes + (1 if name in ROW_BLOCKS else 0)] = "heads"
         return [None if size == 1 else role for role, size in zip(axis_roles, aval.shape, strict=True)]
 
     names = (*operands, *results)
@@ -116,19 +109,13 @@ def partitioned(
 
     def shardings(mesh: Any, arrays: Any) -> list[Any]:
         """One sharding for each operand and result, all like that of the query."""
-        query = of[operands.index("query")]
-        query_spec = arrays[operands.index("query")].sharding.spec
-        spec = (
-            dict(zip(query, (*query_spec, *(None,) * (len(query) - len(query_spec))), strict=True))
-            if not facts.dropout
-            else {}
-        )
+        spec: dict[Any, Any] = {}
+        if not facts.dropout:
+            # A spec may be shorter than the array: the axes that it leaves out are not cut.
+            spec = dict(zip(of[query_at], arrays[query_at].sharding.spec, strict=False))
         spec[None] = None
-        cut = spec.get("heads")
-        parts = 1
-        for axis in (cut if isinstance(cut, tuple) else (cut,)) if cut is not None else ():
-            parts *= mesh.shape[axis]
-        if kv_heads % parts:
+        cut = spec.get("heads") or ()
+        if kv_heads % math.prod(mesh.shape[axis] for axis in (cut if isinstance(cut, tuple) else (cut,))):
             spec["heads"] = None
         return [NamedSharding(mesh, PartitionSpec(*(spec.get(role) for role in axes))) for axes in of]
 

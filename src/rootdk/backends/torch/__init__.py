@@ -16,20 +16,19 @@ from torch.autograd import forward_ad
 
 from ...checks import float_type, three_floats, type_name
 from ...errors import ArgumentError, ArgumentTypeError
-from ...options import LEARNED, Learnable, Options, Problem, learnable, usual_facts, with_rows
+from ...options import LEARNED, PAIRS, ROWS, Learnable, Options, Problem, usual_facts, with_rows
 from ...reading import Reading, reading_of
 from .. import kernel as compiled
 from . import eager, kernel
-from .kernel import FLOATS, refuse_tangents, tangents
+from .kernel import FLOATS, refuse_tangents, tangents, transformed
 
 _BY_VALUE = "where tensors are taken by their values"
 _learned = itemgetter(*map(Options._fields.index, LEARNED))
 # Types of arguments that carry no behaviour of their own.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), float})
 
-# torch has no public names for these three.
+# torch has no public names for these two.
 _modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001
 _tracing = torch._C._get_tracing_state  # noqa: SLF001
 
 
@@ -43,7 +42,7 @@ def traced(*arguments: Any) -> bool:
 
     A tangent must too; outside a level of dual numbers this check costs one comparison.
     """
-    if torch.compiler.is_compiling() or _modes() > 0 or _transformed() or _tracing() is not None:
+    if torch.compiler.is_compiling() or _modes() > 0 or transformed() or _tracing() is not None:
         return True
     if arguments and type(arguments[-1]) is Options:
         arguments = arguments[:-1] + _learned(arguments[-1])
@@ -61,7 +60,7 @@ def known(query: Any, key: Any, value: Any, options: Options) -> Problem | None:
         torch.compiler.is_compiling()
         or not type(query) is type(key) is type(value) is Tensor
         or _modes() > 0
-        or _transformed()
+        or transformed()
         or _tracing() is not None
         or forward_ad._current_level >= 0  # noqa: SLF001
         or torch.is_autocast_enabled("cpu")
@@ -98,7 +97,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
     if plain_types and compiled().alike(query, key, value) and not torch.is_autocast_enabled("cpu"):
         return query, key, value
     query, key, value = autocast(query, key, value)
-    return three_floats(_floats, query, key, value)
+    return three_floats(floats, query, key, value)
 
 
 def refuse_shapeless(**arrays: Any) -> None:
@@ -142,13 +141,6 @@ def expanded(argument: str, array: Tensor, shape: tuple[int, ...], boolean: bool
         ) from None
 
 
-def fitting(argument: str, array: Any, query: Any, of: str, shape: tuple[int, ...]) -> Tensor:
-    checked = _floats(argument, array, query.dtype)
-    if checked.shape != shape:
-        raise ArgumentError(f"{argument}: must have the shape of {of} {tuple(shape)}, got {tuple(checked.shape)}")
-    return checked
-
-
 def traced_call(
     query: Any, key: Any, value: Any, options: Options, measured: bool, only_reads: bool = False
 ) -> tuple[Tensor, Any]:
@@ -176,7 +168,7 @@ def weights(problem: Problem, options: Options, rows: Any) -> Tensor:
     given = eager.given(problem, options)._replace(value=None)
     refuse_tangents("in weights(), whose derivative goes backward only", **given._asdict())
     if rows is not None:
-        spread = {name: t.expand(getattr(problem, name).shape) for name, t in kernel.present(given, learnable("pairs"))}
+        spread = {name: t.expand(getattr(problem, name).shape) for name, t in kernel.present(given, PAIRS)}
         problem = with_rows(problem, rows)
         given = given._replace(query=problem.query, **{name: t[..., rows, :] for name, t in spread.items()})
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
@@ -225,14 +217,13 @@ def vjp(problem: Problem) -> tuple[Tensor, Callable[[Any], tuple[Tensor, Tensor,
 
 
 def jvp(problem: Problem, tangents: Learnable) -> tuple[Tensor, Tensor]:
-    rows = learnable("rows")
-    refuse_tangents(_BY_VALUE, **{name: getattr(problem, name) for name in rows})
-    refuse_tangents(_BY_VALUE, **{f"d_{name}": getattr(tangents, name) for name in rows})
+    refuse_tangents(_BY_VALUE, **{name: getattr(problem, name) for name in ROWS})
+    refuse_tangents(_BY_VALUE, **{f"d_{name}": getattr(tangents, name) for name in ROWS})
     out = kernel.empty_out(problem.query, problem.value)
     return out, kernel.tangent(problem, tangents, out)
 
 
-def _floats(argument: str, tensor: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Tensor:
+def floats(argument: str, tensor: Any, dtype: Any = None, *, like: str = "query", cache: bool = False) -> Tensor:
     _check_tensor(argument, tensor)
     _check_place(argument, tensor)
     if tensor.dtype not in FLOATS or dtype not in (None, tensor.dtype):  # names take longer to compare than types

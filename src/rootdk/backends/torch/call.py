@@ -13,11 +13,13 @@ from torch.autograd import forward_ad
 from ...checks import positive, refuse_masked, share, shown, whole_seed
 from ...errors import ArgumentError, ArgumentTypeError
 from ...options import (
+    ENTRIES,
+    HEADS,
+    PAIRS,
     Learnable,
     Options,
     check_one_type,
     check_shapes,
-    learnable,
     limits,
     resolve,
     scale_number,
@@ -29,9 +31,6 @@ from .. import torch as adapter
 from .kernel import refuse_tangent
 from .operators import Facts, attention_forward, attention_tangent
 from .transforms import FunctionalAttention
-
-# Computed once: torch.compile runs through call().
-_PAIRS, _HEADS, _ENTRIES = (learnable(lies) for lies in ("pairs", "heads", "entries"))
 
 
 def call(
@@ -50,13 +49,13 @@ def call(
     one_head = query.dim() == 2
     if one_head:
         query, key, value = query[None], key[None], value[None]
-    for name in ("mask", *_PAIRS):
+    for name in ("mask", *PAIRS):
         tensor = getattr(options, name)
         if tensor is not None and not isinstance(tensor, Tensor):
             adapter.broadcast(name, tensor, (), boolean=False)  # raises the error that says what is wrong
-    learned = {name: getattr(options, name) for name in _PAIRS}
-    learned |= {name: _tensor(name, getattr(options, name), torch.float64) for name in (*_HEADS, *_ENTRIES)}
-    for name in _HEADS:
+    learned = {name: getattr(options, name) for name in PAIRS}
+    learned |= {name: _tensor(name, getattr(options, name), torch.float64) for name in (*HEADS, *ENTRIES)}
+    for name in HEADS:
         if one_head and learned[name] is not None and learned[name].dim() == 0:
             learned[name] = learned[name][None]
     left, right = limits(options)

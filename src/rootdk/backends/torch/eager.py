@@ -12,19 +12,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...options import LEARNED, Learnable, Options, Problem, check_one_type, learnable
+from ...options import HEADS, LEARNED, PAIRS, Learnable, Options, Problem, check_one_type
 from . import kernel
-from .kernel import each, is_batched, tangents
+from .kernel import each, has_memory, is_batched, tangents, transformed
 
-_HEADS_AT = tuple(map(LEARNED.index, learnable("heads")))
-_PAIRS = ("mask", *learnable("pairs"))
-_NO_PAIRS: dict[str, Any] = dict.fromkeys(_PAIRS)
+_HEADS_AT = tuple(map(LEARNED.index, HEADS))
+_OVER_PAIRS = ("mask", *PAIRS)
+_NO_PAIRS: dict[str, Any] = dict.fromkeys(_OVER_PAIRS)
 _kept_options = itemgetter(*map(Options._fields.index, (*LEARNED, "mask")))
 _LOG2_E = 1.4426950408889634
 # A scale within a factor of 2**24 of 1 leaves d_query in the range of float32, for every gradient that matters.
 _MODEST = 2.0**-24
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch has no public name for it
-_has_memory = torch._C._has_storage  # noqa: SLF001
 
 
 def attend(problem: Problem, options: Options, reading: Any = None, keys: Any = None, row_state: Any = None) -> Tensor:
@@ -85,12 +83,12 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
-        if not _has_memory(d_out) and is_batched(d_out):
+        if not has_memory(d_out) and is_batched(d_out):
             return each(lambda entry: EagerAttention.backward(ctx, entry), d_out)
         out, row_state, query, key, value, *options = ctx.saved_tensors
         problem = ctx.facts.with_arrays(query, key, value)
         # create_graph=True, vmap over d_out, or a tangent of it: the gradient must itself be differentiable.
-        differentiable = torch.is_grad_enabled() or _transformed()
+        differentiable = torch.is_grad_enabled() or transformed()
         if forward_ad._current_level >= 0 and tangents(d_out=d_out):  # noqa: SLF001
             differentiable = True
         if not (options or differentiable):
@@ -100,7 +98,7 @@ class EagerAttention(torch.autograd.Function):  # type: ignore[misc]
         if options:
             *learned, mask = options
             saved = Learnable(query, key, value, *learned)
-            spread = {name: _spread(problem, getattr(saved, name, mask)) for name in _PAIRS}
+            spread = {name: _spread(problem, getattr(saved, name, mask)) for name in _OVER_PAIRS}
             problem = problem._replace(**spread)
             # Only what is asked for: the gradient of a bias may be of size n x n.
             _problem, _filled, *needed, _mask = ctx.needs_input_grad

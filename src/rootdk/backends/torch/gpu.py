@@ -30,6 +30,8 @@ _KNOWN = frozenset({
     "query", "key", "value", "scale", "row_scale", "softcap", "left", "right", "query_offset", "key_lengths", "mask",
     "bias", "sinks", "alibi", "dropout", "seed", "query_segments", "key_segments", "query_positions", "key_positions",
 })  # fmt: skip
+# The options that torch's own attention has.
+_OF_TORCH = frozenset({"scale", "causal", "mask", "bias", "query_offset", "dropout"})
 # The outputs that a launch can write.
 _OUTPUTS = ("fields", "keys", "first_weight", "top_key", "top_share", "top_mass")
 # The inputs of a launch for segments.
@@ -132,8 +134,8 @@ def read_layer(
 
 def measure(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Reading]:
     """torch's fused attention for the output, differentiable, and read() for the Reading."""
-    for name in ("window", "key_lengths", "softcap", "sinks", "alibi", "segments", "seed"):
-        if getattr(options, name) is not None:
+    for name, given in options._asdict().items():
+        if name not in _OF_TORCH and given is not None:
             raise ArgumentError(f"{name}: torch's attention, which measure uses on a GPU, has none; use rootdk.read")
     if options.causal and not (options.mask is None and options.bias is None):
         raise ArgumentError("causal: torch's attention, which measure uses on a GPU, takes no mask or bias beside it")
@@ -213,7 +215,7 @@ def _segments(problem: Problem) -> dict[str, Any]:
     """
     shape, n_key = problem.query_segments.shape, problem.key_segments.shape[1]
     starts, ends, places, firsts, row_ids = np.zeros((5, *shape), np.int32)
-    key_ids, apart = np.zeros(problem.key_segments.shape, np.int32), True
+    key_ids, separate = np.zeros(problem.key_segments.shape, np.int32), True
     for b in range(len(starts)):
         length = n_key if problem.key_lengths is None else int(problem.key_lengths[b])
         names, key_ids[b] = np.unique(problem.key_segments[b], return_inverse=True)
@@ -225,7 +227,7 @@ def _segments(problem: Problem) -> dict[str, Any]:
         begins = np.cumsum(counts) - counts
         order = np.append(np.argsort(key_ids[b, :length], kind="stable"), 0)  # one extra, for empty ones
         first, last = order[begins], order[begins + np.maximum(counts, 1) - 1]
-        apart &= bool((last - first < np.maximum(counts, 1)).all())
+        separate &= bool((last - first < np.maximum(counts, 1)).all())
         position, count = problem.query_positions[b], counts[number]
         low = np.zeros_like(count) if problem.left is None else np.clip(position - problem.left, 0, count)
         high = count if problem.right is None else np.clip(position + problem.right + 1, 0, count)
@@ -235,9 +237,9 @@ def _segments(problem: Problem) -> dict[str, Any]:
             for at, more in ((low, 0), (high - 1, 1))
         )
         places[b], firsts[b] = np.clip(position, -(2**30), 2**30), first[number]
-    spans = {"row_starts": starts, "row_ends": ends, "row_places": places + firsts if apart else places}
+    spans = {"row_starts": starts, "row_ends": ends, "row_places": places + firsts if separate else places}
     tangled = {"row_segments": row_ids, "key_segments": key_ids, "key_places": problem.key_positions.astype(np.int32)}
-    return spans | (dict.fromkeys(tangled) if apart else tangled)
+    return spans | (dict.fromkeys(tangled) if separate else tangled)
 
 
 class _DeviceBackend:

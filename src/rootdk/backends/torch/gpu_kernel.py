@@ -107,12 +107,12 @@ def _add_block(
     minimum = tl.minimum(minimum, low)
 
     unit = tl.where(low - base < _FAR, _SMALL_UNIT, 1.0)
-    apart = distance * unit[:, None]
+    in_units = distance * unit[:, None]
     number, before = block_count.to(tl.float32), count.to(tl.float32)
     inverse = tl.where(block_count > 0, 1.0 / tl.maximum(number, 1.0), 0.0)
-    block_sum = tl.sum(apart, 1)
+    block_sum = tl.sum(in_units, 1)
     mean_distance = block_sum * inverse
-    block_spread = tl.maximum(tl.sum(apart * apart, 1) - block_sum * mean_distance, 0.0) / unit / unit
+    block_spread = tl.maximum(tl.sum(in_units * in_units, 1) - block_sum * mean_distance, 0.0) / unit / unit
     between = base + mean_distance / unit - mean
     share = tl.where(block_count > 0, number / tl.maximum(before + number, 1.0), 0.0)
     # In this order a side without keys adds 0 even where the square of a mean overflows.

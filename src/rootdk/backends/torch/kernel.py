@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from rootdk.errors import DerivativeError
-from rootdk.options import Learnable, Problem, learnable
+from rootdk.options import ENTRIES, PAIRS, ROWS, Learnable, Problem
 from rootdk.reading import FIELDS
 
 from .. import kernel
@@ -25,7 +25,6 @@ from .. import kernel
 FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 # How many threads torch's team has. 0 would mean the kernel's own threads, which only the benchmark asks for.
 team = torch.get_num_threads
-_ROWS, _PAIRS, _ENTRIES = (learnable(lies) for lies in ("rows", "pairs", "entries"))
 # The binding's alike() for three tensors of one type and one shape, each in C order.
 _DENSE = 2
 
@@ -68,8 +67,8 @@ def backward(
         return gradients
     # The kernel adds to these in its own type; a number that many pairs read is one number here too.
     wide = _compute_type(query.dtype)
-    pairs = {name: query.new_zeros(t.shape, dtype=wide) for name, t in present(wanted, _PAIRS)}
-    entries = {name: query.new_zeros(query.shape[:-2], dtype=wide) for name, t in present(wanted, _ENTRIES)}
+    pairs = {name: query.new_zeros(t.shape, dtype=wide) for name, t in present(wanted, PAIRS)}
+    entries = {name: query.new_zeros(query.shape[:-2], dtype=wide) for name, t in present(wanted, ENTRIES)}
     spread = {name: total.expand(getattr(problem, name).shape) for name, total in pairs.items()}
     library.backward(*arguments, Learnable(*rows)._replace(**(spread | entries)), team())
     of_shape = {name: total.sum_to_size(getattr(wanted, name).shape) for name, total in (pairs | entries).items()}
@@ -94,7 +93,7 @@ def weights(problem: Problem, row_state: Tensor, per_key: bool = False) -> Tenso
 def tangent(problem: Problem, moved: Learnable, out: Any = None) -> Tensor:
     """Run the kernel's forward derivative; `out` is filled if given."""
     d_out = empty_out(problem.query, problem.value)
-    moved = moved._replace(**{name: _walkable(t) for name, t in present(moved, _ROWS)})
+    moved = moved._replace(**{name: _walkable(t) for name, t in present(moved, ROWS)})
     kernel().tangent(_walked(problem, dense=False), out, d_out, moved, team())
     return d_out
 
@@ -191,13 +190,14 @@ def refuse_tangent(name: str, where: str) -> NoReturn:
     raise DerivativeError(f"{name}: must have no tangent {where}, got one")
 
 
-_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 -- torch has no public name for it
-_has_memory = torch._C._has_storage  # noqa: SLF001
+# torch has no public names for these two.
+transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001
+has_memory = torch._C._has_storage  # noqa: SLF001
 
 
 def is_batched(*tensors: Any) -> bool:
     """Whether one of them stands for a batch of tensors, outside torch.func."""
-    return not _transformed() and any(isinstance(t, Tensor) and not _has_memory(t) for t in tensors)
+    return not transformed() and any(isinstance(t, Tensor) and not has_memory(t) for t in tensors)
 
 
 def each(run: Callable[..., tuple[Any, ...]], *tensors: Any) -> tuple[Any, ...]:

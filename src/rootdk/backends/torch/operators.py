@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import DerivativeError
-from ...options import LEARNED, Learnable, Options, Problem, check_shapes, learnable, resolve
+from ...options import ENTRIES, LEARNED, PAIRS, ROWS, Learnable, Options, Problem, check_shapes, resolve
 from .. import torch as adapter
 from . import eager, kernel, second
 from .kernel import each, is_batched, refuse_tangents
@@ -60,29 +60,26 @@ def operands(arguments: Any) -> Operands:
     return Operands(Learnable._make(arguments[:count]), Facts._make(arguments[count:]))
 
 
-_SCHEMA = {name: "Tensor" if name in learnable("rows") else "Tensor?" for name in Learnable._fields}
+_SCHEMA = {name: "Tensor" if name in ROWS else "Tensor?" for name in Learnable._fields}
 _SCHEMA |= {name: get_args(hint)[1] for name, hint in get_type_hints(Facts, include_extras=True).items()}
+_OPTIONS = tuple(name for name in Facts._fields if name in Options._fields)
 _FACT_TENSORS = tuple(name for name in Facts._fields if _SCHEMA[name] == "Tensor?")
 _OPERANDS = ", ".join(f"{kind} {name}" for name, kind in _SCHEMA.items())
 _GRADIENTS = ", ".join("Tensor" for _ in Learnable._fields)
 _TANGENTS = ", ".join(f"Tensor? d_{name}" for name in Learnable._fields)
 # Facts have no derivative.
 NO_FACTS = (None,) * len(Facts._fields)
-_PAIRS = learnable("pairs")
 
 
 def problem_of(call: Operands) -> Problem:
     """Everything checked and resolved, as for a NumPy call."""
     given, facts = call
-    options = Options(**{name: getattr(given, name) for name in LEARNED})._replace(
+    unchanged = {name: getattr(given, name) for name in LEARNED} | {name: getattr(facts, name) for name in _OPTIONS}
+    options = Options(**unchanged)._replace(
         scale=1.0 if facts.row_scale is not None else facts.factor if given.scale is None else given.scale,
         window=None if facts.left is None and facts.right is None else (facts.left, facts.right),
         query_offset=facts.query_offset if facts.offset is None else facts.offset,
-        key_lengths=facts.key_lengths,
-        softcap=facts.softcap,
-        mask=facts.mask,
         segments=None if facts.query_segments is None else (facts.query_segments, facts.key_segments),
-        dropout=facts.dropout,
         seed=None if facts.seed is None else int(facts.seed) % 2**64,
     )
     problem, _ = resolve(adapter, given.query, given.key, given.value, options)
@@ -96,7 +93,7 @@ def problem_of(call: Operands) -> Problem:
 
 def asked(given: Learnable, pairs_asked: bool) -> Learnable:
     """The tensors that get a gradient: all that are present, but those over pairs (n x n) only if wanted."""
-    return given if pairs_asked else given._replace(**dict.fromkeys(_PAIRS))
+    return given if pairs_asked else given._replace(**dict.fromkeys(PAIRS))
 
 
 def among(pulled: Any, of: Learnable) -> Learnable:
@@ -104,9 +101,9 @@ def among(pulled: Any, of: Learnable) -> Learnable:
     return Learnable._make(None if t is None else gradient for gradient, t in zip(pulled, of, strict=True))
 
 
-def asks_for_pairs(wanted: Any) -> bool:
-    """Whether needs_input_grad of Operands asks for a gradient over pairs."""
-    return any(getattr(operands(wanted).given, name) for name in _PAIRS)
+def asks_for_pairs(wanted: Learnable) -> bool:
+    """Whether a part of needs_input_grad asks for a gradient over pairs."""
+    return any(getattr(wanted, name) for name in PAIRS)
 
 
 def forward_values(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -129,16 +126,16 @@ def backward_values(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: A
 
 def tangent_values(*arguments: Any) -> Tensor:
     """The tangent of the output, from tangents and Operands."""
-    moved, call = apart(arguments)
+    moved, call = split_tangents(arguments)
     problem = problem_of(call)
     tangents: dict[str, Any] = {}
     for name, tangent in kernel.present(moved, moved._fields):
-        if name in learnable("rows"):
+        if name in ROWS:
             tangents[name] = tangent.to(call.given.query.dtype)
-        elif name in _PAIRS:
+        elif name in PAIRS:
             of = getattr(problem, name)
             tangents[name] = tangent.to(of.dtype).resolve_neg().expand(of.shape)
-        elif name in learnable("entries"):
+        elif name in ENTRIES:
             spread = tangent.double().expand(problem.query.shape[:-2])
             tangents[name] = adapter.plain(name, spread.reshape(getattr(problem, name).shape).contiguous())
         else:
@@ -146,7 +143,7 @@ def tangent_values(*arguments: Any) -> Tensor:
     return kernel.tangent(problem, Learnable(**tangents))
 
 
-def apart(arguments: Any) -> tuple[Learnable, Operands]:
+def split_tangents(arguments: Any) -> tuple[Learnable, Operands]:
     """Split the arguments of tangent_values."""
     count = len(Learnable._fields)
     return Learnable._make(arguments[:count]), operands(arguments[count:])
@@ -197,7 +194,7 @@ def _(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[T
 
 @attention_tangent.register_fake  # type: ignore[untyped-decorator]
 def _(*arguments: Any) -> Tensor:
-    _moved, call = apart(arguments)
+    _moved, call = split_tangents(arguments)
     return kernel.empty_out(call.given.query, call.given.value)
 
 
@@ -217,7 +214,7 @@ def pull_back(run: Any, ctx: Any, d_out: Any, *_: Any) -> tuple[Any, ...]:
     if d_out is not None:
         (out, row_state), call = kept(ctx)
         *wanted, _measured = ctx.needs_input_grad
-        pairs_asked = asks_for_pairs(wanted)
+        pairs_asked = asks_for_pairs(operands(wanted).given)
         pulled = run(d_out, out, row_state, *call.given, *call.facts, pairs_asked)
         gradients = among(pulled, asked(call.given, pairs_asked))
     return (*gradients, *NO_FACTS, None)
@@ -238,7 +235,7 @@ def pull_back_twice(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         return each(lambda *entry: pull_back_twice(ctx, *entry), *grads)
     (d_out, _out, _row_state), call = kept(ctx)
     _d_out, _out, _row_state, *wanted, _pairs_asked = ctx.needs_input_grad
-    given = asked(call.given, asks_for_pairs(wanted))
+    given = asked(call.given, asks_for_pairs(operands(wanted).given))
     d_d_out, pulled = second.second_derivative(Learnable._make(grads), d_out, problem_of(call), given)
     return (d_d_out, None, None, *pulled, *NO_FACTS, None)
 

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...options import Learnable, Problem, learnable
+from ...options import ENTRIES, HEADS, NUMBERS, PAIRS, ROWS, Learnable, Problem
 from . import kernel, second
-from .kernel import each, is_batched, primal
+from .kernel import each, is_batched, primal, transformed
 from .operators import (
     NO_FACTS,
     Facts,
     Operands,
     among,
-    apart,
     asked,
     asks_for_pairs,
     backward_values,
@@ -35,6 +34,7 @@ from .operators import (
     pull_back,
     pull_back_twice,
     refuse_derivative,
+    split_tangents,
     tangent_values,
 )
 
@@ -86,12 +86,12 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if not torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        if not transformed():
             return pull_back_twice(ctx, *grads)  # plain operations, which can be differentiated again
         (d_out, _out, _row_state), call = kept(ctx)
         _d_out, _out, _row_state, *wanted, _pairs_asked = ctx.needs_input_grad
         grads = tuple(None if g is not None and g.shape == (0,) else g for g in grads)
-        d_d_out, pulled = _second(d_out, Learnable._make(grads), call, asks_for_pairs(wanted))
+        d_d_out, pulled = _second(d_out, Learnable._make(grads), call, asks_for_pairs(operands(wanted).given))
         return (d_d_out, None, None, *pulled, *NO_FACTS, None)
 
     @staticmethod
@@ -135,7 +135,7 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        moved, call = apart(inputs)
+        moved, call = split_tangents(inputs)
         keep_call(ctx, call, *moved)
 
     @staticmethod
@@ -144,15 +144,15 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
             return each(lambda entry: FunctionalTangent.backward(ctx, entry), grad)
         saved, call = kept(ctx)
         moved = Learnable._make(saved)
-        wanted_moved, wanted = apart(ctx.needs_input_grad)
+        wanted_moved, wanted = split_tangents(ctx.needs_input_grad)
         pulled, in_call = Learnable(), Learnable()
         if any(wanted_moved):
             out, row_state, _, _ = FunctionalAttention.apply(*call.given, *call.facts, False)
-            pairs_asked = asks_for_pairs((*wanted_moved, *NO_FACTS))
+            pairs_asked = asks_for_pairs(wanted_moved)
             gradients = FunctionalPullback.apply(grad, out, row_state, *call.given, *call.facts, pairs_asked)
             pulled = Learnable._make(g if w else None for g, w in zip(gradients, wanted_moved, strict=True))
         if any(wanted.given):
-            _, in_call = _second(grad, moved, call, asks_for_pairs((*wanted.given, *NO_FACTS)))
+            _, in_call = _second(grad, moved, call, asks_for_pairs(wanted.given))
         return (*pulled, *in_call, *NO_FACTS)
 
     @staticmethod
@@ -161,7 +161,7 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        (moved, call), (moved_dims, dims) = apart(arguments), apart(in_dims)
+        (moved, call), (moved_dims, dims) = split_tangents(arguments), split_tangents(in_dims)
         if _only_one_by_one(call, dims) or _has_shared(moved_dims):
             return _one_by_one(FunctionalTangent, info, in_dims, arguments)
         given, facts = _mapped(dims, call, info.batch_size)
@@ -179,7 +179,7 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(d_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         *flat, pairs_asked = arguments
-        moved, call = apart(flat)
+        moved, call = split_tangents(flat)
         given = asked(call.given, pairs_asked or _has_pairs(moved))
         d_d_out, pulled = second.second_derivative(moved, d_out, problem_of(call), given)
         results = ((d_out, d_d_out), *zip(given, pulled, strict=True))
@@ -201,7 +201,7 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         d_out, *flat, pairs_asked = arguments
         d_out_dim, *flat_dims, _ = in_dims
-        (moved, call), (moved_dims, dims) = apart(flat), apart(flat_dims)
+        (moved, call), (moved_dims, dims) = split_tangents(flat), split_tangents(flat_dims)
         if _only_one_by_one(call, dims) or _has_shared(call.given):
             return _one_by_one(FunctionalSecond, info, in_dims, arguments)
         size, with_pairs = info.batch_size, pairs_asked or _has_pairs(moved)
@@ -224,21 +224,15 @@ def differentiable_gradients(
     problem: Problem, d_out: Tensor, out: Tensor, row_state: Tensor, wanted: Learnable
 ) -> Learnable:
     """eager.gradients() as a function that torch can differentiate: a Problem becomes Operands again."""
-    query = problem.query
-    leading, heads, n_query, n_key = query.shape[:-3], query.shape[-3:-2], query.shape[-2], problem.key.shape[-2]
-    learned = {name: getattr(problem, name) for name in learnable("rows", "pairs")}
-    learned |= {name: _as_tensor(getattr(problem, name), heads) for name in learnable("heads")}
-    learned |= {name: _as_tensor(getattr(problem, name), (*leading, *heads)) for name in learnable("entries")}
+    leading, heads = problem.query.shape[:-3], problem.query.shape[-3:-2]
+    learned = {name: getattr(problem, name) for name in (*ROWS, *PAIRS)}
+    learned |= {name: _as_tensor(getattr(problem, name), heads) for name in HEADS}
+    learned |= {name: _as_tensor(getattr(problem, name), (*leading, *heads)) for name in ENTRIES}
     learned |= dict(kernel.present(wanted, wanted._fields))
     signed_seed = problem.seed - 2**64 if problem.seed >= 2**63 else problem.seed
     facts = Facts(**{name: getattr(problem, name, None) for name in Facts._fields})._replace(
+        **{name: _as_tensor(getattr(problem, name), shape or (1,)) for name, shape in _fact_shapes(problem).items()},
         factor=problem.scale if wanted.scale is None else None,
-        row_scale=_as_tensor(problem.row_scale, (*leading, n_query)),
-        query_offset=_as_tensor(problem.query_offset, leading or (1,)),
-        query_segments=_as_tensor(problem.query_segments, (*leading, n_query)),
-        key_segments=_as_tensor(problem.key_segments, (*leading, n_key)),
-        query_positions=_as_tensor(problem.query_positions, (*leading, n_query)),
-        key_lengths=_as_tensor(problem.key_lengths, leading or (1,)),
         seed=None if problem.dropout == 0.0 else torch.tensor([signed_seed], device="cpu"),
     )
     call = (*Learnable(**learned), *facts)
@@ -249,31 +243,31 @@ def _as_tensor(array: Any, shape: tuple[int, ...]) -> Any:
     return None if array is None else torch.tensor(array, device="cpu").reshape(shape)
 
 
+def _fact_shapes(arrays: Problem | Learnable) -> dict[str, tuple[int, ...]]:
+    """The shapes of the facts that have a number for every batch entry, or for each of its query rows or keys."""
+    leading = arrays.query.shape[:-3]
+    rows, keys = (*leading, arrays.query.shape[-2]), (*leading, arrays.key.shape[-2])
+    shapes = dict.fromkeys(("row_scale", "query_segments", "query_positions"), rows)
+    return shapes | {"key_segments": keys, "query_offset": leading, "key_lengths": leading}
+
+
 def _primal(call: Operands) -> Operands:
     return Operands(Learnable._make(map(primal, call.given)), Facts._make(map(primal, call.facts)))
 
 
 # How many axes follow the leading ones, for tensors that may differ between the entries of a vmap.
-_AXES = dict.fromkeys(learnable("pairs"), 3) | dict.fromkeys(learnable("entries"), 1)
+_AXES = dict.fromkeys(PAIRS, 3) | dict.fromkeys(ENTRIES, 1)
 
 
 def _mapped(dims: Operands, call: Operands, size: int) -> Operands:
     """The same call with the mapped axis as one more leading axis."""
     given = _mapped_learnable(call.given, dims.given, size, call.given.query.dim() - 2 - (dims.given.query is not None))
-    leading, n_query, n_key = given.query.shape[:-3], given.query.shape[-2], given.key.shape[-2]
     changed = {}
-    for name, shape in (
-        ("row_scale", (*leading, n_query)),
-        ("query_segments", (*leading, n_query)),
-        ("key_segments", (*leading, n_key)),
-        ("query_positions", (*leading, n_query)),
-        ("query_offset", leading),
-        ("key_lengths", leading),
-    ):
+    for name, shape in _fact_shapes(given).items():
         if (fact := getattr(call.facts, name)) is not None:
             changed[name] = _aligned(fact, getattr(dims.facts, name), len(shape)).expand(shape)
     if call.facts.mask is not None:
-        changed["mask"] = _aligned(call.facts.mask, dims.facts.mask, len(leading) + 3)
+        changed["mask"] = _aligned(call.facts.mask, dims.facts.mask, given.query.dim())
     return Operands(given, call.facts._replace(**changed))
 
 
@@ -282,7 +276,7 @@ def _mapped_learnable(given: Learnable, dims: Learnable, size: int, leading: int
 
     Those that all entries share are not mapped.
     """
-    changed = {name: _front(t, getattr(dims, name), size) for name, t in kernel.present(given, learnable("rows"))}
+    changed = {name: _front(t, getattr(dims, name), size) for name, t in kernel.present(given, ROWS)}
     for name, t in kernel.present(given, tuple(_AXES)):
         changed[name] = _aligned(t, getattr(dims, name), leading + _AXES[name])
     return given._replace(**changed)
@@ -301,7 +295,7 @@ def _own_shapes(pulled: Any, given: Learnable, with_pairs: bool) -> tuple[Learna
     tensors = dict(kernel.present(asked(given, with_pairs), tuple(_AXES)))
     gradients = Learnable._make(pulled)
     shaped = {name: getattr(gradients, name).reshape(t.shape) for name, t in tensors.items()}
-    return gradients._replace(**shaped), Learnable(**dict.fromkeys((*learnable("rows"), *tensors), 0))
+    return gradients._replace(**shaped), Learnable(**dict.fromkeys((*ROWS, *tensors), 0))
 
 
 def _only_one_by_one(call: Operands, dims: Operands) -> bool:
@@ -310,11 +304,11 @@ def _only_one_by_one(call: Operands, dims: Operands) -> bool:
 
 
 def _has_shared(given: Learnable) -> bool:
-    return any(getattr(given, name) is not None for name in learnable("heads", "number"))
+    return any(getattr(given, name) is not None for name in (*HEADS, *NUMBERS))
 
 
 def _has_pairs(given: Learnable) -> bool:
-    return any(getattr(given, name) is not None for name in learnable("pairs"))
+    return any(getattr(given, name) is not None for name in PAIRS)
 
 
 def _one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
