@@ -259,6 +259,16 @@ def test_scores_next_to_nothing_are_uniform_rows() -> None:
     assert predicted.mean_top_probability == pytest.approx(0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize("d_k", [1, 3, 64])
+@pytest.mark.parametrize("scale", [1e-3, 1e-8, -1e-9, 1e-50, 1e-300])
+def test_the_largest_logit_is_proportional_to_the_scale(d_k: int, scale: float) -> None:
+    """From 1e-8 on nearly all rows are flat to the averages, and the largest logit is still in one of them."""
+    largest = expected_maximum_logit(64, 64, d_k, 1.0)
+    np.testing.assert_allclose(expected_maximum_logit(64, 64, d_k, scale), abs(scale) * largest, rtol=1e-12)
+    prediction = rootdk.predict(d_k, 64, scale)
+    assert [name for name, values in vars(prediction).items() if not np.isfinite(values).all()] == []
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 1000.0])
 def test_medians_of_two_keys_and_one_component_are_known(scale: float) -> None:
     """The logits differ by scale sqrt(2) |q z|, and a product of two normal numbers has density K_0(|x|)/pi."""

@@ -213,7 +213,9 @@ def expected_maximum_logit(keys: float, rows: float, d_k: float, scale: float) -
     """E of the largest logit of `rows` rows with keys of their own; its law is (E_sigma Phi(z/sigma)^n)^rows."""
     if scale == 0.0:
         return 0.0
-    sigma, weight = spread_nodes(min(keys * rows, 1e15), d_k, scale, finer=3)
+    # It is proportional to the scale. The nodes of a tiny one lack the rows that are flat, and here those count.
+    unit = max(abs(scale), 1e-4)
+    sigma, weight = spread_nodes(min(keys * rows, 1e15), d_k, unit, finer=3)
     sigma, weight = sigma[sigma > 0], weight[sigma > 0]
     # The law of a score has a corner at 0 for two components, and a pole for one.
     points = 400 if d_k > 2 else 4000
@@ -223,13 +225,13 @@ def expected_maximum_logit(keys: float, rows: float, d_k: float, scale: float) -
         return np.asarray(np.exp(rows * np.log1p(-np.clip(above, 0.0, 1 - 2.0**-53))))
 
     end = float(sigma.max()) * math.sqrt(2 * (math.log(keys * rows) + 20))
-    z = np.linspace(-9 * abs(scale) * math.sqrt(d_k), end, points)
+    z = np.linspace(-9 * unit * math.sqrt(d_k), end, points)
     # Once to find where it rises, once more to integrate it.
     coarse = law(z)
     turns = np.flatnonzero((coarse > 1e-12) & (coarse < 1 - 1e-12))
     z = np.linspace(z[max(turns[0] - 1, 0)], z[min(turns[-1] + 1, points - 1)], points)
     fine = law(z)
-    return float(z[-1] - float((fine[1:] + fine[:-1]) @ np.diff(z)) / 2)
+    return abs(scale) / unit * float(z[-1] - float((fine[1:] + fine[:-1]) @ np.diff(z)) / 2)
 
 
 def expected_lowest(keys: float, d_k: float, scale: float, rows: float, law: RowLaw) -> float:
