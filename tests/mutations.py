@@ -87,8 +87,8 @@ MUTATIONS = (
     Mutation(
         "gates of Qwen3-Next are taken for queries",
         "src/rootdk/audit/heads.py",
-        "query_at = lambda head: 2 * head * d",
-        "query_at = lambda head: head * d",
+        "query_at = range(0, 2 * heads * d, 2 * d)",
+        "query_at = range(0, heads * d, d)",
         ("tests/audit/test_checkpoint_families.py",),
     ),
     Mutation(

@@ -100,7 +100,10 @@ class Together:
         t = np.exp(_LN_T) / math.ldexp(size, -power)
         exponent = -t * length * np.ldexp(epsilon, -power)
         for spread, along in spectra:
-            exponent = exponent + AxisLaw(spread, None, along).reduced(power).exponent(t)
+            head = AxisLaw(spread, None, along).reduced(power)
+            shrunk, mean = head.tilted(t)
+            # ln det(1 + 2tS)^(-1/2) - t b'm
+            exponent = exponent + (0.5 * np.log(shrunk).sum(axis=1) - t * (mean @ head.along))
         # dt = t d(ln t)
         return cls(length, power, t, np.exp(exponent) * t * (_LN_T[1] - _LN_T[0]))
 
@@ -144,12 +147,6 @@ class AxisLaw:
         """(1 + 2tS)^-1 and m, by t and axis."""
         shrunk = 1.0 / (1.0 + 2.0 * t[:, None] * self.spread)
         return shrunk, self.along * shrunk
-
-    def exponent(self, t: Floats) -> Floats:
-        """ln det(1 + 2tS)^(-1/2) - t b'm."""
-        shrunk, mean = self.tilted(t)
-        exponent: Floats = 0.5 * np.log(shrunk).sum(axis=1) - t * (mean @ self.along)
-        return exponent
 
 
 def row_variance(query: Law, key: Law) -> float:

@@ -160,7 +160,7 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
     """Every head of every layer; colours from the smallest number to the largest."""
     rows = grid(layers, metric.name)
     known = [value for row in rows for value in row if math.isfinite(value)]
-    logarithmic = metric.spread and min(known) > 0.0
+    logarithmic = not metric.share and min(known) > 0.0
     names = [_plain(layer["name"]) for layer in layers]
     trace = {
         "type": "heatmap",
@@ -253,7 +253,7 @@ def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Pictu
     labels = [_plain(name) for name in names] if max(map(len, names)) <= 3 else [str(place) for place in places]
     known = [value for _, value in dots]
     axis: dict[str, Any] = {}
-    if metric.spread and min(known) > 0.0:
+    if not metric.share and min(known) > 0.0:
         axis = {"type": "log", "dtick": "D2"} if max(known) / min(known) < 200 else POWERS
     across = {"tickvals": places[::every], "ticktext": labels[::every], "tickangle": 0}
     figure = plot(traces, "layer", metric.short, yaxis=axis, xaxis=across)
