@@ -8,7 +8,7 @@ says where they start. Names that are not understood are listed.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 from rootdk.errors import ArgumentError
@@ -104,8 +104,7 @@ class Side:
     @property
     def tensors(self) -> list[str]:
         """All of them."""
-        names = (self.weight, self.bias, self.gain, self.shift, self.input_gain, self.input_shift, self.down)
-        return [name for name in (*names, self.latent_gain) if name is not None]
+        return [name for name in astuple(self) if name is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +147,10 @@ def find_projections(
     """
     ordered = sorted(names)
     sources = {} if key_layer is None else _sources(ordered, key_layer)
-    lent = (f"{module}{name.removeprefix(source)}" for module, source in sources.items()
-            for name in _inside(f"{source}.k_proj", ordered) + _inside(f"{source}.k_norm", ordered))  # fmt: skip
-    known = frozenset(names) | frozenset(lent)
+    known = set(names)
+    for path, source in sources.items():
+        lent = [*_inside(f"{source}.k_proj", ordered), *_inside(f"{source}.k_norm", ordered)]
+        known |= {f"{path}{name.removeprefix(source)}" for name in lent}
     candidates = [module for name in ordered if (module := _candidate(name, known, model_types)) is not None]
     if len(candidates) > MOST_LAYERS:
         raise ArgumentError(f"path: must have at most {MOST_LAYERS} modules of attention, got {len(candidates)}")
@@ -194,7 +194,7 @@ def _inside(module: str, ordered: list[str]) -> list[str]:
     return ordered[bisect_left(ordered, f"{module}.") : bisect_left(ordered, f"{module}/")]
 
 
-def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> Projections | None:
+def _candidate(name: str, known: Collection[str], model_types: Sequence[str]) -> Projections | None:
     """The module whose query projection has this name."""
     place, _, last = name.rpartition(".")
     if last == "in_proj_weight":  # nn.MultiheadAttention
@@ -220,7 +220,7 @@ def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> 
     return None
 
 
-def _latent(module: str, known: frozenset[str], model_types: Sequence[str]) -> Projections | None:
+def _latent(module: str, known: Collection[str], model_types: Sequence[str]) -> Projections | None:
     """Multi-head latent attention, as DeepSeek-V2 names it; queries may come directly from the input."""
     names = {
         part: f"{module}.{part}.weight"
@@ -244,7 +244,7 @@ def _latent(module: str, known: frozenset[str], model_types: Sequence[str]) -> P
 
 
 def _module(
-    module: str, layout: Layout, query: str, key: str, known: frozenset[str], model_types: Sequence[str]
+    module: str, layout: Layout, query: str, key: str, known: Collection[str], model_types: Sequence[str]
 ) -> Projections:
     def present(name: str) -> str | None:
         return name if name in known else None
@@ -267,7 +267,7 @@ def _module(
     return Projections(module, layout, query_side, key_side)
 
 
-def _gain_and_shift(norm: str | None, known: frozenset[str]) -> tuple[str | None, str | None]:
+def _gain_and_shift(norm: str | None, known: Collection[str]) -> tuple[str | None, str | None]:
     """The tensors of the norm at a path; old checkpoints call them gamma and beta."""
     for gain, shift in (("weight", "bias"), ("gamma", "beta")):
         if f"{norm}.{gain}" in known:
@@ -275,7 +275,7 @@ def _gain_and_shift(norm: str | None, known: frozenset[str]) -> tuple[str | None
     return None, None
 
 
-def _input_norms(module: str, known: frozenset[str], model_types: Sequence[str]) -> tuple[str | None, str | None]:
+def _input_norms(module: str, known: Collection[str], model_types: Sequence[str]) -> tuple[str | None, str | None]:
     """Paths of the norms whose output becomes queries and keys; None where that is not known."""
     parts = module.split(".")
     if f"{module}.input_layernorm.weight" in known:  # as a graph of ONNX was traced

@@ -6,7 +6,6 @@ of its group, then its k, then its v (GPT-NeoX, BLOOM, Falcon).
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +37,14 @@ def gains_of(module: Any) -> tuple[Gain, Gain] | None:
     for names in NORMS:
         norms = [getattr(module, name, None) for name in names]
         if all(getattr(norm, "weight", None) is not None for norm in norms):
-            q, k = (Gain(norm.weight, getattr(norm, "bias", None), _offset(norm)) for norm in norms)  # type: ignore[union-attr]
+            q, k = map(_gain, norms)
             return q, k
     return None
+
+
+def _gain(norm: Any) -> Gain:
+    kind = type(norm).__name__
+    return Gain(norm.weight, getattr(norm, "bias", None), float(kind.startswith("Gemma") and "RMSNorm" in kind))
 
 
 def gain_bound_of(model: Any, reading: Any) -> float:
@@ -67,12 +71,8 @@ def facts_of_weights(model: Any, reading: Any) -> dict[str, Any]:
         q, k = (root_mean_square(gain.weight, gain.offset) for gain in gains)
         facts = {"product_gain": math.sqrt(q * k)}
     decayed: list[int] = []
-    multi_head = hasattr(module, "in_proj_bias") and hasattr(module, "bias_k")
-    held = (
-        _multi_head(module)
-        if multi_head
-        else _split(module, reading.heads) or _fused(module, reading.heads, reading.d_k)
-    )
+    held = _multi_head(module) if _is_multi_head(module) else None
+    held = held or _split(module, reading.heads) or _fused(module, reading.heads, reading.d_k)
     if held is not None and type(module).__name__ not in OTHER_ORDER:
         facts["unevenness"] = max(_unevenness(held.query), _unevenness(held.key))
         # With QK-norm the gain takes the place of the size of W.
@@ -132,11 +132,6 @@ def modules_of(model: Any) -> dict[str, Any]:
         parts = [part for part in name.split(".") if part != "_orig_mod"]
         known[".".join(parts)] = module  # the module inside comes after its compiled wrapper, and counts
     return known
-
-
-def _offset(norm: Any) -> float:
-    kind = type(norm).__name__
-    return 1.0 if kind.startswith("Gemma") and "RMSNorm" in kind else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +208,10 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
     d_k   0 where it is not known: then what the module itself gives, or as many key heads as heads
     """
     d_k = d_k or _head_size(module)
-    gains = gains_of(module)
-    if gains is not None:
+    if (gains := gains_of(module)) is not None:
         return _of_gains(*gains, module, heads, d_k)
-    if hasattr(module, "in_proj_bias") and hasattr(module, "bias_k"):
-        if module.in_proj_weight is not None and hasattr(module.in_proj_weight, "device_mesh"):
+    if _is_multi_head(module):
+        if hasattr(module.in_proj_weight, "device_mesh"):
             raise ArgumentError(f"model: {layer} must be whole, got nn.MultiheadAttention with sharded weights")
         return _multi_head(module)
     if hasattr(module, "kv_b_proj"):
@@ -259,19 +253,18 @@ def _rows(start: int, size: int, count: int, stride: int | None = None) -> list[
 
 def _split(module: Any, heads: int) -> Projections | None:
     for names in SPLIT:
-        q, k = (getattr(module, name, None) for name in names)
+        layers: list[Any] = [getattr(module, name, None) for name in names]
+        q, k = layers
         if getattr(q, "weight", None) is not None and getattr(k, "weight", None) is not None:
-            return _two(tuple(_parameters(q)), tuple(_parameters(k)), _axis(q), heads)
+            axis = _axis(q)
+            q_rows, k_rows = q.weight.shape[axis], k.weight.shape[axis]
+            size = q_rows // heads
+            fits = q_rows == size * heads and k_rows >= size and k_rows % size == 0
+            kv_heads = k_rows // size if fits else 0
+            query = Part(_parameters(q), axis, _rows(0, size, heads))
+            key = Part(_parameters(k), axis, _rows(0, size, kv_heads))
+            return Projections(query, key, heads // kv_heads if fits else 0)
     return None
-
-
-def _two(q: tuple[Any, ...], k: tuple[Any, ...], axis: int, heads: int) -> Projections:
-    q_rows, k_rows = q[0].shape[axis], k[0].shape[axis]
-    size = q_rows // heads
-    fits = q_rows == size * heads and k_rows >= size and k_rows % size == 0
-    kv_heads = k_rows // size if fits else 0
-    query, key = Part(q, axis, _rows(0, size, heads)), Part(k, axis, _rows(0, size, kv_heads))
-    return Projections(query, key, heads // kv_heads if fits else 0)
 
 
 def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
@@ -279,7 +272,7 @@ def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
         layer = getattr(module, name, None)
         if getattr(layer, "weight", None) is None:
             continue
-        axis, parameters = _axis(layer), tuple(_parameters(layer))
+        axis, parameters = _axis(layer), _parameters(layer)
         size = d_k or parameters[0].shape[axis] // (3 * heads)
         kv_heads = max((parameters[0].shape[axis] // size - heads) // 2, 1)
         group = heads // kv_heads
@@ -296,6 +289,10 @@ def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
 def _head_size(module: Any) -> int:
     sizes = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
     return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def _is_multi_head(module: Any) -> bool:
+    return hasattr(module, "in_proj_bias") and hasattr(module, "bias_k")
 
 
 def _multi_head(module: Any) -> Projections:
@@ -327,9 +324,9 @@ def _latent(module: Any, heads: int, layer: str) -> Projections:
             f"qk_nope_head_dim + v_head_dim in kv_b_proj, got {q_rows} and {k_rows} rows"
         )
     whole = plain + rotated
-    query = Part(tuple(_parameters(above)), 0, _rows(0, plain, heads, whole))
-    key = Part(tuple(_parameters(of_key)), 0, _rows(0, plain, heads, stride))
-    return Projections(query, key, 1, Part(tuple(_parameters(above)), 0, _rows(plain, rotated, heads, whole)))
+    query = Part(_parameters(above), 0, _rows(0, plain, heads, whole))
+    key = Part(_parameters(of_key), 0, _rows(0, plain, heads, stride))
+    return Projections(query, key, 1, Part(_parameters(above), 0, _rows(plain, rotated, heads, whole)))
 
 
 def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projections:
@@ -346,10 +343,8 @@ def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projection
     return Projections(parts[0], parts[1], heads // kv_heads)
 
 
-def _parameters(layer: Any) -> Iterator[Any]:
-    yield layer.weight
-    if getattr(layer, "bias", None) is not None:
-        yield layer.bias
+def _parameters(layer: Any) -> tuple[Any, ...]:
+    return (layer.weight,) if getattr(layer, "bias", None) is None else (layer.weight, layer.bias)
 
 
 def _axis(layer: Any) -> int:

@@ -91,7 +91,7 @@ def by_input(findings: Sequence[Finding], layers: Sequence[LayerAudit]) -> list[
     A layer is so if its W_q and W_k, with their biases, are like those of the other layers of its kind, and at most
     half of the layers are sharp: if more were, the cause would not be the input of one layer.
     """
-    result = list(findings)
+    learned: set[tuple[str, str]] = set()
     for kind in _kinds(layer for layer in layers if layer.judged):
         sizes = np.array([float(layer.facts.get("weight_size", math.nan)) for layer in kind])
         for metric in _BY_INPUT:
@@ -101,17 +101,15 @@ def by_input(findings: Sequence[Finding], layers: Sequence[LayerAudit]) -> list[
                 continue
             for place in of_kind:
                 if sizes[place] <= _ALIKE * _median(np.delete(sizes, place)):
-                    result = [_noted(finding) if (finding.layer, finding.metric) == (kind[place].name, metric)
-                            else finding for finding in result]  # fmt: skip
-    return result
-
-
-def _noted(finding: Finding) -> Finding:
+                    learned.add((kind[place].name, metric))
     remedy = (
         "nothing, if the model is as good as it should be: W_q and W_k are no larger than in the other layers, what "
         "they are given is, such as embeddings without a norm. To train on, put a norm there"
     )
-    return replace(finding, severity="note", remedy=remedy)
+    return [
+        replace(finding, severity="note", remedy=remedy) if (finding.layer, finding.metric) in learned else finding
+        for finding in findings
+    ]
 
 
 def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> list[Finding]:

@@ -266,7 +266,8 @@ class Watch:
             started = time.perf_counter()
             if step.number >= self._latest:
                 self._latest, self.readings = step.number, dict(step.readings)
-            self.trend.add(fresh)
+            for reading in fresh:
+                self.trend.note(reading.name, reading.step, *reading.digest)
             self.seconds += time.perf_counter() - started
 
     def _fuses(self) -> bool:
