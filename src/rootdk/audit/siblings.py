@@ -123,7 +123,8 @@ def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> li
             above = _above(middles[place], np.delete(middles, place))
             if measured or place or input_known(layer):  # embeddings can have any size
                 findings.append(judge(layer.name, None, metric, above, keys))
-            if len(kind) >= _FEWEST and _mostly_above(_TRAINED, np.delete(uneven, place)):
+            # Three quarters of the other layers must look trained.
+            if len(kind) >= _FEWEST and np.mean(np.delete(uneven, place) > _TRAINED) >= 0.75:
                 findings.append(judge(layer.name, None, "unevenness", uneven[place], keys))
             findings += [
                 judge(layer.name, None, "gain_over_neighbours", _over_neighbours(kind, place, gain), keys)
@@ -196,11 +197,6 @@ def _above(value: float, others: NDArray[np.float64]) -> float:
     return value / float(np.median(known)) / allowed
 
 
-def _mostly_above(least: float, values: NDArray[np.float64]) -> bool:
-    """Whether three quarters of the numbers lie above."""
-    return len(values) > 0 and float(np.mean(values > least)) >= 0.75
-
-
 def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float:
     """A gain / the larger one of the two nearest layers / what is allowed; NaN where there are no two.
 
@@ -210,15 +206,15 @@ def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float
     if gain == "input_gain" and kind[place].normed:
         return math.nan
     around = sorted((other for other in range(len(kind)) if other != place), key=lambda other: abs(other - place))[:2]
-    near = [float(kind[other].facts.get(gain, math.nan)) for other in around]
-    own_gain = float(kind[place].facts.get(gain, math.nan))
+    gains = [float(layer.facts.get(gain, math.nan)) for layer in kind]
+    near = [gains[other] for other in around]
     if len(near) < 2 or not min(near) > 0.0:
         return math.nan
-    others = np.array([float(layer.facts.get(gain, math.nan)) for number, layer in enumerate(kind) if number != place])
+    others = np.delete(gains, place)
     logs = np.log(np.where(others > 0.0, others, math.nan))
     steps = np.delete(np.abs(np.diff(logs)), [place - 1] if 0 < place < len(others) else [])  # not across this layer
     usual = float(np.median(steps)) if len(steps) >= _FEWEST_STEPS else 0.0
-    return own_gain / max(near) / max(_LEAST_GAIN, math.exp(_STEPS * usual))
+    return gains[place] / max(near) / max(_LEAST_GAIN, math.exp(_STEPS * usual))
 
 
 def _kinds(layers: Iterable[LayerAudit]) -> list[list[LayerAudit]]:

@@ -63,7 +63,11 @@ class Threshold:
 
     def number(self, value: float | Sequence[float]) -> float:
         """One number of a layer, or of all its heads."""
-        return _folded(value, self.fold) if isinstance(value, Sequence) else float(value)
+        if not isinstance(value, Sequence):
+            return float(value)
+        known = [float(one) for one in value if not math.isnan(one)]
+        fold: Any = {"median": np.median, "largest": max, "smallest": min}[self.fold]
+        return float(fold(known)) if known else math.nan
 
     @property
     def calibration(self) -> dict[str, Any]:
@@ -257,10 +261,3 @@ def judge(
             finding = Finding(layer, head, metric, row.severity, number, limit, row.source, remedy)
             worst = finding if worst is None or finding.worse_than(worst) else worst
     return worst
-
-
-def _folded(values: Sequence[float], fold: Fold) -> float:
-    known = [float(value) for value in values if not math.isnan(value)]
-    if not known:
-        return math.nan
-    return float(np.median(known)) if fold == "median" else max(known) if fold == "largest" else min(known)

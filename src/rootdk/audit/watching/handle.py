@@ -112,24 +112,22 @@ class Watch:
         self.open = False
         taps.unsubscribe(self)
         self._call.close(self._around)
-        if not (silent or self.readings or self.paused):
-            warnings.warn(f"rootdk: no attention was read: {self._why_nothing()}", RuntimeWarning, stacklevel=3)
+        if silent or self.readings or self.paused:
+            return
+        kind = type(self.model).__name__
+        if self.unread:
+            why = "; ".join(f"{name}: {reason}" for name, reason in self.unread.items())
+        elif self.step:
+            why = f"{kind} attends in no way that is known, or inside compiled code"
+        else:
+            why = f"{kind} did not run while it was watched; of a compiled model, watch what torch.compile returned"
+        warnings.warn(f"rootdk: no attention was read: {why}", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> "Watch":  # noqa: PYI034 -- typing.Self came with Python 3.11
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._close(silent=kind is not None)
-
-    def _why_nothing(self) -> str:
-        if self.unread:
-            return "; ".join(f"{name}: {why}" for name, why in self.unread.items())
-        if self.step:
-            return f"{type(self.model).__name__} attends in no way that is known, or inside compiled code"
-        return (
-            f"{type(self.model).__name__} did not run while it was watched; of a compiled model, watch what "
-            "torch.compile returned"
-        )
 
     def __del__(self) -> None:
         if self.open:
@@ -166,7 +164,7 @@ class Watch:
             return self._run_compiled(forward, replay)
         try:
             mine.step, mine.running = self._begin(), True
-            with taps.by_name() if mine.step.wanted and not self._fuses() else nullcontext():
+            with self._tap_by_name() if mine.step.wanted else nullcontext():
                 return forward()
         finally:
             self._end()
@@ -182,10 +180,7 @@ class Watch:
             started = time.perf_counter()
             try:
                 mine.step, mine.running = step, True
-                eager, tap = (
-                    torch.compiler.set_stance("force_eager"),
-                    nullcontext() if self._fuses() else taps.by_name(),
-                )
+                eager, tap = torch.compiler.set_stance("force_eager"), self._tap_by_name()
                 with _as_it_was(self.model), torch.no_grad(), eager, tap:
                     replay()
             except Exception as error:  # noqa: BLE001 -- the model itself must run; `unread` says it
@@ -208,32 +203,36 @@ class Watch:
 
     def on_call(self, make: taps.Make) -> None:
         """Read a call if a module of this model made it."""
-        self._observe(lambda name: self._read(name, make()))
+        self._observe(lambda name, step: self._read(name, step, make()))
 
     def on_softmax(self, logits: Tensor) -> None:
         """Read the logits of a softmax that a module of this model computed."""
-        self._observe(lambda name: read_logits(name, self._of_call.number, logits, self.rows))
+        self._observe(lambda name, step: read_logits(name, step.number, logits, self.rows))
 
     def on_ring(self, measured: Any) -> None:
         """Take the readings of a call on a ring of processes that a module of this model made."""
-        self._observe(lambda name: read_ring(name, self._of_call.number, measured))
+        self._observe(lambda name, step: read_ring(name, step.number, measured))
 
-    def _observe(self, reading: Callable[[str], LayerReading]) -> None:
+    def _observe(self, read_call: Callable[[str, _Step], LayerReading]) -> None:
+        """Read a call as part of the current forward. Outside of forwards a step lasts until a module calls again."""
         started = time.perf_counter()
         name = self._place()
         if name is not None:
-            step = self._step_with(name)
-            if step.wanted:
-                self._take(step, name, reading)
+            mine = self._mine
+            if mine.step is None or (not mine.running and name in mine.step.called):
+                mine.step = self._begin()
+            mine.step.called.add(name)
+            if mine.step.wanted:
+                self._take(mine.step, name, read_call)
         with self._lock:
             self.seconds += time.perf_counter() - started
 
-    def _take(self, step: _Step, name: str, reading: Callable[[str], LayerReading]) -> None:
+    def _take(self, step: _Step, name: str, read_call: Callable[[str, _Step], LayerReading]) -> None:
         # A layer that runs more than once in a forward (shared weights) gets a number.
         again = sum(known.partition("#")[0] == name for known in step.readings)
         name = f"{name}#{again + 1}" if again else name
         try:
-            step.readings[name] = reading(name)
+            step.readings[name] = read_call(name, step)
         except UnreadableError as reason:
             self.unread[name] = str(reason)
         except Exception as error:  # noqa: BLE001 -- a reading that fails must not end a training run; `unread` says it
@@ -270,11 +269,12 @@ class Watch:
                 self.trend.note(reading.name, reading.step, *reading.digest)
             self.seconds += time.perf_counter() - started
 
-    def _fuses(self) -> bool:
-        """Whether torch may take a fused path, which it does not under a function mode: the output would change."""
-        return torch.backends.mha.get_fastpath_enabled() and any(
+    def _tap_by_name(self) -> Any:
+        """The function mode; none where torch may take a fused path, which a mode would switch off: other bits."""
+        fuses = torch.backends.mha.get_fastpath_enabled() and any(
             isinstance(module, _FUSED) and not module.training for module in self.model.modules()
         )
+        return nullcontext() if fuses else taps.by_name()
 
     def _place(self) -> str | None:
         """The path of the innermost module of this model that is running: the first argument of a frame."""
@@ -288,22 +288,7 @@ class Watch:
             frame = frame.f_back  # type: ignore[assignment]
         return None
 
-    def _step_with(self, name: str) -> _Step:
-        """The step of a call: the current forward. Outside of forwards, a step lasts until a module calls again."""
-        mine = self._mine
-        if mine.step is None or (not mine.running and name in mine.step.called):
-            mine.step = self._begin()
-        mine.step.called.add(name)
-        return mine.step
-
-    @property
-    def _of_call(self) -> _Step:
-        """The step of the call that is read now."""
-        step = self._mine.step
-        assert step is not None  # noqa: S101 -- a call is read only as part of one
-        return step
-
-    def _read(self, name: str, call: Call) -> LayerReading:
+    def _read(self, name: str, step: _Step, call: Call) -> LayerReading:
         check_readable(call)
         place = call.query.device.type
         if torch.is_autocast_enabled(place) and call.query.dtype == torch.float32:
@@ -314,16 +299,12 @@ class Watch:
             scale = self._scales.get(name)
             if scale is None or scale.given != call.scale:
                 scale = self._scales[name] = scale_of(call)
-            return read(name, self._of_call.number, call, scale, self._sight(call), self.rows)
-
-    def _sight(self, call: Call) -> Sight:
-        """sight_of(), once for all layers that share masks; the tensors are kept so that no others take their place."""
-        masks = (call.mask, call.added)
-        key = (call.query.shape[:-3], *map(_identity, masks))
-        known = self._of_call.sights
-        if key not in known:
-            known[key] = (masks, sight_of(call))
-        return known[key][1]
+            # Once for all layers that share masks; the tensors are kept so that no others take their place.
+            masks = (call.mask, call.added)
+            key = (call.query.shape[:-3], *map(_identity, masks))
+            if key not in step.sights:
+                step.sights[key] = (masks, sight_of(call))
+            return read(name, step.number, call, scale, step.sights[key][1], self.rows)
 
 
 def _identity(tensor: Tensor | None) -> Any:

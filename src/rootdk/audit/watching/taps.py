@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
 from threading import RLock, local
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -30,6 +30,9 @@ from rootdk.distributed.calls import observers as ring_observers
 from rootdk.torch.functional import SDPA
 from rootdk.torch.wrapping import Wrapped
 
+if TYPE_CHECKING:
+    from rootdk.audit.watching.handle import Watch
+
 functional = torch.nn.functional
 # The function as a function mode receives it.
 _SDPA_ITSELF = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001 -- whatever stands at the public name now
@@ -39,23 +42,6 @@ _SOFTMAX = frozenset({functional.softmax, torch.softmax, torch.Tensor.softmax})
 _BY_PLACE = 13
 
 Make = Callable[[], Call]
-
-
-class Listener(Protocol):
-    """Who is notified of calls."""
-
-    @property
-    def interested(self) -> bool:
-        """Whether a call that is made now may matter."""
-
-    def on_call(self, make: Make) -> None:
-        """A call was made; make() describes it, or raises UnreadableError."""
-
-    def on_softmax(self, logits: Any) -> None:
-        """A softmax over logits (batch, heads, n_query, n_key) was taken."""
-
-    def on_ring(self, measured: Any) -> None:
-        """A call of rootdk.distributed.attention was measured while it was made."""
 
 
 class _ThreadState(local):
@@ -74,8 +60,8 @@ class _ThreadState(local):
 
 
 _thread = _ThreadState()
-# Never changed in place: other threads may be iterating over it.
-_listeners: tuple[ref[Listener], ...] = ()
+# The open watches. Never changed in place: other threads may be iterating over it.
+_listeners: "tuple[ref[Watch], ...]" = ()
 
 
 @contextmanager
@@ -87,7 +73,7 @@ def _muted() -> Iterator[None]:
         _thread.muted -= 1
 
 
-def _interested() -> Iterator[Listener]:
+def _interested() -> "Iterator[Watch]":
     for known in _listeners:
         listener = known()
         if listener is not None and listener.interested:
@@ -98,7 +84,7 @@ def _listening() -> bool:
     return not torch.compiler.is_compiling() and not _thread.muted and any(True for _ in _interested())
 
 
-def _notify(deliver: Callable[[Listener], None]) -> None:
+def _notify(deliver: "Callable[[Watch], None]") -> None:
     _thread.notified += 1
     with torch.no_grad(), torch._C.DisableTorchFunction(), _muted():  # noqa: SLF001 -- the public one leaves modes on
         for listener in _interested():
@@ -228,7 +214,7 @@ _open: list[tuple[Wrapped, Any]] = []
 _RING = (_listening, lambda measured: _notify(lambda listener: listener.on_ring(measured)))
 
 
-def subscribe(listener: Listener) -> None:
+def subscribe(listener: "Watch") -> None:
     """Notify this listener of calls, in every thread; the first one puts the taps in place."""
     global _listeners  # noqa: PLW0603 -- one process has one torch
     with _lock:
@@ -247,7 +233,7 @@ def subscribe(listener: Listener) -> None:
             ring_observers.append(_RING)
 
 
-def unsubscribe(listener: Listener) -> None:
+def unsubscribe(listener: "Watch") -> None:
     """Stop notifying it; the last listener to leave removes the taps."""
     global _listeners  # noqa: PLW0603
     with _lock:
