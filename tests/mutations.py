@@ -86,9 +86,9 @@ MUTATIONS = (
     ),
     Mutation(
         "gates of Qwen3-Next are taken for queries",
-        "src/rootdk/audit/heads.py",
-        "query_at = range(0, 2 * heads * d, 2 * d)",
-        "query_at = range(0, heads * d, d)",
+        "src/rootdk/audit/families.py",
+        'step, first_key = 2 * d if layout == "gated" else d,',
+        "step, first_key = d,",
         ("tests/audit/test_checkpoint_families.py",),
     ),
     Mutation(

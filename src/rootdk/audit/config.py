@@ -290,28 +290,30 @@ class Config:
 
     def _scale(self, d_k: int, index: int, inner: Fields) -> Scale:
         """The factor of <q, k> in layer number `index`."""
-        fields, root = self.fields, Scale(d_k**-0.5, "1/sqrt(d_k)")
+        fields, assumed = self.fields, False
         scalar, multiplier = fields.number("query_pre_attn_scalar"), fields.number("attention_multiplier")
         nested = inner.number("softmax_scale")
         if scalar is not None:
-            scale = Scale(scalar**-0.5, f"query_pre_attn_scalar {scalar:g}")
+            value, source = scalar**-0.5, f"query_pre_attn_scalar {scalar:g}"
         elif multiplier is not None:
-            scale = Scale(multiplier, "its graph" if self.model_type == "onnx" else "attention_multiplier")
+            value, source = multiplier, "its graph" if self.model_type == "onnx" else "attention_multiplier"
         elif nested is not None:
-            scale = Scale(nested, "softmax_scale")
+            value, source = nested, "softmax_scale"
         elif self.model_type in _UNSCALED | _UNSCALED_AFTER_NORM:
-            scale = Scale(1.0, f"{self.model_type} has none")
+            value, source = 1.0, f"{self.model_type} has none"
         elif self.model_type in _HALVED:
-            scale = Scale((d_k / 2) ** -0.5, "1/sqrt(d_k/2)")
+            value, source = (d_k / 2) ** -0.5, "1/sqrt(d_k/2)"
         elif fields.flag("scale_attn_weights") is False:
-            scale = Scale(1.0, "scale_attn_weights false")
+            value, source = 1.0, "scale_attn_weights false"
         else:
-            known = self.model_type in _UNROTATED | _ROTATED
-            scale = root if known else Scale(root.value, "1/sqrt(d_k), assumed", assumed=True)
+            assumed = self.model_type not in _UNROTATED | _ROTATED
+            value, source = d_k**-0.5, "1/sqrt(d_k), assumed" if assumed else "1/sqrt(d_k)"
         if fields.flag("scale_attn_by_inverse_layer_idx"):
-            scale = Scale(scale.value / (index + 1), f"{scale.source} / (layer + 1)", scale.assumed)
+            value, source = value / (index + 1), f"{source} / (layer + 1)"
         factor, kind = self._stretched()
-        return Scale(scale.value * factor, f"{scale.source} x {kind}", scale.assumed) if factor != 1.0 else scale
+        if factor != 1.0:
+            value, source = value * factor, f"{source} x {kind}"
+        return Scale(value, source, assumed)
 
     def _stretched(self) -> tuple[float, str]:
         """The factor of <q, k> from a stretched rotary embedding (YaRN, LongRoPE), and its name."""

@@ -11,7 +11,7 @@ from rootdk.errors import ArgumentError
 from rootdk.files import shown_text
 
 from .config import Facts
-from .families import Projections, Side
+from .families import Projections, Side, row_starts
 from .formats import Tensors
 from .law import (
     Floats,
@@ -94,22 +94,15 @@ def _readers(tensors: Tensors, module: Projections, facts: Facts) -> tuple["_Rea
     """Both sides of a module; an error if the tensors have other shapes than the config says."""
     if module.layout == "latent":
         return _latent_readers(tensors, module, facts)
-    d, heads, key_heads, group = facts.d_k, facts.heads, facts.key_heads, facts.heads // facts.key_heads
+    d, heads, key_heads = facts.d_k, facts.heads, facts.key_heads
     rows = (heads * d, key_heads * d)
     words = (f"{heads} heads of {d}", f"{key_heads} key heads of {d}")
-    query_at: Sequence[int] = range(0, heads * d, d)
-    key_at: Sequence[int] = range(0, key_heads * d, d)
     if module.layout == "gated":
         rows, words = (2 * heads * d, key_heads * d), (f"{heads} heads of {d} and their gates", words[1])
-        query_at = range(0, 2 * heads * d, 2 * d)
     elif module.layout != "split":
         rows = ((heads + 2 * key_heads) * d,) * 2
         words = (f"{heads} query, {key_heads} key and {key_heads} value heads of {d}",) * 2
-    if module.layout == "blocks":
-        key_at = range(heads * d, (heads + key_heads) * d, d)
-    elif module.layout == "grouped":
-        query_at = [(head + 2 * (head // group)) * d for head in range(heads)]
-        key_at = range(group * d, rows[0], (group + 2) * d)
+    query_at, key_at = row_starts(module.layout, heads, key_heads, d)
     return (
         _Reader(tensors, module.query, facts, query_at, rows[0], words[0]),
         _Reader(tensors, module.key, facts, key_at, rows[1], words[1]),

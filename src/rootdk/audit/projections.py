@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rootdk.errors import ArgumentError
 
-from .families import NORMS, SPLIT
+from .families import NORMS, SPLIT, row_starts
 from .siblings import decayed_heads, unevenness
 
 BLOCKS = ("c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj", "to_qkv", "W_pack")
@@ -275,14 +275,9 @@ def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
         axis, parameters = _axis(layer), _parameters(layer)
         size = d_k or parameters[0].shape[axis] // (3 * heads)
         kv_heads = max((parameters[0].shape[axis] // size - heads) // 2, 1)
-        group = heads // kv_heads
-        if name in BY_KEY_HEAD:
-            stride = (group + 2) * size
-            query = [s for g in range(kv_heads) for s in _rows(g * stride, size, group)]
-            key = _rows(group * size, size, kv_heads, stride)
-        else:
-            query, key = _rows(0, size, heads), _rows(heads * size, size, kv_heads)
-        return Projections(Part(parameters, axis, query), Part(parameters, axis, key), group)
+        starts = row_starts("grouped" if name in BY_KEY_HEAD else "blocks", heads, kv_heads, size)
+        query, key = ([slice(start, start + size) for start in of_side] for of_side in starts)
+        return Projections(Part(parameters, axis, query), Part(parameters, axis, key), heads // kv_heads)
     return None
 
 

@@ -6,6 +6,7 @@ The maps: a heat map of layers and heads for each metric, and how the heads of e
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from statistics import median
 from typing import Any
 
 from rootdk import rendering
@@ -67,12 +68,14 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
         if count
     )
     heads = max((len(layer["heads"]) for layer in layers), default=0)
+    shared = model.get("key_heads") and model["key_heads"] != model.get("heads")
+    key_heads = f", {model['key_heads']} key heads" if shared else ""
     cards = [
         card(
             f"<span class='{_BADGES[audit['verdict']]}'>{escape(WORDS.get(audit['verdict'], audit['verdict']))}</span>",
             words or "nothing found",
         ),
-        card(f"{len(layers)} × {heads}", "layers × heads" + _grouped_heads(model)),
+        card(f"{len(layers)} × {heads}", f"layers × heads{key_heads}"),
     ]
     if model.get("scale"):
         root = float(model["d_k"]) ** -0.5
@@ -83,16 +86,9 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     return cards
 
 
-def _grouped_heads(model: Mapping[str, Any]) -> str:
-    keys, heads = model.get("key_heads"), model.get("heads")
-    return f", {keys} key heads" if keys and keys != heads else ""
-
-
 def _findings(audit: Mapping[str, Any]) -> str:
-    groups = grouped(audit)
-    if not groups:
-        return "<p>Nothing is outside its range.</p>"
-    return f"<div class='claims'>{''.join(map(_finding, groups))}</div>"
+    listed = "".join(map(_finding, grouped(audit)))
+    return f"<div class='claims'>{listed}</div>" if listed else "<p>Nothing is outside its range.</p>"
 
 
 def _finding(group: FindingGroup) -> str:
@@ -120,7 +116,8 @@ def _numbers(audit: Mapping[str, Any]) -> str:
     metrics = _held(layers)
     grids = {name: grid(layers, name) for name in metrics}
     rows = [
-        [str(layer["name"]), *(_middle(grids[name][place]) for name in metrics)] for place, layer in enumerate(layers)
+        [str(layer["name"]), *(number(_median(grids[name][place])) for name in metrics)]
+        for place, layer in enumerate(layers)
     ]
     medians = f"<p>The median over the heads of each layer.</p>{table(['layer', *metrics], rows)}"
     if sum(len(layer["heads"]) for layer in layers) > _MOST_ROWS:
@@ -138,10 +135,6 @@ def _held(layers: Sequence[Mapping[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for layer in layers for head in layer["heads"] for name in head)
     known = [metric.name for metric in METRICS if metric.name in names]
     return known + [name for name in names if name not in known]
-
-
-def _middle(row: Sequence[float]) -> str:
-    return number(_median([value for value in row if not math.isnan(value)]))
 
 
 def audit_pictures(audit: Mapping[str, Any]) -> list[Picture]:
@@ -168,12 +161,13 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
         "x": list(range(len(rows[0]))),
         "y": list(range(len(names))),
         "colorscale": _SCALE,
-        "customdata": [[[_number(value), name] for value in row] for row, name in zip(rows, names, strict=True)],
+        "customdata": [
+            [[rendering.brief(value), name] for value in row] for row, name in zip(rows, names, strict=True)
+        ],
         "hovertemplate": "%{customdata[1]}, head %{x}<br>%{customdata[0]}<extra></extra>",
         "xgap": 1,
         "ygap": 1,
-        "colorbar": {"thickness": 10, "outlinewidth": 0, **_ticks(known, logarithmic, metric.share)},
-        **_range(known, logarithmic, metric.share),
+        **_colours(known, logarithmic, metric.share),
     }
     heads = {"dtick": 1 if len(rows[0]) <= 8 else 2} if len(rows[0]) <= 16 else {}
     axes = {"xaxis": {**heads, "showgrid": False, "tickangle": 0}, "yaxis": _layer_axis(layers)}
@@ -202,7 +196,7 @@ def _placed(value: float, logarithmic: bool) -> float | None:
     return math.log10(value) if logarithmic else value
 
 
-def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, float]:
+def _colours(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, Any]:
     """At least a factor of 4, or a tenth of the whole: colours must not exaggerate rounding."""
     low, high = min(known), max(known)
     if logarithmic:
@@ -210,20 +204,12 @@ def _range(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, 
         middle, half = (left + right) / 2, max(right - left, math.log10(4)) / 2
     else:
         middle, half = low / 2 + high / 2, max(high / 2 - low / 2, 0.05 if share else 5e-13)
-    return {"zmin": middle - half, "zmax": middle + half}
-
-
-def _ticks(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, Any]:
-    """The bar of a logarithmic map shows the numbers themselves."""
-    if not logarithmic:
-        return {"tickformat": ".2f" if share else ".3g"}
-    bounds = _range(known, logarithmic, share)
-    places = [bounds["zmin"] + (bounds["zmax"] - bounds["zmin"]) * part / 4 for part in range(5)]
-    return {"tickvals": places, "ticktext": [_number(10 ** min(place, 308.0)) for place in places]}
-
-
-def _number(value: float) -> str:
-    return rendering.brief(value)
+    least, most = middle - half, middle + half
+    ticks: dict[str, Any] = {"tickformat": ".2f" if share else ".3g"}
+    if logarithmic:  # the bar shows the numbers themselves
+        places = [least + (most - least) * part / 4 for part in range(5)]
+        ticks = {"tickvals": places, "ticktext": [rendering.brief(10 ** min(place, 308.0)) for place in places]}
+    return {"colorbar": {"thickness": 10, "outlinewidth": 0, **ticks}, "zmin": least, "zmax": most}
 
 
 def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
@@ -262,7 +248,5 @@ def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Pictu
 
 
 def _median(values: Sequence[float]) -> float | None:
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    return (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2
+    known = [value for value in values if not math.isnan(value)]
+    return median(known) if known else None
