@@ -239,7 +239,7 @@ def test_every_kth_forward_is_read() -> None:
             watched(tokens())
             assert watch.readings[NAMES[0]].step == step // 3 * 3
     assert watch.step == 7
-    assert watch.trend.steps(NAMES[0]) == [0, 3, 6]
+    assert [step for step, *_ in watch.trend.points[NAMES[0]]] == [0, 3, 6]
 
 
 def test_between_the_steps_nothing_is_done() -> None:

@@ -12,15 +12,7 @@ from rootdk.errors import ArgumentError
 from rootdk.files import JsonError, read_json, shown_text
 
 from .formats import Tensors
-from .limits import (
-    LARGEST_CONFIG,
-    LARGEST_HEAD,
-    LARGEST_LENGTH,
-    LARGEST_WIDTH,
-    MOST_HEADS,
-    MOST_LAYERS,
-    Fields,
-)
+from .limits import LARGEST_CONFIG, LARGEST_HEAD, LARGEST_LENGTH, LARGEST_WIDTH, MOST_HEADS, MOST_LAYERS, Fields
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 # The same in configs of other libraries, in upper or lower case and at any depth.

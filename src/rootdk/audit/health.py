@@ -100,22 +100,19 @@ class Trend:
     """
 
     def __init__(self) -> None:
-        self._points: dict[str, list[tuple[int, Any, Any]]] = {}  # those on a GPU stay tensors there until used
+        # {layer: step, largest logits and entropies}; those on a GPU stay tensors there until used
+        self.points: dict[str, list[tuple[int, Any, Any]]] = {}
 
     def note(self, name: str, step: int, max_logit: Any, entropy_ratio: Any) -> None:
         """Add what one step showed of a layer, one number per head each."""
-        points = self._points.setdefault(name, [])
+        points = self.points.setdefault(name, [])
         points.append((step, max_logit, entropy_ratio))
         if len(points) > MOST_POINTS:
             del points[1:-1:2]
 
-    def steps(self, name: str) -> list[int]:
-        """The steps that are known of a layer."""
-        return [step for step, _, _ in self._points.get(name, [])]
-
     def movement(self, name: str) -> Movement | None:
         """None where too few steps are known to speak of a trend."""
-        known = self._points.get(name, [])
+        known = self.points.get(name, [])
         recent = [point for point in known if point[0] >= known[-1][0] - PER_STEPS]
         if len(recent) < FEWEST_POINTS or recent[-1][0] - recent[0][0] < FEWEST_STEPS:
             return None

@@ -3,19 +3,16 @@
 The right value of a number depends on the model, but layers of one model should be alike. Layers are compared whose
 paths differ in numbers only: a decoder's cross attention, or a part for vision, is another kind.
 
-**As drawn.** The squared lengths of rows of W that were drawn at random differ by chance alone, by sqrt(2/m) of their
-mean for m inputs, and so do those of columns. Training makes them differ far more, because some directions become
-important. A layer within chance in all four, rows and columns of W_q and W_k, in a model whose other layers are not,
-was never trained, or was lost and drawn again.
+**As drawn.** Rows and columns of weights that were drawn at random differ in length by chance alone; training makes
+them differ far more, because some directions become important. A layer within chance in all four, rows and columns of
+W_q and W_k, in a model whose other layers are not, was never trained, or was lost and drawn again.
 
 **Size of the input.** A norm before the projections fixes the size of their input; without one, the first layer of a
 stack gets embeddings of any size. From weights alone, a layer whose norm is not known shows nothing about the size of
-its logits, and the first layer cannot be compared with the others. In a run, a layer that stands out although its W_q
-and W_k are no larger than those of the others has a larger input: it learned to be sharp, and that is a note.
+its logits, and the first layer cannot be compared with the others. In a run such a layer has learned to be sharp.
 
-**Gains.** The gains of norms change slowly with depth. A gain stands out if it is above both of its neighbours by three
-usual steps from layer to layer, and by a factor of at least 1.6. Where q and k are normed, the gain of the norm before
-W_q and W_k shows nothing about the logits: QK-norm divides it out again, so models learn any value.
+**Gains.** The gains of norms change slowly with depth. Where q and k are normed, the gain of the norm before W_q and
+W_k shows nothing about the logits: QK-norm divides it out again, so models learn any value.
 """
 
 import math
@@ -59,6 +56,8 @@ def unevenness(
     rows: NDArray[np.float64], columns: NDArray[np.float64], gain: NDArray[np.float64] | None = None
 ) -> float:
     """How far squared lengths of the rows and columns of W spread, divided by what chance allows; up to 1 is chance.
+
+    By chance they differ by sqrt(2/m) of their mean for m numbers.
 
     gain   what the inputs were multiplied by before the lengths of the rows were taken
 

@@ -340,12 +340,17 @@ def _for_transformers(log: TrainingLog) -> TrainerCallback:
     return type("AttentionCallback", (_TransformersEvents, base), {})(log)
 
 
-class _TransformersEvents:
-    """The handlers for the events of transformers.Trainer."""
+class _Events:
+    """What both trainers do with a log; it is `training_log` because Lightning sets `log` to a function of its own."""
 
     def __init__(self, log: TrainingLog) -> None:
         self.training_log = log
 
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.training_log.close()
+
+
+class _TransformersEvents(_Events):
     def __reduce__(self) -> tuple[Any, ...]:
         # The class is made in a function, where pickle does not find it.
         return _for_transformers, (self.training_log,)
@@ -362,9 +367,6 @@ class _TransformersEvents:
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self.training_log.after_step(state.global_step)
         self.training_log.pause()
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        self.training_log.close()
 
 
 def lightning_callback(
@@ -399,15 +401,10 @@ def _for_lightning(log: TrainingLog, part: str) -> Callback:
     return type("AttentionCallback", (_LightningEvents, base), {})(log, part)
 
 
-class _LightningEvents:
-    """The handlers for the events of lightning.Trainer.
-
-    The attribute is `training_log` because Lightning sets `log` to a function of its own.
-    """
-
+class _LightningEvents(_Events):
     def __init__(self, log: TrainingLog, part: str) -> None:
-        self.training_log, self.part = log, part
-        self._done = 0
+        super().__init__(log)
+        self.part, self._done = part, 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The class is made in a function, where pickle does not find it.
@@ -432,9 +429,6 @@ class _LightningEvents:
         else:
             self.training_log.after_forward()
         self.training_log.pause()
-
-    def on_train_end(self, *_: Any) -> None:
-        self.training_log.close()
 
     def on_exception(self, *_: Any) -> None:
         self.training_log.close()

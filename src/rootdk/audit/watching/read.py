@@ -32,20 +32,16 @@ ELSEWHERE = 64
 _ASKED = 32
 
 
-def read(
-    name: str, step: int, call: Call, scale: Scale, sight: Sight, rows: int | None, by_torch: bool = False
-) -> LayerReading:
+def read(name: str, step: int, call: Call, scale: Scale, sight: Sight, rows: int | None) -> LayerReading:
     """One reading of one call.
 
-    sight      sight_of(call), which the layers of a model often share
-    rows       how many query rows to read; None reads all, on a device without a kernel 64
-    by_torch   with torch's operations alone, as on such a device
+    sight   sight_of(call), which the layers of a model often share
+    rows    how many query rows to read; None reads all, on a device without a kernel 64
     """
     query, n_query = call.query, call.query.shape[-2]
-    by_torch = by_torch or not has_kernel(query)
-    wanted = n_query if rows is None else min(rows, n_query)
-    if by_torch:
-        wanted = min(wanted, ELSEWHERE) if rows is None else wanted
+    by_torch = not has_kernel(query)
+    most = ELSEWHERE if by_torch and rows is None else rows
+    wanted = n_query if most is None else min(most, n_query)
     device = None if by_torch else elsewhere(query)
     bare = call.softcap is None and sight.bias is None and call.sinks is None
     if device is not None:
@@ -112,11 +108,11 @@ def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torc
     pointed = None
     if 0 not in call.query.shape and 0 not in call.key.shape:
         asked_rows = sampled_rows(n_query, min(n_query, _ASKED), query.device)
-        of_asked = run(False, asked_rows) if picks_rows else logits
-        sums, keys = (
-            field if picks_rows else field.index_select(-1, asked_rows)
-            for field in (of_asked.log_sum_exp, of_asked.keys)
-        )
+        if picks_rows:
+            of_asked = run(False, asked_rows)
+            sums, keys = of_asked.log_sum_exp, of_asked.keys
+        else:
+            sums, keys = (field.index_select(-1, asked_rows) for field in (logits.log_sum_exp, logits.keys))
         asked, of_them = _picked(call, whole, asked_rows)
         asked_logits = _finished(grouped_scores(scale * asked, call.key), call, of_them.bias)
         pointed = most_pointed(asked_logits, of_them.mask, sums, keys)
