@@ -84,13 +84,13 @@ def read_checkpoint(
         config.of(module.module).facts(module.module, module.index, _outputs(tensors, module)) for module in modules
     ]
     works = _works(tensors, modules, facts)
-    layers, done, whole = [], 0.0, sum(works)
+    layers, done, in_all = [], 0.0, sum(works)
     try:
         for module, about, work in zip(modules, facts, works, strict=True):
             metrics: list[Metrics] = []
             of_layer: dict[str, Any] = {}
             for head in read_heads(tensors, module, about, of_layer):
-                report(module.module, _HEADERS + (1 - _HEADERS) * (done + work * len(metrics) / about.heads) / whole)
+                report(module.module, _HEADERS + (1 - _HEADERS) * (done + work * len(metrics) / about.heads) / in_all)
                 metrics.append(head)
             of_layer |= {"input_gain": 1.0} if config.of(module.module).model_type in GAIN_OF_ONE else {}
             of_layer |= _gains(tensors, module, about)
@@ -122,9 +122,9 @@ def _works(tensors: Tensors, modules: list[Projections], facts: list[Facts]) -> 
 def _outputs(tensors: Tensors, module: Projections) -> tuple[int, int] | None:
     """How many rows make queries, and how many make keys; None where queries and keys are interleaved."""
     query, key = (tensors[side.weight] for side in (module.query, module.key))
-    if any(len(held.shape) != 2 for held in (query, key)) or module.layout not in ("split", "blocks"):
+    if any(len(weight.shape) != 2 for weight in (query, key)) or module.layout not in ("split", "blocks"):
         return None
-    rows = [held.shape[held.inputs_first] for held in (query, key)]
+    rows = [weight.shape[weight.inputs_first] for weight in (query, key)]
     return (rows[0], rows[1]) if module.layout == "split" else (rows[0] // 3, rows[0] // 3)
 
 
@@ -156,12 +156,12 @@ def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
     for layer in layers:
         for metric in _JUDGED:
             values = layer.of(metric)
-            whole = judge(layer.name, None, metric, values, keys, phase)
-            if whole is not None:
-                findings.append(whole)
+            of_layer = judge(layer.name, None, metric, values, keys, phase)
+            if of_layer is not None:
+                findings.append(of_layer)
             for head, value in enumerate(values):
                 finding = judge(layer.name, head, metric, value, keys, phase)
-                if finding is not None and (whole is None or finding.worse_than(whole)):
+                if finding is not None and (of_layer is None or finding.worse_than(of_layer)):
                     findings.append(finding)
         if phase != "init":
             decayed = layer.facts.get("decayed_heads", ())

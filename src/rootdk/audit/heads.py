@@ -36,20 +36,14 @@ _LARGEST_WEIGHT = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Queries, or keys, of one head: their law, after QK-norm if there is one, and bounds on them.
+    """Queries, or keys, of one head, and bounds on them."""
 
-    width        the number of input components; the input has length sqrt(width)
-    non_finite   how many of its weights are NaN or infinite; if there are any, the law means nothing
-    norm         gain and shift of QK-norm, after which a vector of `length` components is sqrt(length) long
-    longest      the largest possible length, where it does not follow from the law and the width
-    """
-
-    law: Law
-    width: int
-    non_finite: int
-    norm: tuple[Floats, Floats] | None = None
-    length: int = 0
-    longest: float | None = None
+    law: Law  # after QK-norm if there is one
+    width: int  # the number of input components; the input has length sqrt(width)
+    non_finite: int  # how many of its weights are NaN or infinite; if there are any, the law means nothing
+    norm: tuple[Floats, Floats] | None = None  # gain and shift of QK-norm: after it a vector is sqrt(length) long
+    length: int = 0  # the number of components that are normed together
+    longest: float | None = None  # the largest length possible, where it does not follow from the law and the width
 
 
 def read_heads(
@@ -305,8 +299,8 @@ class _LatentReader(_Reader):
         together = Together.of([along_axes], rank, self._facts.epsilon)
         latent = together.normed(along_axes).scaled(gain).covariance
         common = gain[:, None] * (together.slope(along_axes) @ joint.gram[:rank, rank:])
-        apart = joint.gram[rank:, rank:]
-        shared_length = math.sqrt(self._input_width * largest_eigenvalue(apart)) if self._shared else 0.0
+        of_shared = joint.gram[rank:, rank:]
+        shared_length = math.sqrt(self._input_width * largest_eigenvalue(of_shared)) if self._shared else 0.0
         for at in self._starts:
             weight = read(self.side.weight, slice(at, at + self._height))
             beyond = non_finite + _beyond(weight)
@@ -315,7 +309,7 @@ class _LatentReader(_Reader):
                 yield _Head(Law(np.zeros(d), np.eye(d)), self.width, beyond)
                 continue
             across = weight @ common
-            covariance = np.block([[weight @ latent @ weight.T, across], [across.T, apart]])
+            covariance = np.block([[weight @ latent @ weight.T, across], [across.T, of_shared]])
             length = math.sqrt(rank) * float(np.linalg.norm(weight * gain, 2))
             yield _Head(Law(np.zeros(d), covariance), self.width, 0, longest=math.hypot(length, shared_length))
 

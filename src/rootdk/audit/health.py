@@ -151,11 +151,12 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
     if phase not in ("init", "trained", "any"):
         raise ArgumentError(f"phase: must be 'init', 'trained' or 'any', got {phase!r}")
     layers, findings = [], []
-    expected = _Expected(watch.model)
+    config = _config_of(watch.model)
+    input_gains = {} if config is None else _input_gains(watch.model, config)
     for reading in watch.readings.values():
         movement = watch.trend.movement(reading.name)
         facts = {name: getattr(reading, name) for name in _FACTS} | facts_of_weights(watch.model, reading)
-        facts |= expected.facts(reading.name)
+        facts |= {"input_gain": input_gains[reading.name]} if reading.name in input_gains else {}
         if reading.pointed is not None:
             facts["top_key"] = fetched(reading.pointed.key)[0].astype(int).tolist()
         bound = gain_bound_of(watch.model, reading)
@@ -165,7 +166,8 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
         layers.append(LayerAudit(reading.name, heads_of(reading), baseline(reading), facts, trend))
         findings += findings_of(reading, phase, facts.get("decayed_heads", ()))
         if reading.enough:
-            findings += [*movement_findings(reading, movement, total_steps), *expected.findings(reading)]
+            findings += movement_findings(reading, movement, total_steps)
+            findings += _off_config(reading, config) if config is not None else []
             noted = judge(reading.name, None, "gain_bound", bound, reading.keys, phase)
             findings += [Audit([layers[-1]], []).beside(noted)] if noted else []
     keys = [reading.keys for reading in watch.readings.values() if reading.enough]
@@ -177,45 +179,39 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
     return Audit(tuple(layers), worst_first(findings), phase, unread=dict(watch.unread))
 
 
-class _Expected:
-    """What the config says of the layers of a transformers model; of other models nothing is known."""
+def _config_of(model: Any) -> Config | None:
+    """What the config of a transformers model says; of other models nothing is known."""
+    described: Any = getattr(model, "config", None)
+    if not hasattr(described, "model_type") or not hasattr(described, "to_dict"):
+        return None
+    return Config(Fields(described.to_dict(), "config"))
 
-    def __init__(self, model: Any) -> None:
-        described: Any = getattr(model, "config", None)
-        self._config: Config | None = None
-        self._gains: dict[str, str] = {}
-        if not hasattr(described, "model_type") or not hasattr(described, "to_dict"):
-            return
-        self._config = Config(Fields(described.to_dict(), "config"))
-        self._parameters = dict(model.named_parameters())
-        modules, _ = find_projections(list(self._parameters), *self._config.model_types)
-        self._gains = {module.module: module.query.input_gain for module in modules if module.query.input_gain}
 
-    def facts(self, name: str) -> dict[str, float]:
-        """The gain of the norm before the projections, for `siblings`."""
-        tensor = self._gains.get(name)
-        if tensor is None or self._config is None:
-            return {}
-        offset = float(self._config.of(name).model_type in GAIN_ABOVE_ONE)
-        gain = root_mean_square(self._parameters[tensor], offset)
-        return {} if math.isnan(gain) else {"input_gain": gain}
+def _input_gains(model: Any, config: Config) -> dict[str, float]:
+    """{layer: gain of the norm before its projections}, for `siblings`."""
+    parameters = dict(model.named_parameters())
+    gains: dict[str, float] = {}
+    for module in find_projections(list(parameters), *config.model_types)[0]:
+        if module.query.input_gain is not None:
+            offset = float(config.of(module.module).model_type in GAIN_ABOVE_ONE)
+            gains[module.module] = root_mean_square(parameters[module.query.input_gain], offset)
+    return {layer: gain for layer, gain in gains.items() if not math.isnan(gain)}
 
-    def findings(self, reading: LayerReading) -> list[Finding]:
-        """Whether the layer ran with the scale of its config."""
-        if self._config is None:
-            return []
-        path = reading.name.partition("#")[0]
-        numbers = [int(part) for part in path.split(".") if part.isdecimal()]
-        try:
-            scale = self._config.of(path).facts(path, numbers[0] if numbers else 0).scale
-        except ArgumentError:  # a config without the fields that a file of weights needs
-            return []
-        # A stretched rotary embedding puts a factor into q and k, not into the call.
-        if scale.assumed or scale.source.endswith("(rope)"):
-            return []
-        finding = judge(reading.name, None, "scale_off_config", _factor(reading.scale, scale.value), reading.keys)
-        remedy = f"set the scale to {scale.value:.4g}, as the config has it; the model ran with {reading.scale:.4g}"
-        return [replace(finding, remedy=remedy)] if finding else []
+
+def _off_config(reading: LayerReading, config: Config) -> list[Finding]:
+    """Whether the layer ran with another scale than that of its config."""
+    path = reading.name.partition("#")[0]
+    number = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
+    try:
+        scale = config.of(path).facts(path, number).scale
+    except ArgumentError:  # a config without the fields that a file of weights needs
+        return []
+    # A stretched rotary embedding puts a factor into q and k, not into the call.
+    if scale.assumed or scale.source.endswith("(rope)"):
+        return []
+    finding = judge(reading.name, None, "scale_off_config", _factor(reading.scale, scale.value), reading.keys)
+    remedy = f"set the scale to {scale.value:.4g}, as the config has it; the model ran with {reading.scale:.4g}"
+    return [replace(finding, remedy=remedy)] if finding else []
 
 
 def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:

@@ -71,19 +71,20 @@ def facts_of_weights(model: Any, reading: Any) -> dict[str, Any]:
         q, k = (root_mean_square(gain.weight, gain.offset) for gain in gains)
         facts = {"product_gain": math.sqrt(q * k)}
     decayed: list[int] = []
-    held = _multi_head(module) if _is_multi_head(module) else None
-    held = held or _split(module, reading.heads) or _fused(module, reading.heads, reading.d_k)
-    if held is not None and type(module).__name__ not in OTHER_ORDER:
-        facts["unevenness"] = max(_unevenness(held.query), _unevenness(held.key))
+    projections = _multi_head(module) if _is_multi_head(module) else None
+    projections = projections or _split(module, reading.heads) or _fused(module, reading.heads, reading.d_k)
+    if projections is not None and type(module).__name__ not in OTHER_ORDER:
+        facts["unevenness"] = max(_unevenness(projections.query), _unevenness(projections.key))
         # With QK-norm the gain takes the place of the size of W.
-        squares = [_squares(part) for part in (held.query, held.key)]
-        outputs = [sum(places.stop - places.start for places in part.places) for part in (held.query, held.key)]
+        sides = (projections.query, projections.key)
+        squares = [_squares(part) for part in sides]
+        outputs = [sum(places.stop - places.start for places in part.places) for part in sides]
         sizes = [math.sqrt(sum(of) / max(by, 1)) for of, by in zip(squares, outputs, strict=True)]
         facts["weight_size"] = abs(reading.scale) * (facts["product_gain"] ** 2 if gains else math.prod(sizes))
         of_keys = [square for square in squares[1] for _ in range(len(squares[0]) // max(len(squares[1]), 1))]
         decayed = decayed_heads(squares[0], of_keys) if len(of_keys) == len(squares[0]) else []
-    known = {name: value for name, value in facts.items() if not math.isnan(value)}
-    return known | ({"decayed_heads": decayed} if decayed else {})
+    readable = {name: value for name, value in facts.items() if not math.isnan(value)}
+    return readable | ({"decayed_heads": decayed} if decayed else {})
 
 
 def _unevenness(part: "Part") -> float:
@@ -99,12 +100,12 @@ def _squares(part: "Part") -> list[float]:
     """Per head, the squared size of a projection's output for white input of size 1: of its rows, with bias."""
     squares = [0.0] * len(part.places)
     for parameter in part.parameters:
-        held = parameter.detach()
-        if not _plain(held):
+        weights = parameter.detach()
+        if not _plain(weights):
             return [math.nan] * len(part.places)
-        held = held if held.dim() == 1 or part.axis == 0 else held.T
+        weights = weights if weights.dim() == 1 or part.axis == 0 else weights.T
         for head, places in enumerate(part.places):
-            squares[head] += float(held[places].double().square().sum())
+            squares[head] += float(weights[places].double().square().sum())
     return squares
 
 
@@ -121,17 +122,17 @@ def root_mean_square(gain: Any, offset: float) -> float:
 def module_at(model: Any, name: str) -> Any:
     """The module of a layer, by the path that a reading has; None where the model has none."""
     path = name.partition("#")[0]
-    known = modules_of(model)
-    return known.get(path, known[""] if path == type(known[""]).__name__ else None)
+    modules = modules_of(model)
+    return modules.get(path, modules[""] if path == type(modules[""]).__name__ else None)
 
 
 def modules_of(model: Any) -> dict[str, Any]:
     """{path: module}, by the paths that they had before torch.compile."""
-    known = {}
+    modules = {}
     for name, module in model.named_modules():
         parts = [part for part in name.split(".") if part != "_orig_mod"]
-        known[".".join(parts)] = module  # the module inside comes after its compiled wrapper, and counts
-    return known
+        modules[".".join(parts)] = module  # the module inside comes after its compiled wrapper, and counts
+    return modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +153,18 @@ class Part:
         """Scale every head by its factor; heads that share places, by the smallest factor."""
         import torch
 
-        chosen = [factors.min()] if self.shared else factors
+        of_places = [factors.min()] if self.shared else factors
         for parameter in self.parameters:
-            whole = parameter.data
-            axis = self.axis if whole.dim() > 1 else 0
+            weight = parameter.data
+            axis = self.axis if weight.dim() > 1 else 0
             # Factors for the whole axis, 1 at other places: this also works where every process holds some of the rows.
-            along = torch.ones(whole.shape[axis], dtype=torch.promote_types(whole.dtype, torch.float32))
-            for places, factor in zip(self.places, chosen, strict=True):
+            along = torch.ones(weight.shape[axis], dtype=torch.promote_types(weight.dtype, torch.float32))
+            for places, factor in zip(self.places, of_places, strict=True):
                 along[places] = float(factor)
-            along = _spread_like(along.to(whole.device), whole, axis)
-            whole.mul_(along)
+            along = _spread_like(along.to(weight.device), weight, axis)
+            weight.mul_(along)
             if self.offset:
-                whole.add_(self.offset * (along - 1.0))
+                weight.add_(self.offset * (along - 1.0))
 
 
 def _spread_like(along: Any, whole: Any, axis: int) -> Any:
@@ -207,7 +208,8 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
 
     d_k   0 where it is not known: then what the module itself gives, or as many key heads as heads
     """
-    d_k = d_k or _head_size(module)
+    sizes = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
+    d_k = d_k or next((size for size in sizes if isinstance(size, int)), 0)
     if (gains := gains_of(module)) is not None:
         return _of_gains(*gains, module, heads, d_k)
     if _is_multi_head(module):
@@ -281,11 +283,6 @@ def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
     return None
 
 
-def _head_size(module: Any) -> int:
-    sizes = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
-    return next((size for size in sizes if isinstance(size, int)), 0)
-
-
 def _is_multi_head(module: Any) -> bool:
     return hasattr(module, "in_proj_bias") and hasattr(module, "bias_k")
 
@@ -318,10 +315,10 @@ def _latent(module: Any, heads: int, layer: str) -> Projections:
             f"model: {layer} must have {heads} heads of qk_nope_head_dim + qk_rope_head_dim rows in q_b_proj and of "
             f"qk_nope_head_dim + v_head_dim in kv_b_proj, got {q_rows} and {k_rows} rows"
         )
-    whole = plain + rotated
-    query = Part(_parameters(above), 0, _rows(0, plain, heads, whole))
+    d_k = plain + rotated
+    query = Part(_parameters(above), 0, _rows(0, plain, heads, d_k))
     key = Part(_parameters(of_key), 0, _rows(0, plain, heads, stride))
-    return Projections(query, key, 1, Part(_parameters(above), 0, _rows(plain, rotated, heads, whole)))
+    return Projections(query, key, 1, Part(_parameters(above), 0, _rows(plain, rotated, heads, d_k)))
 
 
 def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projections:

@@ -139,22 +139,17 @@ def _loaded(transformers: Any, torch: Any, folder: Path, most: float) -> Any:
     options = {"local_files_only": True, "trust_remote_code": False}
     with _one_line(f"transformers cannot load {shown_text(folder)}"):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        kind = _kind(transformers, config)
+        # The class that the config names, if it is one of a model; a config may name anything.
+        named = config.architectures[0] if isinstance(config.architectures, list) and config.architectures else None
+        kind: Any = getattr(transformers, named, None) if isinstance(named, str) else None
+        if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+            kind = transformers.AutoModel
         with torch.device("meta"):  # shapes alone
             empty = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
         size = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
         if size > most:
             raise ArgumentError(f"path: config.json asks for a model of {size} numbers, its weights allow {most:.0f}")
         return kind.from_pretrained(folder, use_safetensors=True, dtype="auto", **options).eval()
-
-
-def _kind(transformers: Any, config: Any) -> Any:
-    """The model class that the config names, if it is one; a config may name anything."""
-    named = config.architectures[0] if isinstance(config.architectures, list) and config.architectures else None
-    kind = getattr(transformers, named, None) if isinstance(named, str) else None
-    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
-        return kind
-    return transformers.AutoModel
 
 
 @contextmanager

@@ -138,12 +138,13 @@ def flat_heads(layer: str, metric: str, deviations: Any, keys: int, decayed: Col
     usual = _median(np.asarray(deviations, np.float64))
     if not usual > 0.0:
         return []
-    judged = (judge(layer, head, metric, float(value) / usual, keys) for head, value in enumerate(deviations))
-    findings = [finding for finding in judged if finding is not None]
     remedy = "nothing: W_q and W_k of this head decayed together, as weight decay does to a head that is not used"
-    return [
-        replace(finding, severity="note", remedy=remedy) if finding.head in decayed else finding for finding in findings
-    ]
+    findings = []
+    for head, value in enumerate(deviations):
+        finding = judge(layer, head, metric, float(value) / usual, keys)
+        if finding is not None:
+            findings.append(replace(finding, severity="note", remedy=remedy) if head in decayed else finding)
+    return findings
 
 
 def decayed_heads(queries: Sequence[float], keys: Sequence[float]) -> list[int]:

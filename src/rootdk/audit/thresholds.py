@@ -21,10 +21,6 @@ import numpy as np
 
 from .result import Finding, Phase, Severity
 
-Direction = Literal["above", "below"]
-Scope = Literal["head", "layer", "either"]
-Fold = Literal["median", "largest", "smallest"]
-Limit = float | Callable[[int], float]
 # Placeholders in a remedy for the layers that it is about, and for numbers of those layers; metrics.grouped makes one
 # list, and one range, of several findings.
 LAYERS, DEVIATION, SOFTCAP = "{layers}", "{deviation}", "{softcap}"
@@ -48,12 +44,12 @@ class Threshold:
 
     metric: str
     severity: Severity
-    direction: Direction
-    limit: Limit
+    direction: Literal["above", "below"]
+    limit: float | Callable[[int], float]
     source: str
     remedy: str
-    scope: Scope = "head"
-    fold: Fold = "median"
+    scope: Literal["head", "layer", "either"] = "head"
+    fold: Literal["median", "largest", "smallest"] = "median"
     phase: Phase = "any"
     published: bool = False
 
@@ -65,7 +61,7 @@ class Threshold:
         """One number of a layer, or of all its heads."""
         if not isinstance(value, Sequence):
             return float(value)
-        known = [float(one) for one in value if not math.isnan(one)]
+        known = [float(of_head) for of_head in value if not math.isnan(of_head)]
         fold: Any = {"median": np.median, "largest": max, "smallest": min}[self.fold]
         return float(fold(known)) if known else math.nan
 

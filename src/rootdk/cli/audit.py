@@ -18,9 +18,6 @@ from . import options
 if TYPE_CHECKING:
     from rootdk.audit.result import Phase
 
-# As documented; 1 is an error and 2 a wrong option.
-_FAILED = 3
-
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
@@ -120,7 +117,7 @@ def audit(
         options.write(out, render_audit(result, about), "--out")
         click.echo(f"Report: {out}", err=as_json or as_csv)
     if fail_on is not None and result["verdict"] in ("critical", fail_on):
-        ctx.exit(_FAILED)
+        ctx.exit(3)  # 1 is an error and 2 a wrong option
 
 
 # The metrics that are shown, each with the number of theory.

@@ -58,7 +58,7 @@ class _Layer(NamedTuple):
     scale: float
     softcap: float | None
     dtype: str
-    wide: bool
+    wide: bool  # whether it was read in float64
 
 
 # One kind of parallelism, or several, each with its process group.

@@ -34,27 +34,18 @@ _backward = torch._C._current_graph_task_id  # noqa: SLF001 -- torch.utils.check
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """One forward of the model, or the calls outside of any forward that are counted as one. It belongs to one thread.
+    """One forward of the model, or the calls outside of any forward that count as one. It belongs to one thread."""
 
-    number     its number, counted over all threads
-    wanted     whether its calls are read
-    readings   of the calls so far
-    called     the paths of the modules that called, read or not
-    sights     the results of sight_of() for the masks that its layers share
-    """
-
-    number: int
-    wanted: bool
+    number: int  # counted over all threads
+    wanted: bool  # whether its calls are read
     readings: dict[str, LayerReading] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
-    sights: dict[Any, tuple[Any, Sight]] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)  # the paths of the modules that called, read or not
+    sights: dict[Any, tuple[Any, Sight]] = field(default_factory=dict)  # for the masks that its layers share
 
 
-class _Mine(local):
-    """For one thread: its current step, and whether that is a forward of the model."""
-
-    step: _Step | None = None
-    running = False
+class _ThreadState(local):
+    step: _Step | None = None  # the current one
+    running = False  # whether that is a forward of the model
 
 
 class Watch:
@@ -88,7 +79,7 @@ class Watch:
             if isinstance(module, torch.nn.TransformerEncoderLayer):  # its fused path attends in its own frame
                 self._names[id(module)] = f"{name}.self_attn".lstrip(".")
         self._scales: dict[str, Scale] = {}
-        self._mine = _Mine()
+        self._mine = _ThreadState()
         self._lock = Lock()  # for what all threads write: step, seconds, readings, trend
         self._latest = -1  # the number of the step that readings are of
         # On the class, where Python looks for it. Nothing is put on the model itself: torch looks for hooks there,
@@ -160,40 +151,36 @@ class Watch:
         if mine.running or _backward() != -1:
             return forward()
         self._end()  # ends the step of calls outside of any forward
+        step = self._begin()
         if self._compiled:
-            return self._run_compiled(forward, replay)
+            if step.wanted:
+                self._read_eagerly(step, replay)
+            step = _Step(step.number, wanted=False)
         try:
-            mine.step, mine.running = self._begin(), True
-            with self._tap_by_name() if mine.step.wanted else nullcontext():
+            mine.step, mine.running = step, True
+            with self._tap_by_name() if step.wanted else nullcontext():
                 return forward()
         finally:
             self._end()
 
-    def _run_compiled(self, forward: Callable[[], Any], replay: Callable[[], Any]) -> Any:
-        """Compiled code cannot be observed, and other code would give other bits: it runs unchanged.
+    def _read_eagerly(self, step: _Step, replay: Callable[[], Any]) -> None:
+        """One more forward before that of compiled code, which cannot be observed; other code would give other bits.
 
-        Before it, one more forward is run and read, which torch runs eagerly: without gradients, with copies of the
-        arguments, and with random numbers and buffers put back.
+        torch runs it eagerly: without gradients, with copies of the arguments, and with random numbers and buffers put
+        back.
         """
-        mine, step = self._mine, self._begin()
-        if step.wanted:
-            started = time.perf_counter()
-            try:
-                mine.step, mine.running = step, True
-                eager, tap = torch.compiler.set_stance("force_eager"), self._tap_by_name()
-                with _as_it_was(self.model), torch.no_grad(), eager, tap:
-                    replay()
-            except Exception as error:  # noqa: BLE001 -- the model itself must run; `unread` says it
-                self.unread[type(self.model).__name__] = f"its eager run: {type(error).__name__}: {error}"
-            finally:
-                self._end()
-                with self._lock:
-                    self.seconds += time.perf_counter() - started
+        started = time.perf_counter()
         try:
-            mine.step, mine.running = _Step(step.number, wanted=False), True
-            return forward()
+            self._mine.step, self._mine.running = step, True
+            eager, tap = torch.compiler.set_stance("force_eager"), self._tap_by_name()
+            with _as_it_was(self.model), torch.no_grad(), eager, tap:
+                replay()
+        except Exception as error:  # noqa: BLE001 -- the model itself must run; `unread` says it
+            self.unread[type(self.model).__name__] = f"its eager run: {type(error).__name__}: {error}"
         finally:
-            mine.step, mine.running = None, False
+            self._end()
+            with self._lock:
+                self.seconds += time.perf_counter() - started
 
     @property
     def interested(self) -> bool:

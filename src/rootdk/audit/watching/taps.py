@@ -45,18 +45,10 @@ Make = Callable[[], Call]
 
 
 class _ThreadState(local):
-    """The state of one thread.
-
-    muted      how many blocks are open inside of which no listener is notified
-    inside     how many calls that notify by themselves are running
-    notified   how many calls listeners were notified of
-    by_name    whether the function mode is on
-    """
-
-    muted = 0
-    inside = 0
-    notified = 0
-    by_name = False
+    muted = 0  # how many blocks are open inside of which no listener is notified
+    inside = 0  # how many calls that notify by themselves are running
+    notified = 0  # how many calls listeners were notified of
+    by_name = False  # whether the function mode is on
 
 
 _thread = _ThreadState()

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from rootdk import rendering
-from rootdk.audit.metrics import METRICS, FindingGroup, Metric, grid, grouped, present, short_names
+from rootdk.audit.metrics import METRICS, Metric, grid, grouped, present, short_names
 from rootdk.audit.result import SEVERITIES, WORDS
 from rootdk.files import shown_values
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
@@ -87,18 +87,16 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
 
 
 def _findings(audit: Mapping[str, Any]) -> str:
-    listed = "".join(map(_finding, grouped(audit)))
+    listed = ""
+    for group in grouped(audit):
+        heading = f"{badge(_BADGES[group.severity], group.severity)}<strong>{escape(group.metric)}</strong>"
+        crossed = f"{escape(group.value)}, limit {group.limit}" if group.limit else escape(group.value)
+        listed += (
+            f"<article class='claim'><header>{heading}</header>"
+            f"<p>{crossed}: <span class='path'>{escape(group.places)}</span></p>"
+            f"<p class='condition path'>{escape(group.remedy)}</p><p class='dim'>{escape(group.source)}</p></article>"
+        )
     return f"<div class='claims'>{listed}</div>" if listed else "<p>Nothing is outside its range.</p>"
-
-
-def _finding(group: FindingGroup) -> str:
-    heading = f"{badge(_BADGES[group.severity], group.severity)}<strong>{escape(group.metric)}</strong>"
-    crossed = f"{escape(group.value)}, limit {group.limit}" if group.limit else escape(group.value)
-    return (
-        f"<article class='claim'><header>{heading}</header>"
-        f"<p>{crossed}: <span class='path'>{escape(group.places)}</span></p>"
-        f"<p class='condition path'>{escape(group.remedy)}</p><p class='dim'>{escape(group.source)}</p></article>"
-    )
 
 
 def _unknown(audit: Mapping[str, Any]) -> str:
@@ -170,24 +168,18 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
         **_colours(known, logarithmic, metric.share),
     }
     heads = {"dtick": 1 if len(rows[0]) <= 8 else 2} if len(rows[0]) <= 16 else {}
-    axes = {"xaxis": {**heads, "showgrid": False, "tickangle": 0}, "yaxis": _layer_axis(layers)}
-    figure = plot([trace], "head", "", **axes, margin={"l": 8, "r": 8, "t": 8, "b": 48})
+    labels = [_plain(name) for name in short_names([str(layer["name"]) for layer in layers], _LABEL)]
+    every = max(1, math.ceil(len(labels) / 20))  # as many names as there is room for
+    ticks = {"tickvals": list(range(0, len(labels), every)), "ticktext": labels[::every]}
+    xaxis = {**heads, "showgrid": False, "tickangle": 0}
+    yaxis = {"autorange": "reversed", "showgrid": False, **ticks}
+    figure = plot([trace], "head", "", xaxis=xaxis, yaxis=yaxis, margin={"l": 8, "r": 8, "t": 8, "b": 48})
     return Picture(f"map-{metric.name}", metric.short[:1].upper() + metric.short[1:], metric.words, figure)
 
 
 def _plain(name: Any) -> str:
     """Escaped, because plotly reads texts as HTML: a link in the name of a layer would become one on the page."""
     return escape(str(name))
-
-
-def _layer_axis(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """First layer on top; as many names as there is room for."""
-    short = [_plain(name) for name in short_names([str(layer["name"]) for layer in layers], _LABEL)]
-    every = max(1, math.ceil(len(short) / 20))
-    places = list(range(0, len(short), every))
-    return {
-        "autorange": "reversed", "showgrid": False, "tickvals": places, "ticktext": [short[place] for place in places],
-    }  # fmt: skip
 
 
 def _placed(value: float, logarithmic: bool) -> float | None:
