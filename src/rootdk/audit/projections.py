@@ -72,8 +72,9 @@ def facts_of_weights(model: Any, reading: Any) -> dict[str, Any]:
         facts = {"product_gain": math.sqrt(q * k)}
     decayed: list[int] = []
     projections = _multi_head(module) if _is_multi_head(module) else None
-    projections = projections or _split(module, reading.heads) or _fused(module, reading.heads, reading.d_k)
-    if projections is not None and type(module).__name__ not in OTHER_ORDER:
+    d_k = reading.d_k or _head_size(module)
+    projections = projections or _split(module, reading.heads) or _fused(module, reading.heads, d_k)
+    if projections is not None and projections.group and type(module).__name__ not in OTHER_ORDER:
         facts["unevenness"] = max(_unevenness(projections.query), _unevenness(projections.key))
         # With QK-norm the gain takes the place of the size of W.
         sides = (projections.query, projections.key)
@@ -180,7 +181,7 @@ def _spread_like(along: Any, whole: Any, axis: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Both sides; `group` query heads share a key head.
+    """Both sides; `group` query heads share a key head, 0 where the rows do not divide into heads.
 
     rotated   of latent attention (MLA), the queries' rows whose keys all heads share: those keys cannot shrink for one
               head, so these rows take the whole factor and `query`, the other rows, its root
@@ -208,8 +209,7 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
 
     d_k   0 where it is not known: then what the module itself gives, or as many key heads as heads
     """
-    sizes = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
-    d_k = d_k or next((size for size in sizes if isinstance(size, int)), 0)
+    d_k = d_k or _head_size(module)
     if (gains := gains_of(module)) is not None:
         return _of_gains(*gains, module, heads, d_k)
     if _is_multi_head(module):
@@ -274,13 +274,24 @@ def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
         layer = getattr(module, name, None)
         if getattr(layer, "weight", None) is None:
             continue
-        axis, parameters = _axis(layer), _parameters(layer)
-        size = d_k or parameters[0].shape[axis] // (3 * heads)
-        kv_heads = max((parameters[0].shape[axis] // size - heads) // 2, 1)
+        axis, parameters, q_layer = _axis(layer), _parameters(layer), getattr(module, "q_attn", None)
+        rows = parameters[0].shape[axis]
+        if name == "c_attn" and q_layer is not None:  # GPT-2's cross attention: c_attn holds keys and values alone
+            places = _rows(0, rows // (2 * heads), heads)
+            return Projections(Part(_parameters(q_layer), axis, places), Part(parameters, axis, places), 1)
+        size = max(d_k or rows // (3 * heads), 1)
+        kv_heads = max((rows // size - heads) // 2, 1)
+        if rows != (heads + 2 * kv_heads) * size:
+            return Projections(Part(parameters, axis, []), Part(parameters, axis, []), 0)
         starts = row_starts("grouped" if name in BY_KEY_HEAD else "blocks", heads, kv_heads, size)
         query, key = ([slice(start, start + size) for start in of_side] for of_side in starts)
         return Projections(Part(parameters, axis, query), Part(parameters, axis, key), heads // kv_heads)
     return None
+
+
+def _head_size(module: Any) -> int:
+    sizes = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
+    return next((size for size in sizes if isinstance(size, int)), 0)
 
 
 def _is_multi_head(module: Any) -> bool:
@@ -324,7 +335,7 @@ def _latent(module: Any, heads: int, layer: str) -> Projections:
 def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projections:
     """After a norm the size of W_q has no effect: only the gain counts."""
     split = _split(module, heads) or _fused(module, heads, d_k)
-    kv_heads = heads // split.group if split else heads
+    kv_heads = heads // split.group if split and split.group else heads
     parts = []
     for gain, count in ((q, heads), (k, kv_heads)):
         size = gain.weight.numel()
