@@ -100,9 +100,14 @@ def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torc
     query, sight = _picked(call, whole, positions)
 
     def run(bare: bool, positions: Tensor | None) -> Reading:
-        if by_torch:
-            return _by_torch(call, whole, positions, scale, bare)
-        return read_scores(call.query, call.key, rows=positions, **_options(call, whole, scale, bare))
+        if not by_torch:
+            return read_scores(call.query, call.key, rows=positions, **_options(call, whole, scale, bare))
+        query, sight = _picked(call, whole, positions)
+        logits = scale * grouped_scores(query, call.key)
+        if not bare:
+            logits = _finished(logits, call, sight.bias)
+        sinks = None if bare else call.sinks
+        return Reading(**fields_of_logits(logits, sight.mask, sinks), has_sinks=sinks is not None)
 
     logits = run(False, positions)
     pointed = None
@@ -113,9 +118,9 @@ def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torc
             sums, keys = of_asked.log_sum_exp, of_asked.keys
         else:
             sums, keys = (field.index_select(-1, asked_rows) for field in (logits.log_sum_exp, logits.keys))
-        asked, of_them = _picked(call, whole, asked_rows)
-        asked_logits = _finished(grouped_scores(scale * asked, call.key), call, of_them.bias)
-        pointed = most_pointed(asked_logits, of_them.mask, sums, keys)
+        asked_query, asked_sight = _picked(call, whole, asked_rows)
+        asked_logits = _finished(grouped_scores(scale * asked_query, call.key), call, asked_sight.bias)
+        pointed = most_pointed(asked_logits, asked_sight.mask, sums, keys)
     return {
         "reading": logits,
         "scores": logits if bare else run(True, positions),
@@ -161,15 +166,6 @@ def check_readable(call: Call) -> None:
         raise UnreadableError(f"its tensors are {kind}")
     if query.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnreadableError("a CUDA graph is being captured")
-
-
-def _by_torch(call: Call, whole: Sight, positions: Tensor | None, scale: float, bare: bool) -> Reading:
-    query, sight = _picked(call, whole, positions)
-    logits = scale * grouped_scores(query, call.key)
-    if not bare:
-        logits = _finished(logits, call, sight.bias)
-    sinks = None if bare else call.sinks
-    return Reading(**fields_of_logits(logits, sight.mask, sinks), has_sinks=sinks is not None)
 
 
 def _finished(scores: Tensor, call: Call, bias: Tensor | None) -> Tensor:
