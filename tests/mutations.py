@@ -86,9 +86,9 @@ MUTATIONS = (
     ),
     Mutation(
         "gates of Qwen3-Next are taken for queries",
-        "src/rootdk/audit/heads.py",
-        "query_at = lambda head: 2 * head * d",
-        "query_at = lambda head: head * d",
+        "src/rootdk/audit/families.py",
+        'step, first_key = 2 * d if layout == "gated" else d,',
+        "step, first_key = d,",
         ("tests/audit/test_checkpoint_families.py",),
     ),
     Mutation(

@@ -14,6 +14,7 @@ import torch
 from checkpoint_zoo import FAMILIES, built, layer_of, queries, saved, sharpen
 from numpy.typing import NDArray
 
+import rootdk
 from rootdk.audit import Audit, read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -218,3 +219,16 @@ def _no_slopes(num_heads: int, *_: Any) -> Any:
 
 def _no_mpt_alibi(num_heads: int, sequence_length: int, *_: Any, **__: Any) -> Any:
     return torch.zeros(num_heads, 1, sequence_length)
+
+
+@pytest.mark.parametrize("name", ["falcon", "falcon_one_key"])
+def test_rows_of_a_model_whose_head_size_the_call_does_not_show(name: str, tmp_path: Path) -> None:
+    """Falcon writes its softmax out, so a reading has no d_k; which rows are queries is then said by the module."""
+    model = built(name).eval()
+    weights = read_checkpoint(saved(model, tmp_path))
+    with torch.no_grad(), rootdk.watch(model) as seen:
+        model(input_ids=torch.randint(0, 50, (2, 40)))
+    run = seen.report()
+    assert all(reading.d_k == 0 for reading in seen.readings.values())
+    uneven = [layer.facts["unevenness"] for layer in weights.layers]
+    assert [layer.facts["unevenness"] for layer in run.layers] == pytest.approx(uneven)

@@ -241,7 +241,7 @@ def test_growth_and_where_it_leads() -> None:
     trend = movement(30 * 3 ** (steps / 1000))
     assert trend.growth[0] == pytest.approx(3.0)
     assert trend.crossing[0] == pytest.approx(1000 * math.log(1000 / 30) / math.log(3))
-    assert trend.forecast(2000)[0] == pytest.approx(270.0)
+    assert trend.level[0] == pytest.approx(90.0)
     shrinking = movement(30 * 0.5 ** (steps / 1000))
     assert shrinking.growth[0] == pytest.approx(0.5)
     assert shrinking.crossing[0] == math.inf
@@ -283,7 +283,7 @@ def test_a_long_run_takes_no_more_memory_than_a_short_one() -> None:
     trend = Trend()
     for step in range(5000):
         trend.note("attn", step, np.array([float(step + 1)]), np.array([0.5]))
-    known = trend.steps("attn")
+    known = [step for step, *_ in trend.points["attn"]]
     assert len(known) <= MOST_POINTS
     assert (known[0], known[-1]) == (0, 4999)
     assert trend.movement("attn").growth[0] > 1
@@ -296,8 +296,10 @@ def test_findings_of_a_trend(rng: np.random.Generator) -> None:
     growing = movement(30 * 3 ** (steps / 1000))
     metrics = [(f.metric, f.severity) for f in movement_findings(reading, growing)]
     assert metrics == [("max_logit_growth", "warning")]
-    metrics = [(f.metric, f.severity) for f in movement_findings(reading, growing, 5000)]
-    assert metrics == [("max_logit_growth", "warning"), ("max_logit_forecast", "critical")]
+    growth, forecast = movement_findings(reading, growing, 5000)
+    assert (growth.metric, growth.severity) == ("max_logit_growth", "warning")
+    assert (forecast.metric, forecast.severity) == ("max_logit_forecast", "critical")
+    assert forecast.value == pytest.approx(30 * 3**5)
     # Leaving a near-uniform start: logits grow tenfold and stay small.
     assert list(movement_findings(reading, movement(0.5 * 10 ** (steps / 1000)))) == []
     falling = movement(np.full(51, 5.0), entropy=np.linspace(0.9, 0.5, 51))

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import rootdk
 from rootdk.audit import qk_clip_, recommend_scale, recommend_tau
+from rootdk.errors import ArgumentError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH, HEADS, D, N = 32, 4, 8, 24
@@ -195,6 +196,49 @@ def test_latent_attention_is_clipped_head_by_head() -> None:
     del config.qk_nope_head_dim, module.qk_nope_head_dim
     with pytest.raises(rootdk.ArgumentError, match=r"model: model.layers.1.self_attn must have 4 heads of qk_nope"):
         qk_clip_(model, {layer: seen.readings[layer]}, tau=0.1)
+
+
+def test_cross_attention_of_gpt2_keeps_its_values() -> None:
+    """Its queries have a projection of their own, and c_attn holds keys and values alone."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=64, n_head=4, n_layer=1, vocab_size=50, add_cross_attention=True)
+    torch.manual_seed(0)
+    model = transformers.GPT2Model(config).eval()
+    cross = model.h[0].crossattention
+    cross.q_attn.weight.data.mul_(300.0)
+    tokens, encoded = torch.randint(0, 50, (1, 40)), torch.randn(1, 40, 64)
+    weights = {name: cross.get_parameter(f"{name}.weight").detach().clone() for name in ("q_attn", "c_attn")}
+
+    def scores() -> Any:
+        with torch.no_grad(), rootdk.watch(model) as seen:
+            model(tokens, encoder_hidden_states=encoded)
+        return seen, seen.readings["h.0.crossattention"].metrics["max_score"]
+
+    seen, before = scores()
+    assert (before > 5.0).all()
+    qk_clip_(model, seen, tau=5.0, layers=["h.0.crossattention"])
+    assert scores()[1] == pytest.approx(5.0, rel=1e-4)
+    assert torch.equal(cross.c_attn.weight[:, 64:], weights["c_attn"][:, 64:])
+    assert not torch.equal(cross.q_attn.weight, weights["q_attn"])
+
+
+def test_a_fused_projection_of_another_size_is_refused() -> None:
+    """Too few rows for 16 heads, or one too many: which of them are keys is not known."""
+
+    class Other(nn.Module):
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.in_proj = nn.Linear(8, rows)
+
+        def forward(self, x: Any) -> Any:
+            return torch.softmax(100 * self.in_proj(x)[:, None, :, :1] * torch.randn(1, 16, 40, 40), dim=-1)
+
+    for rows in (8, 49):
+        model = nn.Sequential(Other(rows))
+        seen = looked_at(model, torch.randn(1, 40, 8))
+        assert "weight_size" not in seen.report().layers[0].facts
+        with pytest.raises(ArgumentError, match=r"^model: 0 must have projections of 16 heads of one size, got"):
+            qk_clip_(model, seen, tau=1.0)
 
 
 def test_a_gain_that_is_one_plus_the_weight() -> None:

@@ -14,12 +14,7 @@ from rootdk.audit.watching.rows import Scale, sampled_rows, scale_of, sight_of
 from rootdk.backends import problem_of, reference
 
 N_QUERY, N_KEY, HEADS = 13, 17, 4
-WAYS = {
-    "kernel": {"rows": None},
-    "kernel, rows": {"rows": 6},
-    "torch": {"rows": N_QUERY, "by_torch": True},
-    "torch, rows": {"rows": 6, "by_torch": True},
-}
+WAYS = {"kernel": None, "kernel, rows": 6, "torch": N_QUERY, "torch, rows": 6}
 
 
 def options_of(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
@@ -68,7 +63,11 @@ def call_of(q: Any, k: Any, v: Any, out: Any, options: dict[str, Any]) -> Call:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", options_of(np.random.default_rng(0)))
-def test_every_field_is_that_of_the_definition(rng: np.random.Generator, name: str, way: str, dtype: Any) -> None:
+def test_every_field_is_that_of_the_definition(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str, way: str, dtype: Any
+) -> None:
+    if "torch" in way:
+        monkeypatch.setattr("rootdk.audit.watching.read.has_kernel", lambda query: False)
     arrays = random_arrays(rng, heads=HEADS, n_query=N_QUERY, n_key=N_KEY, dtype=dtype)
     options = options_of(rng)[name]
     given = {key: v.astype(dtype) if key in ("bias", "sinks") else v for key, v in options.items()}
@@ -77,7 +76,7 @@ def test_every_field_is_that_of_the_definition(rng: np.random.Generator, name: s
     scale = scale_of(call)
     assert scale.used == scale.given == call.scale
     assert scale.mismatch < 1e-5
-    layer = read("layer", 0, call, scale, sight_of(call), **WAYS[way])
+    layer = read("layer", 0, call, scale, sight_of(call), WAYS[way])
     rows = np.arange(N_QUERY) if "rows" not in way else sampled_rows(N_QUERY, 6, torch.device("cpu")).numpy()
     assert layer.sampled == ("rows" in way)
     budget = measure_budget(problem)

@@ -109,7 +109,7 @@ def test_forwards_that_overlap_leave_no_mode_in_any_thread(how: Any) -> None:
     assert watch.step == 2
     assert list(watch.readings) == NAMES
     assert {reading.step for reading in watch.readings.values()} == {1}
-    assert watch.trend.steps(NAMES[0]) == [0, 1]
+    assert [step for step, *_ in watch.trend.points[NAMES[0]]] == [0, 1]
 
 
 @pytest.mark.parametrize("how", [by_name, by_attribute])
@@ -133,7 +133,7 @@ def test_forwards_of_many_threads_are_counted(how: Any) -> None:
     with rootdk.watch(watched) as watch:
         assert in_threads([run] * 5) == [(True, 0)] * 5
     assert watch.step == 150
-    assert sorted(watch.trend.steps(NAMES[0])) == list(range(150))
+    assert sorted([step for step, *_ in watch.trend.points[NAMES[0]]]) == list(range(150))
     assert watch.unread == {}
 
 
@@ -158,7 +158,7 @@ def test_every_nth_forward_is_read_whatever_thread_it_is_in() -> None:
     with rootdk.watch(watched, every=7) as watch:
         in_threads([lambda: [watched(x) for _ in range(10)]] * 4)
     assert watch.step == 40
-    assert sorted(watch.trend.steps(NAMES[0])) == list(range(0, 40, 7))
+    assert sorted([step for step, *_ in watch.trend.points[NAMES[0]]]) == list(range(0, 40, 7))
 
 
 @pytest.mark.parametrize("how", [by_name, by_attribute])
@@ -193,7 +193,7 @@ def test_closed_while_another_thread_runs(how: Any) -> None:
     assert torch.equal(out, alone)
     assert torch.equal(beside, expected)
     assert seen.readings is before
-    assert seen.trend.steps(NAMES[0]) == [0]
+    assert [step for step, *_ in seen.trend.points[NAMES[0]]] == [0]
     assert not watched._forward_hooks
     assert not watched._forward_pre_hooks
 

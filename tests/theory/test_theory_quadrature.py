@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import k0, ndtr
 
 from rootdk.theory import attention, attention_moments, expected_maximum, predict, rows, softmax, softmax_moments
+from rootdk.theory.row_law import expected_maximum_logit
 
 FIELDS = theory_judge.FIELDS
 KEYS = (2, 3, 16, 1024, 10**6, 10**9)
@@ -265,7 +266,7 @@ def test_the_largest_logit_is_proportional_to_the_scale(d_k: int, scale: float) 
     """From 1e-8 on nearly all rows are flat to the averages, and the largest logit is still in one of them."""
     largest = expected_maximum_logit(64, 64, d_k, 1.0)
     np.testing.assert_allclose(expected_maximum_logit(64, 64, d_k, scale), abs(scale) * largest, rtol=1e-12)
-    prediction = rootdk.predict(d_k, 64, scale)
+    prediction = predict(d_k, 64, scale)
     assert [name for name, values in vars(prediction).items() if not np.isfinite(values).all()] == []
 
 

@@ -21,6 +21,7 @@ from .formats import Tensors, find_tensors
 from .formats.packed import unpacked
 from .heads import Metrics, read_heads, work_of
 from .limits import MOST_BYTES, MOST_HEADS, MOST_HEADS_IN_ALL, MOST_WORK
+from .metrics import counted
 from .result import Audit, Finding, LayerAudit, Phase, worst_first
 from .siblings import beside_others, flat_heads, input_known
 from .thresholds import critical_deviation, judge
@@ -69,7 +70,7 @@ def read_checkpoint(
         raise ArgumentError(f"phase: must be 'any', 'init' or 'trained', got {phase!r}")
     if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= MOST_HEADS):
         raise ArgumentError(f"heads: must be an integer from 1 to {MOST_HEADS}, got {heads!r}")
-    report = progress if progress is not None else lambda _name, _share: None
+    report = progress or (lambda _name, _share: None)
     tensors = find_tensors(place, lambda name, share: report(name, _HEADERS * share))
     config = Config.of_checkpoint(place, tensors, heads)
     tensors = unpacked(tensors, config.fields)
@@ -83,13 +84,13 @@ def read_checkpoint(
         config.of(module.module).facts(module.module, module.index, _outputs(tensors, module)) for module in modules
     ]
     works = _works(tensors, modules, facts)
-    layers, done, whole = [], 0.0, sum(works)
+    layers, done, in_all = [], 0.0, sum(works)
     try:
         for module, about, work in zip(modules, facts, works, strict=True):
             metrics: list[Metrics] = []
             of_layer: dict[str, Any] = {}
             for head in read_heads(tensors, module, about, of_layer):
-                report(module.module, _HEADERS + (1 - _HEADERS) * (done + work * len(metrics) / about.heads) / whole)
+                report(module.module, _HEADERS + (1 - _HEADERS) * (done + work * len(metrics) / about.heads) / in_all)
                 metrics.append(head)
             of_layer |= {"input_gain": 1.0} if config.of(module.module).model_type in GAIN_OF_ONE else {}
             of_layer |= _gains(tensors, module, about)
@@ -100,8 +101,7 @@ def read_checkpoint(
         tensors.close()
     report(modules[-1].module, 1.0)
     findings = [*_judged(layers, keys, phase), *_capped(layers, facts, keys), *_scales(layers, facts, config)]
-    findings += _unnormed(layers)
-    findings += beside_others(layers, keys, measured=False)
+    findings += [*_unnormed(layers), *beside_others(layers, keys, measured=False)]
     return Audit(tuple(layers), worst_first(findings), phase, _about(config, facts, keys), tuple(unknown))
 
 
@@ -122,9 +122,9 @@ def _works(tensors: Tensors, modules: list[Projections], facts: list[Facts]) -> 
 def _outputs(tensors: Tensors, module: Projections) -> tuple[int, int] | None:
     """How many rows make queries, and how many make keys; None where queries and keys are interleaved."""
     query, key = (tensors[side.weight] for side in (module.query, module.key))
-    if any(len(held.shape) != 2 for held in (query, key)) or module.layout not in ("split", "blocks"):
+    if any(len(weight.shape) != 2 for weight in (query, key)) or module.layout not in ("split", "blocks"):
         return None
-    rows = [held.shape[held.inputs_first] for held in (query, key)]
+    rows = [weight.shape[weight.inputs_first] for weight in (query, key)]
     return (rows[0], rows[1]) if module.layout == "split" else (rows[0] // 3, rows[0] // 3)
 
 
@@ -156,12 +156,12 @@ def _judged(layers: list[LayerAudit], keys: int, phase: Phase) -> list[Finding]:
     for layer in layers:
         for metric in _JUDGED:
             values = layer.of(metric)
-            whole = judge(layer.name, None, metric, values, keys, phase)
-            if whole is not None:
-                findings.append(whole)
+            of_layer = judge(layer.name, None, metric, values, keys, phase)
+            if of_layer is not None:
+                findings.append(of_layer)
             for head, value in enumerate(values):
                 finding = judge(layer.name, head, metric, value, keys, phase)
-                if finding is not None and (whole is None or finding.worse_than(whole)):
+                if finding is not None and (of_layer is None or finding.worse_than(of_layer)):
                     findings.append(finding)
         if phase != "init":
             decayed = layer.facts.get("decayed_heads", ())
@@ -204,12 +204,11 @@ def _scales(layers: list[LayerAudit], facts: list[Facts], config: Config) -> lis
             known_as = f"model_type {shown_text(repr(kind), 80)} is" if kind else "without a model_type its scale is"
             remedy = (
                 f"look into the model's code: <q, k> should be multiplied by {value:.3g} = 1/sqrt(d_k) there; with "
+                f"another scale all logits are its ratio to {value:.3g} times as large"
             )
-            remedy += f"another scale all logits are its ratio to {value:.3g} times as large"
             name = "" if len({other.scale for other in facts}) == 1 else layer.name
-            findings.append(
-                Finding(name, None, "scale_assumed", "note", value, value, f"{known_as} not known here", remedy)
-            )
+            source = f"{known_as} not known here"
+            findings.append(Finding(name, None, "scale_assumed", "note", value, value, source, remedy))
         judged = judge(layer.name, None, "scale_ratio", ratio, 2)
         findings += [judged] if judged is not None else []
     return findings
@@ -220,10 +219,13 @@ def _unnormed(layers: list[LayerAudit]) -> list[Finding]:
     unknown = [layer for layer in layers if not input_known(layer)]
     if not unknown:
         return []
-    count = f"{len(unknown)} of {len(layers)} layer{'s' * (len(layers) > 1)}"
-    source = f"which norm comes before the projections is not known in {count}"
-    remedy = "run the model while it is watched: from weights these layers are judged as if their input had size 1, "
-    remedy += "and only beside each other"
+    source = (
+        f"which norm comes before the projections is not known in {len(unknown)} of {counted(len(layers), 'layer')}"
+    )
+    remedy = (
+        "run the model while it is watched: from weights these layers are judged as if their input had size 1, "
+        "and only beside each other"
+    )
     return [Finding("", None, "unknown_norms", "note", float(len(unknown)), 0.0, source, remedy)]
 
 

@@ -12,15 +12,7 @@ from rootdk.errors import ArgumentError
 from rootdk.files import JsonError, read_json, shown_text
 
 from .formats import Tensors
-from .limits import (
-    LARGEST_CONFIG,
-    LARGEST_HEAD,
-    LARGEST_LENGTH,
-    LARGEST_WIDTH,
-    MOST_HEADS,
-    MOST_LAYERS,
-    Fields,
-)
+from .limits import LARGEST_CONFIG, LARGEST_HEAD, LARGEST_LENGTH, LARGEST_WIDTH, MOST_HEADS, MOST_LAYERS, Fields
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 # The same in configs of other libraries, in upper or lower case and at any depth.
@@ -106,18 +98,20 @@ class Config:
     @classmethod
     def of_checkpoint(cls, path: Path, tensors: Tensors, heads: int | None = None) -> "Config":
         """From the file itself, or else from the config.json beside it; `heads` comes from the caller."""
-        config_beside = cls.beside(path, needed=heads is None) if tensors.config is None else None
-        config = config_beside or cls(Fields(tensors.config or {}, "metadata"))
+        if tensors.config is None:
+            config = cls.beside(path, needed=heads is None)
+        else:
+            config = cls(Fields(tensors.config, "metadata"))
         known = config.fields.first(_HEADS)
         if heads is None or known is None:
-            count = heads or config.heads_elsewhere()
-            return config if count is None else cls(config.fields.updated(Fields({_HEADS[0]: count}, config.name)))
-        if config.fields.whole(known, 1, MOST_HEADS) != heads:
-            stated = config.fields.whole(known, 1, MOST_HEADS)
+            count = heads or config._heads_elsewhere()
+            return config if count is None else cls(config.fields.updated({_HEADS[0]: count}))
+        stated = config.fields.whole(known, 1, MOST_HEADS)
+        if stated != heads:
             raise ArgumentError(f"heads: must be {known} of {config.name}, {stated}, got {heads}")
         return config
 
-    def heads_elsewhere(self) -> int | None:
+    def _heads_elsewhere(self) -> int | None:
         """The number of heads, under another name than in transformers, if all such names give the same number."""
         if self.fields.first(_HEADS) is not None or self.model_type:
             return None
@@ -159,16 +153,15 @@ class Config:
         names = module.split(".")
         sees = any(part.startswith("vis") for part in names)
         inner = self.fields.part("vision_config" if sees else "text_config")
-        if inner is None and self.model_type.startswith("t5gemma"):
+        if not inner and self.model_type.startswith("t5gemma"):
             inner = self.fields.part("encoder" if "encoder" in names else "decoder")
-        return Config(inner) if inner is not None and self.fields.first(_HEADS) is None else self
+        return Config(inner) if inner and self.fields.first(_HEADS) is None else self
 
     @property
     def model_types(self) -> tuple[str, ...]:
         """The model types of the config and of its parts."""
         inner = ("encoder", "decoder") if self.model_type.startswith("t5gemma") else ("text_config", "vision_config")
-        parts = [self.fields.part(part) for part in inner]
-        return (self.model_type, *(part.text("model_type") or "" for part in parts if part is not None))
+        return (self.model_type, *(self.fields.part(part).text("model_type") or "" for part in inner))
 
     def facts(self, module: str, index: int, outputs: tuple[int, int] | None = None) -> Facts:
         """Everything that one attention module needs, checked.
@@ -183,7 +176,7 @@ class Config:
         if outputs is not None and fields.first((*_HEAD_WIDTH, *_WIDTH)) is None and self._latent() is None:
             return self._by_outputs(heads, outputs).facts(module, index)
         d_k = self._head_width(heads)
-        inner = fields.part("attn_config") or Fields({}, "")
+        inner = fields.part("attn_config")
         return Facts(
             heads=heads,
             key_heads=self._key_heads(heads, inner),
@@ -194,7 +187,7 @@ class Config:
             clip=inner.number("clip_qkv") or fields.number("clip_qkv"),
             centred_norm=self.model_type in _CENTRED,
             gain_offset=float(self.model_type in GAIN_ABOVE_ONE and not fields.flag("stored_gains")),
-            epsilon=self._epsilon(),
+            epsilon=fields.number(fields.first(_EPSILON), 1.0, zero=True) or 0.0,
             latent=self._latent(),
         )
 
@@ -203,16 +196,16 @@ class Config:
         fields = self.fields
         if self.name == "metadata":
             fields = fields.of_layer(index, (_HEADS[0], _KEY_HEADS[0]))
-        single = fields.part("per_layer_config")
-        inner = None if single is None else single.part(str(index))
+        inner = fields.part("per_layer_config").part(str(index))
         if "global_head_dim" in fields and fields.entry("layer_types", index) == "full_attention":
             narrow = "num_global_key_value_heads" if fields.flag("attention_k_eq_v") else _KEY_HEADS[0]
             width, count = fields.whole("global_head_dim", 1, LARGEST_HEAD), fields.whole(narrow, 1, MOST_HEADS)
             inner = Fields({"head_dim": width, _KEY_HEADS[0]: count}, self.name)
-        if inner is None and fields is self.fields:
+        if not inner and fields is self.fields:
             return fields
-        none = Fields({"per_layer_config": None, "global_head_dim": None, "layer_types": None}, self.name)
-        return fields.updated(inner).updated(none)
+        return fields.updated(inner.values).updated(
+            dict.fromkeys(("per_layer_config", "global_head_dim", "layer_types"))
+        )
 
     def key_layer(self, index: int) -> int | None:
         """The layer whose keys this layer uses, or None: last layers may use those of an earlier one of their type."""
@@ -227,14 +220,12 @@ class Config:
     def _latent(self) -> Latent | None:
         """The parts of a head where queries and keys pass through a latent of low rank."""
         keys = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        sizes = [self.fields.whole(key, 1, LARGEST_HEAD) for key in keys]
-        plain, rotated, value = sizes
+        plain, rotated, value = (self.fields.whole(key, 1, LARGEST_HEAD) for key in keys)
         return None if plain is None or rotated is None else Latent(plain, rotated, value or plain)
 
     def _heads(self, module: str) -> int:
         side = next((side for side in ("encoder", "decoder") if side in module.split(".")), "")
-        key = self.fields.first((f"{side}_attention_heads", *_HEADS))
-        heads = None if key is None else self.fields.whole(key, 1, MOST_HEADS)
+        heads = self.fields.whole(self.fields.first((f"{side}_attention_heads", *_HEADS)), 1, MOST_HEADS)
         if heads is None:
             raise ArgumentError(
                 f"path: {self.name} must have {_HEADS[0]} (or {', '.join(_HEADS[1:])}), it has none of them; "
@@ -253,18 +244,17 @@ class Config:
         derived = {"head_dim": width}
         if self.fields.first(_KEY_HEADS) is None and outputs[1] % width == 0 < outputs[1]:
             derived[_KEY_HEADS[0]] = outputs[1] // width
-        return Config(self.fields.updated(Fields(derived, self.name)))
+        return Config(self.fields.updated(derived))
 
     def _head_width(self, heads: int) -> int:
         latent = self._latent()
         if latent is not None:
             return latent.plain + latent.rotated
-        key = self.fields.first(_HEAD_WIDTH)
-        head_width = None if key is None else self.fields.whole(key, 1, LARGEST_HEAD)
+        head_width = self.fields.whole(self.fields.first(_HEAD_WIDTH), 1, LARGEST_HEAD)
         if head_width is not None:
             return head_width
         key = self.fields.first(_WIDTH)
-        width = None if key is None else self.fields.whole(key, 1, LARGEST_WIDTH)
+        width = self.fields.whole(key, 1, LARGEST_WIDTH)
         if width is None:
             raise ArgumentError(f"path: {self.name} must have head_dim or {_WIDTH[0]} (or {', '.join(_WIDTH[1:])})")
         if width % heads:
@@ -278,7 +268,7 @@ class Config:
     def _key_heads(self, heads: int, inner: Fields) -> int:
         """How many heads the keys have; each belongs to a group of query heads."""
         fields, key = self.fields, self.fields.first(_KEY_HEADS)
-        count = None if key is None else fields.whole(key, 1, MOST_HEADS)
+        count = fields.whole(key, 1, MOST_HEADS)
         if self.model_type == "falcon" and not fields.flag("new_decoder_architecture"):
             # num_kv_heads is in those configs, and their code ignores it.
             key, count = "multi_query", 1 if fields.flag("multi_query") else heads
@@ -292,35 +282,37 @@ class Config:
 
     def _scale(self, d_k: int, index: int, inner: Fields) -> Scale:
         """The factor of <q, k> in layer number `index`."""
-        fields, root = self.fields, Scale(d_k**-0.5, "1/sqrt(d_k)")
+        fields, assumed = self.fields, False
         scalar, multiplier = fields.number("query_pre_attn_scalar"), fields.number("attention_multiplier")
         nested = inner.number("softmax_scale")
         if scalar is not None:
-            scale = Scale(scalar**-0.5, f"query_pre_attn_scalar {scalar:g}")
+            value, source = scalar**-0.5, f"query_pre_attn_scalar {scalar:g}"
         elif multiplier is not None:
-            scale = Scale(multiplier, "its graph" if self.model_type == "onnx" else "attention_multiplier")
+            value, source = multiplier, "its graph" if self.model_type == "onnx" else "attention_multiplier"
         elif nested is not None:
-            scale = Scale(nested, "softmax_scale")
+            value, source = nested, "softmax_scale"
         elif self.model_type in _UNSCALED | _UNSCALED_AFTER_NORM:
-            scale = Scale(1.0, f"{self.model_type} has none")
+            value, source = 1.0, f"{self.model_type} has none"
         elif self.model_type in _HALVED:
-            scale = Scale((d_k / 2) ** -0.5, "1/sqrt(d_k/2)")
+            value, source = (d_k / 2) ** -0.5, "1/sqrt(d_k/2)"
         elif fields.flag("scale_attn_weights") is False:
-            scale = Scale(1.0, "scale_attn_weights false")
+            value, source = 1.0, "scale_attn_weights false"
         else:
-            known = self.model_type in _UNROTATED | _ROTATED
-            scale = root if known else Scale(root.value, "1/sqrt(d_k), assumed", assumed=True)
+            assumed = self.model_type not in _UNROTATED | _ROTATED
+            value, source = d_k**-0.5, "1/sqrt(d_k), assumed" if assumed else "1/sqrt(d_k)"
         if fields.flag("scale_attn_by_inverse_layer_idx"):
-            scale = Scale(scale.value / (index + 1), f"{scale.source} / (layer + 1)", scale.assumed)
+            value, source = value / (index + 1), f"{source} / (layer + 1)"
         factor, kind = self._stretched()
-        return Scale(scale.value * factor, f"{scale.source} x {kind}", scale.assumed) if factor != 1.0 else scale
+        if factor != 1.0:
+            value, source = value * factor, f"{source} x {kind}"
+        return Scale(value, source, assumed)
 
     def _stretched(self) -> tuple[float, str]:
         """The factor of <q, k> from a stretched rotary embedding (YaRN, LongRoPE), and its name."""
         fields = self.fields
         rope = fields.part("rope_parameters") or fields.part("rope_scaling")
-        kind = None if rope is None else rope.text("rope_type") or rope.text("type")
-        if rope is None or kind not in ("yarn", "longrope"):
+        kind = rope.text("rope_type") or rope.text("type")
+        if kind not in ("yarn", "longrope"):
             return 1.0, ""
         attention_factor, factor = rope.number("attention_factor"), rope.number("factor")
         # With 1 position the logarithm to divide by is 0.
@@ -345,7 +337,3 @@ class Config:
             growth = 0.1 * stretch * (mscale if mscale and all_dims else 1.0) + 1.0
             growth /= 0.1 * stretch * all_dims + 1.0 if mscale and all_dims else 1.0
         return growth**2, f"{growth:.3g}^2 (rope)"
-
-    def _epsilon(self) -> float:
-        key = self.fields.first(_EPSILON)
-        return (None if key is None else self.fields.number(key, 1.0, zero=True)) or 0.0

@@ -8,7 +8,7 @@ says where they start. Names that are not understood are listed.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 from rootdk.errors import ArgumentError
@@ -104,8 +104,7 @@ class Side:
     @property
     def tensors(self) -> list[str]:
         """All of them."""
-        names = (self.weight, self.bias, self.gain, self.shift, self.input_gain, self.input_shift, self.down)
-        return [name for name in (*names, self.latent_gain) if name is not None]
+        return [name for name in astuple(self) if name is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +147,10 @@ def find_projections(
     """
     ordered = sorted(names)
     sources = {} if key_layer is None else _sources(ordered, key_layer)
-    lent = (f"{module}{name.removeprefix(source)}" for module, source in sources.items()
-            for name in _inside(f"{source}.k_proj", ordered) + _inside(f"{source}.k_norm", ordered))  # fmt: skip
-    known = frozenset(names) | frozenset(lent)
+    known = set(names)
+    for path, source in sources.items():
+        lent = [*_inside(f"{source}.k_proj", ordered), *_inside(f"{source}.k_norm", ordered)]
+        known |= {f"{path}{name.removeprefix(source)}" for name in lent}
     candidates = [module for name in ordered if (module := _candidate(name, known, model_types)) is not None]
     if len(candidates) > MOST_LAYERS:
         raise ArgumentError(f"path: must have at most {MOST_LAYERS} modules of attention, got {len(candidates)}")
@@ -194,13 +194,13 @@ def _inside(module: str, ordered: list[str]) -> list[str]:
     return ordered[bisect_left(ordered, f"{module}.") : bisect_left(ordered, f"{module}/")]
 
 
-def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> Projections | None:
+def _candidate(name: str, known: Collection[str], model_types: Sequence[str]) -> Projections | None:
     """The module whose query projection has this name."""
     place, _, last = name.rpartition(".")
     if last == "in_proj_weight":  # nn.MultiheadAttention
         bias = f"{place}.in_proj_bias".lstrip(".")
         sides = (
-            Side(name, bias if bias in known else None, None, None, *_gain_and_shift(before, known))
+            Side(name, _known(bias, known), None, None, *_gain_and_shift(before, known))
             for before in _input_norms(place, known, model_types)
         )
         return Projections(place, "blocks", *sides)
@@ -220,35 +220,46 @@ def _candidate(name: str, known: frozenset[str], model_types: Sequence[str]) -> 
     return None
 
 
-def _latent(module: str, known: frozenset[str], model_types: Sequence[str]) -> Projections | None:
+def row_starts(layout: Layout, heads: int, key_heads: int, d: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The first row of every query head and of every key head in the projection that holds it.
+
+    >>> row_starts("grouped", 4, 2, 1)
+    ([0, 1, 4, 5], [2, 6])
+    """
+    group = max(heads // key_heads, 1)
+    if layout == "grouped":
+        query = [(head + 2 * (head // group)) * d for head in range(heads)]
+        return query, [((group + 2) * head + group) * d for head in range(key_heads)]
+    step, first_key = 2 * d if layout == "gated" else d, heads * d if layout == "blocks" else 0
+    return range(0, heads * step, step), range(first_key, first_key + key_heads * d, d)
+
+
+def _latent(module: str, known: Collection[str], model_types: Sequence[str]) -> Projections | None:
     """Multi-head latent attention, as DeepSeek-V2 names it; queries may come directly from the input."""
-    names = {
-        part: f"{module}.{part}.weight"
-        for part in ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm")
-    }
-    present = {part: name for part, name in names.items() if name in known}
-    before = _gain_and_shift(_input_norms(module, known, model_types)[0], known)
-    if not {"kv_a_proj_with_mqa", "kv_a_layernorm"} <= set(present):
+
+    def tensor(part: str) -> str | None:
+        return _known(f"{module}.{part}.weight", known)
+
+    gain, shift = _gain_and_shift(_input_norms(module, known, model_types)[0], known)
+    before = {"input_gain": gain, "input_shift": shift}
+    down, latent_gain = tensor("kv_a_proj_with_mqa"), tensor("kv_a_layernorm")
+    key = Side(f"{module}.kv_b_proj.weight", **before, down=down, latent_gain=latent_gain)
+    up, direct = tensor("q_b_proj"), tensor("q_proj")
+    query = None if direct is None else Side(direct, **before)
+    if up is not None and tensor("q_a_proj") and tensor("q_a_layernorm"):
+        query = Side(up, **before, down=tensor("q_a_proj"), latent_gain=tensor("q_a_layernorm"))
+    if query is None or down is None or latent_gain is None:
         return None
-    place = {"input_gain": before[0], "input_shift": before[1]}
-    if {"q_a_proj", "q_a_layernorm", "q_b_proj"} <= set(present):
-        query = Side(present["q_b_proj"], **place, down=present["q_a_proj"], latent_gain=present["q_a_layernorm"])
-    elif "q_proj" in present:
-        query = Side(present["q_proj"], **place)
-    else:
-        return None
-    down, gain = present["kv_a_proj_with_mqa"], present["kv_a_layernorm"]
-    return Projections(
-        module, "latent", query, Side(f"{module}.kv_b_proj.weight", **place, down=down, latent_gain=gain)
-    )
+    return Projections(module, "latent", query, key)
+
+
+def _known(name: str, known: Collection[str]) -> str | None:
+    return name if name in known else None
 
 
 def _module(
-    module: str, layout: Layout, query: str, key: str, known: frozenset[str], model_types: Sequence[str]
+    module: str, layout: Layout, query: str, key: str, known: Collection[str], model_types: Sequence[str]
 ) -> Projections:
-    def present(name: str) -> str | None:
-        return name if name in known else None
-
     norms = next(
         ([f"{module}.{norm}" for norm in pair] for pair in NORMS if all(f"{module}.{p}.weight" in known for p in pair)),
         ["", ""],
@@ -257,9 +268,9 @@ def _module(
     query_side, key_side = (
         Side(
             f"{module}.{projection}.weight",
-            present(f"{module}.{projection}.bias"),
-            present(f"{norm}.weight"),
-            present(f"{norm}.bias"),
+            _known(f"{module}.{projection}.bias", known),
+            _known(f"{norm}.weight", known),
+            _known(f"{norm}.bias", known),
             *(_gain_and_shift(before, known)),
         )
         for projection, norm, before in zip((query, key), norms, inputs, strict=True)
@@ -267,15 +278,15 @@ def _module(
     return Projections(module, layout, query_side, key_side)
 
 
-def _gain_and_shift(norm: str | None, known: frozenset[str]) -> tuple[str | None, str | None]:
+def _gain_and_shift(norm: str | None, known: Collection[str]) -> tuple[str | None, str | None]:
     """The tensors of the norm at a path; old checkpoints call them gamma and beta."""
     for gain, shift in (("weight", "bias"), ("gamma", "beta")):
         if f"{norm}.{gain}" in known:
-            return f"{norm}.{gain}", f"{norm}.{shift}" if f"{norm}.{shift}" in known else None
+            return f"{norm}.{gain}", _known(f"{norm}.{shift}", known)
     return None, None
 
 
-def _input_norms(module: str, known: frozenset[str], model_types: Sequence[str]) -> tuple[str | None, str | None]:
+def _input_norms(module: str, known: Collection[str], model_types: Sequence[str]) -> tuple[str | None, str | None]:
     """Paths of the norms whose output becomes queries and keys; None where that is not known."""
     parts = module.split(".")
     if f"{module}.input_layernorm.weight" in known:  # as a graph of ONNX was traced

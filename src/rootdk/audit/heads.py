@@ -1,9 +1,8 @@
 """The numbers of every head of one attention module, read from its weights."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from rootdk.errors import ArgumentError
 from rootdk.files import shown_text
 
 from .config import Facts
-from .families import Projections, Side
+from .families import Projections, Side, row_starts
 from .formats import Tensors
 from .law import (
     Floats,
@@ -37,21 +36,14 @@ _LARGEST_WEIGHT = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Queries, or keys, of one head: their law, after QK-norm if there is one, and bounds on them.
+    """Queries, or keys, of one head, and bounds on them."""
 
-    width        the number of input components; the input has length sqrt(width)
-    non_finite   how many of its weights are NaN or infinite; if there are any, the law means nothing
-    gain, shift  of QK-norm, after which a vector of `length` components is sqrt(length) long
-    longest      the largest possible length, where it does not follow from the law and the width
-    """
-
-    law: Law
-    width: int
-    non_finite: int
-    gain: Floats | None = None
-    shift: Floats | None = None
-    length: int = 0
-    longest: float | None = None
+    law: Law  # after QK-norm if there is one
+    width: int  # the number of input components; the input has length sqrt(width)
+    non_finite: int  # how many of its weights are NaN or infinite; if there are any, the law means nothing
+    norm: tuple[Floats, Floats] | None = None  # gain and shift of QK-norm: after it a vector is sqrt(length) long
+    length: int = 0  # the number of components that are normed together
+    longest: float | None = None  # the largest length possible, where it does not follow from the law and the width
 
 
 def read_heads(
@@ -71,7 +63,7 @@ def read_heads(
                 query_head = next(queries)
                 sizes.append((query_head.law.mean_square, key_head.law.mean_square))
                 yield _metrics(query_head, key_head, facts)
-        uneven = [side.tally.unevenness() for side in (query, key) if side.tally is not None]
+        uneven = [side.unevenness() for side in (query, key) if side.row_squares]
     if of_layer is not None and not any(map(math.isnan, uneven or [math.nan])):
         of_layer["unevenness"] = max(uneven)
     if of_layer is not None and (decayed := decayed_heads([q for q, _ in sizes], [k for _, k in sizes])):
@@ -96,25 +88,18 @@ def _readers(tensors: Tensors, module: Projections, facts: Facts) -> tuple["_Rea
     """Both sides of a module; an error if the tensors have other shapes than the config says."""
     if module.layout == "latent":
         return _latent_readers(tensors, module, facts)
-    d, heads, key_heads, group = facts.d_k, facts.heads, facts.key_heads, facts.heads // facts.key_heads
-    query_at: Callable[[int], int] = lambda head: head * d  # noqa: E731 -- beside its siblings
-    key_at = query_at
+    d, heads, key_heads = facts.d_k, facts.heads, facts.key_heads
     rows = (heads * d, key_heads * d)
-    expected = (f"{heads} heads of {d}", f"{key_heads} key heads of {d}")
+    words = (f"{heads} heads of {d}", f"{key_heads} key heads of {d}")
     if module.layout == "gated":
-        query_at = lambda head: 2 * head * d  # noqa: E731
-        rows, expected = (2 * heads * d, key_heads * d), (f"{heads} heads of {d} and their gates", expected[1])
+        rows, words = (2 * heads * d, key_heads * d), (f"{heads} heads of {d} and their gates", words[1])
     elif module.layout != "split":
         rows = ((heads + 2 * key_heads) * d,) * 2
-        expected = (f"{heads} query, {key_heads} key and {key_heads} value heads of {d}",) * 2
-    if module.layout == "blocks":
-        key_at = lambda head: (heads + head) * d  # noqa: E731
-    elif module.layout == "grouped":
-        query_at = lambda head: (head + 2 * (head // group)) * d  # noqa: E731
-        key_at = lambda head: (head * (group + 2) + group) * d  # noqa: E731
+        words = (f"{heads} query, {key_heads} key and {key_heads} value heads of {d}",) * 2
+    query_at, key_at = row_starts(module.layout, heads, key_heads, d)
     return (
-        _Reader(tensors, module.query, facts, heads, query_at, rows[0], expected[0]),
-        _Reader(tensors, module.key, facts, key_heads, key_at, rows[1], expected[1]),
+        _Reader(tensors, module.query, facts, query_at, rows[0], words[0]),
+        _Reader(tensors, module.key, facts, key_at, rows[1], words[1]),
     )
 
 
@@ -131,17 +116,18 @@ class _Reader:
     more_work = 0.0  # in addition to that of the heads
 
     def __init__(
-        self, tensors: Tensors, side: Side, facts: Facts, count: int, start: Callable[[int], int], rows: int, words: str
+        self, tensors: Tensors, side: Side, facts: Facts, starts: Sequence[int], rows: int, words: str
     ) -> None:
-        self._tensors, self.side, self._facts, self.count, self._start = tensors, side, facts, count, start
+        """starts: the first row of each head; words: what makes so many rows, for an error."""
+        self._tensors, self.side, self._facts, self._starts = tensors, side, facts, starts
+        self.count = len(starts)
         # GPT-2 keeps its weights as (inputs, outputs), and so do some formats.
         self._transposed = side.weight.endswith("c_attn.weight") or tensors[side.weight].inputs_first
-        self.tally: _Tally | None = None
         self.width = self._checked_width(rows, words)
         self._check_shape(side.bias, rows)
         for name in (side.input_gain, side.input_shift):
             self._check_shape(name, self.width, "input")
-        d = facts.d_k
+        d, count = facts.d_k, self.count
         for name in (side.gain, side.shift):
             if name is not None and (shape := tensors.shape(name)) not in ((d,), (count, d), (count * d,)):
                 raise ArgumentError(
@@ -149,6 +135,10 @@ class _Reader:
                     f"got shape {list(shape)}"
                 )
         self.together = side.gain is not None and count > 1 and tensors.shape(side.gain) == (count * d,)
+        # Squared lengths of the rows of W g, head by head, and of the columns of W: see `unevenness`.
+        self.row_squares: list[Floats] = []
+        self._column_squares = np.zeros(self.width)
+        self._input_gain = np.ones(self.width)
 
     def _checked_width(self, rows: int, expected: str) -> int:
         """How many inputs the projection has."""
@@ -180,65 +170,69 @@ class _Reader:
         d, facts = self._facts.d_k, self._facts
         gains = self._tensors.read(self.side.gain).reshape(-1, d) + facts.gain_offset
         shifts = np.zeros((1, d)) if self.side.shift is None else self._tensors.read(self.side.shift).reshape(-1, d)
+        # Subtracting a mean over all heads removes one component of many: ignored.
+        centred = not self.together and (facts.centred_norm or self.side.shift is not None)
         length = self.count * d if self.together else d
-        normed: Callable[[Law], Law]
+        over_all = None
         if self.together:
-            # Subtracting a mean over all heads removes one component of many: ignored.
             spectra = (head.law.along_axes() for head in self._projected() if not head.non_finite)
             over_all = Together.of(spectra, length, facts.epsilon)
-            normed = lambda law: over_all.normed(law.along_axes())  # noqa: E731 -- beside its sibling
-        else:
-            centred = facts.centred_norm or self.side.shift is not None
-            normed = lambda law: (law.centred() if centred else law).normed(facts.epsilon)  # noqa: E731
         for number, head in enumerate(self._projected()):
             gain, shift = gains[number % len(gains)], shifts[number % len(shifts)]
             non_finite = head.non_finite + _beyond(gain) + _beyond(shift)
-            law = head.law if non_finite else normed(head.law).scaled(gain, shift)
-            yield replace(head, law=law, non_finite=non_finite, gain=gain, shift=shift, length=length)
+            law = head.law
+            if not non_finite:
+                law = law.centred() if centred else law
+                normed = law.normed(facts.epsilon) if over_all is None else over_all.normed(law.along_axes())
+                law = normed.scaled(gain, shift)
+            yield replace(head, law=law, non_finite=non_finite, norm=(gain, shift), length=length)
+
+    def unevenness(self) -> float:
+        """How unevenly the squared lengths spread, once all heads are read: see `siblings`."""
+        return unevenness(np.concatenate(self.row_squares), self._column_squares, self._input_gain)
 
     def _projected(self) -> Iterator[_Head]:
         """Every head before QK-norm."""
-        read = self._tensors.read
-        gain = np.ones(self.width) if self.side.input_gain is None else self._input_gain(self.side.input_gain)
-        shift = np.zeros(self.width) if self.side.input_shift is None else read(self.side.input_shift)
-        sums = self._sums_transposed if self._transposed else self._sums
-        self.tally = _Tally(gain)
-        for head, added in enumerate(sums(partial(_Sum.plus, gain=gain, shift=shift, tally=self.tally))):
-            at, mean, non_finite = self._start(head), added.mean, added.non_finite
-            self.tally.rows.append(added.gram.diagonal().copy())
-            if self.side.bias is not None:
-                bias = read(self.side.bias, slice(at, at + self._facts.d_k))
+        read, side = self._tensors.read, self.side
+        if side.input_gain is not None:
+            self._input_gain = read(side.input_gain) + self._facts.gain_offset
+        shift = np.zeros(self.width) if side.input_shift is None else read(side.input_shift)
+        self.row_squares, self._column_squares = [], np.zeros(self.width)
+        sums = self._sums_transposed(shift) if self._transposed else self._sums(shift)
+        for at, added in zip(self._starts, sums, strict=True):
+            mean, non_finite = added.mean, added.non_finite
+            self.row_squares.append(added.gram.diagonal().copy())
+            if side.bias is not None:
+                bias = read(side.bias, slice(at, at + self._facts.d_k))
                 mean, non_finite = mean + bias, non_finite + _beyond(bias)
             yield _Head(Law(mean, added.gram), self.width, non_finite)
 
-    def _input_gain(self, name: str) -> Floats:
-        return self._tensors.read(name) + self._facts.gain_offset
-
-    def _sums(self, plus: Callable[..., "_Sum"]) -> Iterator["_Sum"]:
+    def _sums(self, shift: Floats) -> Iterator["_Sum"]:
         """One head after the other: the rows of a head lie together."""
         d = self._facts.d_k
-        step = max(1, LARGEST_BLOCK // d)
-        for head in range(self.count):
-            added, at = _Sum.empty(d), self._start(head)
-            for first in range(0, self.width, step):
-                columns = slice(first, min(first + step, self.width))
-                added = plus(added, self._tensors.read(self.side.weight, slice(at, at + d), columns), columns)
+        for at in self._starts:
+            added = _Sum(d)
+            for columns in _blocks(self.width, d):
+                self._add(added, self._tensors.read(self.side.weight, slice(at, at + d), columns), columns, shift)
             yield added
 
-    def _sums_transposed(self, plus: Callable[..., "_Sum"]) -> Iterator["_Sum"]:
+    def _sums_transposed(self, shift: Floats) -> Iterator["_Sum"]:
         """Several heads at once, some inputs at a time: a head lies scattered over the whole tensor."""
         d = self._facts.d_k
         several = max(1, LARGEST_GRAMS // (8 * d * d))
         for head in range(0, self.count, several):
-            starts = [self._start(number) for number in range(head, min(head + several, self.count))]
+            starts = self._starts[head : head + several]
             left, right = starts[0], starts[-1] + d
-            sums, step = [_Sum.empty(d) for _ in starts], max(1, LARGEST_BLOCK // (right - left))
-            for first in range(0, self.width, step):
-                inputs = slice(first, min(first + step, self.width))
+            sums = [_Sum(d) for _ in starts]
+            for inputs in _blocks(self.width, right - left):
                 block = self._tensors.read(self.side.weight, inputs, slice(left, right)).T
-                rows = [block[at - left : at - left + d] for at in starts]
-                sums = [plus(added, part, inputs) for added, part in zip(sums, rows, strict=True)]
+                for at, added in zip(starts, sums, strict=True):
+                    self._add(added, block[at - left : at - left + d], inputs, shift)
             yield from sums
+
+    def _add(self, added: "_Sum", block: Floats, columns: slice, shift: Floats) -> None:
+        self._column_squares[columns] += np.einsum("ij,ij->j", block, block)
+        added.add(block, self._input_gain[columns], shift[columns])
 
 
 def _latent_readers(tensors: Tensors, module: Projections, facts: Facts) -> tuple["_Reader", "_Reader"]:
@@ -252,7 +246,7 @@ def _latent_readers(tensors: Tensors, module: Projections, facts: Facts) -> tupl
     facts = replace(facts, key_heads=heads)
     if module.query.down is None:
         expected = f"{heads} heads of {d}"
-        query = _Reader(tensors, module.query, facts, heads, lambda head: head * d, heads * d, expected)
+        query = _Reader(tensors, module.query, facts, range(0, heads * d, d), heads * d, expected)
     else:
         query = _LatentReader(tensors, module.query, facts, d, d, 0)
     stride = latent.plain + latent.value
@@ -281,7 +275,7 @@ class _LatentReader(_Reader):
             )
         above = replace(side, input_gain=None, input_shift=None)
         rows, words = facts.heads * stride, f"{facts.heads} heads of {stride}"
-        super().__init__(tensors, above, facts, facts.heads, lambda head: head * stride, rows, words)
+        super().__init__(tensors, above, facts, range(0, rows, stride), rows, words)
         self._below = side
         self._check_shape(self._gain, self.width, "input")
         if self.width != self._rank:
@@ -305,10 +299,9 @@ class _LatentReader(_Reader):
         together = Together.of([along_axes], rank, self._facts.epsilon)
         latent = together.normed(along_axes).scaled(gain).covariance
         common = gain[:, None] * (together.slope(along_axes) @ joint.gram[:rank, rank:])
-        apart = joint.gram[rank:, rank:]
-        shared_length = math.sqrt(self._input_width * largest_eigenvalue(apart)) if self._shared else 0.0
-        for head in range(self.count):
-            at = self._start(head)
+        of_shared = joint.gram[rank:, rank:]
+        shared_length = math.sqrt(self._input_width * largest_eigenvalue(of_shared)) if self._shared else 0.0
+        for at in self._starts:
             weight = read(self.side.weight, slice(at, at + self._height))
             beyond = non_finite + _beyond(weight)
             d = self._height + self._shared
@@ -316,54 +309,42 @@ class _LatentReader(_Reader):
                 yield _Head(Law(np.zeros(d), np.eye(d)), self.width, beyond)
                 continue
             across = weight @ common
-            covariance = np.block([[weight @ latent @ weight.T, across], [across.T, apart]])
+            covariance = np.block([[weight @ latent @ weight.T, across], [across.T, of_shared]])
             length = math.sqrt(rank) * float(np.linalg.norm(weight * gain, 2))
             yield _Head(Law(np.zeros(d), covariance), self.width, 0, longest=math.hypot(length, shared_length))
 
     def _joint(self) -> "_Sum":
         """D D' with the gain of the norm before, latent and shared rows together."""
         rows, side, read = self._rank + self._shared, self._below, self._tensors.read
-        gain = np.ones(self._input_width) if side.input_gain is None else self._input_gain(side.input_gain)
-        added, step = _Sum.empty(rows), max(1, LARGEST_BLOCK // rows)
-        for first in range(0, self._input_width, step):
-            columns = slice(first, min(first + step, self._input_width))
-            added = added.plus(read(self._down, slice(0, rows), columns), columns, gain, np.zeros(self._input_width))
+        added, gain = _Sum(rows), np.ones(self._input_width)
+        if side.input_gain is not None:
+            gain = read(side.input_gain) + self._facts.gain_offset
+        for columns in _blocks(self._input_width, rows):
+            block = read(self._down, slice(0, rows), columns)
+            added.add(block, gain[columns], np.zeros(block.shape[1]))
         return added
 
 
-@dataclass(frozen=True, slots=True)
 class _Sum:
     """(W g)(W g)' and W s of one head, over the columns that were read so far."""
 
-    gram: Floats
-    mean: Floats
-    non_finite: int
+    def __init__(self, d: int) -> None:
+        self.gram, self.mean, self.non_finite = np.zeros((d, d)), np.zeros(d), 0
 
-    @classmethod
-    def empty(cls, d: int) -> "_Sum":
-        return cls(np.zeros((d, d)), np.zeros(d), 0)
-
-    def plus(self, block: Floats, columns: slice, gain: Floats, shift: Floats, tally: "_Tally | None" = None) -> "_Sum":
-        """The sum with more columns of W; after a number that is not finite they are only counted."""
-        folded = block * gain[columns]
-        if tally is not None:
-            tally.columns[columns] += np.einsum("ij,ij->j", block, block)
-        non_finite = self.non_finite + _beyond(folded)
-        if non_finite:
-            return replace(self, non_finite=non_finite)
-        return _Sum(self.gram + folded @ folded.T, self.mean + block @ shift[columns], 0)
+    def add(self, block: Floats, gain: Floats, shift: Floats) -> None:
+        """Add more columns of W; after a number that is not finite they are only counted."""
+        folded = block * gain
+        self.non_finite += _beyond(folded)
+        if not self.non_finite:
+            self.gram += folded @ folded.T
+            self.mean += block @ shift
 
 
-class _Tally:
-    """Squared lengths of the rows of W g and of the columns of W, of all heads."""
-
-    def __init__(self, gain: Floats) -> None:
-        self._gain, self.columns = gain, np.zeros(len(gain))
-        self.rows: list[Floats] = []
-
-    def unevenness(self) -> float:
-        """How unevenly they spread: see `siblings`."""
-        return unevenness(np.concatenate(self.rows), self.columns, self._gain) if self.rows else math.nan
+def _blocks(width: int, rows: int) -> Iterator[slice]:
+    """The columns of a matrix of so many rows, in blocks of bounded size."""
+    step = max(1, LARGEST_BLOCK // rows)
+    for first in range(0, width, step):
+        yield slice(first, min(first + step, width))
 
 
 def _beyond(numbers: Floats) -> int:
@@ -375,7 +356,7 @@ def _beyond(numbers: Floats) -> int:
 
 def _metrics(query: _Head, key: _Head, facts: Facts) -> Metrics:
     scale, non_finite = facts.scale.value, query.non_finite + key.non_finite
-    bounded_by = "spectral_bound" if query.gain is None or key.gain is None else "gain_bound"
+    bounded_by = "spectral_bound" if query.norm is None or key.norm is None else "gain_bound"
     variance = variance_bound = bound = math.nan
     if not non_finite:
         variance = max(row_variance(query.law, key.law), 0.0)  # may be 0 minus a rounding error
@@ -395,9 +376,8 @@ def _metrics(query: _Head, key: _Head, facts: Facts) -> Metrics:
 
 def _bound(query: _Head, key: _Head, facts: Facts) -> float:
     """The largest <q, k>."""
-    if query.gain is not None and query.shift is not None and key.gain is not None and key.shift is not None:
-        gains = (query.gain, query.shift), (key.gain, key.shift)
-        return gain_bound(*gains, (query.length, key.length), rotated=facts.rotated)
+    if query.norm is not None and key.norm is not None:
+        return gain_bound(query.norm, key.norm, (query.length, key.length), rotated=facts.rotated)
     if query.longest is not None or key.longest is not None:
         lengths = [side.longest or longest(side.law, side.width) for side in (query, key)]
         return math.prod(lengths)

@@ -34,14 +34,11 @@ PER_STEPS, FEWEST_STEPS, FEWEST_POINTS = 1000, 100, 5
 # With more points than this every second one is dropped, so that a long run needs no more memory than a short one.
 MOST_POINTS = 256
 _LIMIT = 1e3
-
-
 _CHANGES = ("logit_change", "logit_change_trend", "entropy_change", "entropy_change_trend")
 _SHARPNESS = ("entropy_ratio", "saturated", "jacobian_trace")
 # Half way to the first warning of the largest logit, on a logarithmic scale: growth below it is learning.
 _LARGE = 10.0
 _LITTLE = 0.5
-_REST = ("metric", "severity", "value", "threshold", "source", "remedy")
 _FACTS = (
     *("step", "route", "dtype", "scale", "scale_given", "softcap", "d_k"),
     *("keys", "rows", "enough", "n_query", "n_key", "sampled"),
@@ -60,6 +57,7 @@ class Movement:
     growth        per head: by what factor the largest logit grows in 1000 steps; 1 where the trend is within its noise
     crossing      per head: the step at which its largest logit reaches 1000 at that rate; inf if it never does
     entropy_drop  the share that the layer's median of entropy / ln n has lost
+    level, step   per head: the largest logit that the trend has at the last step, and that step
     logit_change, entropy_change
                   per head: by how much the largest logit, and entropy / ln n, moved from step to step, up or down, in
                   the later half; changes that grow, of whatever size, come before a run that fails
@@ -86,11 +84,6 @@ class Movement:
             **{name: getattr(self, name).tolist() for name in _CHANGES},
         }
 
-    def forecast(self, step: int) -> Numbers:
-        """The largest logit of each head at a later step, at that rate."""
-        logits: Numbers = self.level * self.growth ** ((step - self.step) / PER_STEPS)
-        return logits
-
 
 class Trend:
     """Two numbers per head and step that was read.
@@ -107,27 +100,19 @@ class Trend:
     """
 
     def __init__(self) -> None:
-        self._points: dict[str, list[tuple[int, Any, Any]]] = {}  # those on a GPU stay tensors there until used
-
-    def add(self, readings: Iterable[LayerReading]) -> None:
-        """Add what one step showed."""
-        for reading in readings:
-            self.note(reading.name, reading.step, *reading.digest)
+        # {layer: step, largest logits and entropies}; those on a GPU stay tensors there until used
+        self.points: dict[str, list[tuple[int, Any, Any]]] = {}
 
     def note(self, name: str, step: int, max_logit: Any, entropy_ratio: Any) -> None:
-        """The same in numbers, one per head."""
-        points = self._points.setdefault(name, [])
+        """Add what one step showed of a layer, one number per head each."""
+        points = self.points.setdefault(name, [])
         points.append((step, max_logit, entropy_ratio))
         if len(points) > MOST_POINTS:
             del points[1:-1:2]
 
-    def steps(self, name: str) -> list[int]:
-        """The steps that are known of a layer."""
-        return [step for step, _, _ in self._points.get(name, [])]
-
     def movement(self, name: str) -> Movement | None:
         """None where too few steps are known to speak of a trend."""
-        known = self._points.get(name, [])
+        known = self.points.get(name, [])
         recent = [point for point in known if point[0] >= known[-1][0] - PER_STEPS]
         if len(recent) < FEWEST_POINTS or recent[-1][0] - recent[0][0] < FEWEST_STEPS:
             return None
@@ -166,11 +151,12 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
     if phase not in ("init", "trained", "any"):
         raise ArgumentError(f"phase: must be 'init', 'trained' or 'any', got {phase!r}")
     layers, findings = [], []
-    expected = _Expected(watch.model)
+    config = _config_of(watch.model)
+    input_gains = {} if config is None else _input_gains(watch.model, config)
     for reading in watch.readings.values():
         movement = watch.trend.movement(reading.name)
         facts = {name: getattr(reading, name) for name in _FACTS} | facts_of_weights(watch.model, reading)
-        facts |= expected.facts(reading.name)
+        facts |= {"input_gain": input_gains[reading.name]} if reading.name in input_gains else {}
         if reading.pointed is not None:
             facts["top_key"] = fetched(reading.pointed.key)[0].astype(int).tolist()
         bound = gain_bound_of(watch.model, reading)
@@ -180,7 +166,8 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
         layers.append(LayerAudit(reading.name, heads_of(reading), baseline(reading), facts, trend))
         findings += findings_of(reading, phase, facts.get("decayed_heads", ()))
         if reading.enough:
-            findings += [*movement_findings(reading, movement, total_steps), *expected.findings(reading)]
+            findings += movement_findings(reading, movement, total_steps)
+            findings += _off_config(reading, config) if config is not None else []
             noted = judge(reading.name, None, "gain_bound", bound, reading.keys, phase)
             findings += [Audit([layers[-1]], []).beside(noted)] if noted else []
     keys = [reading.keys for reading in watch.readings.values() if reading.enough]
@@ -192,46 +179,39 @@ def audit_of_watch(watch: Any, phase: Phase = "any", total_steps: int | None = N
     return Audit(tuple(layers), worst_first(findings), phase, unread=dict(watch.unread))
 
 
-class _Expected:
-    """What the config says of the layers of a transformers model; of other models nothing is known."""
+def _config_of(model: Any) -> Config | None:
+    """What the config of a transformers model says; of other models nothing is known."""
+    described: Any = getattr(model, "config", None)
+    if not hasattr(described, "model_type") or not hasattr(described, "to_dict"):
+        return None
+    return Config(Fields(described.to_dict(), "config"))
 
-    def __init__(self, model: Any) -> None:
-        described: Any = getattr(model, "config", None)
-        self._config: Config | None = None
-        self._gains: dict[str, str] = {}
-        if not hasattr(described, "model_type") or not hasattr(described, "to_dict"):
-            return
-        self._config = Config(Fields(described.to_dict(), "config"))
-        self._parameters = dict(model.named_parameters())
-        modules, _ = find_projections(list(self._parameters), *self._config.model_types)
-        self._gains = {module.module: module.query.input_gain for module in modules if module.query.input_gain}
 
-    def facts(self, name: str) -> dict[str, float]:
-        """The gain of the norm before the projections, for `siblings`."""
-        tensor = self._gains.get(name)
-        if tensor is None or self._config is None:
-            return {}
-        offset = float(self._config.of(name).model_type in GAIN_ABOVE_ONE)
-        gain = root_mean_square(self._parameters[tensor], offset)
-        return {} if math.isnan(gain) else {"input_gain": gain}
+def _input_gains(model: Any, config: Config) -> dict[str, float]:
+    """{layer: gain of the norm before its projections}, for `siblings`."""
+    parameters = dict(model.named_parameters())
+    gains: dict[str, float] = {}
+    for module in find_projections(list(parameters), *config.model_types)[0]:
+        if module.query.input_gain is not None:
+            offset = float(config.of(module.module).model_type in GAIN_ABOVE_ONE)
+            gains[module.module] = root_mean_square(parameters[module.query.input_gain], offset)
+    return {layer: gain for layer, gain in gains.items() if not math.isnan(gain)}
 
-    def findings(self, reading: LayerReading) -> list[Finding]:
-        """Whether the layer ran with the scale of its config."""
-        if self._config is None or not reading.scale or math.isnan(reading.scale):
-            return []
-        path = reading.name.partition("#")[0]
-        numbers = [int(part) for part in path.split(".") if part.isdecimal()]
-        try:
-            scale = self._config.of(path).facts(path, numbers[0] if numbers else 0).scale
-        except ArgumentError:  # a config without the fields that a file of weights needs
-            return []
-        # A stretched rotary embedding puts a factor into q and k, not into the call.
-        if scale.assumed or scale.source.endswith("(rope)"):
-            return []
-        ratio = abs(reading.scale / scale.value)
-        finding = judge(reading.name, None, "scale_off_config", max(ratio, 1 / ratio), reading.keys)
-        remedy = f"set the scale to {scale.value:.4g}, as the config has it; the model ran with {reading.scale:.4g}"
-        return [replace(finding, remedy=remedy)] if finding else []
+
+def _off_config(reading: LayerReading, config: Config) -> list[Finding]:
+    """Whether the layer ran with another scale than that of its config."""
+    path = reading.name.partition("#")[0]
+    number = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
+    try:
+        scale = config.of(path).facts(path, number).scale
+    except ArgumentError:  # a config without the fields that a file of weights needs
+        return []
+    # A stretched rotary embedding puts a factor into q and k, not into the call.
+    if scale.assumed or scale.source.endswith("(rope)"):
+        return []
+    finding = judge(reading.name, None, "scale_off_config", _factor(reading.scale, scale.value), reading.keys)
+    remedy = f"set the scale to {scale.value:.4g}, as the config has it; the model ran with {reading.scale:.4g}"
+    return [replace(finding, remedy=remedy)] if finding else []
 
 
 def heads_of(layer: LayerReading) -> tuple[dict[str, float], ...]:
@@ -245,14 +225,15 @@ def findings_of(layer: LayerReading, phase: Phase = "any", decayed: Collection[i
     numbers = judged_numbers(layer, phase) if layer.enough else {"non_finite": layer.metrics["non_finite"]}
     findings: list[Finding] = []
     for metric, values in numbers.items():
-        of_layer = judge(layer.name, None, metric, values.tolist(), layer.keys, phase)
         of_heads = [judge(layer.name, head, metric, float(v), layer.keys, phase) for head, v in enumerate(values)]
+        of_layer = judge(layer.name, None, metric, values.tolist(), layer.keys, phase)
         findings += [of_layer] if of_layer else []
         findings += _folded([finding for finding in of_heads if finding is not None], layer.heads)
     if layer.enough and phase != "init":
         findings += flat_heads(layer.name, "flat_head", layer.metrics["logit_deviation"], layer.keys, decayed)
     findings = [replace(finding, remedy=_in_figures(finding.remedy, layer)) for finding in findings]
-    for metric, value in (("output_mismatch", layer.mismatch), ("scale_doubt", _doubt(layer))):
+    doubt = _factor(layer.scale, layer.scale_given)
+    for metric, value in (("output_mismatch", layer.mismatch), ("scale_doubt", doubt)):
         finding = judge(layer.name, None, metric, value, layer.keys, phase)
         findings += [finding] if finding else []
     if verdict_of(findings) != "healthy":  # the note that a sharp layer may have been learned does not help here
@@ -301,24 +282,26 @@ def movement_findings(
         restless = judge(layer.name, head, "logit_change_trend", float(movement.logit_change_trend[head]), layer.keys)
         if restless:
             yield restless
-    later = None if total_steps is None else movement.forecast(total_steps)
     for head in np.flatnonzero(movement.level > _LARGE).tolist():
-        findings = [judge(layer.name, head, "max_logit_growth", float(movement.growth[head]), layer.keys)]
-        if later is not None and movement.growth[head] > 1:
-            findings.append(judge(layer.name, head, "max_logit_forecast", float(later[head]), layer.keys))
+        growth = float(movement.growth[head])
+        findings = [judge(layer.name, head, "max_logit_growth", growth, layer.keys)]
+        if total_steps is not None and growth > 1:
+            forecast = float((movement.level * movement.growth ** ((total_steps - movement.step) / PER_STEPS))[head])
+            findings.append(judge(layer.name, head, "max_logit_forecast", forecast, layer.keys))
         yield from (finding for finding in findings if finding is not None)
 
 
-def _doubt(layer: LayerReading) -> float:
-    """By what factor the measured scale differs from the one in the call."""
-    if not layer.scale or not layer.scale_given or math.isnan(layer.scale):
+def _factor(scale: float, other: float) -> float:
+    """The factor, 1 or more, between two scales of any sign; NaN where one is 0 or not known."""
+    if not scale or not other or math.isnan(scale):
         return math.nan
-    ratio = abs(layer.scale / layer.scale_given)
+    ratio = abs(scale / other)
     return max(ratio, 1 / ratio)
 
 
 def _folded(findings: list[Finding], heads: int) -> list[Finding]:
+    """A note that is true of every head, as one note of the layer."""
     if len(findings) < heads or heads == 1 or any(finding.severity != "note" for finding in findings):
         return findings
     middle = sorted(findings, key=lambda finding: finding.value)[heads // 2]
-    return [Finding(middle.layer, None, *(getattr(middle, name) for name in _REST))]
+    return [replace(middle, head=None)]

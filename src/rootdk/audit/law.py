@@ -39,11 +39,6 @@ class Law:
     covariance: Floats
 
     @property
-    def second_moment(self) -> Floats:
-        """E[q q']."""
-        return self.covariance + np.outer(self.mean, self.mean)
-
-    @property
     def mean_square(self) -> float:
         """E|q|^2."""
         return float(np.trace(self.covariance) + self.mean @ self.mean)
@@ -100,7 +95,10 @@ class Together:
         t = np.exp(_LN_T) / math.ldexp(size, -power)
         exponent = -t * length * np.ldexp(epsilon, -power)
         for spread, along in spectra:
-            exponent = exponent + AxisLaw(spread, None, along).reduced(power).exponent(t)
+            head = AxisLaw(spread, None, along).reduced(power)
+            shrunk, mean = head.tilted(t)
+            # ln det(1 + 2tS)^(-1/2) - t b'm
+            exponent = exponent + (0.5 * np.log(shrunk).sum(axis=1) - t * (mean @ head.along))
         # dt = t d(ln t)
         return cls(length, power, t, np.exp(exponent) * t * (_LN_T[1] - _LN_T[0]))
 
@@ -145,12 +143,6 @@ class AxisLaw:
         shrunk = 1.0 / (1.0 + 2.0 * t[:, None] * self.spread)
         return shrunk, self.along * shrunk
 
-    def exponent(self, t: Floats) -> Floats:
-        """ln det(1 + 2tS)^(-1/2) - t b'm."""
-        shrunk, mean = self.tilted(t)
-        exponent: Floats = 0.5 * np.log(shrunk).sum(axis=1) - t * (mean @ self.along)
-        return exponent
-
 
 def row_variance(query: Law, key: Law) -> float:
     """E Var(<q, k> | q) = tr(E[q q'] S_k) = tr(S_q S_k) + b_q' S_k b_q.
@@ -160,7 +152,8 @@ def row_variance(query: Law, key: Law) -> float:
     >>> row_variance(Law(np.zeros(64), np.eye(64)), Law(np.ones(64), np.eye(64)))
     64.0
     """
-    return float(np.sum(query.second_moment * key.covariance))
+    second_moment = query.covariance + np.outer(query.mean, query.mean)
+    return float(np.sum(second_moment * key.covariance))
 
 
 def row_variance_bound(query: Law, key: Law) -> float:

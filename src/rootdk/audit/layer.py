@@ -65,11 +65,6 @@ class Pointed:
     share: Tensor | NDArray[Any]
     mass: Tensor | NDArray[Any]
 
-    def columns(self) -> dict[str, Numbers]:
-        """Its metrics, (heads, entries) each; a mean over the entries is the number of a head."""
-        parts = {"top_key_share": self.share, "top_key_mass": self.mass}
-        return {name: np.atleast_2d(fetched(part)).T for name, part in parts.items()}
-
 
 @dataclass(frozen=True, eq=False)
 class LayerReading:
@@ -164,6 +159,10 @@ class LayerReading:
         def finite(field: Any) -> Numbers:
             return np.where(np.isfinite(rows := _by_head(field)), rows, math.nan)
 
+        def by_entry(part: Any) -> Numbers:
+            return np.full((self.heads, 1), math.nan) if part is None else np.atleast_2d(fetched(part)).T
+
+        pointed = self.pointed
         return {
             "logit_deviation": counted(reading.std),
             "max_logit": finite(reading.max),
@@ -180,7 +179,9 @@ class LayerReading:
             "sink_mass": counted(weight),
             # A cap turns an infinite score into a finite logit.
             "non_finite": np.fmax(_by_head(reading.non_finite), _by_head(scores.non_finite)),
-            **(self.pointed or Pointed(*3 * [np.full((1, self.heads), math.nan)])).columns(),
+            # One number for each batch entry: their mean is that of the head.
+            "top_key_share": by_entry(pointed and pointed.share),
+            "top_key_mass": by_entry(pointed and pointed.mass),
         }
 
     @cached_property
@@ -201,11 +202,12 @@ class LayerReading:
             entropy = np.clip((_by_head(self.reading.entropy) - split) / rest, 0.0, None)
             others = _by_head(self.reading.keys) - (0 if learned else 1)
             ratio = np.where(others > 1, entropy / np.log(np.maximum(others, 2)), math.nan)
-        return {
-            "entropy_ratio": self._median(ratio),
-            "saturated": self._mean(np.where(np.isnan(squares), math.nan, squares > _SATURATED)),
-            "jacobian_trace": self._median(1 - squares),
+        rows = {
+            "entropy_ratio": ratio,
+            "saturated": np.where(np.isnan(squares), math.nan, squares > _SATURATED),
+            "jacobian_trace": 1 - squares,
         }
+        return {name: over_rows(KINDS[name], np.where(self._used, of_rows, math.nan)) for name, of_rows in rows.items()}
 
     @cached_property
     def digest(self) -> tuple[Any, Any]:
@@ -231,12 +233,6 @@ class LayerReading:
     def _enough(self, most_keys: int) -> NDArray[np.bool_]:
         whole: NDArray[np.bool_] = ~_by_head(self.reading.non_finite).astype(bool)
         return (_by_head(self.reading.keys) >= min(MIN_KEYS, max(most_keys, 1))) & whole
-
-    def _median(self, field: Any) -> Numbers:
-        return over_rows("median", np.where(self._used, _by_head(field), math.nan))
-
-    def _mean(self, field: Any) -> Numbers:
-        return over_rows("mean", np.where(self._used, _by_head(field), math.nan))
 
 
 def digest_on_device(reading: Reading) -> tuple[Any, Any]:
@@ -308,11 +304,11 @@ def baseline(layer: LayerReading) -> dict[str, float]:
     if layer.d_k < 1 or layer.keys < 2 or not math.isfinite(layer.scale) or abs(layer.scale) > 1e6:
         return {}
     rows = max(math.prod(layer.reading.shape) // layer.heads, 1)
-    return dict(_predicted(layer.d_k, layer.keys, layer.scale, rows))
+    return dict(_predicted(layer.d_k, layer.keys, layer.scale, rows))  # a copy of what is kept
 
 
 @lru_cache(maxsize=256)
-def _predicted(d_k: int, keys: int, scale: float, rows: int) -> tuple[tuple[str, float], ...]:
+def _predicted(d_k: int, keys: int, scale: float, rows: int) -> dict[str, float]:
     from rootdk.theory.prediction import predict
 
     predicted = predict(d_k, keys, scale, rows=rows)
@@ -323,4 +319,4 @@ def _predicted(d_k: int, keys: int, scale: float, rows: int) -> tuple[tuple[str,
         "saturated": predicted.saturated,
         "jacobian_trace": predicted.mean_jacobian_trace,
     }
-    return tuple((name, float(values[0])) for name, values in fields.items())
+    return {name: float(values[0]) for name, values in fields.items()}

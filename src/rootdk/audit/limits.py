@@ -11,8 +11,8 @@ came.
 import math
 import reprlib
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from rootdk.errors import ArgumentError
 from rootdk.files import shown_text
@@ -66,77 +66,76 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:
-        self._values, self.name = values, name
+        self.values, self.name = values, name
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
 
     def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
+        return self.values.get(key) is not None
 
     def first(self, keys: Iterable[str]) -> str | None:
-        """The first of the keys that is present."""
+        """The first of the keys that is present; None, which is the key of no field, if none is."""
         return next((key for key in keys if key in self), None)
 
-    def whole(self, key: str, least: int, most: int) -> int | None:
+    def whole(self, key: str | None, least: int, most: int) -> int | None:
         """An integer of a range."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            self.refuse(key, f"one integer from {least} to {most}")
-        return value
+        value = self._checked(
+            key, lambda value: _is_number(value, int) and least <= value <= most, f"one integer from {least} to {most}"
+        )
+        return None if value is None else int(value)
 
-    def number(self, key: str, most: float = LARGEST_NUMBER, *, zero: bool = False) -> float | None:
+    def number(self, key: str | None, most: float = LARGEST_NUMBER, *, zero: bool = False) -> float | None:
         """A number above 0, or from 0 on; no smaller than one over the largest that any field may have."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        real = isinstance(value, (int, float)) and not isinstance(value, bool)
-        fits = real and (1 / LARGEST_NUMBER <= value <= most or (zero and value == 0))
-        if not fits:
-            self.refuse(key, f"a number {'from 0 on' if zero else 'above 0'} and at most {most:g}")
-        return float(value)
+
+        def fits(value: Any) -> bool:
+            return _is_number(value, (int, float)) and (1 / LARGEST_NUMBER <= value <= most or (zero and value == 0))
+
+        value = self._checked(key, fits, f"a number {'from 0 on' if zero else 'above 0'} and at most {most:g}")
+        return None if value is None else float(value)
 
     def flag(self, key: str) -> bool | None:
         """True or false."""
-        value = self._values.get(key)
-        if value is not None and not isinstance(value, bool):
-            self.refuse(key, "true or false")
+        value: bool | None = self._checked(key, lambda value: isinstance(value, bool), "true or false")
         return value
 
     def text(self, key: str) -> str | None:
         """A text that is not longer than a name."""
-        value = self._values.get(key)
-        if value is not None and not (isinstance(value, str) and len(value) <= LONGEST_NAME):
-            self.refuse(key, f"a text of at most {LONGEST_NAME} characters")
+        value: str | None = self._checked(
+            key,
+            lambda value: isinstance(value, str) and len(value) <= LONGEST_NAME,
+            f"a text of at most {LONGEST_NAME} characters",
+        )
         return value
 
-    def part(self, key: str) -> "Fields | None":
-        """An object inside; None where it is empty."""
-        value = self._values.get(key)
-        if value is not None and not isinstance(value, dict):
-            self.refuse(key, "an object")
-        return Fields(value, f"{self.name}: {key}") if value else None
+    def part(self, key: str) -> "Fields":
+        """An object inside, empty and so false where there is none."""
+        value = self._checked(key, lambda value: isinstance(value, dict), "an object")
+        return Fields(value or {}, f"{self.name}: {key}")
+
+    def _checked(self, key: str | None, fits: Callable[[Any], bool], expected: str) -> Any:
+        value = None if key is None else self.values.get(key)
+        if value is not None and not fits(value):
+            raise ArgumentError(f"path: {self.name}: {key} must be {expected}, got {came(value)}")
+        return value
 
     def entry(self, key: str, index: int) -> Any:
         """One entry of a list; None if there is no list, or it is too short."""
-        value = self._values.get(key)
+        value = self.values.get(key)
         return value[index] if isinstance(value, list) and 0 <= index < len(value) else None
 
-    def updated(self, values: "Fields | None") -> "Fields":
+    def updated(self, values: Mapping[str, Any]) -> "Fields":
         """The same with other values for some fields; the others are not copied."""
-        if values is None:
-            return self
-        chosen: Any = [values._values, self._values]  # noqa: SLF001 -- maps that are only read
-        return Fields(ChainMap(*chosen), self.name)
+        maps: Any = [values, self.values]  # only read, which ChainMap's type does not say
+        return Fields(ChainMap(*maps), self.name) if values else self
 
     def of_layer(self, index: int, keys: Iterable[str]) -> "Fields":
         """The same, with the entry of one layer where a field is a list of them."""
-        lists = {key: value for key in keys if isinstance(value := self._values.get(key), list) and index < len(value)}
-        chosen = {key: value[index] for key, value in lists.items()}
-        return self.updated(Fields(chosen, self.name)) if chosen else self
+        return self.updated({key: entry for key in keys if (entry := self.entry(key, index)) is not None})
 
     def leaves(self) -> Iterator[tuple[str, str, Any]]:
         """Every value at any depth that is neither object nor list: its place, its own key, and the value."""
-        waiting: list[tuple[str, str, Any]] = [(str(key), str(key), value) for key, value in self._values.items()]
+        waiting: list[tuple[str, str, Any]] = [(str(key), str(key), value) for key, value in self.values.items()]
         while waiting:
             place, key, value = waiting.pop()
             if isinstance(value, dict):
@@ -146,9 +145,9 @@ class Fields:
             else:
                 yield place, key, value
 
-    def refuse(self, key: str, expected: str) -> NoReturn:
-        """The error for a field that is not what it must be."""
-        raise ArgumentError(f"path: {self.name}: {key} must be {expected}, got {came(self._values.get(key))}")
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def came(value: Any) -> str:

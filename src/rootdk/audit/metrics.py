@@ -26,14 +26,12 @@ class Metric:
 
     short    a heading of a few words
     words    what it is
-    spread   True where factors matter and not differences: its colours follow the logarithm
-    share    True where it lies between 0 and 1
+    share    whether it lies between 0 and 1; elsewhere factors matter and not differences: colours follow the logarithm
     """
 
     name: str
     short: str
     words: str
-    spread: bool = True
     share: bool = False
 
 
@@ -48,17 +46,15 @@ METRICS = (
         "entropy_ratio",
         "entropy share",
         "Entropy / ln n of the weights of a row, median over rows: 1 is equal weights, 0 is one key.",
-        spread=False,
         share=True,
     ),
     Metric(
-        "saturated", "rows of one key", "Share of the rows in which one key has over 99 % of the weight.", False, True
+        "saturated", "rows of one key", "Share of the rows in which one key has over 99 % of the weight.", share=True
     ),
     Metric(
         "jacobian_trace",
         "Jacobian trace",
         "1 - ∑p², the trace of the softmax Jacobian, median over rows: near 0 no gradient passes.",
-        spread=False,
         share=True,
     ),
     Metric("cap_ratio", "logit / softcap", "The largest logit before the cap, over the cap."),
@@ -124,13 +120,11 @@ class FindingGroup:
 
     severity: str
     metric: str
-    threshold: float
     source: str
     remedy: str
     value: str
     limit: str
     places: str
-    count: int
 
 
 def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
@@ -145,31 +139,21 @@ def grouped(audit: Mapping[str, Any]) -> list[FindingGroup]:
     sizes = {layer["name"]: len(layer["heads"]) for layer in audit["layers"]}
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for finding in audit["findings"]:
-        key = (*(finding[name] for name in _SAME), _without_layer(finding))
-        groups.setdefault(key, []).append(finding)
+        # With marks in place of the layer and its number a remedy is the same for all layers.
+        remedy = _OWN_NUMBER.sub(DEVIATION, str(finding["remedy"]).replace(repr([finding["layer"]]), _LAYERS))
+        groups.setdefault((*(finding[name] for name in _SAME), remedy), []).append(finding)
     merged = []
-    for key, members in groups.items():
+    for (*same, marked), members in groups.items():
         values = [float(finding["value"]) for finding in members if finding["value"] is not None]
         layers = list(dict.fromkeys(finding["layer"] for finding in members))
-        fields = dict(zip(_SAME, key, strict=False))
-        value, limit = _against(values, float(fields["threshold"]))
-        states = fields["severity"] == "note" and (fields["threshold"] == 0 or value == limit)
-        merged.append(
-            FindingGroup(
-                **fields,
-                remedy=_together(key[-1], members).replace(_LAYERS, repr(layers)),
-                value=value,
-                limit="" if states else limit,
-                places=_places(members, sizes, brief=key[0] == "note"),
-                count=len(members),
-            )
-        )
+        severity, metric, threshold, source = same
+        value, limit = _against(values, float(threshold))
+        if severity == "note" and (threshold == 0 or value == limit):
+            limit = ""
+        places = _places(members, sizes, brief=severity == "note")
+        remedy = _together(marked, members).replace(_LAYERS, repr(layers))
+        merged.append(FindingGroup(severity, metric, source, remedy, value, limit, places))
     return sorted(merged, key=lambda group: SEVERITIES.index(group.severity))
-
-
-def _without_layer(finding: Mapping[str, Any]) -> str:
-    """The remedy with marks in place of the layer and its number, so that it is the same for all of them."""
-    return _OWN_NUMBER.sub(DEVIATION, str(finding["remedy"]).replace(repr([finding["layer"]]), _LAYERS))
 
 
 def _together(remedy: str, findings: Sequence[Mapping[str, Any]]) -> str:
@@ -209,8 +193,7 @@ def _places(findings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], bri
     for layer, numbers in heads.items():
         together.setdefault(_numbers(numbers, sizes.get(layer)), []).append(layer)
     if brief and len(together) > _MOST_PLACES:
-        of = len(sizes or heads)
-        count = f"{len(heads)} of {counted(of, 'layer')}"
+        count = f"{len(heads)} of {counted(len(sizes or heads), 'layer')}"
         return f"heads of {count}, from {next(iter(heads))} to {next(reversed(heads))}"
     return "; ".join(named(layers) + words for words, layers in together.items())
 

@@ -6,7 +6,6 @@ of its group, then its k, then its v (GPT-NeoX, BLOOM, Falcon).
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from rootdk.errors import ArgumentError
 
-from .families import NORMS, SPLIT
+from .families import NORMS, SPLIT, row_starts
 from .siblings import decayed_heads, unevenness
 
 BLOCKS = ("c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj", "to_qkv", "W_pack")
@@ -38,9 +37,14 @@ def gains_of(module: Any) -> tuple[Gain, Gain] | None:
     for names in NORMS:
         norms = [getattr(module, name, None) for name in names]
         if all(getattr(norm, "weight", None) is not None for norm in norms):
-            q, k = (Gain(norm.weight, getattr(norm, "bias", None), _offset(norm)) for norm in norms)  # type: ignore[union-attr]
+            q, k = map(_gain, norms)
             return q, k
     return None
+
+
+def _gain(norm: Any) -> Gain:
+    kind = type(norm).__name__
+    return Gain(norm.weight, getattr(norm, "bias", None), float(kind.startswith("Gemma") and "RMSNorm" in kind))
 
 
 def gain_bound_of(model: Any, reading: Any) -> float:
@@ -67,23 +71,21 @@ def facts_of_weights(model: Any, reading: Any) -> dict[str, Any]:
         q, k = (root_mean_square(gain.weight, gain.offset) for gain in gains)
         facts = {"product_gain": math.sqrt(q * k)}
     decayed: list[int] = []
-    multi_head = hasattr(module, "in_proj_bias") and hasattr(module, "bias_k")
-    held = (
-        _multi_head(module)
-        if multi_head
-        else _split(module, reading.heads) or _fused(module, reading.heads, reading.d_k)
-    )
-    if held is not None and type(module).__name__ not in OTHER_ORDER:
-        facts["unevenness"] = max(_unevenness(held.query), _unevenness(held.key))
+    projections = _multi_head(module) if _is_multi_head(module) else None
+    d_k = reading.d_k or _head_size(module)
+    projections = projections or _split(module, reading.heads) or _fused(module, reading.heads, d_k)
+    if projections is not None and projections.group and type(module).__name__ not in OTHER_ORDER:
+        facts["unevenness"] = max(_unevenness(projections.query), _unevenness(projections.key))
         # With QK-norm the gain takes the place of the size of W.
-        squares = [_squares(part) for part in (held.query, held.key)]
-        outputs = [sum(places.stop - places.start for places in part.places) for part in (held.query, held.key)]
+        sides = (projections.query, projections.key)
+        squares = [_squares(part) for part in sides]
+        outputs = [sum(places.stop - places.start for places in part.places) for part in sides]
         sizes = [math.sqrt(sum(of) / max(by, 1)) for of, by in zip(squares, outputs, strict=True)]
         facts["weight_size"] = abs(reading.scale) * (facts["product_gain"] ** 2 if gains else math.prod(sizes))
         of_keys = [square for square in squares[1] for _ in range(len(squares[0]) // max(len(squares[1]), 1))]
         decayed = decayed_heads(squares[0], of_keys) if len(of_keys) == len(squares[0]) else []
-    known = {name: value for name, value in facts.items() if not math.isnan(value)}
-    return known | ({"decayed_heads": decayed} if decayed else {})
+    readable = {name: value for name, value in facts.items() if not math.isnan(value)}
+    return readable | ({"decayed_heads": decayed} if decayed else {})
 
 
 def _unevenness(part: "Part") -> float:
@@ -99,12 +101,12 @@ def _squares(part: "Part") -> list[float]:
     """Per head, the squared size of a projection's output for white input of size 1: of its rows, with bias."""
     squares = [0.0] * len(part.places)
     for parameter in part.parameters:
-        held = parameter.detach()
-        if not _plain(held):
+        weights = parameter.detach()
+        if not _plain(weights):
             return [math.nan] * len(part.places)
-        held = held if held.dim() == 1 or part.axis == 0 else held.T
+        weights = weights if weights.dim() == 1 or part.axis == 0 else weights.T
         for head, places in enumerate(part.places):
-            squares[head] += float(held[places].double().square().sum())
+            squares[head] += float(weights[places].double().square().sum())
     return squares
 
 
@@ -121,22 +123,17 @@ def root_mean_square(gain: Any, offset: float) -> float:
 def module_at(model: Any, name: str) -> Any:
     """The module of a layer, by the path that a reading has; None where the model has none."""
     path = name.partition("#")[0]
-    known = modules_of(model)
-    return known.get(path, known[""] if path == type(known[""]).__name__ else None)
+    modules = modules_of(model)
+    return modules.get(path, modules[""] if path == type(modules[""]).__name__ else None)
 
 
 def modules_of(model: Any) -> dict[str, Any]:
     """{path: module}, by the paths that they had before torch.compile."""
-    known = {}
+    modules = {}
     for name, module in model.named_modules():
         parts = [part for part in name.split(".") if part != "_orig_mod"]
-        known[".".join(parts)] = module  # the module inside comes after its compiled wrapper, and counts
-    return known
-
-
-def _offset(norm: Any) -> float:
-    kind = type(norm).__name__
-    return 1.0 if kind.startswith("Gemma") and "RMSNorm" in kind else 0.0
+        modules[".".join(parts)] = module  # the module inside comes after its compiled wrapper, and counts
+    return modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +154,18 @@ class Part:
         """Scale every head by its factor; heads that share places, by the smallest factor."""
         import torch
 
-        chosen = [factors.min()] if self.shared else factors
+        of_places = [factors.min()] if self.shared else factors
         for parameter in self.parameters:
-            whole = parameter.data
-            axis = self.axis if whole.dim() > 1 else 0
+            weight = parameter.data
+            axis = self.axis if weight.dim() > 1 else 0
             # Factors for the whole axis, 1 at other places: this also works where every process holds some of the rows.
-            along = torch.ones(whole.shape[axis], dtype=torch.promote_types(whole.dtype, torch.float32))
-            for places, factor in zip(self.places, chosen, strict=True):
+            along = torch.ones(weight.shape[axis], dtype=torch.promote_types(weight.dtype, torch.float32))
+            for places, factor in zip(self.places, of_places, strict=True):
                 along[places] = float(factor)
-            along = _spread_like(along.to(whole.device), whole, axis)
-            whole.mul_(along)
+            along = _spread_like(along.to(weight.device), weight, axis)
+            weight.mul_(along)
             if self.offset:
-                whole.add_(self.offset * (along - 1.0))
+                weight.add_(self.offset * (along - 1.0))
 
 
 def _spread_like(along: Any, whole: Any, axis: int) -> Any:
@@ -184,7 +181,7 @@ def _spread_like(along: Any, whole: Any, axis: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Both sides; `group` query heads share a key head.
+    """Both sides; `group` query heads share a key head, 0 where the rows do not divide into heads.
 
     rotated   of latent attention (MLA), the queries' rows whose keys all heads share: those keys cannot shrink for one
               head, so these rows take the whole factor and `query`, the other rows, its root
@@ -213,11 +210,10 @@ def projections_of(module: Any, heads: int, d_k: int, layer: str) -> Projections
     d_k   0 where it is not known: then what the module itself gives, or as many key heads as heads
     """
     d_k = d_k or _head_size(module)
-    gains = gains_of(module)
-    if gains is not None:
+    if (gains := gains_of(module)) is not None:
         return _of_gains(*gains, module, heads, d_k)
-    if hasattr(module, "in_proj_bias") and hasattr(module, "bias_k"):
-        if module.in_proj_weight is not None and hasattr(module.in_proj_weight, "device_mesh"):
+    if _is_multi_head(module):
+        if hasattr(module.in_proj_weight, "device_mesh"):
             raise ArgumentError(f"model: {layer} must be whole, got nn.MultiheadAttention with sharded weights")
         return _multi_head(module)
     if hasattr(module, "kv_b_proj"):
@@ -259,19 +255,18 @@ def _rows(start: int, size: int, count: int, stride: int | None = None) -> list[
 
 def _split(module: Any, heads: int) -> Projections | None:
     for names in SPLIT:
-        q, k = (getattr(module, name, None) for name in names)
+        layers: list[Any] = [getattr(module, name, None) for name in names]
+        q, k = layers
         if getattr(q, "weight", None) is not None and getattr(k, "weight", None) is not None:
-            return _two(tuple(_parameters(q)), tuple(_parameters(k)), _axis(q), heads)
+            axis = _axis(q)
+            q_rows, k_rows = q.weight.shape[axis], k.weight.shape[axis]
+            size = q_rows // heads
+            fits = q_rows == size * heads and k_rows >= size and k_rows % size == 0
+            kv_heads = k_rows // size if fits else 0
+            query = Part(_parameters(q), axis, _rows(0, size, heads))
+            key = Part(_parameters(k), axis, _rows(0, size, kv_heads))
+            return Projections(query, key, heads // kv_heads if fits else 0)
     return None
-
-
-def _two(q: tuple[Any, ...], k: tuple[Any, ...], axis: int, heads: int) -> Projections:
-    q_rows, k_rows = q[0].shape[axis], k[0].shape[axis]
-    size = q_rows // heads
-    fits = q_rows == size * heads and k_rows >= size and k_rows % size == 0
-    kv_heads = k_rows // size if fits else 0
-    query, key = Part(q, axis, _rows(0, size, heads)), Part(k, axis, _rows(0, size, kv_heads))
-    return Projections(query, key, heads // kv_heads if fits else 0)
 
 
 def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
@@ -279,23 +274,28 @@ def _fused(module: Any, heads: int, d_k: int) -> Projections | None:
         layer = getattr(module, name, None)
         if getattr(layer, "weight", None) is None:
             continue
-        axis, parameters = _axis(layer), tuple(_parameters(layer))
-        size = d_k or parameters[0].shape[axis] // (3 * heads)
-        kv_heads = max((parameters[0].shape[axis] // size - heads) // 2, 1)
-        group = heads // kv_heads
-        if name in BY_KEY_HEAD:
-            stride = (group + 2) * size
-            query = [s for g in range(kv_heads) for s in _rows(g * stride, size, group)]
-            key = _rows(group * size, size, kv_heads, stride)
-        else:
-            query, key = _rows(0, size, heads), _rows(heads * size, size, kv_heads)
-        return Projections(Part(parameters, axis, query), Part(parameters, axis, key), group)
+        axis, parameters, q_layer = _axis(layer), _parameters(layer), getattr(module, "q_attn", None)
+        rows = parameters[0].shape[axis]
+        if name == "c_attn" and q_layer is not None:  # GPT-2's cross attention: c_attn holds keys and values alone
+            places = _rows(0, rows // (2 * heads), heads)
+            return Projections(Part(_parameters(q_layer), axis, places), Part(parameters, axis, places), 1)
+        size = max(d_k or rows // (3 * heads), 1)
+        kv_heads = max((rows // size - heads) // 2, 1)
+        if rows != (heads + 2 * kv_heads) * size:
+            return Projections(Part(parameters, axis, []), Part(parameters, axis, []), 0)
+        starts = row_starts("grouped" if name in BY_KEY_HEAD else "blocks", heads, kv_heads, size)
+        query, key = ([slice(start, start + size) for start in of_side] for of_side in starts)
+        return Projections(Part(parameters, axis, query), Part(parameters, axis, key), heads // kv_heads)
     return None
 
 
 def _head_size(module: Any) -> int:
     sizes = [getattr(module, name, None) for name in ("head_dim", "head_size", "attention_head_size")]
     return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def _is_multi_head(module: Any) -> bool:
+    return hasattr(module, "in_proj_bias") and hasattr(module, "bias_k")
 
 
 def _multi_head(module: Any) -> Projections:
@@ -326,16 +326,16 @@ def _latent(module: Any, heads: int, layer: str) -> Projections:
             f"model: {layer} must have {heads} heads of qk_nope_head_dim + qk_rope_head_dim rows in q_b_proj and of "
             f"qk_nope_head_dim + v_head_dim in kv_b_proj, got {q_rows} and {k_rows} rows"
         )
-    whole = plain + rotated
-    query = Part(tuple(_parameters(above)), 0, _rows(0, plain, heads, whole))
-    key = Part(tuple(_parameters(of_key)), 0, _rows(0, plain, heads, stride))
-    return Projections(query, key, 1, Part(tuple(_parameters(above)), 0, _rows(plain, rotated, heads, whole)))
+    d_k = plain + rotated
+    query = Part(_parameters(above), 0, _rows(0, plain, heads, d_k))
+    key = Part(_parameters(of_key), 0, _rows(0, plain, heads, stride))
+    return Projections(query, key, 1, Part(_parameters(above), 0, _rows(plain, rotated, heads, d_k)))
 
 
 def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projections:
     """After a norm the size of W_q has no effect: only the gain counts."""
     split = _split(module, heads) or _fused(module, heads, d_k)
-    kv_heads = heads // split.group if split else heads
+    kv_heads = heads // split.group if split and split.group else heads
     parts = []
     for gain, count in ((q, heads), (k, kv_heads)):
         size = gain.weight.numel()
@@ -346,10 +346,8 @@ def _of_gains(q: Gain, k: Gain, module: Any, heads: int, d_k: int) -> Projection
     return Projections(parts[0], parts[1], heads // kv_heads)
 
 
-def _parameters(layer: Any) -> Iterator[Any]:
-    yield layer.weight
-    if getattr(layer, "bias", None) is not None:
-        yield layer.bias
+def _parameters(layer: Any) -> tuple[Any, ...]:
+    return (layer.weight,) if getattr(layer, "bias", None) is None else (layer.weight, layer.bias)
 
 
 def _axis(layer: Any) -> int:

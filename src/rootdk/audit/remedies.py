@@ -67,7 +67,11 @@ def qk_clip_(
     """
     if tau is not None and deviation is not None:
         raise ArgumentError(f"tau: must not be given beside deviation, got {tau!r} and {deviation!r}")
-    held = _chosen(getattr(readings, "readings", readings), layers)
+    held: Any = getattr(readings, "readings", readings)
+    if layers is not None and isinstance(held, Mapping):
+        if isinstance(layers, str) or not all(name in held for name in layers):
+            raise ArgumentError(f"layers: must be a list of names that were read ({', '.join(held)}), got {layers!r}")
+        held = {name: held[name] for name in layers}
     if deviation is None:
         return clip_to_(model, largest_scores(held), 100.0 if tau is None else tau)
     changed: dict[str, NDArray[np.float64]] = {}
@@ -75,15 +79,6 @@ def qk_clip_(
     for name, reading in held.items():
         changed |= clip_to_(model, largest_scores({name: reading}), recommend_tau(reading, deviation))
     return changed
-
-
-def _chosen(readings: Any, layers: Sequence[str] | None) -> Any:
-    """The readings of these layers."""
-    if layers is None or not isinstance(readings, Mapping):
-        return readings
-    if isinstance(layers, str) or not all(name in readings for name in layers):
-        raise ArgumentError(f"layers: must be a list of names that were read ({', '.join(readings)}), got {layers!r}")
-    return {name: readings[name] for name in layers}
 
 
 def clip_to_(model: Any, largest: Largest, tau: float) -> dict[str, NDArray[np.float64]]:

@@ -29,6 +29,7 @@ from .law import Law, row_variance
 from .layer import LayerReading, baseline
 from .limits import LARGEST_LENGTH, MOST_GROWTH, MOST_LAYERS, SMALL_MODEL, came
 from .result import Audit, LayerAudit, Phase, worst_first
+from .watching import watch
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # Fields of a config for the number of modules, and those for their widths: recognised by parts of their names, since
@@ -74,7 +75,7 @@ def run_checkpoint(
         )
     most = _check_sizes(folder)
     transformers, torch = _libraries()
-    report = progress if progress is not None else lambda _name, _share: None
+    report = progress or (lambda _name, _share: None)
     report("loading", 0.0)
     with _quiet(transformers.utils.logging):
         model = _loaded(transformers, torch, folder, most)
@@ -87,8 +88,6 @@ def run_checkpoint(
         inputs = _inputs(transformers, torch, folder, model.config, text, tokens, seed)
         if getattr(model.config, "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = inputs["input_ids"]
-        from .watching import watch
-
         with torch.no_grad(), watch(model) as watched, _one_line(f"transformers cannot run {shown_text(folder)}"):
             model(**inputs)
     report("judging", 0.9)
@@ -140,22 +139,17 @@ def _loaded(transformers: Any, torch: Any, folder: Path, most: float) -> Any:
     options = {"local_files_only": True, "trust_remote_code": False}
     with _one_line(f"transformers cannot load {shown_text(folder)}"):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        kind = _kind(transformers, config)
+        # The class that the config names, if it is one of a model; a config may name anything.
+        named = config.architectures[0] if isinstance(config.architectures, list) and config.architectures else None
+        kind: Any = getattr(transformers, named, None) if isinstance(named, str) else None
+        if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+            kind = transformers.AutoModel
         with torch.device("meta"):  # shapes alone
             empty = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
         size = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
         if size > most:
             raise ArgumentError(f"path: config.json asks for a model of {size} numbers, its weights allow {most:.0f}")
         return kind.from_pretrained(folder, use_safetensors=True, dtype="auto", **options).eval()
-
-
-def _kind(transformers: Any, config: Any) -> Any:
-    """The model class that the config names, if it is one; a config may name anything."""
-    named = config.architectures[0] if isinstance(config.architectures, list) and config.architectures else None
-    kind = getattr(transformers, named, None) if isinstance(named, str) else None
-    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
-        return kind
-    return transformers.AutoModel
 
 
 @contextmanager
@@ -192,9 +186,8 @@ def _inputs(
     limit = next((getattr(config, name) for name in _LENGTHS if isinstance(getattr(config, name, None), int)), None)
     if tokens is not None:
         if tokens < 2 or (limit is not None and tokens > limit):
-            raise ArgumentError(
-                f"tokens: must be from 2 to {limit if limit is not None else 'any number'}, got {tokens}"
-            )
+            most = "any number" if limit is None else limit
+            raise ArgumentError(f"tokens: must be from 2 to {most}, got {tokens}")
         draw = torch.Generator().manual_seed(seed)
         return {"input_ids": torch.randint(0, config.get_text_config().vocab_size, (1, tokens), generator=draw)}
     try:
@@ -213,7 +206,6 @@ def _inputs(
 RULES = ("none", "sqrt", "dk")
 LAYERS, HEADS, D_K, TOKENS = 3, 8, 64, 256
 _WIDTH = HEADS * D_K
-_FACTS = ("scale", "d_k", "keys", "n_query", "n_key")
 Floats = NDArray[np.float32]
 
 
@@ -244,7 +236,7 @@ def demonstrate(
                 head | {"predicted_deviation": deviation}
                 for head, deviation in zip(heads_of(reading), predicted, strict=True)
             )
-            facts = {fact: getattr(reading, fact) for fact in _FACTS}
+            facts = {fact: getattr(reading, fact) for fact in ("scale", "d_k", "keys", "n_query", "n_key")}
             layers.append(LayerAudit(name, heads, baseline(reading), facts))
     about = f"demonstration, one small untrained model under the scales {', '.join(rules)}"
     return Audit(tuple(layers), worst_first(findings), "init", {"model_type": about})
@@ -256,7 +248,8 @@ def _attend(
     """One block: norm, projections, causal attention that is measured, projection back."""
     query, key, value, back = draw.standard_normal((4, _WIDTH, _WIDTH), np.float32) / np.float32(np.sqrt(_WIDTH))
     normed = tokens / np.sqrt(np.mean(tokens**2, axis=-1, keepdims=True))
-    q, k, v = (_heads(normed @ weight) for weight in (query, key, value))
+    projected = ((normed @ weight).reshape(TOKENS, HEADS, D_K) for weight in (query, key, value))
+    q, k, v = (np.ascontiguousarray(rows.swapaxes(0, 1)) for rows in projected)
     scale = float(rule.factor(D_K, TOKENS, TOKENS - 1))
     out, reading = measure(q, k, v, causal=True, scale=scale)
     first_logit = scale * np.einsum("hnd,hd->hn", q, k[:, 0])
@@ -266,10 +259,6 @@ def _attend(
     )  # fmt: skip
     predicted = [scale * row_variance(a, b) ** 0.5 for a, b in zip(_laws(query), _laws(key), strict=True)]
     return layer, predicted, out.swapaxes(0, 1).reshape(TOKENS, _WIDTH) @ back
-
-
-def _heads(projected: Floats) -> Floats:
-    return np.ascontiguousarray(projected.reshape(TOKENS, HEADS, D_K).swapaxes(0, 1))
 
 
 def _laws(weight: Any) -> list[Law]:

@@ -3,19 +3,16 @@
 The right value of a number depends on the model, but layers of one model should be alike. Layers are compared whose
 paths differ in numbers only: a decoder's cross attention, or a part for vision, is another kind.
 
-**As drawn.** The squared lengths of rows of W that were drawn at random differ by chance alone, by sqrt(2/m) of their
-mean for m inputs, and so do those of columns. Training makes them differ far more, because some directions become
-important. A layer within chance in all four, rows and columns of W_q and W_k, in a model whose other layers are not,
-was never trained, or was lost and drawn again.
+**As drawn.** Rows and columns of weights that were drawn at random differ in length by chance alone; training makes
+them differ far more, because some directions become important. A layer within chance in all four, rows and columns of
+W_q and W_k, in a model whose other layers are not, was never trained, or was lost and drawn again.
 
 **Size of the input.** A norm before the projections fixes the size of their input; without one, the first layer of a
 stack gets embeddings of any size. From weights alone, a layer whose norm is not known shows nothing about the size of
-its logits, and the first layer cannot be compared with the others. In a run, a layer that stands out although its W_q
-and W_k are no larger than those of the others has a larger input: it learned to be sharp, and that is a note.
+its logits, and the first layer cannot be compared with the others. In a run such a layer has learned to be sharp.
 
-**Gains.** The gains of norms change slowly with depth. A gain stands out if it is above both of its neighbours by three
-usual steps from layer to layer, and by a factor of at least 1.6. Where q and k are normed, the gain of the norm before
-W_q and W_k shows nothing about the logits: QK-norm divides it out again, so models learn any value.
+**Gains.** The gains of norms change slowly with depth. Where q and k are normed, the gain of the norm before W_q and
+W_k shows nothing about the logits: QK-norm divides it out again, so models learn any value.
 """
 
 import math
@@ -60,6 +57,8 @@ def unevenness(
 ) -> float:
     """How far squared lengths of the rows and columns of W spread, divided by what chance allows; up to 1 is chance.
 
+    By chance they differ by sqrt(2/m) of their mean for m numbers.
+
     gain   what the inputs were multiplied by before the lengths of the rows were taken
 
     >>> weights = np.random.default_rng(0).standard_normal((256, 512))
@@ -91,7 +90,7 @@ def by_input(findings: Sequence[Finding], layers: Sequence[LayerAudit]) -> list[
     A layer is so if its W_q and W_k, with their biases, are like those of the other layers of its kind, and at most
     half of the layers are sharp: if more were, the cause would not be the input of one layer.
     """
-    result = list(findings)
+    learned: set[tuple[str, str]] = set()
     for kind in _kinds(layer for layer in layers if layer.judged):
         sizes = np.array([float(layer.facts.get("weight_size", math.nan)) for layer in kind])
         for metric in _BY_INPUT:
@@ -101,17 +100,15 @@ def by_input(findings: Sequence[Finding], layers: Sequence[LayerAudit]) -> list[
                 continue
             for place in of_kind:
                 if sizes[place] <= _ALIKE * _median(np.delete(sizes, place)):
-                    result = [_noted(finding) if (finding.layer, finding.metric) == (kind[place].name, metric)
-                            else finding for finding in result]  # fmt: skip
-    return result
-
-
-def _noted(finding: Finding) -> Finding:
+                    learned.add((kind[place].name, metric))
     remedy = (
         "nothing, if the model is as good as it should be: W_q and W_k are no larger than in the other layers, what "
         "they are given is, such as embeddings without a norm. To train on, put a norm there"
     )
-    return replace(finding, severity="note", remedy=remedy)
+    return [
+        replace(finding, severity="note", remedy=remedy) if (finding.layer, finding.metric) in learned else finding
+        for finding in findings
+    ]
 
 
 def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> list[Finding]:
@@ -125,7 +122,8 @@ def beside_others(layers: Sequence[LayerAudit], keys: int, measured: bool) -> li
             above = _above(middles[place], np.delete(middles, place))
             if measured or place or input_known(layer):  # embeddings can have any size
                 findings.append(judge(layer.name, None, metric, above, keys))
-            if len(kind) >= _FEWEST and _mostly_above(_TRAINED, np.delete(uneven, place)):
+            # Three quarters of the other layers must look trained.
+            if len(kind) >= _FEWEST and np.mean(np.delete(uneven, place) > _TRAINED) >= 0.75:
                 findings.append(judge(layer.name, None, "unevenness", uneven[place], keys))
             findings += [
                 judge(layer.name, None, "gain_over_neighbours", _over_neighbours(kind, place, gain), keys)
@@ -140,12 +138,13 @@ def flat_heads(layer: str, metric: str, deviations: Any, keys: int, decayed: Col
     usual = _median(np.asarray(deviations, np.float64))
     if not usual > 0.0:
         return []
-    judged = (judge(layer, head, metric, float(value) / usual, keys) for head, value in enumerate(deviations))
-    findings = [finding for finding in judged if finding is not None]
     remedy = "nothing: W_q and W_k of this head decayed together, as weight decay does to a head that is not used"
-    return [
-        replace(finding, severity="note", remedy=remedy) if finding.head in decayed else finding for finding in findings
-    ]
+    findings = []
+    for head, value in enumerate(deviations):
+        finding = judge(layer, head, metric, float(value) / usual, keys)
+        if finding is not None:
+            findings.append(replace(finding, severity="note", remedy=remedy) if head in decayed else finding)
+    return findings
 
 
 def decayed_heads(queries: Sequence[float], keys: Sequence[float]) -> list[int]:
@@ -198,11 +197,6 @@ def _above(value: float, others: NDArray[np.float64]) -> float:
     return value / float(np.median(known)) / allowed
 
 
-def _mostly_above(least: float, values: NDArray[np.float64]) -> bool:
-    """Whether three quarters of the numbers lie above."""
-    return len(values) > 0 and float(np.mean(values > least)) >= 0.75
-
-
 def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float:
     """A gain / the larger one of the two nearest layers / what is allowed; NaN where there are no two.
 
@@ -212,15 +206,15 @@ def _over_neighbours(kind: Sequence[LayerAudit], place: int, gain: str) -> float
     if gain == "input_gain" and kind[place].normed:
         return math.nan
     around = sorted((other for other in range(len(kind)) if other != place), key=lambda other: abs(other - place))[:2]
-    near = [float(kind[other].facts.get(gain, math.nan)) for other in around]
-    own_gain = float(kind[place].facts.get(gain, math.nan))
+    gains = [float(layer.facts.get(gain, math.nan)) for layer in kind]
+    near = [gains[other] for other in around]
     if len(near) < 2 or not min(near) > 0.0:
         return math.nan
-    others = np.array([float(layer.facts.get(gain, math.nan)) for number, layer in enumerate(kind) if number != place])
+    others = np.delete(gains, place)
     logs = np.log(np.where(others > 0.0, others, math.nan))
     steps = np.delete(np.abs(np.diff(logs)), [place - 1] if 0 < place < len(others) else [])  # not across this layer
     usual = float(np.median(steps)) if len(steps) >= _FEWEST_STEPS else 0.0
-    return own_gain / max(near) / max(_LEAST_GAIN, math.exp(_STEPS * usual))
+    return gains[place] / max(near) / max(_LEAST_GAIN, math.exp(_STEPS * usual))
 
 
 def _kinds(layers: Iterable[LayerAudit]) -> list[list[LayerAudit]]:

@@ -21,10 +21,6 @@ import numpy as np
 
 from .result import Finding, Phase, Severity
 
-Direction = Literal["above", "below"]
-Scope = Literal["head", "layer", "either"]
-Fold = Literal["median", "largest", "smallest"]
-Limit = float | Callable[[int], float]
 # Placeholders in a remedy for the layers that it is about, and for numbers of those layers; metrics.grouped makes one
 # list, and one range, of several findings.
 LAYERS, DEVIATION, SOFTCAP = "{layers}", "{deviation}", "{softcap}"
@@ -48,12 +44,12 @@ class Threshold:
 
     metric: str
     severity: Severity
-    direction: Direction
-    limit: Limit
+    direction: Literal["above", "below"]
+    limit: float | Callable[[int], float]
     source: str
     remedy: str
-    scope: Scope = "head"
-    fold: Fold = "median"
+    scope: Literal["head", "layer", "either"] = "head"
+    fold: Literal["median", "largest", "smallest"] = "median"
     phase: Phase = "any"
     published: bool = False
 
@@ -63,7 +59,11 @@ class Threshold:
 
     def number(self, value: float | Sequence[float]) -> float:
         """One number of a layer, or of all its heads."""
-        return _folded(value, self.fold) if isinstance(value, Sequence) else float(value)
+        if not isinstance(value, Sequence):
+            return float(value)
+        known = [float(of_head) for of_head in value if not math.isnan(of_head)]
+        fold: Any = {"median": np.median, "largest": max, "smallest": min}[self.fold]
+        return float(fold(known)) if known else math.nan
 
     @property
     def calibration(self) -> dict[str, Any]:
@@ -257,10 +257,3 @@ def judge(
             finding = Finding(layer, head, metric, row.severity, number, limit, row.source, remedy)
             worst = finding if worst is None or finding.worse_than(worst) else worst
     return worst
-
-
-def _folded(values: Sequence[float], fold: Fold) -> float:
-    known = [float(value) for value in values if not math.isnan(value)]
-    if not known:
-        return math.nan
-    return float(np.median(known)) if fold == "median" else max(known) if fold == "largest" else min(known)

@@ -6,14 +6,15 @@ below each line, or, in a terminal, maps of every head: darker is larger, in sig
 
 import math
 import textwrap
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -25,33 +26,26 @@ from .metrics import METRICS, FindingGroup, Metric, counted, grid, grouped, name
 from .result import SEVERITIES, WORDS
 
 STYLES = {"healthy": "green", "unjudged": "dim", "note": "cyan", "warning": "yellow", "critical": "bold red"}
-# Heading, metric, and how the heads of a layer are combined; for a run, else for weights alone.
-_MEASURED: tuple[tuple[str, str, Any], ...] = (
-    ("score std", "logit_deviation", np.median),
-    ("largest score", "max_logit", np.max),
-    ("entropy share", "entropy_ratio", np.median),
-    ("rows of one key", "saturated", np.median),
-    ("Jacobian trace", "jacobian_trace", np.median),
-    ("sink weight", "sink_mass", np.max),
+# Heading, metric, how the heads of a layer are combined, and what it means; for a run, else for weights alone.
+_MEASURED: tuple[tuple[str, str, Any, str], ...] = (
+    ("score std", "logit_deviation", np.median, "standard deviation of the scores inside a row"),
+    ("largest score", "max_logit", np.max, "of any row"),
+    ("entropy share", "entropy_ratio", np.median, "1 is equal weights, 0 is one key"),
+    ("rows of one key", "saturated", np.median, "one key has over 99 % of the weight"),
+    ("Jacobian trace", "jacobian_trace", np.median, "near 0 no gradient passes"),
+    ("sink weight", "sink_mass", np.max, "of the first key, or of a learned sink"),
 )
-_OF_WEIGHTS: tuple[tuple[str, str, Any], ...] = (
-    ("predicted std", "predicted_deviation", np.median),
-    ("largest", "predicted_deviation", np.max),
-    ("bound", "spectral_bound", np.max),
-    ("by gains", "gain_bound", np.max),
+_OF_WEIGHTS: tuple[tuple[str, str, Any, str], ...] = (
+    (
+        "predicted std",
+        "predicted_deviation",
+        np.median,
+        "standard deviation of the scores by theory, median of the heads",
+    ),
+    ("largest", "predicted_deviation", np.max, "the same, largest head"),
+    ("bound", "spectral_bound", np.max, "no input gives a larger logit"),
+    ("by gains", "gain_bound", np.max, "the same after QK-norm"),
 )
-_MEANING = {
-    "score std": "standard deviation of the scores inside a row",
-    "largest score": "of any row",
-    "entropy share": "1 is equal weights, 0 is one key",
-    "rows of one key": "one key has over 99 % of the weight",
-    "Jacobian trace": "near 0 no gradient passes",
-    "sink weight": "of the first key, or of a learned sink",
-    "predicted std": "standard deviation of the scores by theory, median of the heads",
-    "largest": "the same, largest head",
-    "bound": "no input gives a larger logit",
-    "by gains": "the same after QK-norm",
-}
 # Width in columns of a layer's name, beside numbers of weights and beside those of a run.
 _NAME, _SHORT_NAME = 16, 12
 _HEADING = 8
@@ -67,8 +61,6 @@ _SIGNS = "·░▒▓█"
 _COLOURS = ("#4575b4", "#74add1", "#e6c34a", "#f46d43", "#d73027")
 # Heads of one layer that differ by less are shown alike: rounding must not look like a difference.
 _LEAST_FACTOR, _LEAST_SHARE = 4.0, 0.1
-
-
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem}"
     ":root{color-scheme:light dark}caption{text-align:left;font-weight:600}"
@@ -77,9 +69,9 @@ _STYLE = (
 )
 
 
-def view(audit: Mapping[str, Any], maps: bool = False) -> Group:
+def view(audit: Mapping[str, Any], maps: bool = False) -> ConsoleRenderable:
     """What `rich` prints of an audit, as wide as the terminal is; layers as a table, or as maps of their heads."""
-    return Group(_View(audit, maps))
+    return _View(audit, maps)
 
 
 def view_html(audit: Mapping[str, Any]) -> str:
@@ -87,18 +79,19 @@ def view_html(audit: Mapping[str, Any]) -> str:
     audit = shown_values(audit)
     layers = rendering.html_table(headline(audit).plain, *_layer_table(audit))
     findings = [
-        [
-            *(group.severity, group.metric, group.value, group.limit),
-            *(group.places, group.remedy, group.source),
-        ]
+        [group.severity, group.metric, group.value, group.limit, group.places, group.remedy, group.source]
         for group in grouped(audit)
     ]
     columns = ["severity", "metric", "value", "limit", "where", "what to do", "source"]
     table = rendering.html_table("findings", columns, findings) if findings else "<p>Nothing found.</p>"
-    lines = [*_not_read(audit), *([SEEN] if ", seen" in table else [])]
-    answer = f"<p>{escape(_answer(audit))}</p>" if _answer(audit) else ""
-    legend = f"<p>{escape(_words(audit))}</p>" if audit["layers"] else ""
-    return "".join([answer, layers, legend, table, *(f"<p>{escape(line)}</p>" for line in lines)])
+    seen = [SEEN] if ", seen" in table else []
+    answer = _paragraphs([_answer(audit)] if _answer(audit) else [])
+    legend = _paragraphs([_words(audit)] if audit["layers"] else [])
+    return "".join([answer, layers, legend, table, _paragraphs([*_not_read(audit), *seen])])
+
+
+def _paragraphs(lines: Sequence[str]) -> str:
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def page_html(audit: Mapping[str, Any]) -> str:
@@ -181,7 +174,7 @@ def _table(audit: Mapping[str, Any]) -> Table:
 def _words(audit: Mapping[str, Any]) -> str:
     """What the headings mean."""
     headings, rows = _layer_table(audit)
-    text = "; ".join(f"{heading}: {_MEANING[heading]}" for heading in headings if heading in _MEANING)
+    text = "; ".join(f"{head}: {meaning}" for head, _, _, meaning in (*_MEASURED, *_OF_WEIGHTS) if head in headings)
     beneath = any(not verdict for *_, verdict in rows)
     return f"{text}. The lower number is that of theory, for random q and k." if beneath else f"{text}."
 
@@ -190,18 +183,18 @@ def _layer_table(audit: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the table of layers."""
     layers = audit["layers"]
     names = {metric.name for metric in present(layers)}
-    measured = any(metric in names for _, metric, _ in _MEASURED)
+    measured = any(metric in names for _, metric, _, _ in _MEASURED)
     chosen = _MEASURED if measured else tuple(column for column in _OF_WEIGHTS if column[1] in names)
     rows = []
     for layer, mark in zip(layers, _marks(audit), strict=True):
         scales = [layer.get("scale"), *(head.get("scale") for head in layer["heads"][:1])]
         scale = next((scale for scale in scales if scale is not None), None)
-        cells = [_cell(_folded(fold, layer["heads"], metric)) for _, metric, fold in chosen]
+        cells = [_cell(_folded(fold, layer["heads"], metric)) for _, metric, fold, _ in chosen]
         rows.append([layer["name"], _short(scale), *cells, mark or "healthy"])
         if measured and layer.get("baseline"):
-            rows.append(["", "", *(_cell(layer["baseline"].get(metric)) for _, metric, _ in chosen), ""])
+            rows.append(["", "", *(_cell(layer["baseline"].get(metric)) for _, metric, _, _ in chosen), ""])
     first = "layer, theory" if measured else "layer"
-    return [first, "scale", *(heading for heading, _, _ in chosen), "verdict"], rows
+    return [first, "scale", *(heading for heading, *_ in chosen), "verdict"], rows
 
 
 def _folded(fold: Any, heads: Sequence[Mapping[str, Any]], metric: str) -> float | None:
@@ -235,7 +228,8 @@ def _maps(audit: Mapping[str, Any], width: int) -> Iterator[Any]:
             heat_map(metric, grid(layers, metric.name), names, none if number else marks, width // 2)
             for number, metric in enumerate(pair)
         ]
-        if sum(_widest(drawn) for drawn in beside) + _GAP <= width:
+        widths = [max(map(len, drawn.plain.splitlines())) for drawn in beside]
+        if sum(widths) + _GAP <= width:
             table = Table.grid(padding=(0, _GAP, 0, 0))
             table.add_row(*beside)
             yield from (table, Text())
@@ -244,20 +238,12 @@ def _maps(audit: Mapping[str, Any], width: int) -> Iterator[Any]:
                 yield from (heat_map(metric, grid(layers, metric.name), names, marks, width), Text())
 
 
-def _widest(text: Text) -> int:
-    return max(map(len, text.plain.splitlines()))
-
-
 def _marks(audit: Mapping[str, Any]) -> list[str]:
     """The worst finding in each layer, if it is more than a note."""
     worst: dict[str, str] = {}
-    for finding in sorted(audit["findings"], key=lambda finding: -SEVERITIES.index(finding["severity"])):
-        worst[finding["layer"]] = finding["severity"]
-    marks = [mark if (mark := worst.get(layer["name"], "")) != "note" else "" for layer in audit["layers"]]
-    return [
-        mark or ("" if layer.get("enough", True) else "unjudged")
-        for mark, layer in zip(marks, audit["layers"], strict=True)
-    ]
+    for severity in ("warning", "critical"):
+        worst |= {finding["layer"]: severity for finding in audit["findings"] if finding["severity"] == severity}
+    return [worst.get(layer["name"], "" if layer.get("enough", True) else "unjudged") for layer in audit["layers"]]
 
 
 def _findings(audit: Mapping[str, Any]) -> list[Any]:
@@ -275,63 +261,47 @@ def _findings(audit: Mapping[str, Any]) -> list[Any]:
 
 
 def _finding_text(group: FindingGroup) -> Text:
-    text = Text.assemble((group.metric, "bold"), f" {group.value}{_limit(group)}: {group.places}.")
+    limit = f", limit {group.limit}" if group.limit else ""
+    text = Text.assemble((group.metric, "bold"), f" {group.value}{limit}: {group.places}.")
     text.append(f" [{group.source}]", style="dim")
     return text.append(f"\nTo do: {group.remedy}")
 
 
-def _limit(group: FindingGroup) -> str:
-    return f", limit {group.limit}" if group.limit else ""
-
-
 def _not_read(audit: Mapping[str, Any]) -> list[str]:
-    """What the audit could not judge: names of tensors that were not understood, calls that could not be read."""
-    unknown = audit.get("unknown") or []
-    listed = ", ".join(shown_text(name, _LONGEST) for name in unknown[:_UNKNOWN])
-    more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""
-    lines = _unjudged(audit)
-    lines += [f"Not understood, so not read: {listed}{more}"] if unknown else []
+    """What could not be judged: layers that ran on too little, tensors not understood, calls that were not read."""
+    lines = []
+    few = [layer for layer in audit["layers"] if not layer.get("enough", True)]
+    if few:
+        keys, rows = (max(int(layer[name]) for layer in few) for name in ("keys", "rows"))
+        which = "every layer" if len(few) == len(audit["layers"]) else f"{len(few)} of {len(audit['layers'])} layers"
+        lines.append(
+            f"Too little to judge in {which}: at most {rows} rows that see {keys} keys. A verdict needs {MIN_ROWS} "
+            f"rows that see {MIN_KEYS} keys or more: give it a longer text."
+        )
+    if unknown := audit.get("unknown") or []:
+        listed = ", ".join(shown_text(name, _LONGEST) for name in unknown[:_UNKNOWN])
+        more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""
+        lines.append(f"Not understood, so not read: {listed}{more}")
     return lines + [f"Not read: {name}: {why}" for name, why in (audit.get("unread") or {}).items()]
 
 
-def _unjudged(audit: Mapping[str, Any]) -> list[str]:
-    """Which layers ran on too little, and how much would be enough."""
-    few = [layer for layer in audit["layers"] if not layer.get("enough", True)]
-    if not few:
-        return []
-    keys, rows = (max(int(layer[name]) for layer in few) for name in ("keys", "rows"))
-    which = "every layer" if len(few) == len(audit["layers"]) else f"{len(few)} of {len(audit['layers'])} layers"
-    enough = f"A verdict needs {MIN_ROWS} rows that see {MIN_KEYS} keys or more"
-    return [
-        f"Too little to judge in {which}: at most {rows} rows that see {keys} keys. {enough}: give it a longer text."
-    ]
+def borders_of(metric: Metric, values: Sequence[float]) -> list[float]:
+    """Where one of the five signs ends and the next begins, from low to high; two if all numbers are equal.
 
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Where one sign ends and the next begins: the four borders, from low to high; two if all numbers are equal."""
-
-    borders: tuple[float, ...]
-
-    @classmethod
-    def of(cls, metric: Metric, values: Sequence[float]) -> "Steps":
-        """Five steps from the smallest to the largest, even in factors or in differences."""
-        known = [value for value in values if math.isfinite(value)]
-        low, high = min(known, default=0.0), max(known, default=1.0)
-        count = len(_SIGNS)
-        if low == high:
-            return cls((low,) * 2)  # the middle sign for all
-        if metric.spread and low > 0.0:
-            left, right = math.sqrt(low), math.sqrt(high)  # the product of the two may overflow float64
-            middle, reach = left * right, max(right / left, math.sqrt(_LEAST_FACTOR))
-            return cls(tuple(middle * reach ** (2 * step / count - 1) for step in range(1, count)))
-        middle = (low + high) / 2
-        half = max((high - low) / 2, _LEAST_SHARE / 2 if metric.share else 1e-12)
-        return cls(tuple(middle + half * (2 * step / count - 1) for step in range(1, count)))
-
-    def place(self, value: float) -> int:
-        """Which of the five a value is."""
-        return sum(value >= border for border in self.borders)
+    The steps from the smallest number to the largest are even in factors or in differences.
+    """
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    count = len(_SIGNS)
+    if low == high:
+        return [low] * 2  # the middle sign for all
+    if not metric.share and low > 0.0:
+        left, right = math.sqrt(low), math.sqrt(high)  # the product of the two may overflow float64
+        middle, reach = left * right, max(right / left, math.sqrt(_LEAST_FACTOR))
+        return [middle * reach ** (2 * step / count - 1) for step in range(1, count)]
+    middle = (low + high) / 2
+    half = max((high - low) / 2, _LEAST_SHARE / 2 if metric.share else 1e-12)
+    return [middle + half * (2 * step / count - 1) for step in range(1, count)]
 
 
 def heat_map(
@@ -342,41 +312,35 @@ def heat_map(
     Two columns for a head where there is room, else one; heads that do not fit go on in the next line.
     """
     label = max(5, *map(len, names))
-    steps = Steps.of(metric, [value for row in rows for value in row])
+    borders = borders_of(metric, [value for row in rows for value in row])
     heads = max(map(len, rows))
     columns = max(8, width - label - 2 - max((len(mark) + 1 for mark in marks), default=0))
     size = 2 if 2 * heads <= columns else 1
-    text = Text(metric.short, style="bold")
-    text.append("\n")
-    text.append_text(_legend(steps))
+    text = Text(metric.short, style="bold").append("\n").append_text(_legend(borders))
     text.append(f"\n{'layer':{label}}  {_ruler(min(heads, columns // size), size)}", style="dim")
     for row, name, mark in zip(rows, names, marks, strict=True):
         for start in range(0, len(row), columns // size):
             shown = name if start == 0 else ""
             text.append(f"\n{shown:{label}}  ")
             for value in row[start : start + columns // size]:
-                text.append_text(_sign(value, steps, size))
+                if math.isnan(value):
+                    text.append(" " * size)
+                else:
+                    place = bisect_right(borders, value)
+                    text.append(_SIGNS[place] * size, style=_COLOURS[place])
             if mark and start == 0:
                 text.append(f" {mark}", style="bold")
     return text
 
 
-def _sign(value: float, steps: Steps, size: int) -> Text:
-    if math.isnan(value):
-        return Text(" " * size)
-    place = steps.place(value)
-    return Text(_SIGNS[place] * size, style=_COLOURS[place])
-
-
-def _legend(steps: Steps) -> Text:
+def _legend(borders: Sequence[float]) -> Text:
     """Each sign with the number that it begins at."""
     text = Text()
-    if len(steps.borders) == 2:
-        return text.append(_SIGNS[2] * 2, style=_COLOURS[2]).append(f" {rendering.brief(steps.borders[0])} everywhere")
-    bounds = ["", *(rendering.brief(border) for border in steps.borders)]
+    if len(borders) == 2:
+        return text.append(_SIGNS[2] * 2, style=_COLOURS[2]).append(f" {rendering.brief(borders[0])} everywhere")
+    bounds = ["", *(f" {rendering.brief(border)} " for border in borders)]
     for sign, colour, bound in zip(_SIGNS, _COLOURS, bounds, strict=True):
-        text.append(f" {bound} " if bound else "")
-        text.append(sign * 2, style=colour)
+        text.append(bound).append(sign * 2, style=colour)
     return text
 
 

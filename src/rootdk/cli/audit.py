@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,6 @@ from . import options
 
 if TYPE_CHECKING:
     from rootdk.audit.result import Phase
-
-Progress = Callable[[str, float], None]
-
-# As documented; 1 is an error and 2 a wrong option.
-_FAILED = 3
 
 
 @click.command()
@@ -105,7 +100,12 @@ def audit(
     if as_json:
         click.echo(json.dumps(result, indent=2, allow_nan=False))
     elif as_csv:
-        click.echo(csv_text(_heads(result)), nl=False)
+        rows = (
+            {"layer": layer["name"], "head": number, **head}
+            for layer in result["layers"]
+            for number, head in enumerate(layer["heads"])
+        )
+        click.echo(csv_text(rows), nl=False)
     elif path is None and not (layers or maps):
         click.echo("\n".join(_example(result, rule, shutil.get_terminal_size().columns)))
     else:
@@ -117,22 +117,19 @@ def audit(
         options.write(out, render_audit(result, about), "--out")
         click.echo(f"Report: {out}", err=as_json or as_csv)
     if fail_on is not None and result["verdict"] in ("critical", fail_on):
-        ctx.exit(_FAILED)
+        ctx.exit(3)  # 1 is an error and 2 a wrong option
 
 
-_WORDS = (
-    "Score std: standard deviation of the scores inside a row. Entropy share: 1 is equal weights, 0 is one key. "
-    "{}Medians over all heads; theory is for random q and k."
-)
-_WORDS_OF_THE_LAST = "Rows of one key: one key has over 99 % of the weight. "
 # The metrics that are shown, each with the number of theory.
 _SHOWN = ("logit_deviation", "entropy_ratio", "saturated")
 
 
 def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Iterator[str]:
     """Which scales are not healthy and what to do, a line for each scale, and what to run next: one screen."""
+    from statistics import median
+
     from rootdk.audit.metrics import METRICS, grouped
-    from rootdk.audit.result import SEVERITIES
+    from rootdk.audit.result import SEVERITIES, VERDICTS
     from rootdk.audit.running import D_K, HEADS, LAYERS, TOKENS
     from rootdk.lab.first_look import rule_label
 
@@ -141,7 +138,11 @@ def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Ite
     layers = {
         rule: [layer for layer in result["layers"] if layer["name"].startswith(f"{rule}.layers.")] for rule in rules
     }
-    verdicts = {rule: _worst(result["findings"], [layer["name"] for layer in layers[rule]]) for rule in rules}
+    severities = {
+        rule: {finding["severity"] for finding in result["findings"] if finding["layer"].startswith(f"{rule}.layers.")}
+        for rule in rules
+    }
+    verdicts = {rule: next((v for v in VERDICTS if v in severities[rule]), "healthy") for rule in rules}
     labels = {rule: rule_label(rule) for rule in rules}
     healthy = [labels[rule] for rule in rules if verdicts[rule] == "healthy"]
     ill = [f"{labels[rule]} ({verdicts[rule]})" for rule in rules if verdicts[rule] != "healthy"]
@@ -168,40 +169,25 @@ def _example(result: Mapping[str, Any], rules: Sequence[str], width: int) -> Ite
     for rule in rules:
         heads = [head for layer in layers[rule] for head in layer["heads"]]
         numbers = (
-            f" {_number(_median(layer['baseline'][name] for layer in layers[rule])):>6}"
-            f" {_number(_median(head[name] for head in heads)):>8}"
+            f" {_number(median(layer['baseline'][name] for layer in layers[rule])):>6}"
+            f" {_number(median(head[name] for head in heads)):>8}"
             for name in shown
         )
         yield f"{labels[rule]:{longest}}{''.join(numbers)} {verdicts[rule]}"
-    yield from filled(_WORDS.format(_WORDS_OF_THE_LAST * wide), width)
+    of_the_last = "Rows of one key: one key has over 99 % of the weight. "
+    yield from filled(
+        "Score std: standard deviation of the scores inside a row. Entropy share: 1 is equal weights, 0 is one key. "
+        f"{of_the_last * wide}Medians over all heads; theory is for random q and k.",
+        width,
+    )
     yield ""
     yield "Every layer, and all findings:  rootdk audit --layers"
     yield "Your model:                     rootdk audit PATH"
     yield "Your scale in the example:      rootdk audit --rule 0.2"
 
 
-def _worst(findings: Sequence[Mapping[str, Any]], layers: Sequence[str]) -> str:
-    """The verdict on these layers; notes leave it healthy."""
-    from rootdk.audit.result import VERDICTS
-
-    severities = {finding["severity"] for finding in findings if finding["layer"] in layers}
-    return next((verdict for verdict in VERDICTS if verdict in severities), "healthy")
-
-
-def _median(values: Iterable[float]) -> float:
-    import statistics
-
-    return statistics.median(values)
-
-
 def _number(value: float) -> str:
     return "0" if abs(value) < 5e-4 else f"{value:.3f}" if value < 1.0 else f"{value:.3g}"
-
-
-def _heads(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for layer in result["layers"]:
-        for number, head in enumerate(layer["heads"]):
-            yield {"layer": layer["name"], "head": number, **head}
 
 
 def _read(text: Any) -> str:
@@ -225,9 +211,9 @@ def audit_of(
     keys: int,
     phase: "Phase",
     seed: int,
-    progress: Progress,
-    heads: int | None = None,
-    rules: Sequence[str] = ("none", "sqrt", "dk"),
+    progress: Callable[[str, float], None],
+    heads: int | None,
+    rules: Sequence[str],
 ) -> dict[str, Any]:
     """The audit as the dictionary that is its JSON; without a path, that of the demonstration under these rules."""
     if path is None:
@@ -236,13 +222,12 @@ def audit_of(
         return demonstrate(rules, seed, progress).to_dict()
     from rootdk.audit import read_checkpoint
 
-    watched = text is not None or tokens is not None
-    share = 0.3 if watched else 1.0
+    if text is None and tokens is None:
+        return read_checkpoint(path, heads=heads, keys=keys, phase=phase, progress=progress).to_dict()
+    share = 0.3  # of the progress bar for reading the weights
     weights = read_checkpoint(
         path, heads=heads, keys=keys, phase=phase, progress=lambda name, done: progress(name, share * done)
     )
-    if not watched:
-        return weights.to_dict()
     from rootdk.audit.running import run_checkpoint
 
     run = run_checkpoint(

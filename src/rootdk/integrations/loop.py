@@ -89,13 +89,13 @@ class TrainingLog:
         self.every, self.rows, self.heads = count("every", every), rows, heads
         self.clip_tau = None if clip_tau is None else positive("clip_tau", clip_tau)
         self.parallel = None if parallel is None else groups_of(parallel)
-        self.watch: Watch | None = None
-        self._started = False
-        self.steps = 0
-        self._writes = False
         self._begin()
 
     def _begin(self) -> None:
+        self.watch: Watch | None = None
+        self.steps = 0
+        self._started = False
+        self._writes = False
         self._keys = LayerKeys()
         self._largest: Largest = {}
         self._known: set[str] = set()
@@ -109,7 +109,6 @@ class TrainingLog:
 
         self.close()
         self._begin()
-        self.steps = 0
         self._writes = ranks.writes()
         try:
             if self._writes or self.clip_tau is not None or self._merges:
@@ -213,11 +212,7 @@ class TrainingLog:
     def _give_up(self, sink: Sink, when: str, error: Exception) -> None:
         self._failed.append(sink)
         words = " ".join(str(error).split())
-        warnings.warn(
-            f"sinks: {sink!r} failed {when}: {type(error).__name__}: {words}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warnings.warn(f"sinks: {sink!r} failed {when}: {type(error).__name__}: {words}", RuntimeWarning, stacklevel=3)
 
     def _fresh(self) -> dict[str, LayerReading]:
         """The readings of the last forward, if there was one since the last step."""
@@ -226,12 +221,11 @@ class TrainingLog:
 
     def _largest_of_all(self) -> Largest:
         """The largest over ranks with the same heads; with tensor parallelism alone every rank clips its own."""
-        if self.parallel is None:
-            return ranks.over_ranks(self._largest)
+        groups = {"data": None} if self.parallel is None else self.parallel
         largest = self._largest
         for way in ("data", "sequence"):
-            if way in self.parallel:
-                largest = ranks.over_ranks(largest, self.parallel[way])
+            if way in groups:
+                largest = ranks.over_ranks(largest, groups[way])
         return largest
 
     def _check_clippable(self, readings: dict[str, LayerReading]) -> None:
@@ -247,13 +241,9 @@ class TrainingLog:
     def _warn(self) -> None:
         if not self._warned and self.watch is not None:
             self._warned = True
-            why = "; ".join(f"{name}: {reason}" for name, reason in self.watch.unread.items())
-            warnings.warn(
-                f"rootdk: no attention was read in step {self.steps + 1}"
-                + (f" ({why})" if why else ": none ran in the module that is watched, or it is compiled"),
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            unread = "; ".join(f"{name}: {reason}" for name, reason in self.watch.unread.items())
+            why = f" ({unread})" if unread else ": none ran in the module that is watched, or it is compiled"
+            warnings.warn(f"rootdk: no attention was read in step {self.steps + 1}{why}", RuntimeWarning, stacklevel=3)
 
 
 class LayerKeys:
@@ -350,12 +340,17 @@ def _for_transformers(log: TrainingLog) -> TrainerCallback:
     return type("AttentionCallback", (_TransformersEvents, base), {})(log)
 
 
-class _TransformersEvents:
-    """The handlers for the events of transformers.Trainer."""
+class _Events:
+    """What both trainers do with a log; it is `training_log` because Lightning sets `log` to a function of its own."""
 
     def __init__(self, log: TrainingLog) -> None:
         self.training_log = log
 
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.training_log.close()
+
+
+class _TransformersEvents(_Events):
     def __reduce__(self) -> tuple[Any, ...]:
         # The class is made in a function, where pickle does not find it.
         return _for_transformers, (self.training_log,)
@@ -372,9 +367,6 @@ class _TransformersEvents:
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self.training_log.after_step(state.global_step)
         self.training_log.pause()
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        self.training_log.close()
 
 
 def lightning_callback(
@@ -409,15 +401,10 @@ def _for_lightning(log: TrainingLog, part: str) -> Callback:
     return type("AttentionCallback", (_LightningEvents, base), {})(log, part)
 
 
-class _LightningEvents:
-    """The handlers for the events of lightning.Trainer.
-
-    The attribute is `training_log` because Lightning sets `log` to a function of its own.
-    """
-
+class _LightningEvents(_Events):
     def __init__(self, log: TrainingLog, part: str) -> None:
-        self.training_log, self.part = log, part
-        self._done = 0
+        super().__init__(log)
+        self.part, self._done = part, 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The class is made in a function, where pickle does not find it.
@@ -442,9 +429,6 @@ class _LightningEvents:
         else:
             self.training_log.after_forward()
         self.training_log.pause()
-
-    def on_train_end(self, *_: Any) -> None:
-        self.training_log.close()
 
     def on_exception(self, *_: Any) -> None:
         self.training_log.close()

@@ -20,9 +20,6 @@ from rootdk.audit.layer import KINDS, LayerReading, Numbers, finished
 from rootdk.audit.remedies import Largest, merged_largest
 from rootdk.errors import ArgumentError
 
-# Adds up arrays of counts, one from each process.
-Add = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-
 
 def writes() -> bool:
     """Whether this process writes: rank 0, or the only one.
@@ -61,7 +58,7 @@ class _Layer(NamedTuple):
     scale: float
     softcap: float | None
     dtype: str
-    wide: bool
+    wide: bool  # whether it was read in float64
 
 
 # One kind of parallelism, or several, each with its process group.
@@ -132,12 +129,8 @@ def _over_rows(dist: Any, group: Any, readings: Mapping[str, LayerReading]) -> d
         return tensor.numpy()
 
     layers = _all_layers(_gathered(dist, group, {path: _facts(reading) for path, reading in readings.items()}))
-    columns = {
-        path: readings[path].columns(layer.most_keys)
-        if path in readings
-        else dict.fromkeys(KINDS, np.empty((layer.heads, 0)))
-        for path, layer in layers.items()
-    }
+    columns = {path: dict.fromkeys(KINDS, np.empty((layer.heads, 0))) for path, layer in layers.items()}
+    columns |= {path: reading.columns(layers[path].most_keys) for path, reading in readings.items()}
     numbers: dict[str, dict[str, Numbers]] = {path: {} for path in layers}
     for kind in ("max", "min", "mean", "median"):
         places = [(path, name) for path in layers for name in KINDS if KINDS[name] == kind]
@@ -154,10 +147,9 @@ def _over_rows(dist: Any, group: Any, readings: Mapping[str, LayerReading]) -> d
         else:
             wide = any(layer.wide for layer in layers.values())
             whole = medians(rows, lambda array: reduced(array, dist.ReduceOp.SUM), wide)
-        begin = 0
-        for path, name in places:
-            numbers[path][name] = whole[begin : begin + layers[path].heads]
-            begin += layers[path].heads
+        parts = np.split(whole, np.cumsum([layers[path].heads for path, _ in places])[:-1])
+        for (path, name), part in zip(places, parts, strict=True):
+            numbers[path][name] = part
     return {
         path: Merged(finished(numbers[path], layer.scale, layer.softcap, layer.dtype), layer.heads)
         for path, layer in layers.items()
@@ -219,11 +211,11 @@ def _distributed() -> Any:
     return torch.distributed if ready else None
 
 
-def medians(rows: list[Numbers], add: Add, wide: bool) -> Numbers:
+def medians(rows: list[Numbers], add: Callable[[NDArray[np.int64]], NDArray[np.int64]], wide: bool) -> Numbers:
     """The median of each set of numbers of which every process has a part; NaN for an empty set.
 
     rows   the part of each set in this process
-    add    adds up arrays of counts over all processes
+    add    adds up arrays of counts, one from each process
     wide   whether the numbers are float64, which takes 64 rounds of counting; 32 find a float32 to its last bit
 
     >>> sets = [np.array([3.0, 1.0, 2.0]), np.array([-1.0, -4.0]), np.array([])]

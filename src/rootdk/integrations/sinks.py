@@ -82,16 +82,14 @@ def sinks_of(sinks: Sinks) -> tuple[Sink, ...]:
     several = sinks if isinstance(sinks, Sequence) and not isinstance(sinks, (str, bytes)) else [sinks]
     if not several:
         raise ArgumentError("sinks: must be a path, a sink or several of them, got none")
-    return tuple(_sink(each) for each in several)
-
-
-def _sink(sink: Any) -> Sink:
-    if isinstance(sink, (str, PathLike)):
-        return JsonLines(sink)
-    # A class has the methods too, but is no sink.
-    if isinstance(sink, type) or not isinstance(sink, Sink):
-        raise ArgumentTypeError(f"sinks: must be a path or have open, write and close, got {shown(sink)}")
-    return sink
+    chosen: list[Sink] = []
+    for each in several:
+        sink = JsonLines(each) if isinstance(each, (str, PathLike)) else each
+        # A class has the methods too, but is no sink.
+        if isinstance(sink, type) or not isinstance(sink, Sink):
+            raise ArgumentTypeError(f"sinks: must be a path or have open, write and close, got {shown(sink)}")
+        chosen.append(sink)
+    return tuple(chosen)
 
 
 class JsonLines:

@@ -34,27 +34,18 @@ _backward = torch._C._current_graph_task_id  # noqa: SLF001 -- torch.utils.check
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """One forward of the model, or the calls outside of any forward that are counted as one. It belongs to one thread.
+    """One forward of the model, or the calls outside of any forward that count as one. It belongs to one thread."""
 
-    number     its number, counted over all threads
-    wanted     whether its calls are read
-    readings   of the calls so far
-    called     the paths of the modules that called, read or not
-    sights     the results of sight_of() for the masks that its layers share
-    """
-
-    number: int
-    wanted: bool
+    number: int  # counted over all threads
+    wanted: bool  # whether its calls are read
     readings: dict[str, LayerReading] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
-    sights: dict[Any, tuple[Any, Sight]] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)  # the paths of the modules that called, read or not
+    sights: dict[Any, tuple[Any, Sight]] = field(default_factory=dict)  # for the masks that its layers share
 
 
-class _Mine(local):
-    """For one thread: its current step, and whether that is a forward of the model."""
-
-    step: _Step | None = None
-    running = False
+class _ThreadState(local):
+    step: _Step | None = None  # the current one
+    running = False  # whether that is a forward of the model
 
 
 class Watch:
@@ -88,7 +79,7 @@ class Watch:
             if isinstance(module, torch.nn.TransformerEncoderLayer):  # its fused path attends in its own frame
                 self._names[id(module)] = f"{name}.self_attn".lstrip(".")
         self._scales: dict[str, Scale] = {}
-        self._mine = _Mine()
+        self._mine = _ThreadState()
         self._lock = Lock()  # for what all threads write: step, seconds, readings, trend
         self._latest = -1  # the number of the step that readings are of
         # On the class, where Python looks for it. Nothing is put on the model itself: torch looks for hooks there,
@@ -112,24 +103,22 @@ class Watch:
         self.open = False
         taps.unsubscribe(self)
         self._call.close(self._around)
-        if not (silent or self.readings or self.paused):
-            warnings.warn(f"rootdk: no attention was read: {self._why_nothing()}", RuntimeWarning, stacklevel=3)
+        if silent or self.readings or self.paused:
+            return
+        kind = type(self.model).__name__
+        if self.unread:
+            why = "; ".join(f"{name}: {reason}" for name, reason in self.unread.items())
+        elif self.step:
+            why = f"{kind} attends in no way that is known, or inside compiled code"
+        else:
+            why = f"{kind} did not run while it was watched; of a compiled model, watch what torch.compile returned"
+        warnings.warn(f"rootdk: no attention was read: {why}", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> "Watch":  # noqa: PYI034 -- typing.Self came with Python 3.11
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._close(silent=kind is not None)
-
-    def _why_nothing(self) -> str:
-        if self.unread:
-            return "; ".join(f"{name}: {why}" for name, why in self.unread.items())
-        if self.step:
-            return f"{type(self.model).__name__} attends in no way that is known, or inside compiled code"
-        return (
-            f"{type(self.model).__name__} did not run while it was watched; of a compiled model, watch what "
-            "torch.compile returned"
-        )
 
     def __del__(self) -> None:
         if self.open:
@@ -162,43 +151,36 @@ class Watch:
         if mine.running or _backward() != -1:
             return forward()
         self._end()  # ends the step of calls outside of any forward
+        step = self._begin()
         if self._compiled:
-            return self._run_compiled(forward, replay)
+            if step.wanted:
+                self._read_eagerly(step, replay)
+            step = _Step(step.number, wanted=False)
         try:
-            mine.step, mine.running = self._begin(), True
-            with taps.by_name() if mine.step.wanted and not self._fuses() else nullcontext():
+            mine.step, mine.running = step, True
+            with self._tap_by_name() if step.wanted else nullcontext():
                 return forward()
         finally:
             self._end()
 
-    def _run_compiled(self, forward: Callable[[], Any], replay: Callable[[], Any]) -> Any:
-        """Compiled code cannot be observed, and other code would give other bits: it runs unchanged.
+    def _read_eagerly(self, step: _Step, replay: Callable[[], Any]) -> None:
+        """One more forward before that of compiled code, which cannot be observed; other code would give other bits.
 
-        Before it, one more forward is run and read, which torch runs eagerly: without gradients, with copies of the
-        arguments, and with random numbers and buffers put back.
+        torch runs it eagerly: without gradients, with copies of the arguments, and with random numbers and buffers put
+        back.
         """
-        mine, step = self._mine, self._begin()
-        if step.wanted:
-            started = time.perf_counter()
-            try:
-                mine.step, mine.running = step, True
-                eager, tap = (
-                    torch.compiler.set_stance("force_eager"),
-                    nullcontext() if self._fuses() else taps.by_name(),
-                )
-                with _as_it_was(self.model), torch.no_grad(), eager, tap:
-                    replay()
-            except Exception as error:  # noqa: BLE001 -- the model itself must run; `unread` says it
-                self.unread[type(self.model).__name__] = f"its eager run: {type(error).__name__}: {error}"
-            finally:
-                self._end()
-                with self._lock:
-                    self.seconds += time.perf_counter() - started
+        started = time.perf_counter()
         try:
-            mine.step, mine.running = _Step(step.number, wanted=False), True
-            return forward()
+            self._mine.step, self._mine.running = step, True
+            eager, tap = torch.compiler.set_stance("force_eager"), self._tap_by_name()
+            with _as_it_was(self.model), torch.no_grad(), eager, tap:
+                replay()
+        except Exception as error:  # noqa: BLE001 -- the model itself must run; `unread` says it
+            self.unread[type(self.model).__name__] = f"its eager run: {type(error).__name__}: {error}"
         finally:
-            mine.step, mine.running = None, False
+            self._end()
+            with self._lock:
+                self.seconds += time.perf_counter() - started
 
     @property
     def interested(self) -> bool:
@@ -208,32 +190,36 @@ class Watch:
 
     def on_call(self, make: taps.Make) -> None:
         """Read a call if a module of this model made it."""
-        self._observe(lambda name: self._read(name, make()))
+        self._observe(lambda name, step: self._read(name, step, make()))
 
     def on_softmax(self, logits: Tensor) -> None:
         """Read the logits of a softmax that a module of this model computed."""
-        self._observe(lambda name: read_logits(name, self._of_call.number, logits, self.rows))
+        self._observe(lambda name, step: read_logits(name, step.number, logits, self.rows))
 
     def on_ring(self, measured: Any) -> None:
         """Take the readings of a call on a ring of processes that a module of this model made."""
-        self._observe(lambda name: read_ring(name, self._of_call.number, measured))
+        self._observe(lambda name, step: read_ring(name, step.number, measured))
 
-    def _observe(self, reading: Callable[[str], LayerReading]) -> None:
+    def _observe(self, read_call: Callable[[str, _Step], LayerReading]) -> None:
+        """Read a call as part of the current forward. Outside of forwards a step lasts until a module calls again."""
         started = time.perf_counter()
         name = self._place()
         if name is not None:
-            step = self._step_with(name)
-            if step.wanted:
-                self._take(step, name, reading)
+            mine = self._mine
+            if mine.step is None or (not mine.running and name in mine.step.called):
+                mine.step = self._begin()
+            mine.step.called.add(name)
+            if mine.step.wanted:
+                self._take(mine.step, name, read_call)
         with self._lock:
             self.seconds += time.perf_counter() - started
 
-    def _take(self, step: _Step, name: str, reading: Callable[[str], LayerReading]) -> None:
+    def _take(self, step: _Step, name: str, read_call: Callable[[str, _Step], LayerReading]) -> None:
         # A layer that runs more than once in a forward (shared weights) gets a number.
         again = sum(known.partition("#")[0] == name for known in step.readings)
         name = f"{name}#{again + 1}" if again else name
         try:
-            step.readings[name] = reading(name)
+            step.readings[name] = read_call(name, step)
         except UnreadableError as reason:
             self.unread[name] = str(reason)
         except Exception as error:  # noqa: BLE001 -- a reading that fails must not end a training run; `unread` says it
@@ -266,14 +252,16 @@ class Watch:
             started = time.perf_counter()
             if step.number >= self._latest:
                 self._latest, self.readings = step.number, dict(step.readings)
-            self.trend.add(fresh)
+            for reading in fresh:
+                self.trend.note(reading.name, reading.step, *reading.digest)
             self.seconds += time.perf_counter() - started
 
-    def _fuses(self) -> bool:
-        """Whether torch may take a fused path, which it does not under a function mode: the output would change."""
-        return torch.backends.mha.get_fastpath_enabled() and any(
+    def _tap_by_name(self) -> Any:
+        """The function mode; none where torch may take a fused path, which a mode would switch off: other bits."""
+        fuses = torch.backends.mha.get_fastpath_enabled() and any(
             isinstance(module, _FUSED) and not module.training for module in self.model.modules()
         )
+        return nullcontext() if fuses else taps.by_name()
 
     def _place(self) -> str | None:
         """The path of the innermost module of this model that is running: the first argument of a frame."""
@@ -287,22 +275,7 @@ class Watch:
             frame = frame.f_back  # type: ignore[assignment]
         return None
 
-    def _step_with(self, name: str) -> _Step:
-        """The step of a call: the current forward. Outside of forwards, a step lasts until a module calls again."""
-        mine = self._mine
-        if mine.step is None or (not mine.running and name in mine.step.called):
-            mine.step = self._begin()
-        mine.step.called.add(name)
-        return mine.step
-
-    @property
-    def _of_call(self) -> _Step:
-        """The step of the call that is read now."""
-        step = self._mine.step
-        assert step is not None  # noqa: S101 -- a call is read only as part of one
-        return step
-
-    def _read(self, name: str, call: Call) -> LayerReading:
+    def _read(self, name: str, step: _Step, call: Call) -> LayerReading:
         check_readable(call)
         place = call.query.device.type
         if torch.is_autocast_enabled(place) and call.query.dtype == torch.float32:
@@ -313,16 +286,12 @@ class Watch:
             scale = self._scales.get(name)
             if scale is None or scale.given != call.scale:
                 scale = self._scales[name] = scale_of(call)
-            return read(name, self._of_call.number, call, scale, self._sight(call), self.rows)
-
-    def _sight(self, call: Call) -> Sight:
-        """sight_of(), once for all layers that share masks; the tensors are kept so that no others take their place."""
-        masks = (call.mask, call.added)
-        key = (call.query.shape[:-3], *map(_identity, masks))
-        known = self._of_call.sights
-        if key not in known:
-            known[key] = (masks, sight_of(call))
-        return known[key][1]
+            # Once for all layers that share masks; the tensors are kept so that no others take their place.
+            masks = (call.mask, call.added)
+            key = (call.query.shape[:-3], *map(_identity, masks))
+            if key not in step.sights:
+                step.sights[key] = (masks, sight_of(call))
+            return read(name, step.number, call, scale, step.sights[key][1], self.rows)
 
 
 def _identity(tensor: Tensor | None) -> Any:

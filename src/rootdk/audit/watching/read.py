@@ -32,20 +32,16 @@ ELSEWHERE = 64
 _ASKED = 32
 
 
-def read(
-    name: str, step: int, call: Call, scale: Scale, sight: Sight, rows: int | None, by_torch: bool = False
-) -> LayerReading:
+def read(name: str, step: int, call: Call, scale: Scale, sight: Sight, rows: int | None) -> LayerReading:
     """One reading of one call.
 
-    sight      sight_of(call), which the layers of a model often share
-    rows       how many query rows to read; None reads all, on a device without a kernel 64
-    by_torch   with torch's operations alone, as on such a device
+    sight   sight_of(call), which the layers of a model often share
+    rows    how many query rows to read; None reads all, on a device without a kernel 64
     """
     query, n_query = call.query, call.query.shape[-2]
-    by_torch = by_torch or not has_kernel(query)
-    wanted = n_query if rows is None else min(rows, n_query)
-    if by_torch:
-        wanted = min(wanted, ELSEWHERE) if rows is None else wanted
+    by_torch = not has_kernel(query)
+    most = ELSEWHERE if by_torch and rows is None else rows
+    wanted = n_query if most is None else min(most, n_query)
     device = None if by_torch else elsewhere(query)
     bare = call.softcap is None and sight.bias is None and call.sinks is None
     if device is not None:
@@ -55,20 +51,26 @@ def read(
     return LayerReading(
         name=name,
         step=step,
+        route=call.route,
         scale=scale.used,
         scale_given=scale.given,
         mismatch=scale.mismatch,
         softcap=call.softcap,
-        d_k=query.shape[-1],
-        kv_heads=call.key.shape[-3],
-        n_query=n_query,
-        n_key=call.key.shape[-2],
-        dtype=str(query.dtype).removeprefix("torch."),
         sampled=wanted < n_query,
-        route=call.route,
         silent=_silent(call),
+        **_sizes(query, call.key),
         **parts,
     )
+
+
+def _sizes(query: Tensor, key: Tensor) -> dict[str, Any]:
+    return {
+        "dtype": str(query.dtype).removeprefix("torch."),
+        "d_k": query.shape[-1],
+        "kv_heads": key.shape[-3],
+        "n_query": query.shape[-2],
+        "n_key": key.shape[-2],
+    }
 
 
 def _on_device(device: Any, call: Call, sight: Sight, scale: float, rows: int, bare: bool) -> dict[str, Any]:
@@ -77,18 +79,15 @@ def _on_device(device: Any, call: Call, sight: Sight, scale: float, rows: int, b
     layer_reading = device.read_layer(call.query, call.key, options, rows, sight.first, _ASKED)
     scores = layer_reading.reading
     if not bare:
-        positions = None if rows == call.query.shape[-2] else sampled_rows(call.query.shape[-2], rows, call.key.device)
+        n_query = call.query.shape[-2]
+        positions = None if rows == n_query else sampled_rows(n_query, rows, call.key.device)
         scores = device.read(call.query, call.key, Options(**_options(call, sight, scale, bare=True)), positions)
+    top = (layer_reading.top_key, layer_reading.top_share, layer_reading.top_mass)
     return {
         "reading": layer_reading.reading,
         "scores": scores,
         "first_weight": layer_reading.first_weight,
-        "pointed": Pointed(
-            *(
-                t.reshape(-1, t.shape[-1])
-                for t in (layer_reading.top_key, layer_reading.top_share, layer_reading.top_mass)
-            )
-        ),
+        "pointed": Pointed(*(tensor.reshape(-1, tensor.shape[-1]) for tensor in top)),
         "digested": (layer_reading.largest, layer_reading.mean_entropy),
     }
 
@@ -101,20 +100,27 @@ def _here(call: Call, whole: Sight, scale: float, rows: int, bare: bool, by_torc
     query, sight = _picked(call, whole, positions)
 
     def run(bare: bool, positions: Tensor | None) -> Reading:
-        if by_torch:
-            return _by_torch(*_picked(call, whole, positions), call, scale, bare)
-        return read_scores(call.query, call.key, rows=positions, **_options(call, whole, scale, bare))
+        if not by_torch:
+            return read_scores(call.query, call.key, rows=positions, **_options(call, whole, scale, bare))
+        query, sight = _picked(call, whole, positions)
+        logits = scale * grouped_scores(query, call.key)
+        if not bare:
+            logits = _finished(logits, call, sight.bias)
+        sinks = None if bare else call.sinks
+        return Reading(**fields_of_logits(logits, sight.mask, sinks), has_sinks=sinks is not None)
 
     logits = run(False, positions)
     pointed = None
     if 0 not in call.query.shape and 0 not in call.key.shape:
         asked_rows = sampled_rows(n_query, min(n_query, _ASKED), query.device)
-        of_asked = run(False, asked_rows) if picks_rows else logits
-        sums, keys = (
-            field if picks_rows else field.index_select(-1, asked_rows)
-            for field in (of_asked.log_sum_exp, of_asked.keys)
-        )
-        pointed = _pointed(*_picked(call, whole, asked_rows), call, scale, sums, keys)
+        if picks_rows:
+            of_asked = run(False, asked_rows)
+            sums, keys = of_asked.log_sum_exp, of_asked.keys
+        else:
+            sums, keys = (field.index_select(-1, asked_rows) for field in (logits.log_sum_exp, logits.keys))
+        asked_query, asked_sight = _picked(call, whole, asked_rows)
+        asked_logits = _finished(grouped_scores(scale * asked_query, call.key), call, asked_sight.bias)
+        pointed = most_pointed(asked_logits, asked_sight.mask, sums, keys)
     return {
         "reading": logits,
         "scores": logits if bare else run(True, positions),
@@ -135,12 +141,6 @@ def _options(call: Call, sight: Sight, scale: float, bare: bool) -> dict[str, An
     window = None if call.reach is None else (call.reach, None)
     options = {"scale": scale, "causal": call.causal, "window": window, "query_offset": 0, "mask": sight.mask}
     return options if bare else options | {"bias": sight.bias, "softcap": call.softcap, "sinks": call.sinks}
-
-
-def _pointed(query: Tensor, sight: Sight, call: Call, scale: float, log_sum_exp: Tensor, keys: Tensor) -> Pointed:
-    """Which key most of these rows point at."""
-    logits = _finished(grouped_scores(scale * query, call.key), call, sight.bias)
-    return most_pointed(logits, sight.mask, log_sum_exp, keys)
 
 
 def _silent(call: Call) -> Any:
@@ -166,14 +166,6 @@ def check_readable(call: Call) -> None:
         raise UnreadableError(f"its tensors are {kind}")
     if query.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnreadableError("a CUDA graph is being captured")
-
-
-def _by_torch(query: Tensor, sight: Sight, call: Call, scale: float, bare: bool) -> Reading:
-    logits = scale * grouped_scores(query, call.key)
-    if not bare:
-        logits = _finished(logits, call, sight.bias)
-    sinks = None if bare else call.sinks
-    return Reading(**fields_of_logits(logits, sight.mask, sinks), has_sinks=sinks is not None)
 
 
 def _finished(scores: Tensor, call: Call, bias: Tensor | None) -> Tensor:
@@ -219,13 +211,9 @@ def read_ring(name: str, step: int, measured: Measured) -> LayerReading:
         scores=reading,  # a sink does not change what is read from the scores
         first_weight=_first_weight_on_ring(measured),
         route="ring",
-        dtype=str(query.dtype).removeprefix("torch."),
-        d_k=query.shape[-1],
-        kv_heads=problem.key.shape[-3],
-        n_query=query.shape[-2],
-        n_key=problem.key.shape[-2],
         scale=scale,
         scale_given=scale,
+        **_sizes(query, problem.key),
     )
 
 

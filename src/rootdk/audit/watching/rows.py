@@ -22,16 +22,12 @@ from rootdk.audit.watching.call import Call, split
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """mask and bias broadcast to (..., heads, rows, n_key); causal and reach are left to the kernel where they are set.
-
-    positions   None for all rows, or which rows were taken
-    first       (...) the first key that any row sees in each batch entry, or None where that is key 0 in all
-    """
+    """mask and bias broadcast to (..., heads, rows, n_key); where causal and reach are set, the kernel follows them."""
 
     mask: Tensor | None
     bias: Tensor | None
-    positions: Tensor | None
-    first: Tensor | None
+    positions: Tensor | None  # which rows were taken; None for all
+    first: Tensor | None  # (...) the first key that any row sees in each batch entry; None where that is key 0 in all
 
 
 def sight_of(call: Call) -> Sight:
@@ -167,14 +163,11 @@ _NOISE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """used      the scale of the logits: the given one, unless another explains the output far better
-    given     what the call said
-    mismatch  |out - out(used)| / |out| of the row that was checked; NaN where it could not be (dropout, no rows)
-    """  # noqa: D205, D400 -- a list of fields
+    """The scale of a layer's logits, checked against its output in one row."""
 
-    used: float
-    given: float
-    mismatch: float
+    used: float  # the given one, unless another explains the output far better
+    given: float  # what the call said
+    mismatch: float  # |out - out(used)| / |out|; NaN where it could not be checked (dropout, no rows)
 
 
 def scale_of(call: Call) -> Scale:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
 from threading import RLock, local
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -29,6 +29,9 @@ from rootdk.audit.watching.call import Call, of_encoder_layer, of_multi_head, of
 from rootdk.distributed.calls import observers as ring_observers
 from rootdk.torch.functional import SDPA
 from rootdk.torch.wrapping import Wrapped
+
+if TYPE_CHECKING:
+    from rootdk.audit.watching.handle import Watch
 
 functional = torch.nn.functional
 # The function as a function mode receives it.
@@ -41,41 +44,16 @@ _BY_PLACE = 13
 Make = Callable[[], Call]
 
 
-class Listener(Protocol):
-    """Who is notified of calls."""
-
-    @property
-    def interested(self) -> bool:
-        """Whether a call that is made now may matter."""
-
-    def on_call(self, make: Make) -> None:
-        """A call was made; make() describes it, or raises UnreadableError."""
-
-    def on_softmax(self, logits: Any) -> None:
-        """A softmax over logits (batch, heads, n_query, n_key) was taken."""
-
-    def on_ring(self, measured: Any) -> None:
-        """A call of rootdk.distributed.attention was measured while it was made."""
-
-
 class _ThreadState(local):
-    """The state of one thread.
-
-    muted      how many blocks are open inside of which no listener is notified
-    inside     how many calls that notify by themselves are running
-    notified   how many calls listeners were notified of
-    by_name    whether the function mode is on
-    """
-
-    muted = 0
-    inside = 0
-    notified = 0
-    by_name = False
+    muted = 0  # how many blocks are open inside of which no listener is notified
+    inside = 0  # how many calls that notify by themselves are running
+    notified = 0  # how many calls listeners were notified of
+    by_name = False  # whether the function mode is on
 
 
 _thread = _ThreadState()
-# Never changed in place: other threads may be iterating over it.
-_listeners: tuple[ref[Listener], ...] = ()
+# The open watches. Never changed in place: other threads may be iterating over it.
+_listeners: "tuple[ref[Watch], ...]" = ()
 
 
 @contextmanager
@@ -87,7 +65,7 @@ def _muted() -> Iterator[None]:
         _thread.muted -= 1
 
 
-def _interested() -> Iterator[Listener]:
+def _interested() -> "Iterator[Watch]":
     for known in _listeners:
         listener = known()
         if listener is not None and listener.interested:
@@ -98,7 +76,7 @@ def _listening() -> bool:
     return not torch.compiler.is_compiling() and not _thread.muted and any(True for _ in _interested())
 
 
-def _notify(deliver: Callable[[Listener], None]) -> None:
+def _notify(deliver: "Callable[[Watch], None]") -> None:
     _thread.notified += 1
     with torch.no_grad(), torch._C.DisableTorchFunction(), _muted():  # noqa: SLF001 -- the public one leaves modes on
         for listener in _interested():
@@ -228,7 +206,7 @@ _open: list[tuple[Wrapped, Any]] = []
 _RING = (_listening, lambda measured: _notify(lambda listener: listener.on_ring(measured)))
 
 
-def subscribe(listener: Listener) -> None:
+def subscribe(listener: "Watch") -> None:
     """Notify this listener of calls, in every thread; the first one puts the taps in place."""
     global _listeners  # noqa: PLW0603 -- one process has one torch
     with _lock:
@@ -247,7 +225,7 @@ def subscribe(listener: Listener) -> None:
             ring_observers.append(_RING)
 
 
-def unsubscribe(listener: Listener) -> None:
+def unsubscribe(listener: "Watch") -> None:
     """Stop notifying it; the last listener to leave removes the taps."""
     global _listeners  # noqa: PLW0603
     with _lock:

@@ -10,11 +10,10 @@ from statistics import median
 from typing import Any
 
 from rootdk import rendering
-from rootdk.audit.metrics import METRICS, FindingGroup, Metric, grid, grouped, present, short_names
+from rootdk.audit.metrics import METRICS, Metric, grid, grouped, present, short_names
 from rootdk.audit.result import SEVERITIES, WORDS
 from rootdk.files import shown_values
 from rootdk.lab.drawing import COLOURS, GREY, HUES, POWERS, Picture, line, plot, points, short
-from rootdk.rendering import brief
 
 from ..drawing import badge, card, document, figures, foot, number, rich, table
 
@@ -69,14 +68,14 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
         if count
     )
     heads = max((len(layer["heads"]) for layer in layers), default=0)
-    key_heads = model.get("key_heads")
-    shared = f", {key_heads} key heads" if key_heads and key_heads != model.get("heads") else ""
+    shared = model.get("key_heads") and model["key_heads"] != model.get("heads")
+    key_heads = f", {model['key_heads']} key heads" if shared else ""
     cards = [
         card(
             f"<span class='{_BADGES[audit['verdict']]}'>{escape(WORDS.get(audit['verdict'], audit['verdict']))}</span>",
             words or "nothing found",
         ),
-        card(f"{len(layers)} × {heads}", f"layers × heads{shared}"),
+        card(f"{len(layers)} × {heads}", f"layers × heads{key_heads}"),
     ]
     if model.get("scale"):
         root = float(model["d_k"]) ** -0.5
@@ -88,20 +87,16 @@ def _cards(audit: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
 
 
 def _findings(audit: Mapping[str, Any]) -> str:
-    groups = grouped(audit)
-    if not groups:
-        return "<p>Nothing is outside its range.</p>"
-    return f"<div class='claims'>{''.join(map(_finding, groups))}</div>"
-
-
-def _finding(group: FindingGroup) -> str:
-    heading = f"{badge(_BADGES[group.severity], group.severity)}<strong>{escape(group.metric)}</strong>"
-    crossed = f"{escape(group.value)}, limit {group.limit}" if group.limit else escape(group.value)
-    return (
-        f"<article class='claim'><header>{heading}</header>"
-        f"<p>{crossed}: <span class='path'>{escape(group.places)}</span></p>"
-        f"<p class='condition path'>{escape(group.remedy)}</p><p class='dim'>{escape(group.source)}</p></article>"
-    )
+    listed = ""
+    for group in grouped(audit):
+        heading = f"{badge(_BADGES[group.severity], group.severity)}<strong>{escape(group.metric)}</strong>"
+        crossed = f"{escape(group.value)}, limit {group.limit}" if group.limit else escape(group.value)
+        listed += (
+            f"<article class='claim'><header>{heading}</header>"
+            f"<p>{crossed}: <span class='path'>{escape(group.places)}</span></p>"
+            f"<p class='condition path'>{escape(group.remedy)}</p><p class='dim'>{escape(group.source)}</p></article>"
+        )
+    return f"<div class='claims'>{listed}</div>" if listed else "<p>Nothing is outside its range.</p>"
 
 
 def _unknown(audit: Mapping[str, Any]) -> str:
@@ -116,14 +111,12 @@ def _unknown(audit: Mapping[str, Any]) -> str:
 def _numbers(audit: Mapping[str, Any]) -> str:
     """Layers at a glance, and every head where that is not too many."""
     layers = audit["layers"]
-    held = dict.fromkeys(name for layer in layers for head in layer["heads"] for name in head)
-    mapped = [metric.name for metric in METRICS if metric.name in held]
-    metrics = [*mapped, *(name for name in held if name not in mapped)]
+    metrics = _held(layers)
     grids = {name: grid(layers, name) for name in metrics}
-    rows = []
-    for place, layer in enumerate(layers):
-        known = ([value for value in grids[name][place] if not math.isnan(value)] for name in metrics)
-        rows.append([str(layer["name"]), *(number(_median(values)) for values in known)])
+    rows = [
+        [str(layer["name"]), *(number(_median(grids[name][place])) for name in metrics)]
+        for place, layer in enumerate(layers)
+    ]
     medians = f"<p>The median over the heads of each layer.</p>{table(['layer', *metrics], rows)}"
     if sum(len(layer["heads"]) for layer in layers) > _MOST_ROWS:
         return f"{medians}<p class='dim'>Every head: rootdk audit --json.</p>"
@@ -133,6 +126,13 @@ def _numbers(audit: Mapping[str, Any]) -> str:
         for head, values in enumerate(layer["heads"])
     ]
     return f"{medians}<details><summary>every head</summary>{table(['layer', 'head', *metrics], each)}</details>"
+
+
+def _held(layers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All metrics that a head has, those with a map first."""
+    names = dict.fromkeys(name for layer in layers for head in layer["heads"] for name in head)
+    known = [metric.name for metric in METRICS if metric.name in names]
+    return known + [name for name in names if name not in known]
 
 
 def audit_pictures(audit: Mapping[str, Any]) -> list[Picture]:
@@ -151,7 +151,7 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
     """Every head of every layer; colours from the smallest number to the largest."""
     rows = grid(layers, metric.name)
     known = [value for row in rows for value in row if math.isfinite(value)]
-    logarithmic = metric.spread and min(known) > 0.0
+    logarithmic = not metric.share and min(known) > 0.0
     names = [_plain(layer["name"]) for layer in layers]
     trace = {
         "type": "heatmap",
@@ -159,31 +159,27 @@ def map_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
         "x": list(range(len(rows[0]))),
         "y": list(range(len(names))),
         "colorscale": _SCALE,
-        "customdata": [[[brief(value), name] for value in row] for row, name in zip(rows, names, strict=True)],
+        "customdata": [
+            [[rendering.brief(value), name] for value in row] for row, name in zip(rows, names, strict=True)
+        ],
         "hovertemplate": "%{customdata[1]}, head %{x}<br>%{customdata[0]}<extra></extra>",
         "xgap": 1,
         "ygap": 1,
         **_colours(known, logarithmic, metric.share),
     }
     heads = {"dtick": 1 if len(rows[0]) <= 8 else 2} if len(rows[0]) <= 16 else {}
-    axes = {"xaxis": {**heads, "showgrid": False, "tickangle": 0}, "yaxis": _layer_axis(layers)}
-    figure = plot([trace], "head", "", **axes, margin={"l": 8, "r": 8, "t": 8, "b": 48})
+    labels = [_plain(name) for name in short_names([str(layer["name"]) for layer in layers], _LABEL)]
+    every = max(1, math.ceil(len(labels) / 20))  # as many names as there is room for
+    ticks = {"tickvals": list(range(0, len(labels), every)), "ticktext": labels[::every]}
+    xaxis = {**heads, "showgrid": False, "tickangle": 0}
+    yaxis = {"autorange": "reversed", "showgrid": False, **ticks}
+    figure = plot([trace], "head", "", xaxis=xaxis, yaxis=yaxis, margin={"l": 8, "r": 8, "t": 8, "b": 48})
     return Picture(f"map-{metric.name}", metric.short[:1].upper() + metric.short[1:], metric.words, figure)
 
 
 def _plain(name: Any) -> str:
     """Escaped, because plotly reads texts as HTML: a link in the name of a layer would become one on the page."""
     return escape(str(name))
-
-
-def _layer_axis(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """First layer on top; as many names as there is room for."""
-    short = [_plain(name) for name in short_names([str(layer["name"]) for layer in layers], _LABEL)]
-    every = max(1, math.ceil(len(short) / 20))
-    places = list(range(0, len(short), every))
-    return {
-        "autorange": "reversed", "showgrid": False, "tickvals": places, "ticktext": [short[place] for place in places],
-    }  # fmt: skip
 
 
 def _placed(value: float, logarithmic: bool) -> float | None:
@@ -195,19 +191,17 @@ def _placed(value: float, logarithmic: bool) -> float | None:
 def _colours(known: Sequence[float], logarithmic: bool, share: bool) -> dict[str, Any]:
     """At least a factor of 4, or a tenth of the whole: colours must not exaggerate rounding."""
     low, high = min(known), max(known)
-    bar: dict[str, Any] = {"thickness": 10, "outlinewidth": 0}
     if logarithmic:
         left, right = math.log10(low), math.log10(high)  # their product may overflow float64
         middle, half = (left + right) / 2, max(right - left, math.log10(4)) / 2
     else:
         middle, half = low / 2 + high / 2, max(high / 2 - low / 2, 0.05 if share else 5e-13)
     least, most = middle - half, middle + half
+    ticks: dict[str, Any] = {"tickformat": ".2f" if share else ".3g"}
     if logarithmic:  # the bar shows the numbers themselves
         places = [least + (most - least) * part / 4 for part in range(5)]
-        bar |= {"tickvals": places, "ticktext": [brief(10 ** min(place, 308.0)) for place in places]}
-    else:
-        bar["tickformat"] = ".2f" if share else ".3g"
-    return {"colorbar": bar, "zmin": least, "zmax": most}
+        ticks = {"tickvals": places, "ticktext": [rendering.brief(10 ** min(place, 308.0)) for place in places]}
+    return {"colorbar": {"thickness": 10, "outlinewidth": 0, **ticks}, "zmin": least, "zmax": most}
 
 
 def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Picture:
@@ -237,7 +231,7 @@ def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Pictu
     labels = [_plain(name) for name in names] if max(map(len, names)) <= 3 else [str(place) for place in places]
     known = [value for _, value in dots]
     axis: dict[str, Any] = {}
-    if metric.spread and min(known) > 0.0:
+    if not metric.share and min(known) > 0.0:
         axis = {"type": "log", "dtick": "D2"} if max(known) / min(known) < 200 else POWERS
     across = {"tickvals": places[::every], "ticktext": labels[::every], "tickangle": 0}
     figure = plot(traces, "layer", metric.short, yaxis=axis, xaxis=across)
@@ -246,4 +240,5 @@ def spread_picture(metric: Metric, layers: Sequence[Mapping[str, Any]]) -> Pictu
 
 
 def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+    known = [value for value in values if not math.isnan(value)]
+    return median(known) if known else None
