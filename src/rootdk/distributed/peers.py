@@ -10,9 +10,10 @@ gives the same error everywhere.
 
 When a rank is lost every other rank stops, and all of them give the same reason. It is written to the store of the
 group, once: the first rank that notices writes what happened, and the others read it. Only if the store was lost with
-the rank that holds it (under torchrun no rank does), each rank reports what it saw itself. Two things make the others
-notice in time: a rank that times out or loses a connection wakes all ranks that it is connected to, and a rank that is
-woken by a closed connection waits a moment for the reason before it gives its own.
+the rank that holds it (under torchrun no rank does), each rank reports what it saw itself. Three things make the others
+notice in time: a rank that times out or loses a connection wakes all ranks that it is connected to; a rank that is
+woken by a closed connection waits a moment for the reason before it gives its own; and a rank that nobody woke looks
+for the reason every second.
 
 How gloo shows a fault (2.13): a wait past its deadline raises "Timed out waiting ..." and closes every connection of
 the group in that process; if a process dies or closes, "Connection closed by peer" is raised in processes that have a
@@ -22,9 +23,11 @@ message under way with it, and in no other. So a group cannot be used after a fa
 import hashlib
 import json
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent import futures
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -107,6 +110,17 @@ class Peers:
 
     def wait(self, messages: Iterable[Message]) -> None:
         """Wait until all of them have arrived or were sent; an error that names the rank if one is not."""
+        messages = list(messages)
+        if not messages:
+            return
+        # Backends of devices wait on a stream of the calling thread.
+        is_gloo = dist.get_backend(self.group) == "gloo"
+        failure = self._watched_failure(messages) if is_gloo else self._first_failure(messages)
+        if failure is not None:
+            peer, error = failure
+            raise self._lost(peer, error) from error
+
+    def _first_failure(self, messages: Iterable[Message]) -> tuple[int, RuntimeError] | None:
         until = None if self.seconds is None else time.monotonic() + self.seconds
         for message in messages:
             try:
@@ -115,7 +129,36 @@ class Peers:
                 else:
                     message.work.wait(timedelta(seconds=max(until - time.monotonic(), 0.001)))
             except RuntimeError as error:
-                raise self._lost(message.peer, error) from error
+                return message.peer, error
+        return None
+
+    def _watched_failure(self, messages: list[Message]) -> tuple[int, RuntimeError] | None:
+        """The same in a thread, beside which this one looks whether another rank has reported a loss.
+
+        When a connection closes, gloo forgets messages that it has begun to write or to read: a wait for one ends at
+        its deadline only, and nothing else ends it. The thread then sleeps until that deadline.
+        """
+        outcome: futures.Future[tuple[int, RuntimeError] | None] = futures.Future()
+
+        def wait() -> None:
+            try:
+                outcome.set_result(self._first_failure(messages))
+            except BaseException as error:  # noqa: BLE001 -- raised again where the outcome is asked for
+                outcome.set_exception(error)
+
+        threading.Thread(target=wait, daemon=True).start()
+        while True:
+            try:
+                return outcome.result(_MOMENT)
+            except futures.TimeoutError:
+                if self._loss_is_reported():
+                    raise self._stop("another rank was lost", messages[0].peer, secondary=True) from None
+
+    def _loss_is_reported(self) -> bool:
+        try:
+            return bool(self._store().check([_KEY]))
+        except RuntimeError:  # a store that died with its rank reports nothing
+            return False
 
     def meet(self, note: dict[str, Any]) -> list[dict[str, Any]]:
         """Exchange a short note with every rank: the notes of all, by rank, `number` added to each."""
@@ -189,16 +232,18 @@ class Peers:
 
     def _common_cause(self, cause: dict[str, Any], patience: float) -> Any:
         """The reason that another rank writes in this time, else our own if no other is faster: all report the same."""
-        if hasattr(self.group, "get_group_store"):
-            store = self.group.get_group_store()
-        else:  # the only way before torch 2.8
-            store = dist.distributed_c10d._get_process_group_store(self.group)  # noqa: SLF001
+        store = self._store()
         until = time.monotonic() + patience
         while not store.check([_KEY]):
             if time.monotonic() >= until:
                 return json.loads(store.compare_set(_KEY, "", json.dumps(cause)))
             time.sleep(0.02)
         return json.loads(store.get(_KEY))
+
+    def _store(self) -> Any:
+        if hasattr(self.group, "get_group_store"):
+            return self.group.get_group_store()
+        return dist.distributed_c10d._get_process_group_store(self.group)  # noqa: SLF001 -- the only way before torch 2.8
 
     def _wake_others(self) -> None:
         """Make every wait of the other ranks for this one fail now and not at its deadline.
