@@ -325,7 +325,7 @@ def resolve_tangents(
     backend: Any, problem: Problem, options: Options, one_head: bool, tangents: Learnable
 ) -> Learnable:
     """The tangents of a Problem, each checked against its input."""
-    moved: dict[str, Any] = {}
+    checked_tangents: dict[str, Any] = {}
     for name, tangent in tangents._asdict().items():
         if tangent is None:
             continue
@@ -335,21 +335,23 @@ def resolve_tangents(
         if name in ROWS:
             shape = tuple(of.shape[1:] if one_head else of.shape)
             checked = fitting(backend, argument, tangent, problem.query, name, shape)
-            moved[name] = checked[None] if one_head else checked
+            checked_tangents[name] = checked[None] if one_head else checked
         elif name in PAIRS:
-            moved[name] = spread = backend.broadcast(argument, tangent, tuple(of.shape), False)
+            checked_tangents[name] = spread = backend.broadcast(argument, tangent, tuple(of.shape), False)
             if spread.dtype != of.dtype:
                 wanted, got = (str(kind).removeprefix("torch.") for kind in (of.dtype, spread.dtype))
                 raise ArgumentTypeError(f"{argument}: must be {wanted} to match {name}, got {got}")
         elif name in HEADS:
-            moved[name] = _sinks(argument, backend.plain(argument, tangent), problem.query.shape[-3], one_head)
+            checked_tangents[name] = _sinks(
+                argument, backend.plain(argument, tangent), problem.query.shape[-3], one_head
+            )
         elif name in ENTRIES:
-            moved[name] = _alibi(argument, backend.plain(argument, tangent), tuple(problem.query.shape[:-2]))
+            checked_tangents[name] = _alibi(argument, backend.plain(argument, tangent), tuple(problem.query.shape[:-2]))
         else:
-            moved[name] = checks.real(argument, backend.plain(argument, tangent), "None or a number")
+            checked_tangents[name] = checks.real(argument, backend.plain(argument, tangent), "None or a number")
     if tangents.scale is not None and problem.row_scale is not None:
         raise ArgumentError(f"d_scale: must be None where the scale is a rule by row, got {shown(options.scale)}")
-    return Learnable(**moved)
+    return Learnable(**checked_tangents)
 
 
 class _Segments(NamedTuple):

@@ -128,9 +128,9 @@ def vjp(problem: Problem) -> tuple[Array, Callable[[Any], tuple[Array, Array, Ar
 def jvp(problem: Problem, tangents: Learnable) -> tuple[Array, Array]:
     query = problem.query
     out, d_out = (np.empty(query.shape[:-1] + problem.value.shape[-1:], query.dtype) for _ in range(2))
-    moved = {name: tangent for name, tangent in tangents._asdict().items() if tangent is not None}
-    handed_down = {name: _walkable(moved[name]) for name in ROWS if name in moved}
-    handed_down |= {name: _raw(moved[name]) for name in PAIRS if name in moved}
+    given_tangents = {name: tangent for name, tangent in tangents._asdict().items() if tangent is not None}
+    handed_down = {name: _walkable(given_tangents[name]) for name in ROWS if name in given_tangents}
+    handed_down |= {name: _raw(given_tangents[name]) for name in PAIRS if name in given_tangents}
     kernel().tangent(_walked(problem), _raw(out), _raw(d_out), tangents._replace(**handed_down))
     return out, d_out
 

@@ -126,11 +126,11 @@ def backward(problem: Problem, d_out: Any, compute: Any = np.float64) -> Learnab
 def jvp(problem: Problem, tangents: Learnable, compute: Any = np.float64) -> Floats:
     """The derivative of the output along the tangents of the inputs, (*leading, heads, n_query, d_v)."""
 
-    def moved(name: str) -> Floats:
+    def tangent_of(name: str) -> Floats:
         tangent = getattr(tangents, name)
         return _flat(np.zeros(getattr(problem, name).shape) if tangent is None else tangent, compute)
 
-    query, key, value = moved("query"), moved("key"), moved("value")
+    query, key, value = tangent_of("query"), tangent_of("key"), tangent_of("value")
     bias = None if tangents.bias is None else _flat(tangents.bias, compute)
 
     def of_head(head: _Head) -> Floats:

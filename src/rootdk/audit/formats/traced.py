@@ -437,10 +437,10 @@ class _Part:
 
     def read(self, rows: slice, columns: slice) -> Floats:
         if self.inputs_first:
-            return self.whole.read(rows, self._moved(columns))
-        return self.whole.read(self._moved(rows), columns)
+            return self.whole.read(rows, self._shifted(columns))
+        return self.whole.read(self._shifted(rows), columns)
 
-    def _moved(self, places: slice) -> slice:
+    def _shifted(self, places: slice) -> slice:
         first, last, _ = places.indices(self.count)
         return slice(self.begin + first, self.begin + last)
 

@@ -180,16 +180,16 @@ def vjp(problem: Problem) -> tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]:
 def jvp(problem: Problem, tangents: Learnable) -> tuple[Any, Any]:
     arrays, numbers = operands(problem)
     real = real_type(problem.query.dtype)
-    moved = {f"d_{name}": tangent for name, tangent in tangents._asdict().items() if tangent is not None}
+    given_tangents = {f"d_{name}": tangent for name, tangent in tangents._asdict().items() if tangent is not None}
     leading = problem.query.shape[:-3]
     for name in ("d_sinks", "d_scale", "d_alibi"):
-        if name in moved:
-            numbers_of = np.asarray(moved[name], real)
-            moved[name] = numbers_of.reshape(*leading, -1) if name == "d_alibi" else numbers_of
+        if name in given_tangents:
+            numbers_of = np.asarray(given_tangents[name], real)
+            given_tangents[name] = numbers_of.reshape(*leading, -1) if name == "d_alibi" else numbers_of
     (out,) = bind(forward_p, arrays, ("out",), numbers)
-    if not moved:
+    if not given_tangents:
         return out, jnp.zeros_like(out)
-    return out, bind(tangent_p, moved | arrays, ("d_out",), numbers)[0]
+    return out, bind(tangent_p, given_tangents | arrays, ("d_out",), numbers)[0]
 
 
 def operands(problem: Problem, rows_first: bool = False) -> tuple[dict[str, Any], Facts]:

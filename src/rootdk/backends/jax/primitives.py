@@ -259,19 +259,19 @@ def _forward_jvp(primals: Any, tangents: Any, *, operands: Any, results: Any, fa
     arrays = dict(zip(operands, primals, strict=True))
     wanted = _KEPT + tuple(name for name in results if name not in _KEPT)
     outputs = dict(zip(wanted, bind(forward_p, arrays, wanted, facts, pairs_shape), strict=True))
-    moved = {
+    given_tangents = {
         f"d_{name}": tangent
         for name, tangent in zip(operands, tangents, strict=True)
         if name in Learnable._fields and not _is_zero(tangent)
     }
     result_tangents = {name: _no_tangent(outputs[name]) for name in results}
-    if moved:
+    if given_tangents:
         if arrays["key"].dtype != arrays["query"].dtype:
             raise ArgumentTypeError(
                 f"key: must be {arrays['query'].dtype} like query for a derivative, got {arrays['key'].dtype}"
             )
         kept = {name: outputs[name] for name in _KEPT}
-        (result_tangents["out"],) = bind(tangent_p, moved | arrays | kept, ("d_out",), facts)
+        (result_tangents["out"],) = bind(tangent_p, given_tangents | arrays | kept, ("d_out",), facts)
     return [outputs[name] for name in results], [result_tangents[name] for name in results]
 
 
@@ -362,16 +362,16 @@ def _second(function: Any, primitive: Any, primals: Any, tangents: Any, paramete
         if name == "d_out" or name.removeprefix("d_") in Learnable._fields:
             values[name], directions[name] = array, jnp.zeros_like(array) if _is_zero(tangent) else tangent
     _, second = jax.jvp(lambda learned: function(arrays | learned), (values,), (directions,))
-    return outputs, [moved.astype(array.dtype) for array, moved in zip(outputs, second, strict=True)]
+    return outputs, [tangent.astype(array.dtype) for array, tangent in zip(outputs, second, strict=True)]
 
 
 def _tangent_jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:
     facts = parameters["facts"]
 
     def function(arrays: dict[str, Any]) -> list[Any]:
-        moved = {name: arrays[f"d_{name}"] for name in Learnable._fields if f"d_{name}" in arrays}
-        learned = {name: arrays[name] for name in moved}
-        return [jax.jvp(lambda varied: plain.attention(arrays | varied, facts), (learned,), (moved,))[1]]
+        given_tangents = {name: arrays[f"d_{name}"] for name in Learnable._fields if f"d_{name}" in arrays}
+        learned = {name: arrays[name] for name in given_tangents}
+        return [jax.jvp(lambda varied: plain.attention(arrays | varied, facts), (learned,), (given_tangents,))[1]]
 
     return _second(function, tangent_p, primals, tangents, parameters)
 

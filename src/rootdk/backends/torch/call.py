@@ -95,13 +95,13 @@ def call(
 
 def _operators(given: Learnable, facts: Facts, measured: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The registered operators. They carry no tangent, so there is an operator for it."""
-    moved = [None if t is None else forward_ad.unpack_dual(t).tangent for t in given]
-    if all(tangent is None for tangent in moved):
+    given_tangents = [None if t is None else forward_ad.unpack_dual(t).tangent for t in given]
+    if all(tangent is None for tangent in given_tangents):
         out, _row_state, block, keys = attention_forward(*given, *facts, measured)
         return out, block, keys
     plain = [forward_ad.unpack_dual(t).primal if isinstance(t, Tensor) else t for t in (*given, *facts)]
     out, _row_state, block, keys = attention_forward(*plain, measured)
-    return forward_ad.make_dual(out, attention_tangent(*moved, *plain)), block, keys
+    return forward_ad.make_dual(out, attention_tangent(*given_tangents, *plain)), block, keys
 
 
 def _dispatched(*tensors: Tensor) -> bool:

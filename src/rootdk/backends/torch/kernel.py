@@ -90,11 +90,11 @@ def weights(problem: Problem, row_state: Tensor, per_key: bool = False) -> Tenso
     return received_or_weights
 
 
-def tangent(problem: Problem, moved: Learnable, out: Any = None) -> Tensor:
+def tangent(problem: Problem, given_tangents: Learnable, out: Any = None) -> Tensor:
     """Run the kernel's forward derivative; `out` is filled if given."""
     d_out = empty_out(problem.query, problem.value)
-    moved = moved._replace(**{name: _walkable(t) for name, t in present(moved, ROWS)})
-    kernel().tangent(_walked(problem, dense=False), out, d_out, moved, team())
+    given_tangents = given_tangents._replace(**{name: _walkable(t) for name, t in present(given_tangents, ROWS)})
+    kernel().tangent(_walked(problem, dense=False), out, d_out, given_tangents, team())
     return d_out
 
 

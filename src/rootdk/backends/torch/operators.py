@@ -126,10 +126,10 @@ def backward_values(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: A
 
 def tangent_values(*arguments: Any) -> Tensor:
     """The tangent of the output, from tangents and Operands."""
-    moved, call = split_tangents(arguments)
+    given_tangents, call = split_tangents(arguments)
     problem = problem_of(call)
     tangents: dict[str, Any] = {}
-    for name, tangent in kernel.present(moved, moved._fields):
+    for name, tangent in kernel.present(given_tangents, given_tangents._fields):
         if name in ROWS:
             tangents[name] = tangent.to(call.given.query.dtype)
         elif name in PAIRS:
@@ -194,7 +194,7 @@ def _(d_out: Tensor, out: Tensor, row_state: Tensor, *arguments: Any) -> tuple[T
 
 @attention_tangent.register_fake  # type: ignore[untyped-decorator]
 def _(*arguments: Any) -> Tensor:
-    _moved, call = split_tangents(arguments)
+    _tangents, call = split_tangents(arguments)
     return kernel.empty_out(call.given.query, call.given.value)
 
 

@@ -56,11 +56,13 @@ class FunctionalAttention(torch.autograd.Function):  # type: ignore[misc]
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         *flat_operands, _measured = tangents
         _, call = kept(ctx)
-        call, moved = _primal(call), operands(flat_operands).given
-        if is_batched(*moved):
-            (d_out,) = each(lambda *entry: (FunctionalTangent.apply(*entry, *call.given, *call.facts),), *moved)
+        call, given_tangents = _primal(call), operands(flat_operands).given
+        if is_batched(*given_tangents):
+            (d_out,) = each(
+                lambda *entry: (FunctionalTangent.apply(*entry, *call.given, *call.facts),), *given_tangents
+            )
         else:
-            d_out = FunctionalTangent.apply(*moved, *call.given, *call.facts)
+            d_out = FunctionalTangent.apply(*given_tangents, *call.given, *call.facts)
         return d_out, None, None, None
 
     @staticmethod
@@ -95,19 +97,19 @@ class FunctionalPullback(torch.autograd.Function):  # type: ignore[misc]
         return (d_d_out, None, None, *pulled, *NO_FACTS, None)
 
     @staticmethod
-    def jvp(ctx: Any, d_out_moved: Any, _out: Any, _row_state: Any, *tangents: Any) -> tuple[Any, ...]:
+    def jvp(ctx: Any, d_out_tangent: Any, _out: Any, _row_state: Any, *tangents: Any) -> tuple[Any, ...]:
         """Second derivatives of a number are symmetric, so forward and backward give the same: FunctionalSecond."""
-        if is_batched(d_out_moved, *tangents):
-            moved = d_out_moved, None, None, *tangents
-            return each(lambda *entry: FunctionalPullback.jvp(ctx, *entry), *moved)
+        if is_batched(d_out_tangent, *tangents):
+            given_tangents = d_out_tangent, None, None, *tangents
+            return each(lambda *entry: FunctionalPullback.jvp(ctx, *entry), *given_tangents)
         *flat_operands, _pairs_asked = tangents
         (d_out, out, row_state), call = kept(ctx)
-        d_out, out, call, moved = primal(d_out), primal(out), _primal(call), operands(flat_operands).given
+        d_out, out, call, given_tangents = primal(d_out), primal(out), _primal(call), operands(flat_operands).given
         total: Any = Learnable()
-        if any(t is not None for t in moved):
-            _, total = _second(d_out, moved, call, ctx.pairs_asked)
-        if d_out_moved is not None:
-            first = FunctionalPullback.apply(d_out_moved, out, row_state, *call.given, *call.facts, ctx.pairs_asked)
+        if any(t is not None for t in given_tangents):
+            _, total = _second(d_out, given_tangents, call, ctx.pairs_asked)
+        if d_out_tangent is not None:
+            first = FunctionalPullback.apply(d_out_tangent, out, row_state, *call.given, *call.facts, ctx.pairs_asked)
             total = [f if t is None else f + t for f, t in zip(first, total, strict=True)]
         return tuple(total)
 
@@ -135,24 +137,24 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        moved, call = split_tangents(inputs)
-        keep_call(ctx, call, *moved)
+        given_tangents, call = split_tangents(inputs)
+        keep_call(ctx, call, *given_tangents)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         if is_batched(grad):
             return each(lambda entry: FunctionalTangent.backward(ctx, entry), grad)
         saved, call = kept(ctx)
-        moved = Learnable._make(saved)
-        wanted_moved, wanted = split_tangents(ctx.needs_input_grad)
+        given_tangents = Learnable._make(saved)
+        wanted_tangents, wanted = split_tangents(ctx.needs_input_grad)
         pulled, in_call = Learnable(), Learnable()
-        if any(wanted_moved):
+        if any(wanted_tangents):
             out, row_state, _, _ = FunctionalAttention.apply(*call.given, *call.facts, False)
-            pairs_asked = asks_for_pairs(wanted_moved)
+            pairs_asked = asks_for_pairs(wanted_tangents)
             gradients = FunctionalPullback.apply(grad, out, row_state, *call.given, *call.facts, pairs_asked)
-            pulled = Learnable._make(g if w else None for g, w in zip(gradients, wanted_moved, strict=True))
+            pulled = Learnable._make(g if w else None for g, w in zip(gradients, wanted_tangents, strict=True))
         if any(wanted.given):
-            _, in_call = _second(grad, moved, call, asks_for_pairs(wanted.given))
+            _, in_call = _second(grad, given_tangents, call, asks_for_pairs(wanted.given))
         return (*pulled, *in_call, *NO_FACTS)
 
     @staticmethod
@@ -161,11 +163,11 @@ class FunctionalTangent(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        (moved, call), (moved_dims, dims) = split_tangents(arguments), split_tangents(in_dims)
-        if _only_one_by_one(call, dims) or _has_shared(moved_dims):
+        (given_tangents, call), (tangent_dims, dims) = split_tangents(arguments), split_tangents(in_dims)
+        if _only_one_by_one(call, dims) or _has_shared(tangent_dims):
             return _one_by_one(FunctionalTangent, info, in_dims, arguments)
         given, facts = _mapped(dims, call, info.batch_size)
-        tangents = _mapped_learnable(moved, moved_dims, info.batch_size, given.query.dim() - 3)
+        tangents = _mapped_learnable(given_tangents, tangent_dims, info.batch_size, given.query.dim() - 3)
         return FunctionalTangent.apply(*tangents, *given, *facts), 0
 
 
@@ -179,9 +181,9 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(d_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         *flat, pairs_asked = arguments
-        moved, call = split_tangents(flat)
-        given = asked(call.given, pairs_asked or _has_pairs(moved))
-        d_d_out, pulled = second.second_derivative(moved, d_out, problem_of(call), given)
+        given_tangents, call = split_tangents(flat)
+        given = asked(call.given, pairs_asked or _has_pairs(given_tangents))
+        d_d_out, pulled = second.second_derivative(given_tangents, d_out, problem_of(call), given)
         results = ((d_out, d_d_out), *zip(given, pulled, strict=True))
         return tuple(d_out.new_empty(0) if t is None else torch.zeros_like(t) if p is None else p for t, p in results)
 
@@ -201,22 +203,22 @@ class FunctionalSecond(torch.autograd.Function):  # type: ignore[misc]
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         d_out, *flat, pairs_asked = arguments
         d_out_dim, *flat_dims, _ = in_dims
-        (moved, call), (moved_dims, dims) = split_tangents(flat), split_tangents(flat_dims)
+        (given_tangents, call), (tangent_dims, dims) = split_tangents(flat), split_tangents(flat_dims)
         if _only_one_by_one(call, dims) or _has_shared(call.given):
             return _one_by_one(FunctionalSecond, info, in_dims, arguments)
-        size, with_pairs = info.batch_size, pairs_asked or _has_pairs(moved)
+        size, with_pairs = info.batch_size, pairs_asked or _has_pairs(given_tangents)
         call, dims = _own(call, dims, size, with_pairs)
         given, facts = _mapped(dims, call, size)
-        tangents = _mapped_learnable(moved, moved_dims, size, given.query.dim() - 3)
+        tangents = _mapped_learnable(given_tangents, tangent_dims, size, given.query.dim() - 3)
         front = _front(d_out, d_out_dim, size)
         d_d_out, *rest = FunctionalSecond.apply(front, *tangents, *given, *facts, pairs_asked)
         pulled, along = _own_shapes(rest, call.given, with_pairs)
         return (d_d_out, *pulled), (0, *along)
 
 
-def _second(d_out: Tensor, moved: Learnable, call: Operands, pairs_asked: bool) -> tuple[Tensor, Learnable]:
+def _second(d_out: Tensor, given_tangents: Learnable, call: Operands, pairs_asked: bool) -> tuple[Tensor, Learnable]:
     """FunctionalSecond's results for d_out and for what is learnable, None where an input is absent."""
-    d_d_out, *rest = FunctionalSecond.apply(d_out, *moved, *call.given, *call.facts, pairs_asked)
+    d_d_out, *rest = FunctionalSecond.apply(d_out, *given_tangents, *call.given, *call.facts, pairs_asked)
     return d_d_out, among(rest, asked(call.given, pairs_asked))
 
 

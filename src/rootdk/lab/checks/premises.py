@@ -57,11 +57,11 @@ def run(spec: PremisesSpec, progress: Progress) -> Iterator[Comparison]:
             progress(next(shares))
             whole, inside = map(float, shared_mean_variance(d_k, query_mean, key_mean))
             query, key = _gaussian(rng, spec)
-            moved = (query + np.float32(query_mean), key + np.float32(key_mean))
+            shifted = (query + np.float32(query_mean), key + np.float32(key_mean))
             premise = f"mean {mean:g} in all {whose}"
-            yield _inside(spec, premise, inside / d_k, moved)
+            yield _inside(spec, premise, inside / d_k, shifted)
             # About the known mean 0 of all scores: the query and the key are never shifted together.
-            scores = np.matmul(moved[0], moved[1].transpose(0, 2, 1)) / d_k**0.5
+            scores = np.matmul(shifted[0], shifted[1].transpose(0, 2, 1)) / d_k**0.5
             yield compare("variance of all", {"premise": premise, "d_k": d_k}, whole / d_k, scores**2)
     for law in spec.laws:
         progress(next(shares))
