@@ -131,10 +131,10 @@ def test_a_query_that_its_scale_carries_out_of_range(
         key[np.abs(key) < ml_dtypes.finfo(key.dtype).tiny] = 0
     Judge((query, key, value), d_out, {"scale": scale}).check(tangent=False)
     # A direction of usual size takes most tangents out of the range: they are infinite, with their sign, never NaN.
-    moved = [rng.standard_normal(array.shape).astype(array.dtype) for array in (query, key, value)]
-    result = np.asarray(rootdk.attention_jvp(query, key, value, *moved, scale=scale)[1], np.float64)
+    tangents = [rng.standard_normal(array.shape).astype(array.dtype) for array in (query, key, value)]
+    result = np.asarray(rootdk.attention_jvp(query, key, value, *tangents, scale=scale)[1], np.float64)
     problem = problem_of(query, key, value, scale=scale)
-    expected, bound = tangent_budget(problem, Learnable(*(tangent[None] for tangent in moved)))
+    expected, bound = tangent_budget(problem, Learnable(*(tangent[None] for tangent in tangents)))
     largest = float(ml_dtypes.finfo(query.dtype).max)
     clear = np.abs(np.abs(expected) - largest) > bound
     assert not np.isnan(result).any()
@@ -150,12 +150,12 @@ def test_a_row_that_sees_one_key_alone_beside_a_large_query(rng: np.random.Gener
     """Its weight is 1 whatever moves, so it moves as its value does, while dS is near the end of the range."""
     query, key, value = random_arrays(rng, (), 2, 2, n_query, 50, 16, 5, np.float32)
     query = np.clip(query, -2, 2) * np.float32(1e38)
-    moved = [rng.standard_normal(array.shape).astype(np.float32) for array in (query, key, value)]
+    tangents = [rng.standard_normal(array.shape).astype(np.float32) for array in (query, key, value)]
     key[:] = 0
     seen = np.zeros(50, bool)
     seen[17] = True
-    d_out = rootdk.attention_jvp(query, key, value, *moved, mask=seen)[1]
-    np.testing.assert_allclose(d_out, np.broadcast_to(moved[2][:, 17:18], d_out.shape), rtol=1e-6)
+    d_out = rootdk.attention_jvp(query, key, value, *tangents, mask=seen)[1]
+    np.testing.assert_allclose(d_out, np.broadcast_to(tangents[2][:, 17:18], d_out.shape), rtol=1e-6)
 
 
 @pytest.mark.parametrize("softcap", [1e-38, 1e-40, 1e-44, 1e-300])

@@ -33,8 +33,8 @@ class Judge:
         self.fields = measure_budget(problem)
         self.keys = reference.measure(problem, np.float32)[1]["keys"]
         self.gradients = gradient_budget(problem, d_out)
-        self.moved = random_tangents(np.random.default_rng(7), problem, options)
-        self.d_out_of_moved = tangent_budget(problem, tangents_of(problem, self.moved))
+        self.tangents = random_tangents(np.random.default_rng(7), problem, options)
+        self.tangent_bound = tangent_budget(problem, tangents_of(problem, self.tangents))
 
     def check(self, tangent: bool = True) -> None:
         """Call the kernel as it is set up now; inputs stay as they were, and the three functions agree bit by bit.
@@ -63,10 +63,10 @@ class Judge:
             assert_within(gradient, *budget, name)
 
         if tangent:
-            again, d_out = rootdk.attention_jvp(*self.arrays, **self.moved, **self.options)
+            again, d_out = rootdk.attention_jvp(*self.arrays, **self.tangents, **self.options)
             assert_within(again, *self.out, "output of attention_jvp")
             assert d_out.dtype == dtype
-            assert_within(d_out, *self.d_out_of_moved, "d_out")
+            assert_within(d_out, *self.tangent_bound, "d_out")
         for array, copy in zip((*self.arrays, self.d_out), before, strict=True):
             np.testing.assert_array_equal(array, copy, err_msg="an input was changed")
 
@@ -75,13 +75,13 @@ def random_tangents(rng: np.random.Generator, problem: Problem, options: dict[st
     """A direction for everything that may move, as attention_jvp() takes it: the bias in the shape in which it came."""
     like = {"query": problem.query, "key": problem.key, "value": problem.value}
     like |= {name: np.asarray(options[name]) for name in ("bias", "sinks", "alibi") if name in options}
-    moved = {f"d_{name}": rng.standard_normal(a.shape).astype(a.dtype) for name, a in like.items()}
-    return moved | ({"d_scale": rng.standard_normal()} if problem.row_scale is None else {})
+    tangents = {f"d_{name}": rng.standard_normal(a.shape).astype(a.dtype) for name, a in like.items()}
+    return tangents | ({"d_scale": rng.standard_normal()} if problem.row_scale is None else {})
 
 
-def tangents_of(problem: Problem, moved: dict[str, Any]) -> Learnable:
+def tangents_of(problem: Problem, tangents: dict[str, Any]) -> Learnable:
     """The same for the reference."""
-    given = {name.removeprefix("d_"): tangent for name, tangent in moved.items()}
+    given = {name.removeprefix("d_"): tangent for name, tangent in tangents.items()}
     if "bias" in given:
         given["bias"] = np.broadcast_to(given["bias"], problem.bias.shape)
     if "alibi" in given:
@@ -96,8 +96,10 @@ def everything(arrays: Any, d_out: Any, **options: Any) -> Said:
     said = {"attention": rootdk.attention(*arrays, **options), "output": out, "output of the pull-back": pulled_from}
     said |= {name: getattr(reading, name) for name in (*reference.FIELDS, "keys")}
     said |= dict(zip(("d_query", "d_key", "d_value"), pull_back(d_out), strict=True))
-    moved = rootdk.attention_jvp(*arrays, *arrays, d_bias=options.get("bias"), d_alibi=options.get("alibi"), **options)
-    return said | dict(zip(("output of the tangent", "tangent of the output"), moved, strict=True))
+    forward = rootdk.attention_jvp(
+        *arrays, *arrays, d_bias=options.get("bias"), d_alibi=options.get("alibi"), **options
+    )
+    return said | dict(zip(("output of the tangent", "tangent of the output"), forward, strict=True))
 
 
 def assert_same_bits(result: Said, expected: Said, select: Callable[[Any], Any] = np.asarray) -> None:
