@@ -51,6 +51,7 @@ _meetings: Counter[str] = Counter()
 # The key of the reason for a loss in the store of the group.
 _KEY = "rootdk/lost"
 # How long a rank waits for the reason of a closed connection. The rank that closed it writes it at about the same time.
+# A rank that waits for a message looks for a reason at the same interval.
 _MOMENT = 1.0
 # Shapes, and the axis along which they may differ: the number of rows of a shard.
 _SHARDED = {"query": -2, "key": -2, "value": -2, "shard": 0}
